@@ -17,8 +17,11 @@ export CLOZE_DATA
 # make gpu: the measurements for a machine with a GPU, whose own torch is kept. See docs/gpu.md.
 PYTHON_VERSION ?= 3.12
 HAS ?= torch numpy pyarrow
-OUT ?= build/gpu$(if $(DRY),-dry)
-GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out $(OUT)
+# The results stay in build/, where the next `make gpu` looks for them; OUT, which some machines set, gets a copy.
+SINCE := $(shell date +%s)
+GPU_WORDS = $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--copies $(OUT)) \
+  $(if $(MINUTES),--minutes $(MINUTES) --since $(SINCE)) $(if $(EARLIER),--earlier $(EARLIER))
+GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out build/gpu$(if $(DRY),-dry)
 
 .PHONY: demo cluster test test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
 
@@ -75,7 +78,7 @@ benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/report.py
 
 gpu: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
-	$(GPU) $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PARTS))
+	$(GPU) $(GPU_WORDS)
 
 gpu-parts: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 	$(GPU) --list
@@ -85,7 +88,7 @@ gpu-keep: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 
 gpu-wheels: .venv/installed-dev
 	$(BIN)/python benchmarks/gpu/wheels.py --out build/gpu-wheels --python $(PYTHON_VERSION) --has $(HAS)
-	$(BIN)/python benchmarks/gpu/parts.py data --shards build/gpu-shards
+	$(BIN)/python benchmarks/gpu/basics.py data --shards build/gpu-shards
 
 build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard build/gpu-wheels)
 	timeout 480 $(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels

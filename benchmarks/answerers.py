@@ -23,6 +23,7 @@ from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Sequences
 from finetuning.prediction import load
 from finetuning.ragged import Ragged
+from pretraining.devices import find_kind
 from pretraining.reporting.hardware import synchronize
 
 Request = Sequence[Array]
@@ -84,7 +85,7 @@ def transformers(folder: Path, *, numbers: str) -> Answerer:
     from transformers import BertForSequenceClassification
 
     set_threads()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(find_kind())
     dtype = torch.bfloat16 if numbers == "bf16" else torch.float32
     model: Any = BertForSequenceClassification.from_pretrained(folder, dtype=dtype)
     model.to(device).eval()

@@ -4,12 +4,13 @@
     python benchmarks/inference.py
     python benchmarks/inference.py --sizes mini --model runs/mini/glue/sst2/model
 
-A request is some sequences of pieces, and its answer is their logits: 128 pieces each, or as many as SST-2's sentences
-have, in the order of the file (from the folder that CLOZE_DATA names; without it, sentences of the demo corpus).
-Everybody has a process of its own with two threads, the same weights and the same requests, and first has to say the
-same. Peers pad to the longest sequence of a request. "All at once" gives us all sentences in one request, which we sort
-by length, as predict.py does; the peers have them 32 at a time in the order of the file. Sides take turns; ratios are
-medians over the rounds. A side that cannot take part says why. The numbers are kept in benchmarks/results/.
+A request is some sequences of pieces, and its answer is their logits. Sequences have 128 pieces each, or other
+--lengths, or as many as SST-2's sentences have, in the order of the file (from the folder that CLOZE_DATA names;
+without it, sentences of the demo corpus). Everybody has a process of its own with two threads, the same weights and the
+same requests, and first has to say the same. Peers pad to the longest sequence of a request. "All at once" gives us all
+sentences in one request, which we sort by length, as predict.py does; the peers have them 32 at a time in the order of
+the file. Sides take turns; ratios are medians over the rounds. A side that cannot take part says why. The numbers are
+kept in benchmarks/results/.
 """
 
 import sys
@@ -21,12 +22,13 @@ if __name__ == "__main__":
 
     begin()
 
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,6 @@ from pretraining.huggingface.folders import read_shape, read_vocabulary, write_f
 from pretraining.huggingface.weights import TaskHead
 from pretraining.model.shape import SIZES, Shape
 
-LENGTH = 128
 TOGETHER = 32
 """Sentences of a request of the peers, where we get all of them at once."""
 TURN_SECONDS, MOST_REQUESTS = 0.5, 100
@@ -71,11 +72,13 @@ class Inference:
     sides: tuple[str, ...] = tuple(KINDS)
     """Sides that take part, such as "cloze bf16"."""
     batches: tuple[int, ...] = (1, 8, 32)
-    """Sequences of a request, each of 128 pieces."""
+    """Sequences of a request, all of one length."""
+    lengths: tuple[int, ...] = (128,)
+    """These lengths, in pieces."""
     mixed: tuple[int, ...] = (1, 32)
     """Sentences of a request, of their own lengths."""
     sentences: int = 64
-    """How many of SST-2's sentences are asked about."""
+    """How many of SST-2's sentences are asked about; 0 asks about none, and needs no numba."""
     rounds: int = 3
     """Turns of every side of which the median is taken."""
     out: Path | None = None
@@ -113,10 +116,12 @@ def contests(
     settings: Inference, source: str, sentences: Sequence[Array], vocabulary: int, longest: int
 ) -> Iterator[Questions]:
     """Everything that is asked about a model."""
-    random, length = np.random.default_rng(0), min(LENGTH, longest)
-    for batch in settings.batches:
+    random = np.random.default_rng(0)
+    for length, batch in itertools.product([min(each, longest) for each in settings.lengths], settings.batches):
         even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
         yield Questions(f"{batch} x {length}", [even])
+    if not sentences:
+        return
     for batch in settings.mixed:
         yield Questions(f"{source}, {batch} at a time", cut(sentences, batch))
     yield Questions(f"{source}, all at once", cut(sentences, TOGETHER), at_once=True)
@@ -129,7 +134,16 @@ def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str
         rows = path.read_text().splitlines()[1:]
         return "SST-2", [row.partition("\t")[0] for row in rows][: settings.sentences]
     console.print(f"{path} is not there: lengths are those of sentences of the demo corpus")
-    return "demo corpus", list(islice(demo_sentences(), settings.sentences))
+    return "demo corpus", list(itertools.islice(demo_sentences(), settings.sentences))
+
+
+def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Array]:
+    """The sequences of pieces of some texts."""
+    if not texts:
+        return []
+    cutter = Cutter(vocabulary)
+    pieces = cutter.lay_out(cutter.cut(texts), None, longest).pieces
+    return [pieces.row(number) for number in range(len(texts))]
 
 
 def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
@@ -245,10 +259,10 @@ def measure(settings: Inference, console: Console) -> None:
     unknown = [name for name in settings.sides if name not in KINDS]
     if unknown:
         raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, KINDS))}")
-    if min((settings.rounds, settings.sentences, *settings.batches, *settings.mixed)) < 1:
-        raise UserError("--rounds, --sentences, --batches and --mixed: at least 1")
+    if min((settings.rounds, *settings.batches, *settings.mixed, *settings.lengths)) < 1 or settings.sentences < 0:
+        raise UserError("--rounds, --batches, --lengths and --mixed: at least 1; --sentences: at least 0")
     vocabulary = read_vocabulary(settings.model) if settings.model else find_words(settings.data)
-    (source, texts), cutter = read_sentences(settings, console), Cutter(vocabulary)
+    source, texts = read_sentences(settings, console) if settings.sentences else ("", [])
     keeper = Keeper("inference", ["torch", "transformers", "onnxruntime"], settings.out)
     models: dict[str, Any] = keeper.earlier.get("models", {})
     with tempfile.TemporaryDirectory() as place:
@@ -256,12 +270,11 @@ def measure(settings: Inference, console: Console) -> None:
             own = Path(place) / size
             folder = link_model(settings.model, own) if settings.model else make_model(size, vocabulary, own)
             shape = read_shape(folder)
-            pieces = cutter.lay_out(cutter.cut(texts), None, shape.positions).pieces
-            sentences = [pieces.row(number) for number in range(len(texts))]
+            sentences = cut_into_pieces(texts, vocabulary, shape.positions)
             with ExitStack() as stack:
                 field = Field(settings.sides, folder, stack, console)
                 found = models[size] = {"absent": field.absent, "rounds": settings.rounds, **when()}
-                found["mean_length"] = round(float(pieces.lengths.mean()), 1)
+                found |= {"mean_length": round(fmean(map(len, sentences)), 1)} if sentences else {}
                 for contest in contests(settings, source, sentences, len(vocabulary), shape.positions):
                     found[contest.name] = run(contest, field, settings.rounds)
                     show_contest(console, f"{size}: {contest.name}", found[contest.name])

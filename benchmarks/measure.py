@@ -29,6 +29,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 SHARD = ROOT / "data_prep" / "shard.py"
 DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
+COMMIT = ROOT / "build" / "gpu-wheels" / "commit.txt"
+"""Says what commit a tree is that goes to a machine without git, or without its history."""
 PARTIAL = "-partial"
 """Ending of the name of a file that lacks contests or sides which the kept results have."""
 FORMAT = 2
@@ -86,13 +88,14 @@ def instruction_sets() -> list[str]:
 
 
 def commit() -> str:
-    """The commit that is measured, with + where files were changed since; empty outside of a checkout."""
+    """The commit that is measured, with + where files were changed since. Outside of a checkout it is that whose wheels
+    were gathered for `make gpu`, if any were."""
     git = ["git", "-C", str(ROOT)]
     questions = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", "*.py", "*.cpp", "*.h")
     try:
         head, changes = (subprocess.check_output([*git, *asked], stderr=subprocess.DEVNULL) for asked in questions)
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return COMMIT.read_text().strip() if COMMIT.is_file() else ""
     return head.decode().strip() + ("+" if changes.strip() else "")
 
 
@@ -112,6 +115,23 @@ def _gpu() -> dict[str, Any]:
         return {}
     gpu = torch.cuda.get_device_properties(0)
     return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
+
+
+def gpu_state(device: Any = "cuda") -> dict[str, float]:
+    """The clocks of a GPU in MHz, its power in watts and its temperature in degrees, which move its speed; nothing
+    where there is none or its driver does not say."""
+    if "cuda" not in str(device):
+        return {}
+    import torch  # preparing data needs none
+
+    names = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "watts", "temperature.gpu": "celsius"}
+    try:
+        own = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"  # which nvidia-smi numbers otherwise
+        ask = ["nvidia-smi", own, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
+        told = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()[0]
+        return dict(zip(names.values(), map(float, told.split(",")), strict=True))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError, AttributeError, RuntimeError):
+        return {}
 
 
 def _cpu_line(name: str) -> str:

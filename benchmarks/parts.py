@@ -22,10 +22,10 @@ import psutil
 from rich.console import Console
 
 from benchmarks.tables import matrix, show
-from data_prep.forecast import measure, steps_of
-from data_prep.readers.sources import LARGEST_BUNDLE, find_files, make_bundles
+from data_prep.forecast import Amount, Text, measure, steps_of
+from data_prep.readers.sources import LARGEST_BUNDLE, find_files
 from data_prep.settings import Settings
-from data_prep.shards import WORK
+from data_prep.shards import KEPT, WORK
 from data_prep.vocabulary.source import find_vocabulary
 
 FEWEST = 60  # parts, of which there are about so many however small a text is
@@ -35,7 +35,7 @@ SMALL_BUNDLES = (
     "import sys; from data_prep.readers import sources; sources.SMALLEST_BUNDLE = sources.LARGEST_BUNDLE = {size}; "
     "from data_prep import shard; sys.exit(shard.main(sys.argv[1:]))"
 )
-STEP = re.compile(r"^(\w+)[ -]?(\d*)\S*\s+100%.* in (?:(\d+) h )?(?:(\d+) m )?([\d.]+)(?: s)?")
+STEP = re.compile(r"^(\w+)([\d -]*)\s+100%.* in (?:(\d+) h )?(?:(\d+) m )?([\d.]+)(?: s)?")
 
 
 def measure_parts(docs: Sequence[str], vocabulary: Path, most: int, console: Console) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def measure_parts(docs: Sequence[str], vocabulary: Path, most: int, console: Con
     }
     with tempfile.TemporaryDirectory() as place:
         given = find_vocabulary(str(vocabulary), cased=False)
-        costs = measure(settings, given, make_bundles(files), Path(place), console)
+        costs = measure(settings, given, Text(files), Path(place), console)
     arithmetic = [
         {
             "text": name,
@@ -66,7 +66,7 @@ def measure_parts(docs: Sequence[str], vocabulary: Path, most: int, console: Con
             "files": step.files,
         }
         for name, total in SIZES.items()
-        for step in steps_of(settings, costs, total, round(total / LARGEST_BUNDLE))
+        for step in steps_of(settings, costs, Amount(total), round(total / LARGEST_BUNDLE))
     ]
     return {
         "parts": rows,
@@ -112,9 +112,9 @@ def watched_run(docs: Sequence[str], vocabulary: Path, size: int, part_bytes: in
         out = Path(place) / "out"
 
         def look(processes: Sequence[psutil.Process]) -> None:
-            counts = {folder: len(names) for folder, _, names in os.walk(out / WORK)}
+            counts = {folder: len(names) for place in (WORK, KEPT) for folder, _, names in os.walk(out / place)}
             files.extend(counts.values())
-            parts.append(sum(count for folder, count in counts.items() if "/tokens/" in folder))
+            parts.append(sum(count for folder, count in counts.items() if folder.startswith(f"{out / KEPT}/")))
             for each in processes[1:]:  # files that are mapped are of the machine, which takes them back
                 with suppress(psutil.Error):  # it has ended meanwhile
                     private.append(each.memory_full_info().uss)

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from data_prep.common.supervision import end_with_parent
@@ -16,6 +16,17 @@ PATIENCE = 10.0
 """Seconds that processes have to end by themselves, once they are asked to."""
 SAVING = 120.0
 """The same for a run that saves first."""
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keeps this process on one core meanwhile."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -31,6 +42,13 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.
         start_new_session=True,
         preexec_fn=end_with_parent,
     )
+
+
+def pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
+    """Says all lines of a process, to its end."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        say(line.rstrip("\n"))
 
 
 def follow(

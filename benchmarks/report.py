@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -52,7 +52,8 @@ from pretraining.reporting.metrics_file import METRICS, evaluations, newest_reco
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 PAGES = tuple(
-    ROOT / "docs" / name for name in ("measurements.md", "planning.md", "data.md", "exactness.md", "training.md")
+    ROOT / "docs" / name
+    for name in ("measurements.md", "planning.md", "data.md", "exactness.md", "training.md", "reproducing.md", "gpu.md")
 )
 TITLES = {
     BENCHMARK: "The paper's tables",
@@ -63,6 +64,7 @@ TITLES = {
     "preparation": "Preparing text",
     "parts": "Preparing large texts",
     "cleanliness": "Text of MediaWiki dumps",
+    "loader": "Preparing batches",
     "calibration": "The planner's model of costs",
     "trainer_losses": "Losses beside the Trainer's",
     "recipe_scores": "What a recipe gives",
@@ -227,6 +229,15 @@ def page(chapters: Iterable[Chapter]) -> str:
     )
 
 
+def for_docs(name: str, found: Results) -> Iterable[ResultTable]:
+    """What documentation has of a file of results."""
+    if found["benchmark"] != BENCHMARK:
+        return shortly(found)
+    scores, claims, _, notes, *_ = part_of_paper(name, found).tables
+    titled = replace(scores, title=f"{part_of_paper(name, found).title}. {scores.title}")
+    return [titled, claims, notes]
+
+
 def rewritten(text: str, results: Mapping[str, Results]) -> str:
     """A page of documentation with the tables of these results between its markers."""
 
@@ -235,7 +246,7 @@ def rewritten(text: str, results: Mapping[str, Results]) -> str:
         for name, found in results.items():
             if found["benchmark"] == match[2]:
                 parts.append(f"{machine(found['environment'])} (`{name}.json`):")
-                parts += filter(None, (table.markdown() for table in shortly(found)))
+                parts += filter(None, (table.markdown() for table in for_docs(name, found)))
         return f"{match[1]}\n" + "".join(f"{part}\n\n" for part in parts) + match[3]
 
     return MARKED.sub(tables, text)

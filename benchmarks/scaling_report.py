@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,13 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
     points = find_points(notes)
     found = {**described, "device": notes[0].device, "dtype": notes[0].dtype, "points": points}
     path = Keeper("scaling", ["torch", "deepspeed"], out, notes[0].device == "cuda").keep(found)
-    save(scaling_chart(points), path.with_suffix(".png"))
     show(console, scaling(found))
-    console.print(f"{conclude(points)}; kept in {path} and {path.with_suffix('.png')}")
+    if find_spec("matplotlib") is None:
+        drawn = ", and not drawn: matplotlib is not installed"
+    else:
+        save(scaling_chart(points), path.with_suffix(".png"))
+        drawn = f" and {path.with_suffix('.png')}"
+    console.print(f"{conclude(points)}; kept in {path}{drawn}")
 
 
 def find_points(notes: Sequence[Note]) -> list[dict[str, Any]]:

@@ -145,7 +145,7 @@ def times(contest: Results) -> dict[str, Any]:
 
 
 def in_short(found: Results) -> Iterator[ResultTable]:
-    """A row for each contest: some figures of ours, and how many times as fast as the peers we are; then growth."""
+    """A row for each contest: some figures of ours, and how many times as fast as the peers we are; then whole runs."""
     for model, contests in contests_of(found):
         rows = []
         for name, each in contests.items():
@@ -156,8 +156,9 @@ def in_short(found: Results) -> Iterator[ResultTable]:
                 rows.append({model or "contest": contest_name(name, each), **own, **taken})
         if rows:
             yield matrix("How many times as fast we are", rows)
-    if found.get("growth"):
-        yield matrix("growth", found["growth"])
+    for name in ("whole_runs", "growth"):
+        if found.get(name):
+            yield matrix(titled(name), found[name])
 
 
 def in_full(found: Results, title: str = "") -> Iterator[ResultTable]:
@@ -254,6 +255,12 @@ def trainer_losses(found: Results) -> Iterator[ResultTable]:
     yield matrix(f"{found['task']}, {found['model']}, {found['steps']} steps", found["differences"])
 
 
+def loader(found: Results) -> Iterator[ResultTable]:
+    """How many pieces a second one rank's thread prepares."""
+    rows = [{**row, "pieces_per_second": f"{middle(row['pieces_per_second']):,.0f}"} for row in found["speeds"]]
+    yield matrix("", rows)
+
+
 def recipe_scores(found: Results) -> Iterator[ResultTable]:
     """What training by a recipe took, and what its model scores."""
     training, pairs = found["training"], found["pairs"]
@@ -276,7 +283,7 @@ def recipe_scores(found: Results) -> Iterator[ResultTable]:
 
 
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
-    each.__name__: each for each in (scaling, calibration, cleanliness, parts, trainer_losses, recipe_scores)
+    each.__name__: each for each in (scaling, calibration, cleanliness, parts, loader, trainer_losses, recipe_scores)
 }
 """What is told first of a benchmark, where that is not `in_short`."""
 

@@ -4,6 +4,7 @@
     python benchmarks/throughput.py
     python benchmarks/throughput.py --contests base-128-32 --rounds 5 --profile build/profile
     python benchmarks/throughput.py --contests mini-128-64 --peer none --dtype fp32
+    python benchmarks/throughput.py --contests large-128-auto --against "cloze, compiled" --apart
 
 All sides train on the same batches of real length distribution: of --shards, of the text in the folder that CLOZE_DATA
 names, or of the corpus that is built in. They compute in the numbers that the device is fast in, with dropout and
@@ -24,29 +25,31 @@ if __name__ == "__main__":
     begin()
 
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from rich.console import Console
 
-from benchmarks.contests import OURS, alternate, spread
-from benchmarks.measure import DATA, Keeper, run_command, when
+from benchmarks.contests import OURS, Turns, alternate, spread
+from benchmarks.measure import DATA, Keeper, gpu_state, run_command, when
 from benchmarks.peer import missing
 from benchmarks.sides import Kind, Side, SideShortError, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import find_shards
-from benchmarks.training_sides import Contest, OurTraining, TheirTraining
+from benchmarks.training_sides import AUTO, Contest, OurTraining, TheirTraining
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
-from pretraining.config.settings import Dtype
+from pretraining.config.settings import Compute, Dtype, Objective, Optimizer
+from pretraining.data.statistics import most_predictions
+from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import computed_flops, num_parameters, step_flops
+from pretraining.objectives.declaration import computed_flops, configured, num_parameters, step_flops
 from pretraining.processes.group import choose_device
 from pretraining.reporting.hardware import matrix_rate, memory_rate, total_memory
 
@@ -60,10 +63,24 @@ LIKELY_SHARE = 0.4
 BYTES_OF_A_PIECE = 80
 """Bytes for each piece, unit and layer that a side keeps for its backward pass: in fp32 and padded, at most."""
 
+AGAIN = "cloze, again"
+"""Our side once more, after all that had the device to themselves: how much the device itself has changed meanwhile."""
+MOST_SEQUENCES = 4096
+"""Sequences of a step of which the largest part that fits is taken, where a contest has as many as fit."""
+
+
+def ours(**sections: Any) -> Kind:
+    """Our side with some sections of a recipe."""
+    return Kind(partial(OurTraining, settings=EngineSettings(**sections)))
+
+
 SIDES = {
     OURS: Kind(OurTraining),
-    "cloze, deterministic": Kind(partial(OurTraining, deterministic=True)),
+    "cloze, compiled": ours(compute=Compute(compile=True)),
+    "cloze, deterministic": ours(compute=Compute(deterministic=True)),
+    "cloze, LAMB": ours(optimizer=Optimizer(name="lamb")),
     "transformers": Kind(TheirTraining, prepared=False),
+    "transformers, compiled": Kind(partial(TheirTraining, compiled=True), prepared=False),
     "transformers, memory kept": Kind(TheirTraining),
 }
 
@@ -77,11 +94,15 @@ class Throughput:
     data: Path = DATA
     """Folder of real text with wiki/ and vocab.txt."""
     contests: tuple[str, ...] = ()
-    """Each a SIZE-LENGTH-SEQUENCES (default: those for a CPU or a GPU, smaller where they would take long)."""
+    """Each a SIZE-LENGTH-SEQUENCES, or SIZE-LENGTH-auto for as many sequences as fit (default: those for a CPU or a
+    GPU, smaller where they would take long)."""
     peer: Literal["auto", "transformers", "none"] = "auto"
     """Who else trains; auto: transformers, where it is installed."""
     against: tuple[str, ...] = ()
-    """Other sides by their names, such as "cloze, deterministic"."""
+    """Other sides by their names, such as "cloze, compiled"."""
+    apart: bool = False
+    """One side after another has the device to itself, ours once more at the end: for what does not fit beside others.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where all compute."""
     dtype: Dtype | Literal["auto"] = "auto"
@@ -105,6 +126,7 @@ class Bench:
     rounds: int
     profile: Path | None
     console: Console
+    apart: bool = False
 
 
 def sides_for(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
@@ -153,36 +175,86 @@ def usual(bench: Bench, ceiling: float) -> Iterator[Contest]:
 
 
 def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
-    """Alternating steps of all sides on the same batches."""
+    """Steps of all sides on the same batches, in turns, or `apart`, one side after another."""
     shape, read = contest.open(bench.shards)
     batches = [read(step) for step in range(WARM_UP + bench.rounds)]
-    ceilings: list[float] = []
-    loading = bench.console.status(f"{contest}: sides are loading")
     kinds = {name: SIDES[name] for name in bench.sides}
-    with loading as live, open_sides(kinds, shape, bench.device, bench.dtype) as sides:
-
-        def take_turn(side: Side, coming: Iterator[PretrainingBatch]) -> float:
-            if side.name == OURS:  # which comes first
-                ceilings.append(matrix_rate(bench.device, bench.dtype))
-            live.update(f"{contest}: step {len(ceilings)} of {len(batches)}, {side.name}")
-            side.ask("take", next(coming))
-            return side.turn("step")
-
-        turns = {name: partial(take_turn, side, iter(batches)) for name, side in sides.items()}
-        taken = alternate(turns, bench.rounds, WARM_UP)
-        peaks = {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
-        if bench.profile is not None:
-            sides[OURS].ask("write_profile", bench.profile / str(contest))
-    ceiling = statistics.median(ceilings)
-    padded = sum(max(each.lengths) * len(each.lengths) for each in batches)
+    groups = [{name: kind} for name, kind in (kinds | {AGAIN: kinds[OURS]}).items()] if bench.apart else [kinds]
+    before = gpu_state(bench.device)
+    ran = [Run(contest, bench, shape, batches).together(group) for group in groups]
+    taken = Turns({name: each for run in ran for name, each in run.turns.seconds.items()})
+    peaks = {name: each for run in ran for name, each in run.peaks.items()}
+    ceiling = statistics.median(each for run in ran for each in run.ceilings)
     figures = {name: summarise(shape, batches[WARM_UP:], each, ceiling) for name, each in taken.seconds.items()}
+    clocks = {"gpu": {"before": before, "after": gpu_state(bench.device)}} if before else {}
     return {
         "sequences": contest.sequences,
         "matrix_gflops": round(ceiling / 1e9),
-        "real_share_of_padded": round(sum(len(each.pieces) for each in batches) / padded, 3),
+        **of_batches(batches),
+        **clocks,
+        "apart": bench.apart,
         "sides": {name: {**each, "peak_memory_gib": peaks[name]} for name, each in figures.items()},
         "times_as_fast_as": taken.against(),
     }
+
+
+class Steps(NamedTuple):
+    """What some sides did that took turns."""
+
+    turns: Turns
+    peaks: dict[str, float]
+    """The most memory that each has held, in GiB."""
+    ceilings: list[float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Lets sides make their steps on the batches of a contest."""
+
+    contest: Contest
+    bench: Bench
+    shape: Shape
+    batches: Sequence[PretrainingBatch]
+
+    def together(self, kinds: Mapping[str, Kind]) -> Steps:
+        """Steps of these sides, which take turns and are there at once."""
+        bench, contest, ceilings, first = self.bench, self.contest, [], next(iter(kinds))
+        loading = bench.console.status(f"{contest}: {', '.join(kinds)} are loading")
+        with loading as live, open_sides(kinds, self.shape, bench.device, bench.dtype) as sides:
+
+            def take_turn(side: Side, coming: Iterator[PretrainingBatch]) -> float:
+                if side.name == first:
+                    ceilings.append(matrix_rate(bench.device, bench.dtype))
+                live.update(f"{contest}: step {len(ceilings)} of {len(self.batches)}, {side.name}")
+                side.ask("take", next(coming))
+                return side.turn("step")
+
+            turns = {name: partial(take_turn, side, iter(self.batches)) for name, side in sides.items()}
+            taken = alternate(turns, bench.rounds, WARM_UP)
+            peaks = {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
+            if bench.profile is not None and OURS in sides:
+                sides[OURS].ask("write_profile", bench.profile / str(contest))
+        return Steps(taken, peaks, ceilings)
+
+
+def of_batches(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
+    """What decides how much work a sequence is: the pieces that it has, and how much of a padded one that is."""
+    pieces, sequences = sum(len(each.pieces) for each in batches), sum(len(each.lengths) for each in batches)
+    padded = sum(max(each.lengths) * len(each.lengths) for each in batches)
+    return {"mean_length": round(pieces / sequences, 1), "real_share_of_padded": round(pieces / padded, 3)}
+
+
+def as_many_as_fit(contest: Contest, bench: Bench) -> Contest:
+    """The contest with the sequences that a trainer takes for micro_batch = "auto"."""
+    shape, _ = contest.open(bench.shards)
+    _, read = replace(contest, sequences=1).open(bench.shards)
+    predictions = most_predictions(configured(Objective()), contest.length, Manifest.read(bench.shards))
+    with open_sides({OURS: SIDES[OURS]}, shape, bench.device, bench.dtype) as sides:
+        sides[OURS].ask("take", read(0))
+        sides[OURS].ask("step")  # then the optimizer has all that it keeps
+        found = replace(contest, sequences=sides[OURS].ask("largest", contest.length, predictions, MOST_SEQUENCES))
+    bench.console.print(f"{contest}: {found.sequences} sequences fit")
+    return found
 
 
 def summarise(
@@ -204,6 +276,8 @@ def summarise(
 
 def run_smaller(contest: Contest, bench: Bench) -> tuple[Contest, dict[str, Any]]:
     """Runs a contest, with half the sequences again and again where a side has no memory for it."""
+    if contest.sequences == AUTO:
+        contest = as_many_as_fit(contest, bench)
     while True:
         try:
             return contest, run_contest(contest, bench)
@@ -228,7 +302,7 @@ def measure(settings: Throughput, console: Console) -> None:
     )
     shards = find_shards(settings.shards, settings.data, console.print)
     vocabulary = Manifest.read(shards).vocabulary_size
-    bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console)
+    bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console, settings.apart)
     keeper = Keeper("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
     kept = keeper.earlier.get("contests", {}) if given else keeper.readable.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}

@@ -5,35 +5,43 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.peer import padded
-from benchmarks.sides import muffled
+from benchmarks.sides import NoMemoryError, muffled
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
-from pretraining.config.settings import Compute, Precision
+from pretraining.config.settings import Precision
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
-from pretraining.engine.step import Seeds, train_step
+from pretraining.engine.step import Seeds, StepResult, train_step
 from pretraining.huggingface.config import config_of
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.shape import SIZES, Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
+from pretraining.planning.memory import Heaviest, largest_that_fits
 from pretraining.processes.group import connect
 from pretraining.reporting.hardware import peak_memory, synchronize
+from pretraining.training.micro_batch import can_try, fits_in_trial, memory_to_reserve
 from pretraining.training.profiling import SKIPPED, step_profile
 
 LEARNING_RATE = 1e-6
 """Small, so that weights stay finite where ranks exchange nothing and each trains its own."""
+
+USUAL = EngineSettings()
+"""What a recipe has that says nothing: AdamW, nothing compiled."""
+AUTO = 0
+"""The sequences of a contest that has as many as fit."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +51,27 @@ class Contest:
     size: str
     length: int
     sequences: int
+    """Sequences of a step, or AUTO."""
 
     @classmethod
     def parse(cls, text: str) -> Contest:
-        """Reads SIZE-LENGTH-SEQUENCES, such as base-128-32."""
+        """Reads SIZE-LENGTH-SEQUENCES, such as base-128-32; SIZE-LENGTH-auto has as many sequences as fit."""
         size, *numbers = text.split("-")
-        if size not in SIZES or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        is_auto = numbers[1:] == ["auto"]
+        counts = numbers[:1] if is_auto else numbers
+        if size not in SIZES or len(numbers) != 2 or not all(number.isdecimal() for number in counts):
             raise UserError(f"{text}: no contest; give SIZE-LENGTH-SEQUENCES, such as base-128-32")
-        if not all(map(int, numbers)):
+        if not all(map(int, counts)):
             raise UserError(f"{text}: at least one sequence of one piece")
-        return cls(size, *map(int, numbers))
+        return cls(size, int(numbers[0]), AUTO if is_auto else int(numbers[1]))
 
     @property
     def name(self) -> str:
-        return f"{self.size}-{self.length}"
+        """What results call it."""
+        return f"{self.size}-{self.length}" + "-auto" * (self.sequences == AUTO)
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.sequences}"
+        return self.name if self.sequences == AUTO else f"{self.name}-{self.sequences}"
 
     def halved(self) -> Contest:
         """The same with half the sequences; UserError where there is only one."""
@@ -92,10 +104,11 @@ class Training:
         model = build_model(shape, settings.compute.checkpoint_activations).initialize(seed)
         self.engine, self.rank, self.steps = Engine(model, settings, device), rank, 0
 
-    def step(self, batches: PretrainingBatches, mark: Callable[[], Any] = lambda: None) -> None:
+    def step(self, batches: PretrainingBatches, mark: Callable[[], Any] = lambda: None) -> StepResult:
         """A step, which a GPU may still be at when this returns."""
-        train_step(self.engine, batches, LEARNING_RATE, Seeds.of(0, self.steps, self.rank), MLM.loss, mark=mark)
+        seeds = Seeds.of(0, self.steps, self.rank)
         self.steps += 1
+        return train_step(self.engine, batches, LEARNING_RATE, seeds, MLM.loss, mark=mark)
 
 
 def joined(micro: Sequence[PretrainingBatch], ranks: int = 1) -> PretrainingBatches:
@@ -130,12 +143,10 @@ class Contestant(ABC):
 class OurTraining(Contestant):
     """A step as the trainer does it."""
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, deterministic: bool = False):
-        self.device = device
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, settings: EngineSettings = USUAL):
+        self.shape, self.device = shape, device
         connect(World(), device)
-        precision = Precision(dtype=name_dtype(dtype))
-        settings = EngineSettings(precision=precision, compute=Compute(deterministic=deterministic))
-        self.training = Training(shape, settings, device)
+        self.training = Training(shape, replace(settings, precision=Precision(dtype=name_dtype(dtype))), device)
 
     def take(self, batch: PretrainingBatch) -> None:
         """Takes a batch as the loader hands it over."""
@@ -143,7 +154,25 @@ class OurTraining(Contestant):
 
     def train(self) -> None:
         """Makes a step."""
-        self.training.step(self.batches)
+        self.result = self.training.step(self.batches)
+
+    def last_loss(self) -> float:
+        """What the last step has minimised."""
+        return float(torch.stack(self.result.losses).sum())
+
+    def largest(self, length: int, predictions: int, most: int) -> int:
+        """The sequences that a trainer takes for micro_batch = "auto" where a step has `most`; what the optimizer keeps
+        must be there already."""
+        dtype = name_dtype(self.training.engine.dtype)
+        heaviest = Heaviest(self.shape, dtype, length, predictions, recompute=False)
+        sizes = heaviest.sizes(most, self.device.type == "cpu")
+        if not can_try(self.device):
+            return sizes[-1]
+        reserve = memory_to_reserve(0.0, self.device)
+        found = largest_that_fits(sizes, partial(fits_in_trial, heaviest, self.device, reserve))
+        if found is None:
+            raise NoMemoryError(f"no memory for one sequence of {length}")
+        return found
 
     def write_profile(self, folder: Path) -> None:
         """Writes a trace of a step and a table of its operations into a folder."""
@@ -156,7 +185,7 @@ class OurTraining(Contestant):
 class TheirTraining(Contestant):
     """A step as users of transformers do it."""
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype):
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, compiled: bool = False):
         from transformers import BertConfig, BertForPreTraining
 
         from data_prep.vocabulary.vocabulary import Special  # needs tokenizers, as transformers does
@@ -165,6 +194,8 @@ class TheirTraining(Contestant):
         config = BertConfig(**config_of(shape, Special(*range(5)), torch.float32))
         self.model: Any = BertForPreTraining(config).train()
         self.model.to(device)
+        if compiled:
+            self.model.compile()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
 

@@ -268,13 +268,16 @@ requeue() {
   fi
 }
 
-# Copies the shards to each node's own disk where they fit, and says in `staged` where they are.
+# Copies the shards, without the documents beside them, to each node's own disk where they fit, and says in `staged` where
+# they are.
 stage() {
   # shellcheck disable=SC2016
   on_nodes bash -c '
-    needed=$(du -skL "$1" | cut -f1) free=$(df -k --output=avail "$(dirname "$2")" | tail -1)
+    set -o pipefail
+    needed=$(du -skL --exclude=documents "$1" | cut -f1) free=$(df -k --output=avail "$(dirname "$2")" | tail -1)
     if [[ -e $2/manifest.json ]]; then exit 0; fi
-    if ((free > needed + needed / 20)) && cp -r "$1/." "$2.part" && mv "$2.part" "$2"; then exit 0; fi
+    if ((free > needed + needed / 20)) && mkdir -p "$2.part" &&
+      tar -C "$1" --exclude=./documents -cf - . | tar -C "$2.part" -xf - && mv "$2.part" "$2"; then exit 0; fi
     echo "$(hostname): no room for $((needed >> 10)) MB in $(dirname "$2"); the shards are read from $1"
     rm -rf "$2.part" && ln -sfn "$(realpath "$1")" "$2"' stage "$shards" "$stage_folder/cloze-$SLURM_JOB_ID" &&
     staged=$stage_folder/cloze-$SLURM_JOB_ID

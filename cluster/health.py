@@ -101,6 +101,7 @@ def code_and_versions() -> dict[str, str]:
 def check_data(folder: Path) -> Manifest:
     """The manifest of the shards, all of whose files are there in their sizes; what they hold is not read."""
     manifest = Manifest.read(folder)
+    manifest.require_examples(folder)
     for record in manifest.files():
         size = (folder / record.path).stat().st_size if (folder / record.path).is_file() else -1
         if size != record.size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ from finetuning.ragged import Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from data_prep.vocabulary.wordpiece import FastWordPiece
 
 
 class Sequences(NamedTuple):
@@ -71,12 +74,16 @@ class Cutter:
     """Cuts texts into the pieces of a vocabulary, as transformers' BertTokenizerFast does."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from data_prep.vocabulary.wordpiece import FastWordPiece  # compiled by numba, which pre-training does without
-
         self.vocabulary, self.special = vocabulary, vocabulary.special
         self._pipeline = vocabulary.pipeline()
-        self._fast = FastWordPiece(self._pipeline, vocabulary.cased)
         self._lock = threading.Lock()
+
+    @cached_property
+    def _fast(self) -> FastWordPiece:
+        """Loaded with the first text: it needs numba, without which pre-training and pieces that are cut already do."""
+        from data_prep.vocabulary.wordpiece import FastWordPiece
+
+        return FastWordPiece(self._pipeline, self.vocabulary.cased)
 
     def cut(self, texts: Sequence[str]) -> Ragged:
         """The ids of the pieces of every text."""

@@ -40,6 +40,7 @@ from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.swag import Endings
 from finetuning.tasks.tagged_words import TaggedWords, Words
 from pretraining.config.settings import Dtype
+from pretraining.devices import explain_absence, find_kind
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import CONFIG, TASK, read_fine_tuned, read_head, read_length, read_shape, read_task
 from pretraining.huggingface.weights import Kind, TaskHead
@@ -64,9 +65,10 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
     `dtype` is which numbers it computes in, auto what suits the device; the device is a GPU where there is one.
     """
     folder = find_fine_tuned(Path(folder))
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError('device "cuda": PyTorch finds no GPU here; take "cpu" or "auto"')
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if device == "cuda" and find_kind() == "cpu":
+        why, cure = explain_absence()
+        raise UserError(f'device "cuda": PyTorch finds no GPU here: {why}; {cure}, or take "cpu" or "auto"')
+    where = torch.device(find_kind() if device == "auto" else device)
     model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
     if dtype == "int8":

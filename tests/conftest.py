@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.marks import has_gpu
 from support.processes import end_runs
 from support.sharing import made_once
 from support.turns import turn
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("GOMP_SPINCOUNT", SPINS_AMONG_OTHERS)  # other tests run beside, whatever it looks like now
 prepare_process()  # before any test loads torch, as the entries do
+if not has_gpu():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it once, and torch.compile's parts load Triton
 # Containers often forbid it, and then every process compiles all modules anew, and tests their assertions.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -59,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {}
     if not REAL_DATA.is_dir():
         missing["realdata"] = f"no real data: CLOZE_DATA names {REAL_DATA}, which is no folder"
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(Path("/dev").glob("nvidia[0-9]*")):
+    if not has_gpu():
         missing["gpu"] = "no GPU"
     for item in items:
         for marker, reason in missing.items():

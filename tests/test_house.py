@@ -20,14 +20,17 @@ WINGS = {
         ["shard", "verify", "show", "fetch"],
         ["pipeline"],
         ["forecast"],
-        ["trial"],
+        ["trial", "description"],
         ["steps"],
+        ["choosing"],
         ["readers", "examples", "fetching", "inspection"],
+        ["near_copies", "origins"],
         ["vocabulary"],
         ["running"],
-        ["work"],
+        ["keeping"],
+        ["work", "command_line"],
         ["settings", "shards"],
-        ["arrow_files"],
+        ["arrow_files", "seals"],
         ["common"],
     ],
     "pretraining": [
@@ -39,6 +42,7 @@ WINGS = {
         ["data", "config", "huggingface"],
         ["objectives", "optimizers"],
         ["reporting", "processes", "model"],
+        ["devices"],
     ],
     "finetuning": [
         [

@@ -137,6 +137,8 @@ class Table(Section):
     """What is claimed of them."""
     curve: bool = False
     """Whether the rows are places along a run, which a chart shows."""
+    average: bool = False
+    """Whether rows have a mean over all columns of the paper."""
     masks: bool = False
     """Whether the rows mask text in different ways, which a sentence shows."""
 
@@ -253,6 +255,11 @@ class Declared(NamedTuple):
         """The columns that are measured here, each once, in the order of the paper's."""
         names = dict.fromkeys(map(self.stand_in, (*self.table.columns, *self.table.beside)))
         return {name: self.columns[name] for name in names if name != LEFT_OUT}
+
+    @property
+    def averaged(self) -> list[str]:
+        """The columns of which a row has a mean: those that stand for the paper's, not what is beside them."""
+        return [name for name in self.measured if name not in self.table.beside] if self.table.average else []
 
     def columns_of(self, row: Row) -> list[str]:
         """The columns that a row has here."""

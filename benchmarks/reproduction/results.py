@@ -63,6 +63,8 @@ class TableResult(JsonRecord):
     """Titles of the columns that were measured."""
     paper: dict[str, str]
     """Titles of the paper's columns."""
+    averaged: list[str] = Field(default_factory=list)
+    """The measured columns of which rows have a mean; none, where the paper has no such column."""
     units: str
     """What a seed is."""
     rows: list[RowResult]

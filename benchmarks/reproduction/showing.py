@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from benchmarks.reproduction.results import RowResult, TableResult
 from benchmarks.tables import ResultTable, matrix
 from data_prep.common.progress import duration
+
+AVERAGE = "average"
+"""The title of the column that has the mean of those before it."""
 
 
 def read_table_result(found: Mapping[str, Any]) -> TableResult:
@@ -36,10 +40,12 @@ def tables_of(result: TableResult) -> Iterator[ResultTable]:
 def scores_table(result: TableResult) -> ResultTable:
     """Ours beside the paper's, with what the row of fresh weights says of each column."""
     paper = {name: title for name, title in result.paper.items() if any(name in row.paper for row in result.rows)}
-    head = ["", *result.columns.values(), *(f"paper: {title}" for title in paper.values())]
-    rows = [[row.name, *cells_of(row, result), *values_of(row, paper)] for row in result.rows]
+    mean = [AVERAGE] if result.averaged else []
+    head = ["", *result.columns.values(), *mean, *(f"paper: {title}" for title in (*paper.values(), *mean))]
+    rows = [[row.name, *cells_of(row, result), *values_of(row, paper, result)] for row in result.rows]
     if any(result.signals.values()):
-        rows.append(["", *(result.signals.get(name) or "" for name in result.columns), *[""] * len(paper)])
+        told = ["", *(result.signals.get(name) or "" for name in result.columns)]
+        rows.append([*told, *[""] * (len(head) - len(told))])
     return ResultTable(f"Mean ± spread over {result.units}", head, rows)
 
 
@@ -72,15 +78,25 @@ def runs_of(result: TableResult) -> ResultTable:
 
 
 def cells_of(row: RowResult, result: TableResult) -> Iterator[str]:
-    """The cells of a row in words."""
+    """The cells of a row in words, and their mean where the paper has one."""
     for name in result.columns:
         yield row.cells[name].text if name in row.cells else ""
+    if result.averaged:
+        yield mean_of([row.cells[name].mean if name in row.cells else None for name in result.averaged])
 
 
-def values_of(row: RowResult, paper: Mapping[str, str]) -> Iterator[str]:
-    """The paper's values of a row."""
+def values_of(row: RowResult, paper: Mapping[str, str], result: TableResult) -> Iterator[str]:
+    """The paper's values of a row, and their mean where the paper has one."""
     for name in paper:
         yield f"{row.paper[name]:g}" if name in row.paper else ""
+    if result.averaged:
+        yield mean_of([row.paper.get(name) for name in paper])
+
+
+def mean_of(values: Sequence[float | None]) -> str:
+    """The mean of the columns of a row; nothing where one of them is missing, since it would be another mean."""
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.1f}" if known and len(known) == len(values) else ""
 
 
 def troubles_of(result: TableResult) -> list[str]:

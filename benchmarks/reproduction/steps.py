@@ -109,7 +109,8 @@ class Planner:
         """The cells of all rows and pre-trainings: those of the first pre-training first, so that all rows are seen
         early."""
         for seed in range(1, self._declared.seeds + 1):
-            for row in self._declared.rows:
+            # Fresh weights are those of no pre-training, and fine-tuned once.
+            for row in (each for each in self._declared.rows if seed == 1 or not each.fresh):
                 for name in self._declared.columns_of(row):
                     if step := self._step(row, name, seed):
                         yield Cell(row.name, name, seed, step)

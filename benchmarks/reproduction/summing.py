@@ -40,6 +40,7 @@ class Summing:
             what=d.scale.what,
             columns={name: column.title for name, column in d.measured.items()},
             paper={name: d.columns[name].title for name in d.table.columns},
+            averaged=d.averaged,
             units=f"{d.seeds} pre-trainings" if d.seeds > 1 else f"{d.restarts} fine-tunings of one pre-training",
             rows=list(made.values()),
             signals=signals,
@@ -56,7 +57,9 @@ class Summing:
             own = [cell for cell in self._cells if (cell.row, cell.column) == (row.name, name)]
             cells[name] = self._cell(self._declared.measured[name], own, row, self._lacking.get(name, ""))
             found = (self._ledger.find(cell.step)[1] for cell in own)
-            processors |= dict.fromkeys(f"{each.cores} cores of {each.processor}" for each in found if each)
+            processors |= dict.fromkeys(
+                f"{each.cores} core{'s' * (each.cores != 1)} of {each.processor}" for each in found if each
+            )
         return RowResult(
             name=row.name, cells=cells, paper=row.paper, part=row.part, fresh=row.fresh, processors=list(processors)
         )
@@ -68,7 +71,8 @@ class Summing:
         if not cells:
             needed = row.before and column.is_tuned
             return CellResult(notes=[NO_TRIVIA] * bool(needed))
-        several, restarts = self._declared.seeds > 1, self._declared.restarts if column.is_tuned else 1
+        several = self._declared.seeds > 1 and not row.fresh
+        restarts = self._declared.restarts if column.is_tuned else 1
         values, errors, notes = [], [], []
         for cell in cells:
             own = []
@@ -189,6 +193,8 @@ class Summing:
         ]
         notes += pairs if d.scale.pairs else []
         there = {row.name for row in d.rows}
+        several = d.seeds > 1
+        notes += [f"{row.name}: {d.restarts} fine-tunings of fresh weights" for row in d.rows if several and row.fresh]
         notes += [
             f"not asked at this scale: {claim.text}" for claim in d.table.claims if len(there & {*claim.rows}) < 2
         ]

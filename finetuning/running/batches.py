@@ -20,7 +20,7 @@ from data_prep.common.hashing import hash_key
 from finetuning.inputs import Encoded, Items
 from finetuning.model.heads import TaskBatch
 from finetuning.settings import FineTuning
-from pretraining.model.batch import StepBatches
+from pretraining.model.batch import CPU, StepBatches
 from pretraining.processes.ahead import in_thread
 
 WINDOW = 64
@@ -59,10 +59,10 @@ class TrainingBatches:
         ends = within * self._evaluations // self.steps_per_epoch
         return step > 0 and (step == self.steps or (within + 1) * self._evaluations // self.steps_per_epoch > ends)
 
-    def iterate(self, step: int) -> Generator[tuple[TaskBatches, float], None, None]:
-        """The batches of this step and all later ones, each with the seconds for which it was waited; close it to stop
-        the thread behind it."""
-        return in_thread(self._make(step), WINDOW)
+    def iterate(self, step: int, device: torch.device = CPU) -> Generator[tuple[TaskBatches, float], None, None]:
+        """The batches of this step and all later ones in memory that suits the device, each with the seconds for which
+        it was waited; close it to stop the thread behind it."""
+        return in_thread((batches.ready_for(device) for batches in self._make(step)), WINDOW)
 
     def _make(self, step: int) -> Iterator[TaskBatches]:
         while step < self.steps:

@@ -156,7 +156,7 @@ class Tuner(Loop):
         with self.log, self.saver, control.interruptible(self.log.say, lambda: CONTINUES):
             try:
                 self.keep_activations()
-                with closing(self.batches.iterate(self.state.step)) as ahead:
+                with closing(self.batches.iterate(self.state.step, self.context.device)) as ahead:
                     self.meter.begin()
                     self.begun = time.monotonic()
                     self.score_where_due()  # a stop may have come before it

@@ -34,11 +34,13 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_command_measures_and_keeps_what_it_found(tmp_path: Path) -> None:
-    done = run(tmp_path, "--sides", "cloze fp32", "transformers fp32", "onnxruntime fp32")
+    sides = ["cloze fp32", "transformers fp32", "onnxruntime fp32"]
+    done = run(tmp_path, "--lengths", "32", "128", "--sides", *sides)
     assert done.returncode == 0, done.stderr
     assert "lengths are those of sentences of the demo corpus" in done.stdout
     found = read_results(tmp_path / "out.json")["models"]["tiny"]
     contest = found["2 x 128"]
+    assert found["2 x 32"]["sequences"] == 2
     for side in ("cloze fp32", "transformers fp32"):
         assert 0 < contest["sides"][side]["p50_ms"] <= contest["sides"][side]["p99_ms"]
     if "onnxruntime fp32" in found["absent"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
@@ -84,16 +85,21 @@ def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
     VOCABULARY.write(write_wiki(tmp_path / "wiki" / "AA", documents=60).parent.parent)
     for number, path in enumerate(sorted((tmp_path / "wiki" / "AA").iterdir())):
         path.rename(path.parent / f"wiki_{number:02}")
-    options = ["--data", str(tmp_path), "--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0"]
+    options = ["--data", str(tmp_path), "--rounds", "1", "--peer-mb", "0.01", "--pieces-mb", "0.01", "--growth-mb", "0"]
+    options += ["--run-mb", "0.01"]
     command = [sys.executable, "benchmarks/preparation.py", *options, "--out", str(tmp_path / "found.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["benchmark"] == "preparation"
-    assert len(found["contests"]) == 2
-    for contest in found["contests"].values():
+    *whole, alone = found["contests"].values()
+    assert len(whole) == 2
+    for contest in whole:
         assert list(contest["sides"]) == ["cloze", "original", "lddl", "tokenizers alone"]
         assert set(contest["times_as_fast_as"]) == {"original", "lddl", "tokenizers alone"}
+    assert list(alone["sides"])[:2] == ["cloze", "tokenizers alone"]
+    assert ("nanotoken alone" in alone["sides"]) == bool(importlib.util.find_spec("nanotoken"))
+    assert set(alone["times_as_fast_as"]) == {*alone["sides"]} - {"cloze"}
 
 
 def test_a_folder_without_text_is_a_message(tmp_path: Path) -> None:
@@ -106,7 +112,8 @@ def test_a_folder_without_text_is_a_message(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_real_text_the_demo_corpus_is_prepared(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CLOZE_DATA"}
-    options = ["--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0", "--out", str(tmp_path / "found.json")]
+    options = ["--rounds", "1", "--peer-mb", "0.01", "--pieces-mb", "0.01", "--growth-mb", "0", "--run-mb", "0"]
+    options += ["--out", str(tmp_path / "found.json")]
     command = [sys.executable, str(ROOT / "benchmarks/preparation.py"), *options]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -70,6 +70,7 @@ def report(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_page_of_what_is_committed_needs_nothing_else(tmp_path: Path) -> None:
     done = report("--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

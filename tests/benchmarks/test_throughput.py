@@ -42,6 +42,7 @@ print(json.dumps([name for name in {SETTINGS!r} if name in os.environ]))
 """
 
 
+@pytest.mark.slow
 def test_the_plain_peer_has_none_of_our_settings() -> None:
     """transformers looks for packages by their names, and must find none of our scripts."""
     plain = {name: value for name, value in os.environ.items() if name not in SETTINGS}
@@ -91,6 +92,7 @@ def measured(*words: str, seconds: float = 90.0, **environment: str) -> Done:
     return run_program("benchmarks/throughput.py", words, ROOT, seconds, **environment)
 
 
+@pytest.mark.slow
 def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) -> None:
     out, words = tmp_path / "found.json", ("--shards", str(tiny_shards), "--peer", "none", "--rounds", "2")
     done = measured(*words, "--contests", "tiny-32-2", "--out", str(out), "--profile", str(tmp_path / "profile"))

@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import ROOT
+from support.marks import slow
 from support.run_folders import end, note, shown, start, status
 from support.training import records
 
@@ -40,7 +42,9 @@ def changed(content: Any) -> Iterator[Any]:
             yield other
 
 
-def test_no_damage_to_any_file_ends_it(run: Path) -> None:
+@pytest.mark.parametrize("every", [7, slow(1)])
+def test_no_damage_to_any_file_ends_it(run: Path, every: int) -> None:
+    """Of more than five hundred, or of every seventh."""
     write_skips(run, [Skip(1, 0, 2, "it leapt")])
     note(run, start("5", 0), end("5", 75), start("5", 1), end("5", 0))
     whole = {name: (run / name).read_bytes() for name in (ENDED, RECIPE, SKIPPED, JOBS, METRICS)}
@@ -62,11 +66,11 @@ def test_no_damage_to_any_file_ends_it(run: Path) -> None:
     content = [(name, text.encode(errors="replace")) for name, text in damaged]
     for name, text in whole.items():
         content += [(name, other) for other in (b"", text[:-9], b"\xff\0" * 40, b"[" * 100_000, b"\xe9\n" + text)]
-    for name, text in content:
+    assert len(content) > 500
+    for name, text in content[::every]:
         (run / name).write_bytes(text)
         "\n".join(shown(status(run), 80)).encode(errors="replace")
         (run / name).write_bytes(whole[name])
-    assert len(content) > 500
     for name in whole:
         (run / name).unlink()
         (run / name).mkdir()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.marks import slow
 from support.nodes import ADDRESSES, node_names, two_nodes
 from support.processes import ROOT, Done, Run, rank_environment, start, wait_for
 from support.training import Place
@@ -157,7 +158,7 @@ def test_a_node_unlike_the_others_is_left_out(place: Place, fault: Fault, reason
     assert report_of(place)["code"] == Code.RANK_LOST
 
 
-@pytest.mark.parametrize(("back", "code"), [("", Code.CURE), ("2", Code.DONE)])
+@pytest.mark.parametrize(("back", "code"), [("", Code.CURE), pytest.param("2", Code.DONE, marks=pytest.mark.timed)])
 def test_storage_that_is_gone_is_no_fault_of_a_node(place: Place, tmp_path: Path, back: str, code: Code) -> None:
     own = dataclasses.replace(place, data=tmp_path / "data")
     shutil.copytree(place.data, own.data)
@@ -171,6 +172,7 @@ def test_a_slow_node_is_left_out_where_that_is_asked_for(place: Place) -> None:
     assert excluded(place) == ["node1"]
 
 
+@pytest.mark.timed
 def test_a_slow_cpu_is_told_and_kept(place: Place) -> None:
     expect(inspect(place, fault=multiply_slowly), Code.DONE, "warning: node1: its matrix rate is 60% of the median\n")
     assert excluded(place) is None
@@ -181,6 +183,7 @@ def test_a_node_whose_links_are_slow_is_left_out(place: Place) -> None:
     assert excluded(place) == ["node2"]
 
 
+@pytest.mark.timed
 def test_a_clock_that_runs_ahead_is_told(place: Place) -> None:
     expect(inspect(place, fault=run_ahead), Code.DONE, "warning: node1: its clock is 3", " s ahead\n")
 
@@ -202,7 +205,7 @@ def test_a_node_that_hangs_is_left_out(place: Place, fault: Fault, reason: str) 
     assert excluded(place) == ["node1"]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [slow(2), 3])
 def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, ranks: int) -> None:
     done = inspect(place, "--patience", 40, ranks=ranks, fault=die)
     assert [rank.code for rank in done] == [76, -9, 76][:ranks]
@@ -300,6 +303,7 @@ def slow_down(node: Sequence[str]) -> None:
         pytest.skip("no right to slow a network down")
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_the_speed_of_a_cable_between_two_machines(place: Place) -> None:
     command = [sys.executable, str(SCRIPT), "--data", str(place.data), "--out", str(place.folder / "run")]

@@ -16,6 +16,7 @@ from support.training import (
     Place,
     assert_ended,
     assert_same,
+    distance,
     launch,
     records,
     state,
@@ -81,6 +82,19 @@ def test_a_bad_batch_is_left_out(
     assert_same(place.folder / "run", without_bad)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_a_bad_gradient_that_nobody_looks_at_in_its_step_is_left_out_too(place: Place, optimizer: str) -> None:
+    """As on a GPU: AdamW moves nothing at step 3, LAMB makes the weights no numbers, and the run goes back when it
+    looks, a step later."""
+    more = ["--optimizer.name", optimizer, "--checkpoints.every", "4"]
+    wanted = without(place, "without", BAD, *more)
+    going = launch(place.command("run", *more, "--logging.every", "4"), fault=Poison("gradient", "batch", unseen=True))
+    errors = assert_ended(going, 0, "warning: the norm of the gradient is ", " at step 3; rank 0 had shard ")
+    assert errors.count("\n") == 1
+    assert_left_out(place.folder / "run", (BAD, 1))
+    assert distance(place.folder / "run", wanted) < 1e-5
+
+
 @pytest.mark.parametrize("zero", [slow(0), slow(2), slow(3)])
 def test_a_bad_gradient_under_other_stages(place: Place, zero: int) -> None:
     going = launch(place.command("run", *SAVES, "--parallel.zero", zero), fault=Poison("gradient", "batch"))
@@ -119,6 +133,7 @@ def test_a_fault_that_follows_the_step_ends_the_run(place: Place) -> None:
     assert finished_checkpoints(run)[-1].name == "step-00000002"
 
 
+@pytest.mark.slow
 def test_a_loss_that_leaps(place: Place) -> None:
     more = [*SAVES, "--phases.0.steps", 14, "--guards.spike", 4]
     wanted = without(place, "without", 11, *more)

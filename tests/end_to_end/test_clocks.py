@@ -55,6 +55,7 @@ def seconds_of(lines: list[dict[str, float]], phase: int) -> float:
     return sum(line["seconds_per_step"] * (line["step"] - done) for line, done in each if line["phase"] == phase)
 
 
+@pytest.mark.slow
 def test_by_the_clock(place: Place) -> None:
     """It ends on time, and says how much is left."""
     place = by_the_clock(place, 0.002, 0.75, 0.25)
@@ -92,6 +93,7 @@ def test_a_clock_that_jumps(place: Place, straight: Path) -> None:
         assert all(0 < line[name] < 600 for line in records(place.folder / "run", kind))
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_in_a_run_by_the_clock(place: Place) -> None:
     place = by_the_clock(place, 0.001, 0.5, 0.5)
     assert_ended(launch(place.command("run"), fault=jumping_clock), 0)

@@ -46,6 +46,7 @@ def begun(shared_toy: Toy) -> Path:
     return shared_toy.folder / "begun"
 
 
+@pytest.mark.slow
 def test_a_killed_grid_goes_on_where_it_was(toy: Toy, grid: dict[str, Any]) -> None:
     """What is done is not done again, nor what a smaller grid has done, and all is as it would have been."""
     assert_well(fine_tune(toy.command("killed", "--learning-rates", "1e-3")))
@@ -158,6 +159,7 @@ def test_check_writes_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> N
     assert all(len(line.rstrip()) <= 80 for line in printed.splitlines() if not any(name in line for name in named))
 
 
+@pytest.mark.slow
 def test_the_time_limit_stops_a_run(toy: Toy, straight_toy: dict[str, Any]) -> None:
     run = launch(toy.command("out", "--time-limit", "4s"), fault=partial(slow_steps, 0.7))
     errors = assert_ended(run, Code.STOPPED, "stopped by the time limit after step ")

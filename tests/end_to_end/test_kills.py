@@ -81,6 +81,7 @@ def test_a_rank_that_dies_ends_the_others(place: Place) -> None:
     assert "Traceback" not in done[0].errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_a_run_that_was_killed_goes_on_with_the_same_batches(place: Place, ranks: int) -> None:
     longer = ["--phases.0.steps", "30", "--checkpoints.every", "2", "--parallel.zero", "2"]

@@ -128,7 +128,7 @@ def finish(place: Place, run: Path, wanted: Path) -> None:
     assert_same(run, wanted)
 
 
-@pytest.mark.parametrize("number", [1, slow(2), slow(3), slow(4), slow(5)])
+@pytest.mark.parametrize("number", map(slow, range(1, 6)))
 def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, demo: Path, number: int) -> None:
     """It kills its processes half a second later, whether they have saved or not."""
     going = launched(MPIRUN, place.command("run", *DEMO))
@@ -161,7 +161,7 @@ ENDLESS = ["--phases.0.steps", "5000"]
 
 
 @pytest.mark.parametrize(
-    "launcher", [PLAIN, TORCHRUN, slow(DEEPSPEED), slow(MPIRUN)], ids=lambda text: Path(text.split()[0]).name
+    "launcher", [PLAIN, slow(TORCHRUN), slow(DEEPSPEED), slow(MPIRUN)], ids=lambda text: Path(text.split()[0]).name
 )
 def test_one_ctrl_c_saves(launched: Any, place: Place, launcher: str) -> None:
     """At the terminal it reaches the launcher, and the ranks too where they are in its process group."""
@@ -201,7 +201,7 @@ be_train_py(sys.argv[1:], partial(slow_save, 60))
 """
 
 
-@pytest.mark.parametrize("launcher", [PLAIN, slow(TORCHRUN)], ids=lambda text: Path(text.split()[0]).name)
+@pytest.mark.parametrize("launcher", [slow(PLAIN), slow(TORCHRUN)], ids=lambda text: Path(text.split()[0]).name)
 def test_a_second_ctrl_c_ends_at_once(launched: Any, place: Place, launcher: str) -> None:
     """The first one saves, which takes minutes here."""
     entry = place.folder / "slow_save.py"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from support.commands import block_all_signals
 from support.finetuning import Toy
 from support.processes import ROOT, Run, start, wait_for
@@ -65,6 +66,7 @@ def test_a_closed_terminal_saves_and_ends(place: Place, long: Path) -> None:
     assert_same(run, long)
 
 
+@pytest.mark.slow
 def test_under_nohup_a_closed_terminal_ends_nothing(place: Place, long: Path) -> None:
     run = place.folder / "run"
     with on_terminal(COMMAND, place.command("run", *LONG), ranks=2, nohup=True) as going:
@@ -74,6 +76,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing(place: Place, long: Path) ->
     assert_same(run, long)
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_takes_no_work_along(place: Place, long: Path) -> None:
     """As `train.py | head -n 1`."""
     pipe, run = place.folder / "pipe", place.folder / "run"

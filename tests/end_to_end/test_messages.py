@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import os
 import re
@@ -157,7 +158,10 @@ def test_a_profile_is_written(place: Place) -> None:
     folder = place.folder / "run" / "profile"
     assert f"profile: {folder / 'table.txt'}" in done.output
     assert "aten::mm" in (folder / "table.txt").read_text()
-    names = {event.get("name") for event in json.loads((folder / "trace.json").read_text())["traceEvents"]}
+    names = {
+        event.get("name")
+        for event in json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
+    }
     assert "ProfilerStep#4" in names, "the fourth step is profiled"
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.marks import slow
 from support.nodes import ADDRESSES, node_names, two_nodes
 from support.processes import rank_environment
 from support.training import COMMAND, Place, assert_same_curve
@@ -15,7 +14,8 @@ from support.training import COMMAND, Place, assert_same_curve
 PORT = 29511
 
 
-@pytest.mark.parametrize("master", ["name", slow("address")])
+@pytest.mark.slow
+@pytest.mark.parametrize("master", ["name", "address"])
 def test_ranks_of_two_machines_find_each_other(place: Place, straight: Path, master: str) -> None:
     with two_nodes() as nodes:
         address = node_names(nodes)[0] if master == "name" else ADDRESSES[0]

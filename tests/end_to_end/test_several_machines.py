@@ -108,7 +108,7 @@ def finish(started: Sequence[subprocess.Popen[str]], *codes: int, seconds: float
     return outputs
 
 
-@pytest.mark.parametrize("words", [STATIC, slow(C10D), slow(NO_SSH)])
+@pytest.mark.parametrize("words", [slow(STATIC), slow(C10D), slow(NO_SSH)])
 def test_two_machines_end_where_one_does(place: Place, straight: Path, words: str) -> None:
     with machines(place) as nodes:
         output = finish(start(nodes, words, place), 0, 0)[0]

@@ -46,6 +46,7 @@ def test_a_signal_to_one_rank_stops_all_in_good_order(place: Place, long: Path, 
     assert_same(place.folder / "run", long)
 
 
+@pytest.mark.slow
 def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -> None:
     command = place.command("run", *LONG, "--checkpoints.every", "0")
     going = launch(command, fault=partial(slow_save, 0.3))
@@ -146,7 +147,7 @@ def test_ctrl_c_before_the_first_step_ends_at_once(place: Place) -> None:
 EVALUATING = ["--evaluation.every", "3", "--checkpoints.every", "3", "--checkpoints.keep", "9", "--phases.0.steps", "7"]
 
 
-@pytest.mark.parametrize("step", [3, 7])
+@pytest.mark.parametrize("step", [3, slow(7)])
 def test_a_signal_does_not_wait_for_an_evaluation(place: Place, step: int) -> None:
     """It is given up, and made up by the next start; so is one that a kill has made of no account."""
     assert_well(train(place.command("straight", *EVALUATING), 1))
@@ -161,6 +162,7 @@ def test_a_signal_does_not_wait_for_an_evaluation(place: Place, step: int) -> No
     assert_same(run, place.folder / "straight")
 
 
+@pytest.mark.slow
 def test_a_signal_at_a_step_with_an_evaluation_and_a_save_saves_once(place: Place) -> None:
     straight = train_straight(place, "straight evaluated", *EVALUATING)
     command, run = place.command("run", *EVALUATING), place.folder / "run"

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from pretraining.checkpoint import writing
+from pretraining.engine import gradients
 from pretraining.engine.engine import Engine
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert
@@ -237,8 +238,13 @@ class Poison:
     """whether the step that is under way is bad"""
     micro: int = 0
     """how many micro-batches of the step have been computed"""
+    unseen: bool = False
+    """whether the norm of the gradient stays where it is, as on a GPU, so that the step moves the weights"""
 
     def __call__(self) -> None:
+        if self.unseen:
+            replace(gradients, "stays_on_device", lambda _: True)
+            Trainer.looks_at_once = property(lambda _: False)  # type: ignore[method-assign, assignment]
         self.poison_steps()
         self.poison_losses()
         self.poison_gradients()

@@ -1,7 +1,9 @@
-"""Marks of tests and of their parameters."""
+"""Marks of tests and of their parameters, and whether there is a GPU for them."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,3 +12,8 @@ import pytest
 def slow(*values: Any) -> Any:
     """A parameter of tests that are run with the slow ones."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that tests may use; asking loads nothing."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(Path("/dev").glob("nvidia[0-9]*"))

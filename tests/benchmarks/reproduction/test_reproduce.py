@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from support.reproduction import LACKING, Place, StandIn, by_words
@@ -14,7 +15,7 @@ from benchmarks.reproduce import Reproduce
 from benchmarks.reproduction import drawing, results
 from benchmarks.reproduction.declaration import declared, table_names
 from benchmarks.reproduction.outcomes import ended_of
-from benchmarks.reproduction.showing import tables_of
+from benchmarks.reproduction.showing import scores_table, tables_of
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 
@@ -74,6 +75,17 @@ def test_claims_are_judged_and_columns_without_signal_claim_nothing(place: Place
     assert "MNLI-m, QNLI, MRPC: STS-B in its place" in found.notes
 
 
+def test_fresh_weights_are_fine_tuned_once_whatever_the_pre_trainings(place: Place) -> None:
+    assert place.make("table5", StandIn(), "tiny") == 0
+    found = place.result("table5", "tiny")
+    commands = [run.command for run in found.runs.values() if "--from-scratch" in run.command]
+    assert len(commands) == len({*commands}) == 2, "one for each task"
+    scratch = {row.name: row for row in found.rows}["from scratch"].cells["stsb"]
+    assert len({*scratch.values}) == scratch.wanted == 3
+    assert scratch.spread
+    assert "from scratch: 3 fine-tunings of fresh weights" in found.notes
+
+
 def test_claims_on_one_pre_training_a_row_are_of_these_models_alone(place: Place) -> None:
     def score(words: str, seed: int) -> float:
         return by_words(words, seed) - 0.05 * ("bilstm" in words)
@@ -111,6 +123,20 @@ def test_without_fresh_weights_a_signal_is_that_above_guessing_or_is_not_checked
     other = Place(place.folder / "other", place.patch)
     assert other.make("table5", StandIn(score=guessing)) == 0
     assert other.result("table5").signals["blimp"] == "no signal: BERT 50.3, guessing 50.0"
+
+
+def test_glue_has_the_average_of_its_tasks_and_none_where_one_is_missing(place: Place) -> None:
+    assert place.make("table1", StandIn(fails={"--from-scratch": "no"}), "tiny") == 0
+    found = place.result("table1", "tiny")
+    table = scores_table(found)
+    rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    scores = {row.name: row.cells for row in found.rows}["BERT base"]
+    tasks = [column for column in found.columns if column != "blimp"]
+    assert len(tasks) == 4
+    assert rows["BERT base"]["average"] == f"{fmean(scores[task].mean or 0.0 for task in tasks):.1f}"
+    assert rows["from scratch"]["average"] == rows["Pre-OpenAI SOTA"]["average"] == ""
+    published = [row["paper: average"] for row in rows.values() if row["paper: average"]]
+    assert published == ["74.0", "71.0", "75.2", "79.6", "81.9"]
 
 
 def test_the_table_of_sizes_is_the_mean_of_five_restarts(place: Place) -> None:

@@ -96,7 +96,7 @@ def test_a_sentence_is_tagged_the_same_in_any_company() -> None:
     torch.testing.assert_close(all_at_once, one_by_one)
 
 
-@pytest.mark.parametrize("more", [[], slow(["--from-scratch"])], ids=["pre-trained", "from scratch"])
+@pytest.mark.parametrize("more", [slow([]), slow(["--from-scratch"])], ids=["pre-trained", "from scratch"])
 def test_a_run_that_is_stopped_is_the_straight_one(tmp_path: Path, more: list[str]) -> None:
     for name in ("train.txt", "valid.txt", "test.txt"):
         (tmp_path / name).write_text(SENTENCES * 6)

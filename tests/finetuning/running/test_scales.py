@@ -36,6 +36,7 @@ def years_said(model: FineTuned, texts: Sequence[str]) -> Array:
     return np.array([answer["score"] for answer in model(texts)])
 
 
+@pytest.mark.slow
 def test_years_are_learned_and_exported_as_years(tmp_path: Path) -> None:
     toy = write_years(tmp_path / "toy")
     assert call("run_task", toy.command("out", "--epochs", "6")) == 0
