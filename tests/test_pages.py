@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -50,8 +51,9 @@ def fill(folder: Path) -> Path:
         if named := re.match(r"# (\w+\.toml)\n", text):
             (folder / named[1]).write_text(text)
     write_tasks(folder)
-    for name in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster"):
+    for name in ("data_prep", "pretraining", "finetuning", "cluster"):
         (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")  # its commands write their results beside themselves
     return folder
 
 
