@@ -73,7 +73,7 @@ def report_of(place: Place, name: str = "local-0") -> dict[str, Any]:
 
 def expect(done: Sequence[Done], code: Code, *messages: str) -> None:
     """All end alike, and rank 0 says why."""
-    assert [rank.code for rank in done] == [code] * len(done), done
+    assert [rank.code for rank in done] == [code] * len(done), "\n".join(rank.output + rank.errors for rank in done)
     assert "Traceback" not in done[0].errors
     for message in messages:
         assert message in done[0].errors
