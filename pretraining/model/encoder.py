@@ -19,6 +19,7 @@ from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, row_keys
+from pretraining.model.products import product
 from pretraining.model.shape import Shape
 
 AnyEncoder = TypeVar("AnyEncoder", bound="Encoder")
@@ -47,7 +48,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        return product(x, self.weight)
 
 
 class FirstLinear(Linear):
@@ -58,7 +59,7 @@ class FirstLinear(Linear):
         bias = self.bias.detach() if add_bias else None
         if gpu.takes_products(x):
             return gpu.product_and_past(x, self.weight, bias)
-        return F.linear(x, self.weight, bias), x
+        return product(x, self.weight, bias), x
 
 
 class AddAndNorm(nn.Module):

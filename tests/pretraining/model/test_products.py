@@ -1,0 +1,82 @@
+"""Gradients of weights from operands that are turned around before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pretraining_reference import gradient, mean_loss, random_batch
+
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model import products
+from pretraining.model.products import product, turned, weight_gradient
+from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
+
+pytestmark = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for a processor that multiplies tiles."""
+    monkeypatch.setattr(products, "has_tiles", lambda: True)
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 200), width=st.integers(1, 200))
+def test_a_matrix_is_turned_whatever_its_sizes(rows: int, width: int) -> None:
+    x = numbers(rows, width)
+    assert torch.equal(turned(x), x.t().contiguous())
+    assert torch.equal(turned(x.t()), x)
+
+
+def test_numbers_that_are_none_are_turned_too() -> None:
+    x = torch.full((64, 64), torch.nan, dtype=torch.bfloat16)
+    x[3, 5], x[5, 3] = torch.inf, -torch.inf
+    assert torch.equal(turned(x).view(torch.int16), x.t().contiguous().view(torch.int16))
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 32), (32, 96), (64, 64)])
+def test_a_weight_gets_the_gradient_of_the_plain_product(outputs: int, inputs: int) -> None:
+    grad, x = numbers(100, outputs), numbers(100, inputs, seed=1)
+    wanted = grad.double().t() @ x.double()
+    found = weight_gradient(grad, x)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=0.02)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = numbers(32, 16).requires_grad_(), numbers(64, 16)
+    monkeypatch.setattr(products, "weight_gradient", None)
+    (found,) = torch.autograd.grad(product(x, weight).sum(), [x])
+    assert torch.equal(found, torch.ones(32, 64, dtype=torch.bfloat16) @ weight)
+    with torch.no_grad():
+        assert torch.equal(product(x, weight), F.linear(x, weight))
+
+
+def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(vocabulary=100, layers=2, hidden=64, heads=2, intermediate=256, positions=64)
+    batch = random_batch((40, 7, 64), 100)
+    found = []
+    for ways in (False, True):
+        monkeypatch.setattr(products, "has_tiles", lambda ways=ways: ways)
+        model = build_model(shape).initialize(0).bfloat16()
+        loss = mean_loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append([loss.detach(), *(gradient(each).float() for each in model.parameters())])
+    for plain, by_tiles in zip(*found, strict=True):
+        torch.testing.assert_close(by_tiles, plain, rtol=2**-7, atol=1e-3 * float(plain.abs().max()))
+
+
+def test_a_processor_whose_tiles_linux_forbids_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
+    assert not products.has_tiles.__wrapped__()
