@@ -2,7 +2,8 @@
 
 `lay_out` chooses how, once for all layers of a batch:
 
-    Grouped    CPU: sequences of like lengths together, in products of the library and our fused kernels
+    Tiled      CPU that multiplies tiles, in bf16: a head of a sequence at a time, in the cache
+    Grouped    other CPUs: sequences of like lengths together, in products of the library and our fused kernels
     Packed     GPU from compute capability 8.0 on, in 16 bits: the flash kernels, which need no padding
     Padded     elsewhere, and where torch.compile translates the layers for a CPU: scaled_dot_product_attention
 """
@@ -25,6 +26,8 @@ from pretraining.model.fused import Dropout
 
 GRAIN = 64
 """Sequences whose lengths are equal when rounded up to it are computed together by our kernels."""
+TILE = 32
+"""What the width of a head is a multiple of, for our kernels that use tiles."""
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_SIZE = 192
 """The widest head that the flash kernels take on every GPU that they run on."""
@@ -58,7 +61,7 @@ def lay_out(
     whether a piece sees itself and those that lie before it alone.
     """
     if kernels.usable(states) and not compiled:
-        return Grouped(starts, lengths, one_way)
+        return (Tiled if fits_tiles(states, heads) else Grouped)(starts, lengths, one_way)
     if has_flash(states, heads):
         return Packed(starts, max(lengths), one_way)
     return Padded(starts, max(lengths), len(states), one_way)
@@ -70,6 +73,11 @@ def has_flash(states: Tensor, heads: int) -> bool:
     size = states.shape[1] // heads
     fits = states.is_cuda and states.dtype in FLASH_TYPES and size % 8 == 0 and size <= FLASH_SIZE
     return fits and devices.has_flash(states.device)
+
+
+def fits_tiles(states: Tensor, heads: int) -> bool:
+    """Whether a CPU's tiles can attend over these hidden states."""
+    return states.dtype == torch.bfloat16 and states.shape[1] // heads % TILE == 0 and kernels.has_tiles()
 
 
 class Packed(Layout):
@@ -155,7 +163,56 @@ class Group:
     """length that all of them are padded to"""
 
 
-class Grouped(Layout):
+class ByOurKernels(Layout):
+    """What is common to the ways on a CPU."""
+
+    def spare_rows(self, states: Tensor, packed: bool = False) -> int:
+        """Rounds the rows up, by an eighth at most, so that few numbers of them occur.
+
+        For each new one oneDNN makes code for every product in bf16 or with packed weights, which takes as long as some
+        small products, and keeps it.
+        """
+        grain = 1 << len(states).bit_length() >> 4
+        if states.dtype == torch.bfloat16:
+            return -len(states) % max(16, grain)
+        return -len(states) % max(1, grain) if packed else 0
+
+
+class Tiled(ByOurKernels):
+    """A head of a sequence at a time, by kernels that keep nothing as large as the scores."""
+
+    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False):
+        self.starts, self.lengths, self.one_way = starts, torch.tensor(lengths, dtype=torch.int32), one_way
+
+    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+        return _TiledAttention.apply(qkv, bias, self, heads, dropout)
+
+
+class _TiledAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor, layout: Tiled, heads: int, dropout: Dropout) -> Tensor:
+        pieces, (n, hidden) = int(layout.starts[-1]), (len(qkv), qkv.shape[1] // 3)
+        size = hidden // heads
+        ctx.given = (layout.starts, layout.lengths, *dropout.for_kernels, size**-0.5, int(layout.one_way))
+        ctx.sizes = len(layout.lengths), heads, size
+        out, spreads = qkv.new_empty(n, hidden), torch.empty(pieces, heads)
+        out[pieces:] = 0
+        kernels.call("tiled_attention", qkv, bias, *ctx.given, out, spreads, *ctx.sizes)
+        ctx.save_for_backward(qkv, bias, spreads)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, bias, spreads = ctx.saved_tensors
+        grad_qkv, grad_bias = torch.empty_like(qkv), torch.empty_like(bias)
+        grad_qkv[len(spreads) :] = 0
+        inputs = (qkv, bias, *ctx.given, grad.contiguous(), spreads)
+        kernels.call("tiled_attention_backward", *inputs, grad_qkv, grad_bias, *ctx.sizes)
+        return grad_qkv, grad_bias, None, None, None
+
+
+class Grouped(ByOurKernels):
     """Sequences by their lengths, rounded up, for our kernels on a CPU."""
 
     def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False):
@@ -171,17 +228,6 @@ class Grouped(Layout):
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         return _GroupedAttention.apply(qkv, bias, self.groups, heads, dropout, self.one_way)
-
-    def spare_rows(self, states: Tensor, packed: bool = False) -> int:
-        """Rounds the rows up, by an eighth at most, so that few numbers of them occur.
-
-        For each new one oneDNN makes code for every product in bf16 or with packed weights, which takes as long as some
-        small products, and keeps it.
-        """
-        grain = 1 << len(states).bit_length() >> 4
-        if states.dtype == torch.bfloat16:
-            return -len(states) % max(16, grain)
-        return -len(states) % max(1, grain) if packed else 0
 
 
 class _GroupedAttention(torch.autograd.Function):

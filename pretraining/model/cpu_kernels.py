@@ -59,6 +59,12 @@ def usable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())
 
 
+@functools.cache
+def has_tiles() -> bool:
+    """Whether the processor multiplies tiles (AMX), the compiler knows them, and Linux lets this process use them."""
+    return "tiled_attention_bfloat16" in _functions() and bool(torch.cpu._init_amx())
+
+
 def call(name: str, first: Tensor, *arguments: Any) -> None:
     """Runs a kernel for the type of its first tensor; whole numbers pass as int64, others as double."""
     function = _functions()[f"{name}_{TYPES[first.dtype]}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -22,13 +21,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def turns(x: Tensor) -> bool:
     """Whether gradients of weights are computed from an operand that is turned around before."""
-    return kernels.usable(x) and x.dtype == torch.bfloat16 and x.dim() == 2 and has_tiles()
-
-
-@functools.cache
-def has_tiles() -> bool:
-    """Whether this processor multiplies tiles (AMX), and Linux lets this process do so."""
-    return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
+    return kernels.usable(x) and x.dtype == torch.bfloat16 and x.dim() == 2 and kernels.has_tiles()
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:

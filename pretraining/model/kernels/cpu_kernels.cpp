@@ -10,6 +10,7 @@
 #include "lamb.h"
 #include "loss.h"
 #include "quantised.h"
+#include "tiled_attention.h"
 #include "turning.h"
 
 namespace {
@@ -32,4 +33,10 @@ struct Kernel {
 // Every parameter is a pointer, an int64_t or a double, so that a caller needs no list of types.
 extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bfloat16, "bfloat16"),
                                   {"lamb_update_float32", reinterpret_cast<void*>(lamb_update)},
-                                  {"turn_bfloat16", reinterpret_cast<void*>(turn)}, {nullptr, nullptr}};
+                                  {"turn_bfloat16", reinterpret_cast<void*>(turn)},
+#ifdef CLOZE_TILES
+                                  {"tiled_attention_bfloat16", reinterpret_cast<void*>(tiled_attention)},
+                                  {"tiled_attention_backward_bfloat16",
+                                   reinterpret_cast<void*>(tiled_attention_backward)},
+#endif
+                                  {nullptr, nullptr}};

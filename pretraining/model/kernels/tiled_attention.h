@@ -1,0 +1,252 @@
+// Attention by tiles, a head of a sequence at a time: scores, shares and their gradients stay in the cache.
+//
+// Of the forward pass `spreads` is kept, for each row of scores the logarithm of the sum of its exponentials. From it the
+// backward pass computes the shares again.
+
+#pragma once
+
+#include "attention.h"
+#include "tiles.h"
+#include "turning.h"
+
+#ifdef CLOZE_TILES
+
+namespace {
+
+constexpr int64_t AHEAD = 16, LINE = 32;  // rows that are asked of memory before they are read, and numbers that come at once
+
+inline int64_t padded(int64_t length) { return (length + GRAIN - 1) / GRAIN * GRAIN; }
+
+// What all heads of all sequences share. Queries, keys and values lie (pieces, 3 * heads * size), their bias apart.
+struct Sequences {
+    const bfloat16 *qkv, *bias;
+    const int32_t *starts, *lengths;
+    const uint32_t* keys;  // of the rows, for dropout
+    Dropout dropout;
+    float scale;  // of scores
+    bool one_way;
+    int64_t count, heads, size;
+
+    int64_t longest() const { return padded(*std::max_element(lengths, lengths + count)); }
+};
+
+// A row of scores becomes what dropout keeps of its shares; returns its spread.
+inline float share_row(float* scores, int64_t seen, float scale, Dropout dropout, uint32_t key, uint32_t head,
+                       bfloat16* kept) {
+    float largest = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t j = 0; j < seen; ++j) {
+        scores[j] *= scale;
+        largest = scores[j] > largest ? scores[j] : largest;
+    }
+    for (int64_t j = 0; j < seen; ++j) sum += scores[j] = exponential(scores[j] - largest);
+    const float share = 1.0f / sum;
+    if (dropout.drops())
+#pragma omp simd
+        for (int64_t j = 0; j < seen; ++j) store(kept[j], scores[j] * share * dropout(key, head | uint32_t(j)));
+    else
+        for (int64_t j = 0; j < seen; ++j) store(kept[j], scores[j] * share);
+    return largest + std::log(sum);
+}
+
+// From a row of scores and the gradient of what was kept of its shares: that again, and the gradient of the scores.
+inline void share_row_backward(float* scores, float* grad, int64_t seen, float scale, float spread,
+                               Dropout dropout, uint32_t key, uint32_t head, bfloat16* kept, bfloat16* slopes) {
+    float inner = 0;
+    for (int64_t j = 0; j < seen; ++j) scores[j] = exponential(scale * scores[j] - spread);
+    if (dropout.drops())
+#pragma omp simd
+        for (int64_t j = 0; j < seen; ++j) {
+            const float mask = dropout(key, head | uint32_t(j));
+            store(kept[j], scores[j] * mask);
+            grad[j] *= mask;
+        }
+    else
+        for (int64_t j = 0; j < seen; ++j) store(kept[j], scores[j]);
+    for (int64_t j = 0; j < seen; ++j) inner += scores[j] * grad[j];
+    for (int64_t j = 0; j < seen; ++j) store(slopes[j], scale * scores[j] * (grad[j] - inner));
+}
+
+// A head of a sequence, and the room in which a thread computes one after another.
+class Head {
+    const Sequences& all;
+    const int64_t size, hidden;
+    std::vector<bfloat16> queries, keys, values, grads, kept, slopes, kept_turned, slopes_turned;
+    std::vector<uint32_t> key_columns, key_rows, value_columns, value_rows, query_rows, grad_rows;  // in pairs
+    std::vector<float> scores, grad_scores, sums;
+    int64_t head = 0, start = 0, n = 0, length = 0;  // the length with the rows of zeros behind the n of the sequence
+
+    void prefetch(const bfloat16* row) const {
+        for (int64_t d = 0; d < size; d += LINE) __builtin_prefetch(row + d);
+    }
+
+    // Rows of flat ones, with the bias where there is one
+    void take(const bfloat16* flat, int64_t width, const bfloat16* bias, std::vector<bfloat16>& out) const {
+        bfloat16* to = out.data();
+        for (int64_t i = 0; i < n; ++i) {
+            prefetch(flat + (i + AHEAD) * width);
+            if (bias)
+                for (int64_t d = 0; d < size; ++d) store(to[i * size + d], load(flat[i * width + d]) + load(bias[d]));
+            else
+                std::memcpy(to + i * size, flat + i * width, size * sizeof *to);
+        }
+        std::memset(to + n * size, 0, (length - n) * size * sizeof *to);
+    }
+
+    // The sums of some rows go to flat ones, and are added to `total` where there is one.
+    void put(int64_t rows, bfloat16* flat, int64_t width, float* total) const {
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t d = 0; d < size; ++d) {
+                store(flat[i * width + d], sums[i * size + d]);
+                if (total) total[d] += sums[i * size + d];
+            }
+    }
+
+    uint32_t row_key(int64_t i) const { return all.dropout.drops() ? all.dropout.key(all.keys[start + i]) : 0; }
+
+    // Behind what the rows of a block see, nothing is kept. Returns how much the row sees.
+    int64_t clear_behind(int64_t i, bfloat16* row) const {
+        const int64_t seen = i < n ? seen_by(i, n, all.one_way) : 0;
+        std::memset(row + seen, 0, (length - seen) * sizeof *row);
+        return seen;
+    }
+
+    void score(int64_t first) {
+        multiply(queries.data() + first * size, size, key_columns.data(), length, scores.data(), length, GRAIN, length,
+                 size);
+    }
+
+    void share_backward(int64_t first, const float* spreads) {
+        for (int64_t r = 0; r < GRAIN; ++r) {
+            const int64_t i = first + r, at = r * length;
+            clear_behind(i, slopes.data() + at);
+            if (const int64_t seen = clear_behind(i, kept.data() + at))
+                share_row_backward(scores.data() + at, grad_scores.data() + at, seen, all.scale,
+                                   spreads[(start + i) * all.heads + head], all.dropout, row_key(i),
+                                   uint32_t(head) << 16, kept.data() + at, slopes.data() + at);
+        }
+        for (int64_t j = 0; j < length; j += GRAIN) {
+            turn_block<GRAIN>(kept.data() + j, length, kept_turned.data() + j * length + first, length);
+            turn_block<GRAIN>(slopes.data() + j, length, slopes_turned.data() + j * length + first, length);
+        }
+    }
+
+   public:
+    Head(const Sequences& all, bool backward) : all(all), size(all.size), hidden(all.heads * all.size) {
+        const int64_t longest = all.longest(), whole = longest * size;
+        for (auto* each : {&queries, &keys, &values}) each->resize(whole);
+        for (auto* each : {&key_columns, &value_rows}) each->resize(whole / 2);
+        kept.resize(GRAIN * longest);
+        scores.resize(GRAIN * longest);
+        sums.resize(backward ? whole : GRAIN * size);
+        if (!backward) return;
+        grads.resize(whole);
+        for (auto* each : {&key_rows, &value_columns, &query_rows, &grad_rows}) each->resize(whole / 2);
+        for (auto* each : {&kept_turned, &slopes_turned}) each->resize(longest * longest);
+        slopes.resize(GRAIN * longest);
+        grad_scores.resize(GRAIN * longest);
+    }
+
+    // Goes to a head, by its number among those of all sequences.
+    void open(int64_t number) {
+        const int64_t sequence = number / all.heads;
+        head = number % all.heads, start = all.starts[sequence], n = all.lengths[sequence], length = padded(n);
+        const bfloat16 *flat = all.qkv + start * 3 * hidden + head * size, *bias = all.bias + head * size;
+        take(flat, 3 * hidden, bias, queries);
+        take(flat + hidden, 3 * hidden, bias + hidden, keys);
+        take(flat + 2 * hidden, 3 * hidden, bias + 2 * hidden, values);
+        pair_columns(keys.data(), length, size, key_columns.data());
+    }
+
+    void forward(bfloat16* context, float* spreads) {
+        pair_rows(values.data(), length, size, value_rows.data());
+        for (int64_t first = 0; first < n; first += GRAIN) {
+            score(first);
+            for (int64_t r = 0; r < GRAIN; ++r) {
+                const int64_t i = first + r, at = r * length;
+                if (const int64_t seen = clear_behind(i, kept.data() + at))
+                    spreads[(start + i) * all.heads + head] =
+                        share_row(scores.data() + at, seen, all.scale, all.dropout, row_key(i), uint32_t(head) << 16,
+                                  kept.data() + at);
+            }
+            multiply(kept.data(), length, value_rows.data(), size, sums.data(), size, GRAIN, size, length);
+            put(std::min(GRAIN, n - first), context + (start + first) * hidden + head * size, hidden, nullptr);
+        }
+    }
+
+    // `grad_bias` (3 * size): the sums over the rows of this head alone
+    void backward(const bfloat16* grad, const float* spreads, bfloat16* grad_qkv, float* grad_bias) {
+        bfloat16* flat = grad_qkv + start * 3 * hidden + head * size;
+        take(grad + start * hidden + head * size, hidden, nullptr, grads);
+        pair_columns(values.data(), length, size, value_columns.data());
+        pair_rows(keys.data(), length, size, key_rows.data());
+        pair_rows(queries.data(), length, size, query_rows.data());
+        pair_rows(grads.data(), length, size, grad_rows.data());
+        for (int64_t first = 0; first < n; first += GRAIN) {
+            score(first);
+            multiply(grads.data() + first * size, size, value_columns.data(), length, grad_scores.data(), length, GRAIN,
+                     length, size);
+            share_backward(first, spreads);
+            multiply(slopes.data(), length, key_rows.data(), size, sums.data(), size, GRAIN, size, length);
+            put(std::min(GRAIN, n - first), flat + first * 3 * hidden, 3 * hidden, grad_bias);
+        }
+        multiply(slopes_turned.data(), length, query_rows.data(), size, sums.data(), size, length, size, length);
+        put(n, flat + hidden, 3 * hidden, grad_bias + size);
+        multiply(kept_turned.data(), length, grad_rows.data(), size, sums.data(), size, length, size, length);
+        put(n, flat + 2 * hidden, 3 * hidden, grad_bias + 2 * size);
+    }
+};
+
+// Of a sequence, whose heads lie side by side in memory, if there are enough for all threads
+inline int64_t heads_at_once(int64_t count, int64_t heads, int64_t threads) {
+    return std::max<int64_t>(1, std::min(heads, count * heads / (4 * threads)));
+}
+
+// context (pieces, heads * size) = what each piece takes of its sequence; spreads is (pieces, heads)
+void tiled_attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
+                     const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
+                     bfloat16* context, float* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
+    const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
+                        float(scale), one_way != 0, count,  heads,   size};
+#pragma omp parallel num_threads(threads_for(count* heads, threads))
+    {
+        const Tiles tiles;
+        Head head(all, false);
+#pragma omp for schedule(dynamic, heads_at_once(count, heads, threads))
+        for (int64_t number = 0; number < count * heads; ++number) {
+            head.open(number);
+            head.forward(context, spreads);
+        }
+    }
+}
+
+// The gradients of queries, keys and values, and of their bias, from that of the context
+void tiled_attention_backward(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
+                              const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
+                              const bfloat16* grad, const float* spreads, bfloat16* grad_qkv, bfloat16* grad_bias,
+                              int64_t count, int64_t heads, int64_t size, int64_t threads) {
+    const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
+                        float(scale), one_way != 0, count,  heads,   size};
+    std::vector<float> sums(count * heads * 3 * size, 0.0f);  // of each head by itself: added up in a fixed order
+#pragma omp parallel num_threads(threads_for(count* heads, threads))
+    {
+        const Tiles tiles;
+        Head head(all, true);
+#pragma omp for schedule(dynamic, heads_at_once(count, heads, threads))
+        for (int64_t number = 0; number < count * heads; ++number) {
+            head.open(number);
+            head.backward(grad, spreads, grad_qkv, sums.data() + number * 3 * size);
+        }
+    }
+    for (int64_t part = 0; part < 3; ++part)
+        for (int64_t h = 0; h < heads; ++h)
+            for (int64_t d = 0; d < size; ++d) {
+                float sum = 0;
+                for (int64_t s = 0; s < count; ++s) sum += sums[((s * heads + h) * 3 + part) * size + d];
+                store(grad_bias[(part * heads + h) * size + d], sum);
+            }
+}
+
+}  // namespace
+
+#endif

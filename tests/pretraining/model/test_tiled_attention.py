@@ -1,0 +1,118 @@
+"""Attention by a processor's tiles, against a softmax written out and against our kernels in fp32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.attention import NONE, attend_plainly, furthest, gradients, inputs
+from support.pretraining_reference import random_batch
+from torch import Tensor
+
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model.attention import Grouped, Layout, Tiled, lay_out
+from pretraining.model.batch import Batch
+from pretraining.model.fused import Dropout, row_keys
+
+tiles = pytest.mark.skipif(not kernels.has_tiles(), reason="no tiles in this processor, or no compiler that knows them")
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def some_dropout(batch: Batch, spare: int = 0) -> Dropout:
+    keys = row_keys(1, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
+    return Dropout(0.3, keys, site=3).with_spare(spare)
+
+
+def found(layout: Layout, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout = NONE) -> list[Tensor]:
+    """What attention gives, and its gradients."""
+    out = layout.attend(qkv, bias, heads, dropout)
+    return [out.detach(), *gradients(out, qkv, bias)]
+
+
+@tiles
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([32, 64, 96]),
+    one_way=st.booleans(),
+)
+@example(lengths=[1, 700], heads=1, size=64, one_way=False)
+def test_attention_over_ragged_sequences(lengths: list[int], heads: int, size: int, one_way: bool) -> None:
+    batch = random_batch(lengths, 50)
+    qkv, bias = inputs(sum(lengths), heads * size, torch.bfloat16)
+    wanted = attend_plainly(batch, qkv, bias, heads, one_way)
+    theirs = [wanted.detach(), *gradients(wanted, qkv, bias)]
+    assert furthest(found(Tiled(batch.starts, batch.lengths, one_way), qkv, bias, heads), theirs) < 0.02
+
+
+@tiles
+@pytest.mark.parametrize("one_way", [False, True])
+def test_what_is_dropped_is_the_same_by_all_our_kernels(one_way: bool) -> None:
+    batch = random_batch([40, 7, 64, 130], 50)
+    qkv, bias = inputs(len(batch.pieces), 128, torch.bfloat16)
+    plain_qkv, plain_bias = (each.detach().float().requires_grad_() for each in (qkv, bias))
+    wanted = found(Grouped(batch.starts, batch.lengths, one_way), plain_qkv, plain_bias, 2, some_dropout(batch))
+    assert (
+        furthest(found(Tiled(batch.starts, batch.lengths, one_way), qkv, bias, 2, some_dropout(batch)), wanted) < 0.02
+    )
+
+
+@tiles
+def test_bits_depend_neither_on_threads_nor_on_the_order_of_their_work() -> None:
+    batch = random_batch([128, 5, 77, 40, 128, 31], 50)
+    qkv, bias = inputs(len(batch.pieces), 256, torch.bfloat16)
+    layout, dropout = Tiled(batch.starts, batch.lengths), some_dropout(batch)
+    runs = []
+    for count in (1, 2, 3, 2):
+        with threads(count):
+            runs.append(found(layout, qkv, bias, 4, dropout))
+    for again in runs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(runs[0], again, strict=True))
+
+
+@tiles
+def test_spare_rows_stay_zeros() -> None:
+    batch = random_batch([9, 30], 50)
+    qkv, bias = inputs(39 + 9, 64, torch.bfloat16)
+    out, grad, _ = found(Tiled(batch.starts, batch.lengths), qkv, bias, 2, some_dropout(batch, spare=9))
+    assert not out[39:].any()
+    assert not grad[39:].any()
+
+
+@tiles
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_what_is_no_number_stays_visible(poison: float) -> None:
+    batch, (qkv, bias) = random_batch([4], 50), inputs(4, 64, torch.bfloat16)
+    bad = qkv.detach().clone()
+    bad[2, 5] = poison
+    bad.requires_grad_()
+    out, grad, _ = found(Tiled(batch.starts, batch.lengths), bad, bias, 2)
+    assert not out.isfinite().all()
+    assert not grad.isfinite().all()
+
+
+@tiles
+def test_they_are_taken_where_heads_are_wide_enough() -> None:
+    batch = random_batch([4], 50)
+    for hidden, dtype, layout in [
+        (64, torch.bfloat16, Tiled),
+        (32, torch.bfloat16, Grouped),
+        (64, torch.float32, Grouped),
+    ]:
+        assert type(lay_out(batch.starts, batch.lengths, torch.empty(4, hidden, dtype=dtype), heads=2)) is layout
