@@ -19,7 +19,7 @@ from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, row_keys
-from pretraining.model.products import product
+from pretraining.model.products import product, product_and_past
 from pretraining.model.shape import Shape
 
 AnyEncoder = TypeVar("AnyEncoder", bound="Encoder")
@@ -57,9 +57,7 @@ class FirstLinear(Linear):
     def forward(self, x: Tensor, add_bias: bool = False) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """The product, and what goes past it; `add_bias` gives the product its bias, and the bias no gradient."""
         bias = self.bias.detach() if add_bias else None
-        if gpu.takes_products(x):
-            return gpu.product_and_past(x, self.weight, bias)
-        return product(x, self.weight, bias), x
+        return product_and_past(x, self.weight, bias)
 
 
 class AddAndNorm(nn.Module):

@@ -11,7 +11,6 @@ import warnings
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -90,14 +89,6 @@ def takes_products(x: Tensor) -> bool:
     return x.is_cuda and allowed()
 
 
-def product_and_past(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x · weightᵀ + bias, and x itself, for what goes past the product.
-
-    Backward, the product that makes the gradient of x adds that of what went past. The bias gets no gradient.
-    """
-    return _ProductAndPast.apply(x, weight, bias)
-
-
 def look_up_few(ids: Tensor, weight: Tensor) -> Tensor:
     """The rows of a weight that has few of them, whose gradient is a product with zeros and ones: PyTorch's own adds up
     all that goes to a row one after another, thousands to each."""
@@ -118,27 +109,6 @@ class _LookUpFew(torch.autograd.Function):
         aligned = -(-ctx.rows // 8) * 8  # else cuBLAS takes slower kernels
         chosen = ids[:, None] == torch.arange(aligned, device=ids.device)
         return None, (chosen.to(grad.dtype).t() @ grad)[: ctx.rows]
-
-
-class _ProductAndPast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias), x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_past: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        learns = ctx.needs_input_grad
-        grad_x = _added(grad_past, grad, weight) if learns[0] else None
-        return grad_x, grad.t() @ x if learns[1] else None, None
-
-
-def _added(gradient: Tensor, slope: Tensor, weight: Tensor) -> Tensor:
-    """gradient + slope · weight, in the place of the gradient: `addmm` alone would copy it first. Nobody else reads it
-    any more, since what comes from beside the product has gone through all that the product's own slope has."""
-    return gradient.addmm_(slope, weight) if gradient.is_contiguous() else torch.addmm(gradient, slope, weight)
 
 
 class _Gelu(torch.autograd.Function):

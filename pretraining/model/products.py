@@ -1,4 +1,4 @@
-"""Products with a weight; on a CPU with tiles, the gradient of the weight is made from operands as these want them."""
+"""Products with a weight, whose backward pass is ours on a GPU, and on a CPU that multiplies tiles."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model import gpu_operations as gpu
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.t(), with the bias where there is one, which gets no gradient then."""
-    if bias is None and torch.is_grad_enabled() and turns(x):
-        return _Product.apply(x, weight)
-    return F.linear(x, weight, bias)
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.t()"""
+    return _Product.apply(x, weight) if turns(x) and torch.is_grad_enabled() else F.linear(x, weight)
+
+
+def product_and_past(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x @ weight.t() + bias, and x itself, for what goes past the product.
+
+    Where our own backward pass takes over, the product that makes the gradient of x adds that of what went past. The
+    bias gets no gradient.
+    """
+    if gpu.takes_products(x) or (turns(x) and torch.is_grad_enabled()):
+        return _ProductAndPast.apply(x, weight, bias)
+    return F.linear(x, weight, bias), x
 
 
 def turns(x: Tensor) -> bool:
@@ -56,3 +66,24 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x, of_weight = ctx.needs_input_grad
         return grad @ weight if of_x else None, weight_gradient(grad, x) if of_weight else None
+
+
+class _ProductAndPast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias), x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_past: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, _ = ctx.needs_input_grad
+        grad_x = _added(grad_past, grad, weight) if of_x else None
+        return grad_x, weight_gradient(grad, x) if of_weight else None, None
+
+
+def _added(gradient: Tensor, slope: Tensor, weight: Tensor) -> Tensor:
+    """gradient + slope @ weight, in the place of the gradient: `addmm` alone would copy it first. Nobody else reads it
+    any more, since what comes from beside the product has gone through all that the product's own slope has."""
+    return gradient.addmm_(slope, weight) if gradient.is_contiguous() else torch.addmm(gradient, slope, weight)

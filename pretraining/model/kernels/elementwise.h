@@ -31,11 +31,34 @@ inline void gelu_row(float* x, const float* bias, float* out, int64_t width) {
     for (int64_t j = 0; j < width; ++j) gelu(x[j] + bias[j], out[j], x[j]);
 }
 
+#ifdef CLOZE_TILES
+inline __m512 load_sixteen(const bfloat16* from) {
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+}
+#endif
+
+// Looks up as many numbers of a row as come in sixteens, and returns how many. Compilers for a processor with tiles do not
+// choose the instruction that looks up sixteen at once, which takes a third of the time there.
+inline int64_t gelu_sixteens(bfloat16* x, const bfloat16* bias, bfloat16* out, int64_t width, const uint32_t* entries) {
+    int64_t j = 0;
+#ifdef CLOZE_TILES
+    for (; j + 16 <= width; j += 16) {
+        const __m512 sum = _mm512_add_ps(load_sixteen(x + j), load_sixteen(bias + j));
+        const __m256i value = (__m256i)_mm512_cvtneps_pbh(sum);
+        const __m512i entry = _mm512_i32gather_epi32(_mm512_cvtepu16_epi32(value), entries, sizeof *entries);
+        _mm256_storeu_si256((__m256i*)(out + j), _mm512_cvtepi32_epi16(entry));
+        _mm256_storeu_si256((__m256i*)(x + j), _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 16)));
+    }
+#endif
+    return j;
+}
+
 inline void gelu_row(bfloat16* x, const bfloat16* bias, bfloat16* out, int64_t width) {
     static const std::vector<uint32_t> table = gelu_of_each_bfloat16();
     const uint32_t* entries = table.data();
+    const int64_t done = gelu_sixteens(x, bias, out, width, entries);
 #pragma omp simd
-    for (int64_t j = 0; j < width; ++j) {
+    for (int64_t j = done; j < width; ++j) {
         bfloat16 value;
         store(value, load(x[j]) + load(bias[j]));
         const uint32_t entry = entries[value.bits];

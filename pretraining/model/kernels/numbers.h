@@ -16,6 +16,11 @@
 #include <omp.h>
 #endif
 
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#define CLOZE_TILES  // the processor multiplies tiles, and has vectors of 512 bits
+#endif
+
 namespace {
 
 struct bfloat16 {

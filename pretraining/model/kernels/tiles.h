@@ -7,9 +7,7 @@
 
 #include "numbers.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
-#include <immintrin.h>
-#define CLOZE_TILES
+#ifdef CLOZE_TILES
 
 namespace {
 

@@ -27,6 +27,7 @@ from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, Packed, Padded
 from pretraining.model.encoder import Layer, LayerDropouts
 from pretraining.model.fused import Dropout
+from pretraining.model.products import product_and_past
 from pretraining.objectives.declaration import build_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -103,7 +104,10 @@ def test_a_layer_on_flash_kernels_is_that_of_pytorch(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("learns", [(True, True), (False, True), (True, False)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_gradients_of_what_goes_past_a_product_are_added(learns: tuple[bool, bool], with_bias: bool) -> None:
+def test_gradients_of_what_goes_past_a_product_are_added(
+    learns: tuple[bool, bool], with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_on_a_gpu(monkeypatch)
     generator = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 4), (5, 4)))
     bias = torch.ones(5, dtype=torch.float64) if with_bias else None
@@ -114,7 +118,7 @@ def test_gradients_of_what_goes_past_a_product_are_added(learns: tuple[bool, boo
         product, past = operation(*leaves, None if bias is None else bias.to(DEVICE))
         return torch.autograd.grad(product.sin().sum() + (3 * past[1:]).cos().sum(), asked)
 
-    ours = gradients_by(gpu.product_and_past)
+    ours = gradients_by(product_and_past)
     plain = gradients_by(lambda x, weight, bias: (F.linear(x, weight, bias), x))
     for one, other in zip(ours, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
