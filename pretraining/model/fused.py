@@ -16,7 +16,6 @@ from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.products import weight_gradient
 
 MOST_LOGITS = 1 << 22
 """Logits that are in memory at once where log-probabilities alone are asked for."""
@@ -259,5 +258,5 @@ class _MaskedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
         hidden, weight, difference = ctx.saved_tensors
         grad_hidden = (difference @ weight) * grad  # a scalar in fp32, which leaves the others in their type
-        grad_weight = weight_gradient(difference, hidden * grad)
+        grad_weight = difference.t() @ (hidden * grad)
         return grad_hidden, grad_weight, difference.sum(0) * grad, None, None

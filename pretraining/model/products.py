@@ -12,6 +12,10 @@ from torch.autograd.function import once_differentiable
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_operations as gpu
 
+WIDE, WORTH = 1024, 600
+"""From which width of a weight on, and for how many multiplications to a number that is turned, turning pays: measured
+on two cores with AMX by `benchmarks/weight_gradients.py`, see benchmarks/NOTES.md."""
+
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.t()"""
@@ -38,13 +42,20 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """grad.t() @ x, (outputs, inputs), for a weight.
 
     oneDNN turns an operand of such a product around in every call, which takes about as long as the product itself on
-    tiles. Our kernel turns the narrower one; then the product is made from rows as they lie.
+    tiles. Where it pays, our kernel turns the narrower one; then the product is made from rows as they lie.
     """
-    if not turns(x):
+    if not (turns(x) and pays(len(x), grad.shape[1], x.shape[1])):
         return grad.t() @ x
     if grad.shape[1] <= x.shape[1]:
         return turned(grad) @ x
     return turned(turned(x) @ grad)
+
+
+def pays(rows: int, outputs: int, inputs: int) -> bool:
+    """Whether a weight's gradient is made sooner by turning an operand first. It decides by sizes alone, so that all
+    ranks and a run that goes on compute alike."""
+    numbers = outputs * rows if outputs <= inputs else inputs * (rows + outputs)  # that are turned: the result too
+    return max(outputs, inputs) >= WIDE and rows * outputs * inputs >= WORTH * numbers
 
 
 def turned(x: Tensor) -> Tensor:

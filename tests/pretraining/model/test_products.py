@@ -20,8 +20,9 @@ pytestmark = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ 
 
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands for a processor that multiplies tiles."""
+    """Stands for a processor that multiplies tiles, and for sizes at which turning pays."""
     monkeypatch.setattr(kernels, "has_tiles", lambda: True)
+    monkeypatch.setattr(products, "pays", lambda *_: True)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -66,6 +67,7 @@ def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) 
     # heads of 16 are too narrow for tiles, so that attention is the same
     shape = Shape(vocabulary=100, layers=2, hidden=64, heads=4, intermediate=256, positions=64)
     batch = random_batch((40, 7, 64), 100)
+    monkeypatch.setattr(products, "pays", lambda *_: True)
     found = []
     for ways in (False, True):
         monkeypatch.setattr(kernels, "has_tiles", lambda ways=ways: ways)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from pretraining.processes.environment import SPINS_ALONE, SPINS_AMONG_OTHERS, prepare_process
 
@@ -49,6 +53,37 @@ def test_threads_wait_long_only_where_nobody_else_works(
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     prepare_process(small_steps=True)
     assert os.environ["GOMP_SPINCOUNT"] == "7"
+
+
+HEAP = """
+import ctypes, resource, sys
+from pathlib import Path
+from pretraining.processes import environment
+if "limited" in sys.argv:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
+if "counted" in sys.argv:
+    environment.OVERCOMMIT = Path("overcommit")
+    environment.OVERCOMMIT.write_text("2\\n")
+environment.prepare_process()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+libc.memset(libc.malloc(1 << 26), 1, 1 << 26)
+print(Path("/proc/self/status").read_text(), Path("/proc/self/smaps_rollup").read_text())
+"""
+"""A process that prepares itself, writes 64 MiB, and prints what Linux gave it."""
+
+
+@pytest.mark.parametrize("words", [(), ("limited",), ("counted",)])
+def test_the_heap_lies_on_huge_pages_where_nobody_pays_for_it(words: tuple[str, ...], tmp_path: Path) -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[madvise]" not in setting.read_text():
+        pytest.skip("Linux gives huge pages to all, or to nobody")
+    command, place = [sys.executable, "-c", HEAP, *words], {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(command, cwd=tmp_path, env=place, capture_output=True, text=True, check=True).stdout
+    found = {name: 1024 * int(re.findall(rf"{name}:\s+(\d+) kB", said)[0]) for name in ("VmSize", "AnonHugePages")}
+    assert (found["AnonHugePages"] > 1 << 25) is (not words)
+    assert (found["VmSize"] > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2) is (not words)
 
 
 def lines(ticks: int) -> str:
