@@ -53,7 +53,8 @@ from pretraining.objectives.declaration import computed_flops, configured, num_p
 from pretraining.processes.group import choose_device
 from pretraining.reporting.hardware import matrix_rate, memory_rate, total_memory
 
-WARM_UP = 2
+WARM_UP = 5
+"""Steps that do not count: memory is written for the first time, and products get code for new numbers of rows."""
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 PATIENCE = 240.0

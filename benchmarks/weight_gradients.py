@@ -19,8 +19,7 @@ if __name__ == "__main__":
     begin()
 
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.contests import alternate
 from benchmarks.measure import FORMAT, environment, results_file, run_command, write_results
 from benchmarks.tables import matrix, show
 from data_prep.common.errors import UserError
@@ -36,7 +36,7 @@ from pretraining.model.products import pays, turned
 from pretraining.model.shape import Shape
 
 SIZES_HERE = ("mini", "small", "base", "large")
-SIDE = 2048
+SIDE, WARM_UP = 2048, 1
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,6 @@ def by_turning(grad: Tensor, x: Tensor) -> Tensor:
     return turned(grad) @ x if grad.shape[1] <= x.shape[1] else turned(turned(x) @ grad)
 
 
-def in_turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median seconds of each way."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(each[1:]) for name, each in seconds.items()}
-
-
 def compare(rows: int, outputs: int, inputs: int, rounds: int) -> dict[str, Any]:
     """The ways for a weight, as a row of the table."""
     square, grad, x = (torch.randn(shape).bfloat16() for shape in ((SIDE, SIDE), (rows, outputs), (rows, inputs)))
@@ -88,7 +77,8 @@ def compare(rows: int, outputs: int, inputs: int, rounds: int) -> dict[str, Any]
         "turned": lambda: by_turning(grad, x),
         "turning": lambda: turned(narrow),
     }
-    taken = in_turns(ways, rounds)
+    turns = alternate(ways, rounds, WARM_UP)
+    taken = {name: statistics.median(seconds) for name, seconds in turns.seconds.items()}
     ideal = taken["square"] * rows * outputs * inputs / SIDE**3
     return {
         "rows": rows,
@@ -102,8 +92,8 @@ def compare(rows: int, outputs: int, inputs: int, rounds: int) -> dict[str, Any]
 
 def measure(settings: WeightGradients, console: Console) -> None:
     """Measures, and prints the table."""
-    if settings.rounds < 2 or settings.threads < 1 or min(settings.rows, default=0) < 1:
-        raise UserError("--rounds from 2 on, --threads and --rows from 1 on")
+    if settings.rounds < 1 or settings.threads < 1 or min(settings.rows, default=0) < 1:
+        raise UserError("--rounds, --threads and --rows from 1 on")
     if not cpu_kernels.usable(torch.empty(0, dtype=torch.bfloat16)):
         raise UserError("our kernels cannot be built here; install g++")
     torch.set_num_threads(settings.threads)

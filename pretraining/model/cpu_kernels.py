@@ -62,7 +62,14 @@ def usable(tensor: Tensor) -> bool:
 @functools.cache
 def has_tiles() -> bool:
     """Whether the processor multiplies tiles (AMX), the compiler knows them, and Linux lets this process use them."""
-    return "tiled_attention_bfloat16" in _functions() and bool(torch.cpu._init_amx())
+    if "tiled_attention_bfloat16" not in _functions():
+        return False
+    permitted = bool(torch.cpu._init_amx())
+    if not permitted:
+        warnings.warn(
+            "Linux does not let this process use the processor's tiles (AMX): it will be slower", stacklevel=2
+        )
+    return permitted
 
 
 def call(name: str, first: Tensor, *arguments: Any) -> None:
