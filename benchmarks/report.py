@@ -58,6 +58,8 @@ PAGES = tuple(
 TITLES = {
     BENCHMARK: "The paper's tables",
     "throughput": "Steps of pre-training",
+    "optimizers": "Steps of optimizers",
+    "weight_gradients": "Gradients of weights",
     "scaling": "Several processes",
     "finetuning": "Fine-tuning",
     "inference": "Answers of a fine-tuned model",

@@ -261,6 +261,16 @@ def loader(found: Results) -> Iterator[ResultTable]:
     yield matrix("", rows)
 
 
+def optimizers(found: Results) -> Iterator[ResultTable]:
+    """What a step of each optimizer takes."""
+    yield matrix(f"On {found['size']}", found["rows"])
+
+
+def weight_gradients(found: Results) -> Iterator[ResultTable]:
+    """How soon gradients of weights are made in each way."""
+    yield matrix("", found["rows"])
+
+
 def recipe_scores(found: Results) -> Iterator[ResultTable]:
     """What training by a recipe took, and what its model scores."""
     training, pairs = found["training"], found["pairs"]
@@ -283,7 +293,11 @@ def recipe_scores(found: Results) -> Iterator[ResultTable]:
 
 
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
-    each.__name__: each for each in (scaling, calibration, cleanliness, parts, loader, trainer_losses, recipe_scores)
+    each.__name__: each
+    for each in (
+        *(scaling, calibration, cleanliness, parts, loader, trainer_losses),
+        *(optimizers, weight_gradients, recipe_scores),
+    )
 }
 """What is told first of a benchmark, where that is not `in_short`."""
 

@@ -101,7 +101,7 @@ def measure(settings: WeightGradients, console: Console) -> None:
     show(console, [matrix(f"Gradients of weights on {settings.threads} threads", found)])
     if not cpu_kernels.has_tiles():
         console.print("no tiles in this processor, or no compiler that knows them: the plain product is taken")
-    results = {"format": FORMAT, "benchmark": "weight-gradients", "environment": environment(["torch"])}
+    results = {"format": FORMAT, "benchmark": "weight_gradients", "environment": environment(["torch"])}
     write_results(settings.out or results_file("weight-gradients"), {**results, "rows": found})
 
 

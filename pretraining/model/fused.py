@@ -16,6 +16,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_operations as gpu
+from pretraining.model.products import rounded
 
 MOST_LOGITS = 1 << 22
 """Logits that are in memory at once where log-probabilities alone are asked for."""
@@ -246,9 +247,11 @@ class _MaskedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
     ) -> tuple[Tensor, Tensor]:
-        logits = hidden @ weight.t()
-        losses, correct = cross_entropies(logits, bias, labels, vocabulary, slopes=True)
-        ctx.save_for_backward(hidden, weight, logits)  # the last are now their gradient
+        whole = rounded(hidden)  # behind the predictions logits are zeros, and so is their gradient
+        logits = whole @ weight.t()
+        losses, correct = cross_entropies(logits[: len(hidden)], bias, labels, vocabulary, slopes=True)
+        ctx.save_for_backward(whole, weight, logits)  # the last are now their gradient
+        ctx.predictions = len(hidden)
         right = correct.sum()
         ctx.mark_non_differentiable(right)
         return losses.sum(), right
@@ -257,6 +260,8 @@ class _MaskedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
         hidden, weight, difference = ctx.saved_tensors
-        grad_hidden = (difference @ weight) * grad  # a scalar in fp32, which leaves the others in their type
+        grad_hidden = (difference @ weight)[
+            : ctx.predictions
+        ] * grad  # a scalar in fp32, which leaves the others in their type
         grad_weight = difference.t() @ (hidden * grad)
         return grad_hidden, grad_weight, difference.sum(0) * grad, None, None

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_operations as gpu
 
+TILE_ROWS = 16
 WIDE, WORTH = 1024, 600
 """From which width of a weight on, and for how many multiplications to a number that is turned, turning pays: measured
 on two cores with AMX by `benchmarks/weight_gradients.py`, see benchmarks/NOTES.md."""
@@ -36,6 +37,15 @@ def product_and_past(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> t
 def turns(x: Tensor) -> bool:
     """Whether gradients of weights are computed from an operand that is turned around before."""
     return kernels.usable(x) and x.dtype == torch.bfloat16 and x.dim() == 2 and kernels.has_tiles()
+
+
+def rounded(x: Tensor) -> Tensor:
+    """x, with rows of zeros behind it to a multiple of what a tile has; x itself where there are no tiles.
+
+    The product takes no longer. oneDNN makes code for every new number of rows, which takes several times as long.
+    """
+    spare = -len(x) % TILE_ROWS if turns(x) else 0
+    return F.pad(x, (0, 0, 0, spare)) if spare else x
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
@@ -68,15 +78,18 @@ def turned(x: Tensor) -> Tensor:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight)
+        whole = rounded(x)
+        ctx.save_for_backward(whole, weight)
+        return F.linear(whole, weight)[: len(x)]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight = ctx.needs_input_grad
-        return grad @ weight if of_x else None, weight_gradient(grad, x) if of_weight else None
+        whole = rounded(grad)
+        grad_x = (whole @ weight)[: len(grad)] if of_x else None
+        return grad_x, weight_gradient(whole, x) if of_weight else None
 
 
 class _ProductAndPast(torch.autograd.Function):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.pretraining_reference import gradient, mean_loss, random_batch
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model import products
-from pretraining.model.products import product, turned, weight_gradient
+from pretraining.model import fused, products
+from pretraining.model.products import product, rounded, turned, weight_gradient
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 
@@ -61,6 +61,37 @@ def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(found, torch.ones(32, 64, dtype=torch.bfloat16) @ weight)
     with torch.no_grad():
         assert torch.equal(product(x, weight), F.linear(x, weight))
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("rows", [1, 16, 39])
+def test_rows_that_fill_a_tile_change_nothing(rows: int) -> None:
+    x, weight = numbers(rows, 32), numbers(64, 32, seed=1)
+    slope = numbers(rows, 64, seed=2)
+    assert len(rounded(x)) == -(-rows // 16) * 16
+    found = []
+    for way in (product, F.linear):
+        leaves = [each.clone().requires_grad_() for each in (x, weight)]
+        out = way(*leaves)
+        found.append([out, *torch.autograd.grad(out, leaves, slope)])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=2**-7, atol=0.05)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("predictions", [1, 16, 21])
+def test_a_loss_is_the_same_where_rows_fill_tiles(predictions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, bias = numbers(predictions, 32), numbers(64, 32, seed=1), numbers(64, seed=2)
+    labels = torch.arange(predictions) % 60
+    found = []
+    for way in (rounded, lambda x: x):
+        monkeypatch.setattr(fused, "rounded", way)
+        leaves = [each.clone().requires_grad_() for each in (hidden, weight, bias)]
+        loss, right = fused.masked_loss(*leaves, labels, 60)
+        found.append([loss, right, *torch.autograd.grad(loss, leaves)])
+    for ours, plain in zip(*found, strict=True):
+        assert ours.shape == plain.shape
+        torch.testing.assert_close(ours, plain, rtol=2**-7, atol=0.02)
 
 
 def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,72 @@
+"""Answers for a program that waits for each of them: through a pipe, and over HTTP as docs/predicting.md shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from support.commands import wait_for
+from support.fine_tuned_models import save_models
+from support.processes import free_port
+
+from finetuning.prediction import load
+from pretraining.huggingface.weights import Kind
+
+TEXTS = ["a fine film", "", "word1 word2 xyz?"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folders: dict[Kind, Path] = save_models(tmp_path_factory)
+    return folders["classes"]
+
+
+def test_each_row_of_a_pipe_is_answered_before_the_next_is_written(model: Path) -> None:
+    command = [sys.executable, str(ROOT / "finetuning" / "predict.py"), str(model), "--flush", "--dtype", "fp32"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asked:
+        assert asked.stdin is not None
+        assert asked.stdout is not None
+        answers = []
+        for text in TEXTS:
+            asked.stdin.write(f"{text}\n")
+            asked.stdin.flush()
+            answers.append(json.loads(asked.stdout.readline()))
+        asked.stdin.close()
+        assert asked.wait(30) == 0
+    assert [each["label"] for each in answers] == [each["label"] for each in load(model, "fp32")(TEXTS)]
+
+
+def test_the_server_of_the_page_answers(model: Path, tmp_path: Path) -> None:
+    page, port = (ROOT / "docs" / "predicting.md").read_text(), free_port()
+    (code,) = (block for block in page.split("```python\n") if "HTTPServer((" in block)
+    code = code.partition("```")[0].replace("runs/seeds/sst2/model", str(model)).replace("8000", str(port))
+    assert len([line for line in code.splitlines() if line]) <= 15
+    (tmp_path / "server.py").write_text(code)
+    place = {**os.environ, "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen([sys.executable, tmp_path / "server.py"], env=place, stderr=subprocess.DEVNULL)
+
+    def ask() -> list[dict[str, object]]:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}", json.dumps(TEXTS).encode())
+        with urllib.request.urlopen(request, timeout=30) as found:
+            answers: list[dict[str, object]] = json.load(found)
+            return answers
+
+    def answers() -> bool:
+        assert server.poll() is None
+        try:
+            return len(ask()) == len(TEXTS)
+        except OSError:
+            return False
+
+    try:
+        wait_for(answers)
+        assert [each["label"] for each in ask()] == [each["label"] for each in load(model)(TEXTS)]
+    finally:
+        server.kill()
+        server.wait()
