@@ -66,9 +66,7 @@ def has_tiles() -> bool:
         return False
     permitted = bool(torch.cpu._init_amx())
     if not permitted:
-        warnings.warn(
-            "Linux does not let this process use the processor's tiles (AMX): it will be slower", stacklevel=2
-        )
+        warnings.warn("Linux forbids this process the processor's tiles (AMX): it will be slower", stacklevel=2)
     return permitted
 
 

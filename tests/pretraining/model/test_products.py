@@ -87,7 +87,7 @@ def test_a_loss_is_the_same_where_rows_fill_tiles(predictions: int, monkeypatch:
     for way in (rounded, lambda x: x):
         monkeypatch.setattr(fused, "rounded", way)
         leaves = [each.clone().requires_grad_() for each in (hidden, weight, bias)]
-        loss, right = fused.masked_loss(*leaves, labels, 60)
+        loss, right = fused.masked_loss(leaves[0], leaves[1], leaves[2], labels, 60)
         found.append([loss, right, *torch.autograd.grad(loss, leaves)])
     for ours, plain in zip(*found, strict=True):
         assert ours.shape == plain.shape
