@@ -53,12 +53,16 @@ def found(layout: Layout, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropou
     one_way=st.booleans(),
 )
 @example(lengths=[1, 700], heads=1, size=64, one_way=False)
+@example(lengths=[128], heads=1, size=32, one_way=False)
 def test_attention_over_ragged_sequences(lengths: list[int], heads: int, size: int, one_way: bool) -> None:
     batch = random_batch(lengths, 50)
     qkv, bias = inputs(sum(lengths), heads * size, torch.bfloat16)
     wanted = attend_plainly(batch, qkv, bias, heads, one_way)
-    theirs = [wanted.detach(), *gradients(wanted, qkv, bias)]
-    assert furthest(found(Tiled(batch.starts, batch.lengths, one_way), qkv, bias, heads), theirs) < 0.02
+    *theirs, their_sum = [wanted.detach(), *gradients(wanted, qkv, bias)]
+    *ours, our_sum = found(Tiled(batch.starts, batch.lengths, one_way), qkv, bias, heads)
+    assert furthest(ours, theirs) < 0.02
+    rows = float(theirs[-1].abs().sum(0).max())  # the gradient by the bias sums them up, and they nearly cancel
+    assert float((our_sum - their_sum).abs().max()) < 1e-2 * max(5, rows)
 
 
 @tiles
