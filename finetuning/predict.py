@@ -119,7 +119,7 @@ def predict(wanted: Predict) -> None:
         out: BinaryIO = stack.enter_context(replacing(wanted.out)) if wanted.out else sys.stdout.buffer
         names: list[str] = []
         for path in wanted.files:
-            at_once = path == STANDARD_INPUT and (wanted.flush or sys.stdin.isatty())
+            at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
             for answers in answer_file(model, path, wanted.format, wanted.with_input, at_once):
                 if wanted.tsv and not names:
                     names = [*columns(answers[0])]

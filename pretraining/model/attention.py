@@ -182,6 +182,7 @@ class Tiled(ByOurKernels):
     """A head of a sequence at a time, by kernels that keep nothing as large as the scores."""
 
     def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False):
+        assert kernels.has_tiles()  # asking is what lets this process use them
         self.starts, self.lengths, self.one_way = starts, torch.tensor(lengths, dtype=torch.int32), one_way
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:

@@ -260,8 +260,7 @@ class _MaskedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
         hidden, weight, difference = ctx.saved_tensors
-        grad_hidden = (difference @ weight)[
-            : ctx.predictions
-        ] * grad  # a scalar in fp32, which leaves the others in their type
+        product = (difference @ weight)[: ctx.predictions]
+        grad_hidden = product * grad  # a scalar in fp32, which leaves the others in their type
         grad_weight = difference.t() @ (hidden * grad)
         return grad_hidden, grad_weight, difference.sum(0) * grad, None, None

@@ -1,4 +1,7 @@
-"""Products with a weight, whose backward pass is ours on a GPU, and on a CPU that multiplies tiles."""
+"""Products with a weight, whose backward pass is ours on a GPU and on a CPU that multiplies tiles.
+
+On tiles, rows are rounded up too: see `rounded`.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,26 @@ on two cores with AMX by `benchmarks/weight_gradients.py`, see benchmarks/NOTES.
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.t()"""
-    return _Product.apply(x, weight) if turns(x) and torch.is_grad_enabled() else F.linear(x, weight)
+    if not _is_ours(x, weight):
+        return F.linear(x, weight)
+    out: Tensor = _Product.apply(rounded(x), weight)
+    return out[: len(x)] if len(out) > len(x) else out
 
 
 def product_and_past(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x @ weight.t() + bias, and x itself, for what goes past the product.
 
     Where our own backward pass takes over, the product that makes the gradient of x adds that of what went past. The
-    bias gets no gradient.
+    bias gets no gradient. That sum takes the place of the gradient of what went past: a hook there must copy it.
     """
-    if gpu.takes_products(x) or (turns(x) and torch.is_grad_enabled()):
+    if gpu.takes_products(x) or _is_ours(x, weight):
         return _ProductAndPast.apply(x, weight, bias)
     return F.linear(x, weight, bias), x
+
+
+def _is_ours(x: Tensor, weight: Tensor) -> bool:
+    """Whether our backward pass takes over on a CPU."""
+    return turns(x) and weight.dtype == x.dtype and torch.is_grad_enabled()
 
 
 def turns(x: Tensor) -> bool:
@@ -78,18 +89,15 @@ def turned(x: Tensor) -> Tensor:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        whole = rounded(x)
-        ctx.save_for_backward(whole, weight)
-        return F.linear(whole, weight)[: len(x)]
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight = ctx.needs_input_grad
-        whole = rounded(grad)
-        grad_x = (whole @ weight)[: len(grad)] if of_x else None
-        return grad_x, weight_gradient(whole, x) if of_weight else None
+        return grad @ weight if of_x else None, weight_gradient(grad, x) if of_weight else None
 
 
 class _ProductAndPast(torch.autograd.Function):
@@ -103,11 +111,11 @@ class _ProductAndPast(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, grad_past: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, _ = ctx.needs_input_grad
-        grad_x = _added(grad_past, grad, weight) if of_x else None
-        return grad_x, weight_gradient(grad, x) if of_weight else None, None
+        grad_weight = weight_gradient(grad, x) if of_weight else None
+        return _added(grad_past, grad, weight) if of_x else None, grad_weight, None
 
 
 def _added(gradient: Tensor, slope: Tensor, weight: Tensor) -> Tensor:
-    """gradient + slope @ weight, in the place of the gradient: `addmm` alone would copy it first. Nobody else reads it
-    any more, since what comes from beside the product has gone through all that the product's own slope has."""
+    """gradient + slope @ weight, in the place of the gradient: `addmm` alone would copy it first. No layer reads it any
+    more, since what comes from beside the product has gone through all that the product's own slope has."""
     return gradient.addmm_(slope, weight) if gradient.is_contiguous() else torch.addmm(gradient, slope, weight)

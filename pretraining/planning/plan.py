@@ -218,7 +218,7 @@ def _estimate(target: Target, phase: Phase) -> int:
 def _guesses(phases: Iterable[PhasePlan], room: Room) -> Iterator[str]:
     """What was estimated in place of the micro-batches that a run finds, and for which memory."""
     if room.on_cpu:
-        yield "activations are those of a CPU, whose attention keeps its probabilities"
+        yield "activations are those of a CPU whose attention keeps its probabilities (with AMX in bf16 it keeps none)"
     if any(planned.phase.micro_batch == "auto" for planned in phases):
         where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
         if room.on_cpu:

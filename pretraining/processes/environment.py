@@ -38,6 +38,8 @@ badly, and segments of fixed sizes fill with gaps."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 NEVER, PAD = -1, 1 << 26
 HUGE_PAGE, MADV_HUGEPAGE = 1 << 21, 14  # the latter of mman.h
+MOST_HEAP = 1 << 34
+PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 """Says with a 2 that memory counts as taken when it is asked for."""
 PASSED_ON = (
@@ -63,8 +65,18 @@ def prepare_process(small_steps: bool = False) -> None:
         return  # not glibc
     for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, PAD)):
         mallopt(option, value)
-    if _address_space_is_free():
-        _ask_for_huge_pages(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    if _gives_huge_pages() and _address_space_is_free():
+        _ask_for_huge_pages(min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2, MOST_HEAP))
+
+
+def _gives_huge_pages() -> bool:
+    """Whether Linux gives pages of 2 MiB to those that ask, and glibc's malloc is the one that is asked."""
+    if {"LD_PRELOAD", "MALLOC_PERTURB_"} & {*os.environ}:
+        return False
+    with suppress(OSError, ValueError):
+        modes, size = (PAGES / name for name in ("enabled", "hpage_pmd_size"))
+        return "[madvise]" in modes.read_text() and int(size.read_text()) == HUGE_PAGE
+    return False
 
 
 def _address_space_is_free() -> bool:
@@ -76,9 +88,9 @@ def _address_space_is_free() -> bool:
 
 
 def _ask_for_huge_pages(size: int) -> None:
-    """Lets the heap lie on pages of 2 MiB as far as so many bytes, where Linux gives them to those that ask: looking up
-    where small pages lie takes 5 to 10% of a step (base, on 2 cores with AMX). The heap grows by so much, and Linux
-    is told; it gives memory when that is first written, as before."""
+    """Lets the first so many bytes of the heap lie on huge pages: looking up where small ones lie takes 5 to 10% of a
+    step (base, on 2 cores with AMX). The heap grows by them, and Linux is told of it. It gives memory when that is
+    first written; `calloc` writes all of its own at once, since the heap is not new to it any more."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes, libc.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -13,7 +13,8 @@
 
 namespace {
 
-constexpr int64_t AHEAD = 16, LINE = 32;  // rows that are asked of memory before they are read, and numbers that come at once
+constexpr int64_t AHEAD = 16;  // how many rows before it is read memory is asked for a row
+constexpr int64_t LINE = 32;   // numbers that memory gives at once
 
 inline int64_t padded(int64_t length) { return (length + GRAIN - 1) / GRAIN * GRAIN; }
 
@@ -84,7 +85,7 @@ class Head {
     void take(const bfloat16* flat, int64_t width, const bfloat16* bias, std::vector<bfloat16>& out) const {
         bfloat16* to = out.data();
         for (int64_t i = 0; i < n; ++i) {
-            prefetch(flat + (i + AHEAD) * width);
+            prefetch(flat + std::min(i + AHEAD, n - 1) * width);
             if (bias)
                 for (int64_t d = 0; d < size; ++d) store(to[i * size + d], load(flat[i * width + d]) + load(bias[d]));
             else

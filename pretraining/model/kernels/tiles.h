@@ -23,7 +23,7 @@ struct alignas(64) TileSizes {
 class Tiles {
    public:
     Tiles() {
-        const TileSizes sizes;
+        static constexpr TileSizes sizes;
         _tile_loadconfig(&sizes);
     }
     ~Tiles() { _tile_release(); }
@@ -34,6 +34,7 @@ class Tiles {
 // out (32, 32), rows `out_width` apart = left (32, terms) @ right (terms / 2 rows of pairs)
 inline void multiply_block(const bfloat16* left, int64_t left_width, const uint32_t* right, int64_t right_width,
                            float* out, int64_t out_width, int64_t terms) {
+    asm volatile("" ::: "memory");  // GCC up to 13 does not know that tiles are read from memory
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);

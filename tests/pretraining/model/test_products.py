@@ -11,7 +11,7 @@ from support.pretraining_reference import gradient, mean_loss, random_batch
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import fused, products
-from pretraining.model.products import product, rounded, turned, weight_gradient
+from pretraining.model.products import product, product_and_past, rounded, turned, weight_gradient
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 
@@ -115,3 +115,29 @@ def test_a_processor_whose_tiles_linux_forbids_has_none(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
     with pytest.warns(UserWarning, match="Linux forbids this process the processor's tiles"):
         assert not kernels.has_tiles.__wrapped__()
+
+
+@pytest.mark.usefixtures("tiles")
+def test_the_weight_learns_from_the_gradient_as_it_came() -> None:
+    """Also where the product and what goes past it get one and the same gradient, which the sum replaces."""
+    x, weight, slope = numbers(32, 64).requires_grad_(), numbers(64, 64, seed=1).requires_grad_(), numbers(32, 64)
+    out, past = product_and_past(x, weight)
+    found = torch.autograd.grad(out + past, [x, weight], slope.clone())
+    wanted = torch.autograd.grad(F.linear(x, weight) + x, [x, weight], slope)
+    for ours, plain in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=2**-6, atol=0.1)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_weights_of_another_type_are_left_to_torch() -> None:
+    x, weight = numbers(5, 16), torch.randn(64, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        product(x, weight).sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+
+
+@pytest.mark.usefixtures("tiles")
+def test_a_product_may_be_changed_in_place_whatever_its_rows() -> None:
+    for rows in (5, 16):
+        out = product(numbers(rows, 16).requires_grad_(), numbers(64, 16))
+        out.add_(1)
