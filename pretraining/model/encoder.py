@@ -128,8 +128,8 @@ class FeedForward(nn.Module):
         self.norm = AddAndNorm(shape.hidden, shape.epsilon)
 
     def forward(self, x: Tensor, dropout: Dropout) -> Tensor:
-        product, past = self.inner(x)
-        inner = gelu(product, self.inner.bias)
+        inner, past = self.inner(x)
+        inner = gelu(inner, self.inner.bias)
         return self.norm(self.output(inner), self.output.bias, past, dropout)
 
 
