@@ -14,8 +14,8 @@ it takes another optimizer, which copies each gradient several times. Here, in b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +25,12 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 
+from pretraining.engine.buckets import make_buckets
 from pretraining.engine.clipping import clipping, sum_of_squares
-from pretraining.engine.joining import Joining, Share
-from pretraining.model import cpu_kernels as kernels
+from pretraining.engine.joining import Joining
+from pretraining.engine.neighbours import Neighbours, find_neighbours
+from pretraining.model.fused import TAKES_ROWS
+from pretraining.processes.group import wait_for_all
 
 BUCKET_SIZE = 1 << 24
 """Elements of a bucket: enough for a network to run at full speed, few enough that many are under way."""
@@ -38,95 +41,13 @@ def stays_on_device(number: Tensor) -> bool:
     return number.is_cuda
 
 
-class Bucket:
-    """Neighbouring parameters, whose gradients are added up and joined together."""
-
-    def __init__(self, sums: Tensor, views: dict[int, Tensor], shares: Sequence[Share]):
-        """`sums` is their slice of the flat tensor, and `views` each parameter's part of it by its number.
-
-        The slice with the last parameters goes on to the end of the flat tensor, which is zeros.
-        """
-        self.sums, self.views, self.shares = sums, views, shares
-        self.gathers = sums.device.type != "cpu"
-        """whether gradients are kept until all have come: launching a large operation costs no more than a small one"""
-        self.kept: dict[int, Tensor] = {}
-        self.came: set[int] = set()
-        """parameters that have got a gradient in this backward pass"""
-        self.summed: set[int] = set()
-        """parameters of which `sums` holds a sum of this step; what it holds of others is of an earlier one"""
-
-    def take(self, number: int, gradient: Tensor) -> None:
-        """Takes the gradient of a parameter in this backward pass."""
-        if number in self.kept:
-            self.add_kept()
-        self.came.add(number)
-        self.kept[number] = gradient.reshape(-1)
-        if not self.gathers or self.is_full:
-            self.add_kept()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether all parameters have got a gradient in this backward pass."""
-        return len(self.came) == len(self.views)
-
-    def add_kept(self) -> None:
-        """Adds the gradients that are kept to the sums, all at once where all are there."""
-        alike = len(self.summed) in (0, len(self.views))
-        if self.gathers and alike and len(self.kept) == len(self.views):
-            together = torch.cat([self.kept[number] for number in self.views])
-            _add(together, self.sums[: len(together)], adds=bool(self.summed))
-        else:
-            for number, gradient in self.kept.items():
-                _add(gradient, self.views[number], adds=number in self.summed)
-        self.summed.update(self.kept)
-        self.kept.clear()
-
-    def end_pass(self) -> None:
-        """Ends a backward pass."""
-        self.add_kept()
-        self.came.clear()
-
-    def complete(self) -> None:
-        """Ends the sums of a step: parameters without any gradient have 0."""
-        self.add_kept()
-        for number in self.views.keys() - self.summed:
-            self.views[number].zero_()
-
-    def forget(self) -> None:
-        """Begins a step."""
-        for known in (self.kept, self.came, self.summed):
-            known.clear()
-
-
-def _add(gradient: Tensor, sums: Tensor, adds: bool) -> None:
-    if kernels.usable(gradient):
-        kernels.call("add_gradient", gradient, sums, len(sums), int(adds))
-    elif adds:
-        sums.add_(gradient)
-    else:
-        sums.copy_(gradient)
-
-
-def make_buckets(flat: Tensor, sizes: Sequence[int], ranks: int, limit: int) -> Iterator[Bucket]:
-    """Cuts a flat tensor of parameters of these sizes into buckets; the last come first, as in a backward pass."""
-    ends, share = list(accumulate(sizes)), flat.numel() // ranks
-    stop = len(sizes)
-    while stop:
-        first = stop - 1
-        while first and ends[stop - 1] - (ends[first - 1] - sizes[first - 1]) <= limit:
-            first -= 1
-        begin, end = ends[first] - sizes[first], ends[stop - 1] if stop < len(sizes) else flat.numel()
-        views = {number: flat[ends[number] - sizes[number] : ends[number]] for number in range(first, stop)}
-        owners = range(begin // share, (end - 1) // share + 1)
-        cuts = [(owner, max(begin, owner * share), min(end, (owner + 1) * share)) for owner in owners]
-        yield Bucket(flat[begin:end], views, [Share(owner, flat[low:high]) for owner, low, high in cuts])
-        stop = first
-
-
 class Zero1(BF16_Optimizer):  # type: ignore[misc]
     """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients; it does for fp32 too."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, engine: DeepSpeedEngine):
+        self.wire: torch.dtype = engine.communication_data_type
+        """the type of numbers in which gradients go from rank to rank"""
+        self._neighbours = self._find_shorter_ways(optimizer)
         super().__init__(
             optimizer,
             engine.param_names,
@@ -136,8 +57,6 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             dp_process_group=engine.seq_data_parallel_group,
             grad_acc_dtype=torch.float32,
         )
-        self.wire: torch.dtype = engine.communication_data_type
-        """the type of numbers in which gradients go from rank to rank"""
         self._under_way: list[Joining] = []
         self._sent = 0
         """how many buckets are under way or joined"""
@@ -145,13 +64,27 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         self._ranks = dist.get_world_size(self._group)
         found = []
         for group, flat in enumerate(self.fp32_groups_gradients_flat):
-            sizes = [parameter.numel() for parameter in self.bf16_groups[group]]
-            for bucket in make_buckets(flat, sizes, self._ranks, BUCKET_SIZE):
+            shapes = [parameter.shape for parameter in self.bf16_groups[group]]
+            for bucket in make_buckets(flat, shapes, self._ranks, BUCKET_SIZE):
                 found.append((bucket.sums.storage_offset() / flat.numel(), group, bucket))
         found.sort(key=lambda each: -each[0])
         self._buckets = [bucket for *_, bucket in found]
         """all buckets, in about the order in which a backward pass fills them; every rank joins them in this order"""
         self._bucket_of = {(group, number): bucket for _, group, bucket in found for number in bucket.views}
+
+    def _find_shorter_ways(self, optimizer: torch.optim.Optimizer) -> Neighbours | None:
+        """Finds out what CPUs can do better: take rows instead of tables, and memory instead of sockets."""
+        parameters = [*chain.from_iterable(group["params"] for group in optimizer.param_groups)]
+        if any(parameter.device.type != "cpu" for parameter in parameters):
+            return None
+        for parameter in parameters:
+            setattr(parameter, TAKES_ROWS, True)
+        return find_neighbours(parameters, BUCKET_SIZE) if self.wire == torch.float32 else None
+
+    def _flatten_dense_tensors_aligned(self, tensors: Sequence[Tensor], alignment: int) -> Tensor:
+        """Lays weights end to end; DeepSpeed calls it before it lets the parameters be views of them."""
+        flat: Tensor = super()._flatten_dense_tensors_aligned(tensors, alignment)
+        return flat if self._neighbours is None else self._neighbours.have_in_common(flat)
 
     def accumulate_hp_grads_and_remove_lp(self, parameter: Tensor, group: int, number: int) -> None:
         """Takes a gradient that is ready; DeepSpeed calls it in a backward pass."""
@@ -159,7 +92,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         assert parameter.grad is not None
         bucket.take(number, parameter.grad)
         parameter.grad = None
-        if bucket.is_full and self.is_gradient_accumulation_boundary():
+        if bucket.is_full and self.is_gradient_accumulation_boundary() and self._neighbours is None:
             while self._sent < len(self._buckets) and self._buckets[self._sent].is_full:
                 self._send_next()
 
@@ -170,6 +103,11 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
     def reduce_gradients(self, **_: Any) -> None:
         """Joins the gradients of all ranks; DeepSpeed calls it after the last backward pass of a step."""
+        if self._neighbours is not None:
+            for bucket in self._buckets:
+                bucket.complete()
+            self._neighbours.join(self._buckets)
+            return
         while self._sent < len(self._buckets):
             self._send_next()
         for joining in self._under_way:
@@ -183,6 +121,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         self._sent += 1
         bucket.complete()
         if self._ranks > 1:
+            bucket.rows.clear()  # others have other rows
             self._under_way.append(Joining(bucket.sums, bucket.shares, self.wire, self._group))
 
     @torch.no_grad()
@@ -207,6 +146,15 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             self._lazy_init_hp_params_optimizer_state()
             self.update_lp_params()
         self.clear_hp_grads()
+
+    def update_lp_params(self) -> None:
+        """Rounds this rank's share of the weights, and gives it to the others, who may have it in common already."""
+        if self._neighbours is None:
+            super().update_lp_params()
+            return
+        for shares, own in zip(self.bf16_partitioned_groups, self.fp32_groups_flat_partition, strict=True):
+            shares[self._neighbours.rank].copy_(own)
+        wait_for_all()
 
     def _norm(self) -> Tensor | float:
         """The norm of the sum of all ranks' gradients, over all weights; it stays on a GPU."""

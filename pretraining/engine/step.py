@@ -62,7 +62,7 @@ def train_step(
     asked, which must say the same on all ranks; where it says yes, GivenUpError is raised.
     """
     engine.model.dropout_seed = seeds.dropout
-    torch.manual_seed(seeds.generator)
+    _seed(engine.device, seeds.generator)
     losses, outputs = [], []
     for number, batch in enumerate(batches.micro):
         mark()
@@ -76,6 +76,15 @@ def train_step(
     engine.step(learning_rate)
     mark()
     return StepResult(losses, outputs, engine.gradient_norm)
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seeds the generators that a step may draw from. Where there is no GPU, `torch.manual_seed` would keep a note for
+    each kind of them, with the stack of its caller, at every step."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def _detached(output: Any) -> Any:

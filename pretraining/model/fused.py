@@ -18,6 +18,8 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.products import rounded
 
+TAKES_ROWS = "takes_rows"
+"""The attribute of a table of which whoever adds up gradients can take some rows, as a sparse tensor; others are 0."""
 MOST_LOGITS = 1 << 22
 """Logits that are in memory at once where log-probabilities alone are asked for."""
 
@@ -94,7 +96,7 @@ def drop(x: Tensor, dropout: Dropout) -> Tensor:
 def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """The sum of the rows that the ids of pieces, positions and segments name."""
     if word.device.type == "cpu":
-        return _Embed.apply(word, position, segment, *ids)
+        return _Embed.apply(word, position, segment, getattr(word, TAKES_ROWS, False), *ids)
     pieces, positions, segments = ids
     look_up = gpu.look_up_few if gpu.takes_products(word) else F.embedding
     return F.embedding(pieces, word) + look_up(positions, position) + look_up(segments, segment)
@@ -217,9 +219,10 @@ class _Embed(torch.autograd.Function):
     """PyTorch's own backward pass adds up in bfloat16 on a CPU: a sum of thousands of rows stands still."""
 
     @staticmethod
-    def forward(ctx: Any, word: Tensor, position: Tensor, segment: Tensor, *ids: Tensor) -> Tensor:
+    def forward(ctx: Any, word: Tensor, position: Tensor, segment: Tensor, takes_rows: bool, *ids: Tensor) -> Tensor:
         pieces, positions, segments = ids
         ctx.save_for_backward(*ids)
+        ctx.takes_rows = takes_rows
         ctx.sizes = len(word), len(position), len(segment)
         return word[pieces].add_(position[positions]).add_(segment[segments])
 
@@ -234,10 +237,16 @@ class _Embed(torch.autograd.Function):
         pieces, positions, segments = ctx.saved_tensors
         num_words, num_positions, num_segments = ctx.sizes
         found, where = pieces.unique(return_inverse=True)
-        words = grad.new_zeros(num_words, grad.shape[1])
-        words[found] = sums(len(found), where).to(grad.dtype)
+        words = torch.sparse_coo_tensor(
+            found[None],
+            sums(len(found), where).to(grad.dtype),
+            (num_words, grad.shape[1]),
+            check_invariants=False,
+            is_coalesced=True,
+        )
         others = sums(num_positions, positions), sums(num_segments, segments)
-        return words, *(each.to(grad.dtype) for each in others), None, None, None
+        told = words if ctx.takes_rows else words.to_dense()
+        return told, *(each.to(grad.dtype) for each in others), None, None, None, None
 
 
 class _MaskedLoss(torch.autograd.Function):

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from data_prep.common.launchers import World
 from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine import gradients as gradients
+from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.gradients import Bucket, make_buckets
 from pretraining.processes.group import connect, disconnect
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=9)
@@ -31,7 +31,7 @@ SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=9)
 def test_buckets_hold_every_element_once_and_know_whose_it_is(sizes: list[int], ranks: int, limit: int) -> None:
     share = -(-sum(sizes) // ranks)
     flat = torch.arange(ranks * share, dtype=torch.float32)
-    buckets = list(make_buckets(flat, sizes, ranks, limit))
+    buckets = list(make_buckets(flat, [(size,) for size in sizes], ranks, limit))
     numbers = [number for bucket in reversed(buckets) for number in bucket.views]
     assert numbers == list(range(len(sizes)))
     held = torch.cat([bucket.sums for bucket in reversed(buckets)])
@@ -48,7 +48,7 @@ def test_buckets_hold_every_element_once_and_know_whose_it_is(sizes: list[int], 
 def bucket_of(sizes: Sequence[int], gathers: bool) -> Bucket:
     """One bucket, whose sums are of an earlier step."""
     flat = torch.full((sum(sizes),), 1000.0)
-    (bucket,) = make_buckets(flat, sizes, 1, 10**6)
+    (bucket,) = make_buckets(flat, [(size,) for size in sizes], 1, 10**6)
     bucket.gathers = gathers  # as on a GPU
     return bucket
 
@@ -147,9 +147,11 @@ def moved(dtype: str, clip: float, gathers: bool = False, **deepspeed: Any) -> l
 def on_ranks() -> dict[str, Any]:
     """What a rank finds with buckets of a few parameters, clipped and not, and with bf16 between the ranks."""
     connect_ranks()
-    sent = watch_sending()
     gradients.BUCKET_SIZE = 40
-    found: dict[str, Any] = {
+    sent = watch_sending()
+    found: dict[str, Any] = {"neighbours": moved("bf16", 0.0), "clipped neighbours": moved("bf16", 2.0)}
+    vars(gradients)["find_neighbours"] = lambda *_: None  # as on two machines
+    found |= {
         "gathered": moved("bf16", 0.0, gathers=True),
         "bf16": moved("bf16", 0.0),
         "fp32": moved("fp32", 0.0),
@@ -195,7 +197,7 @@ def wanted_gradient(step: int, ranks: int) -> dict[str, Tensor]:
     return sums
 
 
-@pytest.mark.parametrize("kind", ["bf16", "gathered", "fp32", "bf16 between ranks"])
+@pytest.mark.parametrize("kind", ["bf16", "gathered", "fp32", "bf16 between ranks", "neighbours"])
 @pytest.mark.parametrize("step", [0, 1, 3, 4])
 def test_the_gradients_of_ranks_are_added(ranks: list[dict[str, Any]], step: int, kind: str) -> None:
     """Also where a rank has none for a parameter, in a step or at all, and after a step that was left out."""
@@ -208,13 +210,14 @@ def test_the_gradients_of_ranks_are_added(ranks: list[dict[str, Any]], step: int
             torch.testing.assert_close(steps[name], part, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["clipped", "clipped neighbours"])
 @pytest.mark.parametrize("step", [0, 1, 3])
-def test_they_are_clipped_by_their_common_norm(ranks: list[dict[str, Any]], step: int) -> None:
+def test_they_are_clipped_by_their_common_norm(ranks: list[dict[str, Any]], step: int, kind: str) -> None:
     wanted = wanted_gradient(step, len(ranks))
     norm = math.sqrt(sum(float(part.square().sum()) for part in wanted.values()))
     assert norm > 2.0, "nothing is clipped"
     for found in ranks:
-        steps, told = found["clipped"][step]
+        steps, told = found[kind][step]
         assert told == pytest.approx(norm, rel=1e-6)
         for name, part in wanted.items():
             torch.testing.assert_close(steps[name], part * 2.0 / norm, rtol=1e-4, atol=1e-5)
@@ -231,12 +234,13 @@ def test_a_rank_marks_that_its_own_gradients_are_there_before_it_waits(ranks: li
     """Otherwise nobody could say for which rank the others wait."""
     for rank, found in enumerate(ranks):
         once = [turn for step in USES for turn in (*["own"] * len(step[rank % 2]), "others")]
-        assert found["turns"] == once * 5
+        assert found["turns"] == once * 7
 
 
-def test_a_step_whose_gradient_is_not_finite_is_left_out_on_every_rank(ranks: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("kind", ["bf16", "neighbours"])
+def test_a_step_whose_gradient_is_not_finite_is_left_out_on_every_rank(ranks: list[dict[str, Any]], kind: str) -> None:
     for found in ranks:
-        steps, told = found["bf16"][2]
+        steps, told = found[kind][2]
         assert math.isinf(told)
         assert not any(bool(part.any()) for part in steps.values())
 

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from pretraining.engine import joining
-from pretraining.engine.gradients import make_buckets
+from pretraining.engine.buckets import make_buckets
 from pretraining.engine.joining import Joining
 from pretraining.processes.group import disconnect
 
 SIZES = [30, 7, 1, 64, 12, 5]
+SHAPES = [(size,) for size in SIZES]
 WHOLE = 10**6
 """a bucket that holds any flat tensor"""
 
@@ -70,7 +71,7 @@ def joined(limit: int, wire: torch.dtype) -> Tensor:
     share = -(-sum(SIZES) // ranks) + 1  # more than the parameters fill
     flat = torch.zeros(ranks * share)
     flat[: sum(SIZES)] = torch.arange(sum(SIZES)) * (rank + 1.0)
-    going = [Joining(each.sums, each.shares, wire, None) for each in make_buckets(flat, SIZES, ranks, limit)]
+    going = [Joining(each.sums, each.shares, wire, None) for each in make_buckets(flat, SHAPES, ranks, limit)]
     for each in going:
         each.finish()
     return flat[rank * share : (rank + 1) * share]
@@ -126,7 +127,7 @@ def test_launches_do_not_depend_on_the_ranks(count: int) -> None:
             mock.patch.object(joining, "launches_together", return_value=True),
             mock.patch.object(joining, "_coalescing_manager", wraps=_coalescing_manager) as together,
         ):
-            for bucket in make_buckets(flat, sizes, count, 16_777):
+            for bucket in make_buckets(flat, [(size,) for size in sizes], count, 16_777):
                 Joining(bucket.sums, bucket.shares, torch.float32, None).finish()
     finally:
         dist.destroy_process_group()

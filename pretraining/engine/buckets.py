@@ -1,0 +1,143 @@
+"""The sums of a step's gradients: neighbouring parameters in a bucket, whose sums lie end to end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from pretraining.engine.joining import Share
+from pretraining.model import cpu_kernels as kernels
+
+
+class Bucket:
+    """Neighbouring parameters, whose gradients are added up and joined together."""
+
+    def __init__(self, sums: Tensor, views: dict[int, Tensor], shares: Sequence[Share]):
+        """`sums` is their slice of the flat tensor, and `views` each parameter's part of it by its number, in the
+        parameter's shape.
+
+        The slice with the last parameters goes on to the end of the flat tensor, which is zeros.
+        """
+        self.sums, self.views, self.shares = sums, views, shares
+        self.gathers = sums.device.type != "cpu"
+        """whether gradients are kept until all have come: launching a large operation costs no more than a small one"""
+        self.kept: dict[int, Tensor] = {}
+        self.came: set[int] = set()
+        """parameters that have got a gradient in this backward pass"""
+        self.summed: set[int] = set()
+        """parameters of which `sums` holds a sum of this step; what it holds of others is of an earlier one"""
+        self.rows: dict[int, Tensor] = {}
+        """of tables whose sums are zeros but for a few rows: these rows, each once"""
+
+    def take(self, number: int, gradient: Tensor) -> None:
+        """Takes the gradient of a parameter in this backward pass."""
+        if number in self.kept:
+            self.add_kept()
+        self.came.add(number)
+        self.kept[number] = gradient if gradient.is_sparse else gradient.reshape(-1)
+        if not self.gathers or self.is_full:
+            self.add_kept()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all parameters have got a gradient in this backward pass."""
+        return len(self.came) == len(self.views)
+
+    def add_kept(self) -> None:
+        """Adds the gradients that are kept to the sums, all at once where all are there."""
+        alike = len(self.summed) in (0, len(self.views))
+        if self.gathers and alike and len(self.kept) == len(self.views):
+            together = torch.cat([self.kept[number] for number in self.views])
+            _add(together, self.sums[: len(together)], adds=bool(self.summed))
+        else:
+            for number, gradient in self.kept.items():
+                self._add(number, gradient)
+        self.summed.update(self.kept)
+        self.kept.clear()
+
+    def _add(self, number: int, gradient: Tensor) -> None:
+        if gradient.is_sparse:
+            self.add_rows(number, gradient._indices()[0], gradient._values(), adds=number in self.summed)
+        else:
+            self.rows.pop(number, None)
+            _add(gradient, self.views[number].view(-1), adds=number in self.summed)
+
+    def add_rows(self, number: int, which: Tensor, rows: Tensor, adds: bool = True) -> None:
+        """Adds to some rows of a table, or takes them instead of all that its sums hold."""
+        table, touched = self.views[number], self.rows.get(number)
+        if not adds:
+            table.zero_() if touched is None else table.index_fill_(0, touched, 0.0)
+            self.rows[number] = torch.unique(which)
+        elif touched is not None:
+            self.rows[number] = torch.unique(torch.cat([touched, which]))
+        table.index_add_(0, which, rows.float())
+
+    def place(self, number: int) -> slice:
+        """Where the sums of a parameter lie among those of the bucket."""
+        begin = self.views[number].storage_offset() - self.sums.storage_offset()
+        return slice(begin, begin + self.views[number].numel())
+
+    def parts_of(self, share: Share, without: Container[int]) -> Iterator[slice]:
+        """What a share has of the bucket's parameters, in as few parts as there are without some of them."""
+        low = share.sums.storage_offset() - self.sums.storage_offset()
+        begin = end = low
+        for number in self.views:
+            place = self.place(number)
+            if number in without:
+                if begin < end:
+                    yield slice(begin, end)
+                begin = end = max(low, min(place.stop, low + len(share.sums)))
+            else:
+                end = max(low, min(place.stop, low + len(share.sums)))
+        if begin < end:
+            yield slice(begin, end)
+
+    def end_pass(self) -> None:
+        """Ends a backward pass."""
+        self.add_kept()
+        self.came.clear()
+
+    def complete(self) -> None:
+        """Ends the sums of a step: parameters without any gradient have 0."""
+        self.add_kept()
+        for number in self.views.keys() - self.summed:
+            self.rows.pop(number, None)
+            self.views[number].zero_()
+
+    def forget(self) -> None:
+        """Begins a step."""
+        for known in (self.kept, self.came, self.summed):
+            known.clear()
+
+
+def _add(gradient: Tensor, sums: Tensor, adds: bool) -> None:
+    if kernels.usable(gradient):
+        kernels.call("add_gradient", gradient, sums, len(sums), int(adds))
+    elif adds:
+        sums.add_(gradient)
+    else:
+        sums.copy_(gradient)
+
+
+def make_buckets(flat: Tensor, shapes: Sequence[Sequence[int]], ranks: int, limit: int) -> Iterator[Bucket]:
+    """Cuts a flat tensor of parameters of these shapes into buckets; the last come first, as in a backward pass."""
+    sizes = [math.prod(shape) for shape in shapes]
+    ends, share = list(accumulate(sizes)), flat.numel() // ranks
+    stop = len(sizes)
+    while stop:
+        first = stop - 1
+        while first and ends[stop - 1] - (ends[first - 1] - sizes[first - 1]) <= limit:
+            first -= 1
+        begin, end = ends[first] - sizes[first], ends[stop - 1] if stop < len(sizes) else flat.numel()
+        views = {
+            number: flat[ends[number] - sizes[number] : ends[number]].view(*shapes[number])
+            for number in range(first, stop)
+        }
+        owners = range(begin // share, (end - 1) // share + 1)
+        cuts = [(owner, max(begin, owner * share), min(end, (owner + 1) * share)) for owner in owners]
+        yield Bucket(flat[begin:end], views, [Share(owner, flat[low:high]) for owner, low, high in cuts])
+        stop = first

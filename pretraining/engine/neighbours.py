@@ -1,0 +1,177 @@
+"""Ranks of one machine have their weights in common and read one another's gradients in memory.
+
+Between sockets, each number would be copied four times on its way. Here each rank has a room that the others can enter.
+It shows its gradients there, waits until all have come, and reads what the others show. The weights lie in the room of
+rank 0: each rank writes its own share of them, when nobody reads. Ranks wait by a message of gloo, which notices when
+one has died. A room has no name in the file system, and ends with the processes that have entered it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pretraining.engine.buckets import Bucket
+from pretraining.processes.group import gather, place, wait_for_all
+
+WHOLE = -1
+"""Noted of a parameter that is shown whole, where of others the number of their rows is."""
+ALIGNED = 64
+"""Bytes of which the parts of a room are multiples."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+TOKEN = 16
+"""Bytes at the end of a room by which its owner is known."""
+
+
+class Spot(NamedTuple):
+    """Where in a room a bucket begins."""
+
+    sums: int
+    notes: int
+
+
+class Neighbours:
+    """The ranks of a run that has one machine, and their rooms."""
+
+    def __init__(self, rooms: Sequence[Tensor], numbers: int, notes: int, rank: int) -> None:
+        """A room of bytes of each rank has space for so many numbers in fp32, and notes in int64."""
+        ends = _aligned(8 * notes), _aligned(8 * notes) + _aligned(4 * numbers)
+        self.notes = [room[: ends[0]].view(torch.int64) for room in rooms]
+        self.sums = [room[ends[0] : ends[1]].view(torch.float32) for room in rooms]
+        self._left = rooms[0][ends[1] :]
+        self.rank, self.others = rank, [other for other in range(len(rooms)) if other != rank]
+
+    def have_in_common(self, weights: Tensor) -> Tensor:
+        """Puts weights where all ranks find them, of whom rank 0 brings them."""
+        mine = weights.view(-1).view(torch.uint8)
+        common, self._left = self._left[: len(mine)], self._left[_aligned(len(mine)) :]
+        if self.rank == 0:
+            common.copy_(mine)
+        wait_for_all()
+        return common.view(weights.dtype).view_as(weights)
+
+    def join(self, buckets: Sequence[Bucket]) -> None:
+        """Adds to this rank's shares of the buckets the sums of the others. All ranks must have met again, in whatever
+        they do together, before this is called once more."""
+        for number, load in enumerate(self._loads(buckets)):
+            if number:
+                wait_for_all()  # the others have read the one before
+            for bucket, spot in load:
+                self._show(bucket, spot)
+            wait_for_all()
+            for other in self.others:
+                for bucket, spot in load:
+                    self._add(bucket, spot, other)
+
+    def _loads(self, buckets: Sequence[Bucket]) -> Iterator[list[tuple[Bucket, Spot]]]:
+        """The buckets that a room has space for at once, each with its spot in it."""
+        load: list[tuple[Bucket, Spot]] = []
+        sums = notes = 0
+        for bucket in buckets:
+            if sums + len(bucket.sums) > len(self.sums[0]):
+                yield load
+                load, sums, notes = [], 0, 0
+            load.append((bucket, Spot(sums, notes)))
+            sums, notes = sums + len(bucket.sums), notes + most_notes(bucket.views.values())
+        yield load
+
+    def _show(self, bucket: Bucket, spot: Spot) -> None:
+        """Shows the others their shares of this rank's sums, and of some tables only the rows that are not zeros."""
+        sums, notes = self.sums[self.rank][spot.sums :], self.notes[self.rank][spot.notes :]
+        counts = [len(bucket.rows[number]) if number in bucket.rows else WHOLE for number in bucket.views]
+        told = torch.cat(
+            [torch.tensor(counts), *(bucket.rows[number] for number in bucket.views if number in bucket.rows)]
+        )
+        notes[: len(told)] = told
+        for number, rows in bucket.rows.items():
+            table = bucket.views[number]
+            sums[bucket.place(number)].view_as(table)[rows] = table[rows]
+        for share in bucket.shares:
+            if share.owner != self.rank:
+                for part in bucket.parts_of(share, without=bucket.rows):
+                    sums[part].copy_(bucket.sums[part])
+
+    def _add(self, bucket: Bucket, spot: Spot, other: int) -> None:
+        """Adds what another rank shows. Its rows may be of others' shares too, whose sums nobody reads here."""
+        sums, notes = self.sums[other][spot.sums :], self.notes[other][spot.notes :]
+        counts = dict(zip(bucket.views, notes[: len(bucket.views)].tolist(), strict=True))
+        tables = {number: count for number, count in counts.items() if count != WHOLE}
+        told = notes[len(counts) : len(counts) + sum(tables.values())].clone()
+        which = torch.split(told, [*tables.values()])
+        for number, rows in zip(tables, which, strict=True):
+            bucket.add_rows(number, rows, sums[bucket.place(number)].view_as(bucket.views[number])[rows])
+        for number in bucket.rows.keys() - tables.keys():
+            del bucket.rows[number]
+        for share in bucket.shares:
+            if share.owner == self.rank:
+                for part in bucket.parts_of(share, without=tables):
+                    bucket.sums[part].add_(sums[part])
+
+
+def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours | None:
+    """Makes rooms where all ranks can enter one another's, for these parameters, in whose type weights are kept, and so
+    many sums at once or those of the longest parameter. All ranks must call it."""
+    rank, ranks = place()
+    kernels = {*gather(_kernel())}
+    if ranks == 1 or len(kernels) > 1 or None in kernels:
+        return None
+    spare = ranks * ALIGNED * len(parameters)  # what DeepSpeed may add at the ends of its flat tensors
+    sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare
+    notes, weights = most_notes(parameters), sum(map(_bytes_of, parameters)) + spare
+    length = _aligned(8 * notes) + _aligned(4 * sums) + _aligned(weights)
+    own = _make_room(length + TOKEN)
+    told = gather((os.getpid(), own[1], own[0][-TOKEN:]) if own else None)
+    rooms = [own[0] if own and other == rank else _enter(door, length + TOKEN) for other, door in enumerate(told)]
+    entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
+    all_entered = all(gather(len(entered) == ranks))
+    if own:
+        os.close(own[1])
+    return Neighbours(entered, sums, notes, rank) if all_entered else None
+
+
+def most_notes(parameters: Iterable[Tensor]) -> int:
+    """How many notes these parameters may take: a number of rows for each, and all rows."""
+    return sum(1 + len(parameter) for parameter in parameters)
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _aligned(length: int) -> int:
+    return -(-length // ALIGNED) * ALIGNED
+
+
+def _kernel() -> tuple[str, str] | None:
+    """What ranks have in common that see the same processes under the same numbers; None where nobody can say."""
+    with suppress(OSError):
+        return BOOT.read_text(), os.readlink("/proc/self/ns/pid")
+    return None
+
+
+def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
+    """Memory that others can enter by its file; None where the system has no such thing."""
+    with suppress(OSError, AttributeError):
+        file = os.memfd_create("room")
+        os.truncate(file, length)
+        room = mmap.mmap(file, length)
+        room[-TOKEN:] = os.urandom(TOKEN)
+        return room, file
+    return None
+
+
+def _enter(door: tuple[int, int, bytes] | None, length: int) -> mmap.mmap | None:
+    """Another rank's room; None where this process may not enter it."""
+    if door is not None:
+        process, file, token = door
+        with suppress(OSError, ValueError), open(f"/proc/{process}/fd/{file}", "r+b", buffering=0) as opened:
+            room = mmap.mmap(opened.fileno(), length)
+            return room if room[-TOKEN:] == token else None
+    return None
