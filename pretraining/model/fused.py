@@ -237,16 +237,13 @@ class _Embed(torch.autograd.Function):
         pieces, positions, segments = ctx.saved_tensors
         num_words, num_positions, num_segments = ctx.sizes
         found, where = pieces.unique(return_inverse=True)
-        words = torch.sparse_coo_tensor(
-            found[None],
-            sums(len(found), where).to(grad.dtype),
-            (num_words, grad.shape[1]),
-            check_invariants=False,
-            is_coalesced=True,
-        )
+        rows_of_words, size = sums(len(found), where).to(grad.dtype), (num_words, grad.shape[1])
+        if ctx.takes_rows:
+            words = torch.sparse_coo_tensor(found[None], rows_of_words, size, check_invariants=False, is_coalesced=True)
+        else:
+            words = grad.new_zeros(size).index_copy_(0, found, rows_of_words)
         others = sums(num_positions, positions), sums(num_segments, segments)
-        told = words if ctx.takes_rows else words.to_dense()
-        return told, *(each.to(grad.dtype) for each in others), None, None, None, None
+        return words, *(each.to(grad.dtype) for each in others), None, None, None, None
 
 
 class _MaskedLoss(torch.autograd.Function):
