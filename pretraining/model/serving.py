@@ -1,8 +1,10 @@
 """An encoder that only answers: with weights that are packed once, and of the last layer what the head sees.
 
-Training needs neither: there weights change in every step, and all that is computed is kept for the backward pass. An
-x86 processor multiplies fastest with weights in an order that oneDNN chooses; elsewhere, and where this
-PyTorch lacks the operators, weights stay as they lie. Results are the same but for rounding.
+Training needs neither: there weights change in every step, and all that is computed is kept for the backward pass. In
+fp32 on a CPU our kernels go through all layers in one call, with weights in their own order (`one_call.py`). In other
+numbers, and for sizes that they do not know, layers make their steps one after another: an x86 processor multiplies
+fastest with weights in an order that oneDNN chooses; elsewhere, and where this PyTorch lacks the operators, weights
+stay as they lie. Results are the same but for rounding.
 
 n pieces, s sequences, H hidden.
 """
@@ -22,6 +24,8 @@ from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
 from pretraining.model.fused import Dropout, gelu
+from pretraining.model.one_call import OneCall, fits_one_call
+from pretraining.model.shape import Shape
 
 KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 """Answers drop nothing."""
@@ -165,6 +169,46 @@ def parts(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
     yield begin, len(lengths)
 
 
+class Layers(Protocol):
+    """The layers of an encoder that answers. They may overwrite the hidden states that they are given."""
+
+    def all(self, x: Tensor, batch: Batch) -> Tensor:
+        """Computes the last hidden states of all pieces, (n, H), from what the embeddings give."""
+
+    def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
+        """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
+
+
+class LayerByLayer(Layers):
+    """Layers that make their steps one after another, on any device and in any numbers."""
+
+    def __init__(self, shape: Shape, layers: deque[Layer], sees_one: bool, making: Making) -> None:
+        """Takes the layers away one after another: memory is for their weights or for those made of them."""
+        self.shape = shape
+        self.layers: list[ServedLayer] = []
+        while len(layers) > 1:
+            self.layers.append(ServedLayer(layers.popleft(), making))
+        self.last = (LastLayer if sees_one else ServedLayer)(layers.popleft(), making)
+
+    def all(self, x: Tensor, batch: Batch) -> Tensor:
+        n = len(x)
+        return self.last(*self._below(x, batch))[:n]
+
+    def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
+        assert isinstance(self.last, LastLayer)
+        seen = places + 1 - batch.starts[:-1] if self.shape.one_way else batch.starts.diff()
+        return self.last.one(self._below(x, batch)[0], batch, places, seen)
+
+    def _below(self, x: Tensor, batch: Batch) -> tuple[Tensor, Layout]:
+        """Computes what the last layer sees, with rows of zeros where the layout asks for them."""
+        layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, one_way=self.shape.one_way)
+        spare = layout.spare_rows(x, packed=isinstance(self.last.outer, PackedProduct))
+        x = F.pad(x, (0, 0, 0, spare)) if spare else x
+        for layer in self.layers:
+            x = layer(x, layout)
+        return x, layout
+
+
 class ServedEncoder:
     """An encoder that answers and does not learn. It takes the layers of the one that it is made of."""
 
@@ -172,32 +216,21 @@ class ServedEncoder:
         """`sees_one`: of the last layer one piece of every sequence alone is asked for; `making` makes the products."""
         self.encoder = encoder.eval().requires_grad_(False)
         layers = deque(cast(Layer, layer) for layer in encoder.layers)
-        # packed weights take the layers' place, one after another: memory is for one of both
         encoder.layers = nn.ModuleList()
-        self.layers: list[ServedLayer] = []
-        while len(layers) > 1:
-            self.layers.append(ServedLayer(layers.popleft(), making))
-        self.last = (LastLayer if sees_one else ServedLayer)(layers.popleft(), making)
+        self.layers: Layers = (
+            OneCall(encoder.shape, layers)
+            if making is product and fits_one_call(encoder)
+            else LayerByLayer(encoder.shape, layers, sees_one, making)
+        )
 
     def all(self, batch: Batch) -> Tensor:
         """Computes the last hidden states, (n, H)."""
-        x, layout = self._below(batch)
-        return self.encoder.in_order(self.last(x, layout)[: len(batch.pieces)], batch)
+        return self.encoder.in_order(self.layers.all(self._embedded(batch), batch), batch)
 
     def one(self, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
-        assert isinstance(self.last, LastLayer)
         places = self.encoder.in_order(torch.arange(len(batch.pieces), device=places.device), batch)[places]
-        seen = places + 1 - batch.starts[:-1] if self.encoder.shape.one_way else batch.starts.diff()
-        return self.last.one(self._below(batch)[0], batch, places, seen)
+        return self.layers.one(self._embedded(batch), batch, places)
 
-    def _below(self, batch: Batch) -> tuple[Tensor, Layout]:
-        """Computes what the last layer sees, as `laid` has it, with rows of zeros where the layout asks for them."""
-        shape = self.encoder.shape
-        x = self.encoder.embeddings(self.encoder.laid(batch), KEEPS)
-        layout = lay_out(batch.starts, batch.lengths, x, shape.heads, one_way=shape.one_way)
-        spare = layout.spare_rows(x, packed=isinstance(self.last.outer, PackedProduct))
-        x = F.pad(x, (0, 0, 0, spare)) if spare else x
-        for layer in self.layers:
-            x = layer(x, layout)
-        return x, layout
+    def _embedded(self, batch: Batch) -> Tensor:
+        return self.encoder.embeddings(self.encoder.laid(batch), KEEPS)

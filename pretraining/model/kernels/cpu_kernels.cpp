@@ -4,6 +4,7 @@
 // written by one thread, and sums over rows are taken in a fixed order, so that the same input gives the same bits.
 // This file lists the operations, for cpu_kernels.py to find them by name.
 
+#include "answers.h"
 #include "attention.h"
 #include "elementwise.h"
 #include "gradients.h"
@@ -34,6 +35,8 @@ struct Kernel {
 extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bfloat16, "bfloat16"),
                                   {"lamb_update_float32", reinterpret_cast<void*>(lamb_update)},
                                   {"turn_bfloat16", reinterpret_cast<void*>(turn)},
+                                  {"answer_float32", reinterpret_cast<void*>(answer)},
+                                  {"pack_panels_float32", reinterpret_cast<void*>(pack_panels)},
 #ifdef CLOZE_TILES
                                   {"tiled_attention_bfloat16", reinterpret_cast<void*>(tiled_attention)},
                                   {"tiled_attention_backward_bfloat16",

@@ -1,0 +1,116 @@
+"""The layers of an encoder in one call of our kernels: what the encoder computes itself, whatever lies in a batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pretraining.model import cpu_kernels
+from pretraining.model.batch import Batch, pack
+from pretraining.model.bert import Bert
+from pretraining.model.one_call import OneCall, fits_one_call
+from pretraining.model.rows import Rows
+from pretraining.model.serving import LayerByLayer, ServedEncoder
+from pretraining.model.shape import Sees, Shape
+from pretraining.objectives.declaration import build_model
+
+SHAPE = Shape(2, 96, 3, 224, 50)
+pytestmark = pytest.mark.skipif(not cpu_kernels.usable(torch.zeros(1)), reason="no C++ compiler")
+
+
+def batch_of(lengths: list[int], seed: int = 0) -> Batch:
+    """Sequences of these lengths, of pieces that depend on the seed and not on the other sequences."""
+    sizes, none = np.array(lengths), np.empty(0, np.int64)
+    drawn = [np.random.default_rng([seed, number]).integers(1, 50, size) for number, size in enumerate(lengths)]
+    zeros, pieces = np.zeros(len(lengths), np.int64), np.concatenate(drawn)
+    rows = Rows(np.zeros((len(lengths), 2), np.int64), sizes, pieces, sizes // 2 + 1, zeros, zeros, none, none)
+    return pack(rows, pieces, none, none)
+
+
+def model_of(sees: Sees, shape: Shape = SHAPE) -> Bert:
+    """A model whose weights are far enough from 0 for every part of a layer to be seen."""
+    model = build_model(replace(shape, sees=sees)).initialize(1).eval()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            parameter.mul_(3).add_(noise, alpha=0.05)
+    return model
+
+
+@cache
+def encoders(sees: Sees) -> tuple[Bert, ServedEncoder]:
+    served = ServedEncoder(model_of(sees), sees_one=True)
+    assert isinstance(served.layers, OneCall)
+    return model_of(sees), served
+
+
+@pytest.mark.parametrize("sees", get_args(Sees))
+@given(lengths=st.lists(st.integers(1, 75), min_size=1, max_size=7), draw=st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None)
+@torch.inference_mode()
+def test_all_pieces_and_any_one_of_every_sequence_are_equal_to_1e_5(
+    sees: Sees, lengths: list[int], draw: Random
+) -> None:
+    batch, (model, served) = batch_of(lengths), encoders(sees)
+    expected = model.encode(batch)
+    torch.testing.assert_close(served.all(batch), expected, atol=1e-5, rtol=1e-5)
+    places = batch.starts[:-1].long() + torch.tensor([draw.randrange(length) for length in lengths])
+    torch.testing.assert_close(served.one(batch, places), expected[places], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("others", [[], [75], [1] * 40])
+@torch.inference_mode()
+def test_an_answer_has_the_same_bits_whatever_lies_beside_it(others: list[int]) -> None:
+    """Also where others are so many that its rows fall into other blocks."""
+    served = encoders("both")[1]
+    alone, together = batch_of([37]), batch_of([37, *others])
+    first = torch.zeros(1, dtype=torch.long)
+    assert torch.equal(served.all(together)[:37], served.all(alone))
+    assert torch.equal(served.one(together, together.starts[:-1].long())[:1], served.one(alone, first))
+
+
+@torch.inference_mode()
+def test_the_number_of_threads_does_not_change_a_bit() -> None:
+    served, batch, before = encoders("both")[1], batch_of([37, 3, 60]), torch.get_num_threads()
+    found: list[Tensor] = []
+    try:
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            found.append(served.all(batch))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize(
+    "shape", [replace(SHAPE, intermediate=200), replace(SHAPE, hidden=48, heads=1), replace(SHAPE, heads=6)]
+)
+@torch.inference_mode()
+def test_sizes_that_are_not_whole_panels_are_answered_layer_by_layer(shape: Shape) -> None:
+    batch, model = batch_of([9, 20]), model_of("both", shape)
+    assert not fits_one_call(model)
+    served = ServedEncoder(model_of("both", shape), sees_one=False)
+    assert isinstance(served.layers, LayerByLayer)
+    torch.testing.assert_close(served.all(batch), model.encode(batch), atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_numbers_that_are_none_stay_visible() -> None:
+    """A text with one makes nothing of the others' answers."""
+    model, batch = model_of("both"), batch_of([5, 6])
+    with torch.no_grad():
+        model.embeddings.word.weight[batch.pieces[7]] = torch.nan
+    first = int((batch.pieces[:5] == batch.pieces[7]).sum())
+    assert not first, "draw other pieces"
+    states = ServedEncoder(model, sees_one=True).one(batch, batch.starts[:-1].long())
+    assert states[0].isfinite().all()
+    assert states[1].isnan().all()
