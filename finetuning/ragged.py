@@ -45,7 +45,9 @@ class Ragged:
 
     @property
     def lengths(self) -> Array:
-        return np.diff(self.ends, prepend=0)
+        lengths = self.ends.copy()
+        lengths[1:] -= self.ends[:-1]
+        return lengths
 
     def row(self, number: int) -> Array:
         return self.values[self.ends[number - 1] if number else 0 : self.ends[number]]

@@ -165,6 +165,8 @@ class TaskModel(Encoder):
 
     def _drop(self, x: Tensor, batch: TaskBatch, rows: Tensor) -> Tensor:
         """Drops before the head, by the same keys as in the layers."""
+        if not self.training:
+            return x.contiguous()
         hidden, _ = self.dropouts(batch)
         keys = hidden.keys[rows] if len(hidden.keys) else hidden.keys
         return drop(x.contiguous(), Dropout(hidden.probability, keys, SITES * (len(self.layers) + 1)))

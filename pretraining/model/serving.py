@@ -229,7 +229,7 @@ class ServedEncoder:
 
     def one(self, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
-        places = self.encoder.in_order(torch.arange(len(batch.pieces), device=places.device), batch)[places]
+        places = batch.turns()[places] if self.encoder.shape.sees == "after" else places
         return self.layers.one(self._embedded(batch), batch, places)
 
     def _embedded(self, batch: Batch) -> Tensor:
