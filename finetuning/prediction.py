@@ -44,6 +44,7 @@ from pretraining.devices import explain_absence, find_kind
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import CONFIG, TASK, read_fine_tuned, read_head, read_length, read_shape, read_task
 from pretraining.huggingface.weights import Kind, TaskHead
+from pretraining.model.one_call import multiplies_bytes
 
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
@@ -73,7 +74,10 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
     task, length = read_task(folder), read_length(folder, model.shape)
     if dtype == "int8":
         check_int8(where)
-    computes = choose_dtype("auto" if dtype == "int8" else dtype, where)
+        between: Dtype | Literal["auto"] = "fp32" if multiplies_bytes() else "auto"
+    else:
+        between = dtype
+    computes = choose_dtype(between, where)
     model = model.in_numbers(computes, where) if isinstance(model, TaskModel) else model.to(where, computes).eval()
     kinds: dict[Kind, Callable[..., _Use]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
     use = kinds.get(head.kind, _Sentences)(head, Cutter(vocabulary), _settings(folder, task, head, length), task)

@@ -45,7 +45,7 @@ class Ragged:
 
     @property
     def lengths(self) -> Array:
-        lengths = self.ends.copy()
+        lengths: Array = self.ends.copy()
         lengths[1:] -= self.ends[:-1]
         return lengths
 

@@ -8,38 +8,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from finetuning.model.heads import TaskBatch, TaskModel
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.encoder import Linear
-from pretraining.model.fused import gelu
-from pretraining.model.serving import Product, ServedEncoder, product
-
-
-class QuantisedProduct(Product):
-    """Multiplies with the weight in 8 bits, with a scale for each output and one for each row of the input.
-
-    So the answer about a text does not depend on its neighbours in a batch.
-    """
-
-    ZERO = 128
-    """The byte that stands for 0 on the left of a product; on the right it is 0."""
-
-    def __init__(self, linear: Linear) -> None:
-        weight = linear.weight.detach().float()
-        self.scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        self.zeros = torch.zeros(len(weight), dtype=torch.int64)
-        numbers = (weight / self.scales[:, None]).round().to(torch.int8)
-        self.weight = torch.ops.onednn.qlinear_prepack(numbers, None)
-        self.bias = linear.bias.detach()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        numbers, scales = torch.empty_like(x, dtype=torch.uint8), torch.empty(len(x))
-        kernels.call("quantise_rows", x.contiguous(), numbers, scales, *x.shape)
-        ours, theirs = (numbers, 1.0, self.ZERO), (self.weight, self.scales, self.zeros)
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(*ours, *theirs, None, 1.0, 0, x.dtype, "none", [], "")
-        kernels.call("rescale_rows", product, scales, *product.shape)
-        return product
-
-    def with_gelu(self, x: Tensor) -> Tensor:
-        return gelu(self(x), self.bias)
+from pretraining.model.serving import QuantisedProduct, ServedEncoder, product
 
 
 def check_int8(device: torch.device) -> None:

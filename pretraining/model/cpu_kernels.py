@@ -70,6 +70,11 @@ def has_tiles() -> bool:
     return permitted
 
 
+def knows(name: str) -> bool:
+    """Whether there is such a kernel for fp32 on this processor."""
+    return f"{name}_{TYPES[torch.float32]}" in _functions()
+
+
 def call(name: str, first: Tensor, *arguments: Any) -> None:
     """Runs a kernel for the type of its first tensor; whole numbers pass as int64, others as double."""
     function = _functions()[f"{name}_{TYPES[first.dtype]}"]

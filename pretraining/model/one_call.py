@@ -1,4 +1,4 @@
-"""All layers of an encoder that answers, in one call of our kernels, in fp32 on a CPU.
+"""All layers of an encoder that answers, in one call of our kernels, in fp32 or with products in 8 bits, on a CPU.
 
 A small model answers about a short text in less time than Python takes to call an operation for each of its steps.
 """
@@ -6,6 +6,7 @@ A small model answers about a short text in less time than Python takes to call 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,28 +14,37 @@ from torch import Tensor
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
+from pretraining.model.quantised import quantise
 from pretraining.model.shape import Shape
 
 PANEL = 32
 """Columns of a weight that the kernels multiply with at once, on some processors half as many."""
+ROWS = 512
+"""Rows that a layer takes at once."""
 
 
-def fits_one_call(encoder: Encoder) -> bool:
+def multiplies_bytes() -> bool:
+    """Whether the kernels have the fastest products in 8 bits here: where the processor has tiles, oneDNN has."""
+    return kernels.knows("answer_in_bytes") and not torch.cpu._is_amx_tile_supported()
+
+
+def fits_one_call(encoder: Encoder, in_bytes: bool) -> bool:
     """Whether the kernels know the numbers and the sizes of this encoder."""
     shape, weight = encoder.shape, encoder.embeddings.word.weight
-    sizes = (shape.hidden // shape.heads, shape.intermediate)
-    return weight.dtype == torch.float32 and kernels.usable(weight) and not any(size % PANEL for size in sizes)
+    fits = not any(size % PANEL for size in (shape.hidden // shape.heads, shape.intermediate))
+    return fits and weight.dtype == torch.float32 and kernels.usable(weight) and (not in_bytes or multiplies_bytes())
 
 
 class OneCall:
     """The layers of an encoder, with their weights in panels."""
 
-    def __init__(self, shape: Shape, layers: deque[Layer]) -> None:
+    def __init__(self, shape: Shape, layers: deque[Layer], in_bytes: bool = False) -> None:
         """Takes the layers away one after another: memory is for their weights or for those made of them."""
         self.shape, self.depth = shape, len(layers)
+        self.kernel, packed = ("answer_in_bytes", _in_bytes) if in_bytes else ("answer", _in_floats)
         self.weights: list[Tensor] = []
         while layers:
-            self.weights += _weights_of(layers.popleft())
+            self.weights += _weights_of(layers.popleft(), packed)
         self.pointers = torch.tensor([weight.data_ptr() for weight in self.weights])
 
     def all(self, x: Tensor, batch: Batch) -> Tensor:
@@ -50,31 +60,39 @@ class OneCall:
 
     def _answer(self, x: Tensor, batch: Batch, places: Tensor | None, asked: Tensor | None) -> None:
         shape = self.shape
-        between = x.new_empty(len(x) * (5 * shape.hidden + shape.intermediate))
-        sizes = (self.depth, len(batch.lengths), shape.heads, shape.hidden, shape.intermediate, max(batch.lengths))
-        where = (self.pointers, batch.starts, places, asked, between)
-        kernels.call("answer", x, *where, *sizes, int(shape.one_way), shape.epsilon)
+        longest, rows = max(batch.lengths), min(len(x), ROWS)
+        between = x.new_empty(max(longest, rows) * (6 * shape.hidden + 2 * shape.intermediate))
+        where = (self.pointers, batch.starts, places, asked, between, rows)
+        sizes = (self.depth, len(batch.lengths), shape.heads, shape.hidden, shape.intermediate, longest)
+        kernels.call(self.kernel, x, *where, *sizes, int(shape.one_way), shape.epsilon)
 
 
-def _weights_of(layer: Layer) -> list[Tensor]:
+def _weights_of(layer: Layer, packed: Callable[[Linear], tuple[Tensor, ...]]) -> list[Tensor]:
     """What a layer computes with, in the order in which the kernels look for it."""
     attention, feed_forward = layer.attention, layer.feed_forward
     return [
-        *_packed(attention.qkv),
-        *_packed(attention.output),
-        *_plain(attention.norm),
-        *_packed(feed_forward.inner),
-        *_packed(feed_forward.output),
-        *_plain(feed_forward.norm),
+        *packed(attention.qkv),
+        *packed(attention.output),
+        *_of_norm(attention.norm),
+        *packed(feed_forward.inner),
+        *packed(feed_forward.output),
+        *_of_norm(feed_forward.norm),
     ]
 
 
-def _packed(linear: Linear) -> tuple[Tensor, Tensor]:
+def _in_floats(linear: Linear) -> tuple[Tensor, ...]:
     weight = linear.weight.detach().contiguous()
     panels = torch.empty_like(weight)
-    kernels.call("pack_panels", weight, panels, *weight.shape)
+    kernels.call("pack_floats", weight, panels, *weight.shape)
     return panels, linear.bias.detach().contiguous()
 
 
-def _plain(norm: AddAndNorm) -> tuple[Tensor, Tensor]:
+def _in_bytes(linear: Linear) -> tuple[Tensor, ...]:
+    numbers, scales = quantise(linear.weight)
+    panels, zeros = torch.empty_like(numbers), torch.empty(len(numbers), dtype=torch.int32)
+    kernels.call("pack_bytes", scales, numbers, panels, zeros, *numbers.shape)
+    return panels, linear.bias.detach().contiguous(), scales, zeros
+
+
+def _of_norm(norm: AddAndNorm) -> tuple[Tensor, Tensor]:
     return norm.weight.detach().contiguous(), norm.bias.detach().contiguous()

@@ -20,11 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
 from pretraining.model.fused import Dropout, gelu
 from pretraining.model.one_call import OneCall, fits_one_call
+from pretraining.model.quantised import quantise
 from pretraining.model.shape import Shape
 
 KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
@@ -73,6 +75,33 @@ class PackedProduct(Product):
     def with_gelu(self, x: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none")
         return product
+
+
+class QuantisedProduct(Product):
+    """Multiplies with the weight in 8 bits, with a scale for each output and one for each row of the input.
+
+    So the answer about a text does not depend on its neighbours in a batch.
+    """
+
+    ZERO = 128
+    """The byte that stands for 0 on the left of a product; on the right it is 0."""
+
+    def __init__(self, linear: Linear) -> None:
+        numbers, self.scales = quantise(linear.weight)
+        self.zeros = torch.zeros(len(numbers), dtype=torch.int64)
+        self.weight = torch.ops.onednn.qlinear_prepack(numbers, None)
+        self.bias = linear.bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        numbers, scales = torch.empty_like(x, dtype=torch.uint8), torch.empty(len(x))
+        kernels.call("quantise_rows", x.contiguous(), numbers, scales, *x.shape)
+        ours, theirs = (numbers, 1.0, self.ZERO), (self.weight, self.scales, self.zeros)
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(*ours, *theirs, None, 1.0, 0, x.dtype, "none", [], "")
+        kernels.call("rescale_rows", product, scales, *product.shape)
+        return product
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        return gelu(self(x), self.bias)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -217,9 +246,10 @@ class ServedEncoder:
         self.encoder = encoder.eval().requires_grad_(False)
         layers = deque(cast(Layer, layer) for layer in encoder.layers)
         encoder.layers = nn.ModuleList()
+        in_bytes = making is QuantisedProduct
         self.layers: Layers = (
-            OneCall(encoder.shape, layers)
-            if making is product and fits_one_call(encoder)
+            OneCall(encoder.shape, layers, in_bytes)
+            if making in (product, QuantisedProduct) and fits_one_call(encoder, in_bytes)
             else LayerByLayer(encoder.shape, layers, sees_one, making)
         )
 

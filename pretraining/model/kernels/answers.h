@@ -1,5 +1,5 @@
 // All layers of an encoder that answers, in one call: threads start once, and nothing lies between the products but their
-// ends. fp32; n pieces of s sequences, H hidden.
+// ends. Products are of fp32 or of bytes, all else is fp32; n pieces of s sequences, H hidden.
 
 #pragma once
 
@@ -7,15 +7,19 @@
 
 namespace {
 
-// The weights of a layer: products in panels, biases, and the weight and the bias of each norm
+// The weights of a layer: those of products, and the weight and the bias of each norm
+template <class Rows>
 struct ServedLayer {
-    const float *qkv, *qkv_bias, *output, *output_bias, *norm, *norm_bias;
-    const float *inner, *inner_bias, *outer, *outer_bias, *last_norm, *last_norm_bias;
+    typename Rows::Weight qkv, output;
+    const float *norm, *norm_bias;
+    typename Rows::Weight inner, outer;
+    const float *last_norm, *last_norm_bias;
 };
 
 // Room for the rows between the products; each part is written whole before it is read
 struct Between {
-    float *qkv, *context, *ended, *inner;
+    float *qkv, *context, *ended, *inner, *scales;
+    uint8_t* bytes;
 };
 
 // out = the layer norm of x + residual, which may lie where out does
@@ -59,8 +63,7 @@ void attend_head(const float* query, int64_t query_stride, int64_t queries, int6
         const int64_t begin = part(b, blocks, queries), rows = part(b + 1, blocks, queries) - begin;
         float shares[MOST_ROWS];
         for (int64_t j = 0; j < rounded; j += PANEL)
-            multiply_few<MOST_ROWS>(rows, query + begin * query_stride, size, query_stride, keys + j * size,
-                                    scores + j, rounded, j, Nothing());
+            multiply_few(rows, query + begin * query_stride, size, query_stride, keys + j * size, scores + j, rounded);
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t seen = first_seen + (one_way ? begin + r : 0);
             float *row = scores + r * rounded, largest = -INFINITY, sum = 0;
@@ -72,59 +75,85 @@ void attend_head(const float* query, int64_t query_stride, int64_t queries, int6
         }
         for (int64_t column = 0; column < size; column += PANEL) {
             float* to = out + begin * out_stride + column;
-            multiply_few<MOST_ROWS>(rows, scores, length, rounded, values + column * length, to, out_stride, column,
-                                    Nothing());
+            multiply_few(rows, scores, length, rounded, values + column * length, to, out_stride);
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t j = 0; j < PANEL; ++j) to[r * out_stride + j] *= shares[r];
         }
     }
 }
 
+// The context of all pieces of some sequences, or of one of each, whose hidden states `asked` becomes
+template <class Rows>
+void attend(const ServedLayer<Rows>& layer, const float* x, const int32_t* starts, const int64_t* places, float* asked,
+            const Between& room, int64_t sequences, int64_t heads, int64_t hidden, int64_t one_way, float* scratch) {
+    const int64_t n = starts[sequences] - starts[0], size = hidden / heads;
+    // queries of few lie where the ends of blocks will, and the others have keys and values alone
+    const int64_t first = places ? hidden : 0, stride = 3 * hidden - first;
+    multiply(Rows::of(x, n, hidden, room.bytes, room.scales), n, hidden, layer.qkv, first, 3 * hidden, room.qkv);
+    if (places) {
+#pragma omp for schedule(static)
+        for (int64_t s = 0; s < sequences; ++s)
+            std::memcpy(asked + s * hidden, x + (places[s] - starts[0]) * hidden, hidden * sizeof(float));
+        multiply(Rows::of(asked, sequences, hidden, room.bytes, room.scales), sequences, hidden, layer.qkv, 0, hidden,
+                 room.ended);
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < sequences * heads; ++task) {
+        const int64_t s = task / heads, column = task % heads * size, begin = starts[s] - starts[0];
+        const int64_t length = starts[s + 1] - starts[s], row = places ? s : begin;
+        const float* keys = room.qkv + begin * stride + hidden - first + column;
+        const float* queries = (places ? room.ended + s * hidden : room.qkv + begin * stride) + column;
+        const int64_t seen = !one_way ? length : places ? places[s] - starts[s] + 1 : 1;
+        attend_head(queries, places ? hidden : stride, places ? 1 : length, seen, one_way, keys, keys + hidden, stride,
+                    length, size, room.context + row * hidden + column, hidden, scratch);
+    }
+}
+
 // The block behind attention, for any rows: x (rows, H) becomes what the layer gives
-void finish_layer(const ServedLayer& layer, float* x, const Between& room, int64_t rows, int64_t hidden, int64_t wide,
-                  float epsilon) {
-    multiply(room.context, rows, hidden, layer.output, 0, hidden, room.ended, Bias{layer.output_bias});
+template <class Rows>
+void finish_layer(const ServedLayer<Rows>& layer, float* x, const Between& room, int64_t rows, int64_t hidden,
+                  int64_t wide, float epsilon) {
+    const auto taken = [&](const float* from, int64_t width) {
+        return Rows::of(from, rows, width, room.bytes, room.scales);
+    };
+    multiply(taken(room.context, hidden), rows, hidden, layer.output, 0, hidden, room.ended);
     add_and_norm(room.ended, x, layer.norm, layer.norm_bias, epsilon, x, rows, hidden);
-    multiply(x, rows, hidden, layer.inner, 0, wide, room.inner, BiasAndGelu{layer.inner_bias});
-    multiply(room.inner, rows, wide, layer.outer, 0, hidden, room.ended, Bias{layer.outer_bias});
+    multiply<add_bias_and_gelu>(taken(x, hidden), rows, hidden, layer.inner, 0, wide, room.inner);
+    multiply(taken(room.inner, wide), rows, wide, layer.outer, 0, hidden, room.ended);
     add_and_norm(room.ended, x, layer.last_norm, layer.last_norm_bias, epsilon, x, rows, hidden);
 }
 
+// How many sequences from this one on have no more rows together than asked for; at least one
+inline int64_t sequences_with(int64_t rows, const int32_t* starts, int64_t from, int64_t sequences) {
+    int64_t to = from + 1;
+    while (to < sequences && starts[to + 1] - starts[from] <= rows) ++to;
+    return to - from;
+}
+
 // x (n, H) goes through the layers in its place. Where places are given, the last layer answers for one piece of every
-// sequence alone: `asked` (s, H) becomes its hidden states.
-void answer(float* x, const ServedLayer* layers, const int32_t* starts, const int64_t* places, float* asked,
-            float* between, int64_t depth, int64_t sequences, int64_t heads, int64_t hidden, int64_t wide,
-            int64_t longest, int64_t one_way, double epsilon, int64_t threads) {
-    const int64_t n = starts[sequences], size = hidden / heads, rows = n * hidden;
-    const Between room{between, between + 3 * rows, between + 4 * rows, between + 5 * rows};
+// sequence alone: `asked` (s, H) becomes its hidden states. A layer takes sequences of so many rows at once, or one:
+// what lies between its products stays in the cache. `between` has room for 6 H + 2 `wide` numbers a row.
+template <class Rows>
+void answer(float* x, const ServedLayer<Rows>* layers, const int32_t* starts, const int64_t* places, float* asked,
+            float* between, int64_t rows_at_once, int64_t depth, int64_t sequences, int64_t heads, int64_t hidden,
+            int64_t wide, int64_t longest, int64_t one_way, double epsilon, int64_t threads) {
+    const int64_t size = hidden / heads, most = std::max(rows_at_once, longest);
+    float *const inner = between + 5 * most * hidden, *const scales = inner + most * wide;
+    const Between room{between, between + 3 * most * hidden, between + 4 * most * hidden, inner, scales,
+                       (uint8_t*)(scales + most)};
 #pragma omp parallel num_threads(int(threads))
     {
         std::vector<float> scratch(scratch_of_head(longest, size));
-        for (int64_t l = 0; l < depth; ++l) {
-            const ServedLayer& layer = layers[l];
-            const bool few = places && l + 1 == depth;
-            // of the last layer, queries of few rows lie where its context will, and keys and values where qkv would
-            const int64_t first = few ? hidden : 0, stride = 3 * hidden - first;
-            multiply(x, n, hidden, layer.qkv, first, 3 * hidden, room.qkv, Bias{layer.qkv_bias});
-            if (few) {
-#pragma omp for schedule(static)
-                for (int64_t s = 0; s < sequences; ++s)
-                    std::memcpy(asked + s * hidden, x + places[s] * hidden, hidden * sizeof(float));
-                multiply(asked, sequences, hidden, layer.qkv, 0, hidden, room.ended, Bias{layer.qkv_bias});
+        for (int64_t l = 0; l < depth; ++l)
+            for (int64_t from = 0, count; from < sequences; from += count) {
+                count = sequences_with(rows_at_once, starts, from, sequences);
+                const bool few = places && l + 1 == depth;
+                float* rows = x + starts[from] * hidden;
+                attend(layers[l], rows, starts + from, few ? places + from : nullptr, asked + from * hidden, room, count,
+                       heads, hidden, one_way, scratch.data());
+                finish_layer(layers[l], few ? asked + from * hidden : rows, room,
+                             few ? count : starts[from + count] - starts[from], hidden, wide, float(epsilon));
             }
-#pragma omp for schedule(dynamic)
-            for (int64_t task = 0; task < sequences * heads; ++task) {
-                const int64_t s = task / heads, column = task % heads * size, begin = starts[s];
-                const int64_t length = starts[s + 1] - begin, row = few ? s : begin;
-                const float* keys = room.qkv + begin * stride + hidden - first + column;
-                const float* queries = few ? room.ended + s * hidden : room.qkv + begin * stride;
-                const int64_t seen = !one_way ? length : few ? places[s] - begin + 1 : 1;
-                attend_head(queries + column, few ? hidden : stride, few ? 1 : length, seen, one_way, keys,
-                            keys + hidden, stride, length, size, room.context + row * hidden + column, hidden,
-                            scratch.data());
-            }
-            finish_layer(layer, few ? asked : x, room, few ? sequences : n, hidden, wide, float(epsilon));
-        }
     }
 }
 

@@ -35,8 +35,12 @@ struct Kernel {
 extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bfloat16, "bfloat16"),
                                   {"lamb_update_float32", reinterpret_cast<void*>(lamb_update)},
                                   {"turn_bfloat16", reinterpret_cast<void*>(turn)},
-                                  {"answer_float32", reinterpret_cast<void*>(answer)},
-                                  {"pack_panels_float32", reinterpret_cast<void*>(pack_panels)},
+                                  {"answer_float32", reinterpret_cast<void*>(answer<Floats>)},
+                                  {"pack_floats_float32", reinterpret_cast<void*>(pack_floats)},
+#ifdef CLOZE_BYTES
+                                  {"answer_in_bytes_float32", reinterpret_cast<void*>(answer<Bytes>)},
+                                  {"pack_bytes_float32", reinterpret_cast<void*>(pack_bytes)},
+#endif
 #ifdef CLOZE_TILES
                                   {"tiled_attention_bfloat16", reinterpret_cast<void*>(tiled_attention)},
                                   {"tiled_attention_backward_bfloat16",

@@ -1,12 +1,19 @@
-// Products with few rows or many, of numbers in fp32 with a weight that lies in panels of columns.
+// Products with few rows or many: rows of fp32 with a weight in fp32, or of bytes with a weight of bytes.
 //
-// A panel holds so many columns that their sums for some rows stay in the registers of a processor; its numbers lie in
-// the order in which they are multiplied. A sum is taken in this order whatever the number of rows and threads: what
-// comes of a row does not depend on the others.
+// A weight lies in panels of columns. A panel has so many that their sums for some rows stay in the registers of a
+// processor; its numbers lie in the order in which they are multiplied. A sum is taken in this order whatever the number
+// of rows and threads: what comes of a row does not depend on the others.
 
 #pragma once
 
-#include "numbers.h"
+#include <type_traits>
+
+#include "quantised.h"
+
+#if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || defined(__AVXVNNI__)
+#include <immintrin.h>
+#define CLOZE_BYTES  // the processor multiplies bytes, four at a time in a lane
+#endif
 
 namespace {
 
@@ -18,32 +25,17 @@ constexpr int64_t LANES = 8, MOST_ROWS = 6;
 constexpr int64_t PANEL = 2 * LANES;  // columns
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-// What a product ends with
-struct Nothing {
-    void operator()(float*, int64_t) const {}
-};
-struct Bias {
-    const float* bias;
-    void operator()(float* out, int64_t column) const {
-        for (int64_t j = 0; j < PANEL; ++j) out[j] += bias[column + j];
-    }
-};
-struct BiasAndGelu {
-    const float* bias;
-    void operator()(float* out, int64_t column) const {
-        for (int64_t j = 0; j < PANEL; ++j) {
-            const float value = out[j] + bias[column + j];
-            float below, density;
-            normal(value, below, density);
-            out[j] = value * below;
-        }
-    }
-};
+// Calls a function with a number of rows that is known when it is compiled
+template <int64_t ROWS, class Function>
+inline void with_rows(int64_t rows, const Function& function) {
+    if (rows == ROWS) return function(std::integral_constant<int64_t, ROWS>());
+    if constexpr (ROWS > 1) with_rows<ROWS - 1>(rows, function);
+}
 
-// Some rows with a panel, whose first column is that of `out`
-template <int64_t ROWS, class End>
-void multiply_rows(const float* x, int64_t width, int64_t stride, const float* panel, float* out, int64_t out_stride,
-                   int64_t column, const End& end) {
+// out = some rows of fp32 with a panel
+template <int64_t ROWS>
+void multiply_floats(const float* x, int64_t width, int64_t stride, const float* panel, float* out,
+                     int64_t out_stride) {
     lanes sums[ROWS][2];
     for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = lanes{};
     for (int64_t k = 0; k < width; ++k) {
@@ -58,17 +50,142 @@ void multiply_rows(const float* x, int64_t width, int64_t stride, const float* p
     for (int64_t r = 0; r < ROWS; ++r) {
         *(lanes*)(out + r * out_stride) = sums[r][0];
         *(lanes*)(out + r * out_stride + LANES) = sums[r][1];
-        end(out + r * out_stride, column);
     }
 }
 
 // The same for a number of rows that is known when it runs
-template <int64_t ROWS, class End>
-void multiply_few(int64_t rows, const float* x, int64_t width, int64_t stride, const float* panel, float* out,
-                  int64_t out_stride, int64_t column, const End& end) {
-    if (rows == ROWS) return multiply_rows<ROWS>(x, width, stride, panel, out, out_stride, column, end);
-    if constexpr (ROWS > 1)
-        multiply_few<ROWS - 1>(rows, x, width, stride, panel, out, out_stride, column, end);
+inline void multiply_few(int64_t rows, const float* x, int64_t width, int64_t stride, const float* panel, float* out,
+                         int64_t out_stride) {
+    with_rows<MOST_ROWS>(
+        rows, [&](auto count) { multiply_floats<count.value>(x, width, stride, panel, out, out_stride); });
+}
+
+// Rows of fp32 and weights that they are multiplied with
+struct Floats {
+    struct Weight {
+        const float *panels, *bias;
+    };
+    const float* rows;
+
+    // All threads of a parallel region make them together, of rows that lie at x.
+    static Floats of(const float* x, int64_t, int64_t, uint8_t*, float*) { return {x}; }
+
+    void multiply(int64_t begin, int64_t count, int64_t width, const Weight& weight, int64_t column, float* out,
+                  int64_t out_stride) const {
+        multiply_few(count, rows + begin * width, width, width, weight.panels + column * width, out, out_stride);
+    }
+};
+
+#ifdef CLOZE_BYTES
+#ifdef __AVX512F__
+typedef __m512i byte_lanes;
+inline byte_lanes add_products(byte_lanes sums, byte_lanes bytes, byte_lanes weights) {
+    return _mm512_dpbusd_epi32(sums, bytes, weights);
+}
+inline byte_lanes in_all_lanes(int32_t four) { return _mm512_set1_epi32(four); }
+inline byte_lanes load_lanes(const void* from) { return _mm512_loadu_si512(from); }
+inline void store_lanes(void* to, byte_lanes value) { _mm512_storeu_si512(to, value); }
+#else
+typedef __m256i byte_lanes;
+inline byte_lanes add_products(byte_lanes sums, byte_lanes bytes, byte_lanes weights) {
+    return _mm256_dpbusd_avx_epi32(sums, bytes, weights);
+}
+inline byte_lanes in_all_lanes(int32_t four) { return _mm256_set1_epi32(four); }
+inline byte_lanes load_lanes(const void* from) { return _mm256_loadu_si256((const __m256i*)from); }
+inline void store_lanes(void* to, byte_lanes value) { _mm256_storeu_si256((__m256i*)to, value); }
+#endif
+
+// Rows of bytes, 128 standing for 0, with a scale each, and weights of bytes with a scale for each column. In a panel
+// four bytes of a column lie together.
+struct Bytes {
+    struct Weight {
+        const int8_t* panels;
+        const float *bias, *scales;
+        const int32_t* zeros;  // what a row of zeros would give in each column
+    };
+    const uint8_t* rows;
+    const float* scales;
+
+    static Bytes of(const float* x, int64_t count, int64_t width, uint8_t* bytes, float* scales) {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < count; ++i) scales[i] = quantise_row(x + i * width, bytes + i * width, width);
+        return {bytes, scales};
+    }
+
+    template <int64_t ROWS>
+    void multiply_rows(int64_t begin, int64_t width, const Weight& weight, int64_t column, float* out,
+                       int64_t out_stride) const {
+        byte_lanes sums[ROWS][2];
+        int32_t found[ROWS][PANEL];
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = in_all_lanes(0);
+        const int8_t* panel = weight.panels + column * width;
+        for (int64_t k = 0; k < width; k += 4) {
+            const byte_lanes left = load_lanes(panel + k * PANEL), right = load_lanes(panel + k * PANEL + 4 * LANES);
+#pragma GCC unroll 16
+            for (int64_t r = 0; r < ROWS; ++r) {
+                int32_t four;
+                std::memcpy(&four, rows + (begin + r) * width + k, 4);
+                const byte_lanes value = in_all_lanes(four);
+                sums[r][0] = add_products(sums[r][0], value, left);
+                sums[r][1] = add_products(sums[r][1], value, right);
+            }
+        }
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < ROWS; ++r) {
+            store_lanes(found[r], sums[r][0]);
+            store_lanes(found[r] + LANES, sums[r][1]);
+        }
+        for (int64_t r = 0; r < ROWS; ++r)
+            for (int64_t j = 0; j < PANEL; ++j)
+                out[r * out_stride + j] =
+                    float(found[r][j] - weight.zeros[column + j]) * (scales[begin + r] * weight.scales[column + j]);
+    }
+
+    void multiply(int64_t begin, int64_t count, int64_t width, const Weight& weight, int64_t column, float* out,
+                  int64_t out_stride) const {
+        with_rows<MOST_ROWS>(
+            count, [&](auto number) { multiply_rows<number.value>(begin, width, weight, column, out, out_stride); });
+    }
+};
+
+// (columns, width) -> panels, and what a row of zeros gives; widths are multiples of 4
+void pack_bytes(const float*, const int8_t* weight, int8_t* panels, int32_t* zeros, int64_t columns, int64_t width,
+                int64_t threads) {
+#pragma omp parallel for num_threads(threads_for(columns / PANEL, threads)) schedule(static)
+    for (int64_t column = 0; column < columns; column += PANEL)
+        for (int64_t j = 0; j < PANEL; ++j) {
+            int32_t sum = 0;
+            for (int64_t k = 0; k < width; ++k) {
+                const int8_t value = weight[(column + j) * width + k];
+                panels[column * width + k / 4 * 4 * PANEL + 4 * j + k % 4] = value;
+                sum += value;
+            }
+            zeros[column + j] = 128 * sum;
+        }
+}
+#endif
+
+// (columns, width) -> panels; columns are multiples of a panel
+void pack_floats(const float* weight, float* panels, int64_t columns, int64_t width, int64_t threads) {
+#pragma omp parallel for num_threads(threads_for(columns / PANEL, threads)) schedule(static)
+    for (int64_t column = 0; column < columns; column += PANEL)
+        for (int64_t k = 0; k < width; ++k)
+            for (int64_t j = 0; j < PANEL; ++j)
+                panels[column * width + k * PANEL + j] = weight[(column + j) * width + k];
+}
+
+// What a product ends with, for the columns of a panel
+inline void add_bias(float* out, const float* bias) {
+    for (int64_t j = 0; j < PANEL; ++j) out[j] += bias[j];
+}
+inline void add_bias_and_gelu(float* out, const float* bias) {
+    for (int64_t j = 0; j < PANEL; ++j) {
+        const float value = out[j] + bias[j];
+        float below, density;
+        normal(value, below, density);
+        out[j] = value * below;
+    }
 }
 
 // Where the n-th of so many parts of a number of things begins
@@ -76,32 +193,23 @@ inline int64_t part(int64_t n, int64_t parts, int64_t things) { return n * thing
 
 inline int64_t row_blocks(int64_t rows) { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
 
-// out = end(x * weight), for the columns from `first` to `last`, which are the first of `out`. All threads of a parallel
+// out = end(x * weight + bias), for the columns from `first` to `last`, which are all of `out`. All threads of a parallel
 // region call it, and go on together.
-template <class End>
-void multiply(const float* x, int64_t rows, int64_t width, const float* weight, int64_t first, int64_t last, float* out,
-              const End& end) {
+template <void (*END)(float*, const float*) = add_bias, class Rows>
+void multiply(const Rows& x, int64_t rows, int64_t width, const typename Rows::Weight& weight, int64_t first,
+              int64_t last, float* out) {
     const int64_t columns = last - first, panels = columns / PANEL, blocks = row_blocks(rows);
     const int64_t groups = std::min(blocks, (2 * int64_t(threads_here()) + panels - 1) / panels);
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < panels * groups; ++task) {
         const int64_t column = task / groups * PANEL, group = task % groups;
-        const float* panel = weight + (first + column) * width;
         for (int64_t b = part(group, groups, blocks); b < part(group + 1, groups, blocks); ++b) {
             const int64_t begin = part(b, blocks, rows), count = part(b + 1, blocks, rows) - begin;
-            multiply_few<MOST_ROWS>(count, x + begin * width, width, width, panel, out + begin * columns + column,
-                                    columns, first + column, end);
+            float* to = out + begin * columns + column;
+            x.multiply(begin, count, width, weight, first + column, to, columns);
+            for (int64_t r = 0; r < count; ++r) END(to + r * columns, weight.bias + first + column);
         }
     }
-}
-
-// (columns, width) -> panels; columns are multiples of a panel
-void pack_panels(const float* weight, float* panels, int64_t columns, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(columns / PANEL, threads)) schedule(static)
-    for (int64_t column = 0; column < columns; column += PANEL)
-        for (int64_t k = 0; k < width; ++k)
-            for (int64_t j = 0; j < PANEL; ++j)
-                panels[(column * width) + k * PANEL + j] = weight[(column + j) * width + k];
 }
 
 }  // namespace

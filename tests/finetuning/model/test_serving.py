@@ -13,11 +13,12 @@ from support.transformers_models import SHAPE
 from data_prep.common.errors import UserError
 from finetuning.inputs import Encoded, Sequences
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.model.serving import QuantisedProduct, ServedModel, check_int8
+from finetuning.model.serving import ServedModel, check_int8
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
 from pretraining.model import cpu_kernels, serving
 from pretraining.model.encoder import Linear
+from pretraining.model.serving import QuantisedProduct
 
 LENGTHS = (7, 1, 31, 2, 7, 40)
 WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -14,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pretraining.model import cpu_kernels
+from pretraining.model import cpu_kernels, one_call
 from pretraining.model.batch import Batch, pack
 from pretraining.model.bert import Bert
-from pretraining.model.one_call import OneCall, fits_one_call
+from pretraining.model.one_call import OneCall, fits_one_call, multiplies_bytes
 from pretraining.model.rows import Rows
-from pretraining.model.serving import LayerByLayer, ServedEncoder
+from pretraining.model.serving import LayerByLayer, QuantisedProduct, ServedEncoder
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model
 
@@ -97,10 +98,42 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
 @torch.inference_mode()
 def test_sizes_that_are_not_whole_panels_are_answered_layer_by_layer(shape: Shape) -> None:
     batch, model = batch_of([9, 20]), model_of("both", shape)
-    assert not fits_one_call(model)
+    assert not fits_one_call(model, in_bytes=False)
     served = ServedEncoder(model_of("both", shape), sees_one=False)
     assert isinstance(served.layers, LayerByLayer)
     torch.testing.assert_close(served.all(batch), model.encode(batch), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not multiplies_bytes(), reason="no products of bytes here, or tiles that have them")
+@pytest.mark.parametrize("sees", get_args(Sees))
+@torch.inference_mode()
+def test_in_bytes_it_says_what_its_steps_say_one_after_another(sees: Sees) -> None:
+    """But for numbers that fall to the other byte; and it is as near to fp32."""
+    batch, exact = batch_of([7, 3, 31, 2, 75, 40]), encoders(sees)[1]
+    places = batch.starts[:-1].long()
+    served, in_steps = (ServedEncoder(model_of(sees), True, QuantisedProduct) for _ in range(2))
+    assert isinstance(served.layers, OneCall)
+    layers = deque(model_of(sees).layers)
+    in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, QuantisedProduct)  # type: ignore[arg-type]
+    found, wanted, right = (each.one(batch, places) for each in (served, in_steps, exact))
+    error = (found - right).square().mean().sqrt()
+    assert 0 < error < 0.02 * right.square().mean().sqrt()
+    assert error < 1.2 * (wanted - right).square().mean().sqrt()
+    assert 0 < (served.all(batch) - exact.all(batch)).square().mean().sqrt() < 2 * error
+    alone = served.one(batch_of([7]), places[:1])
+    assert torch.equal(alone, found[:1])
+
+
+@torch.inference_mode()
+def test_many_sequences_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what lies between the products stays in the cache; nothing else changes."""
+    served, batch = encoders("before")[1], batch_of([30, 1, 75, 12, 50, 50])
+    places = batch.starts[1:].long() - 1
+    whole = served.all(batch), served.one(batch, places)
+    for rows in (1, 60, 100):
+        monkeypatch.setattr(one_call, "ROWS", rows)
+        assert torch.equal(served.all(batch), whole[0])
+        assert torch.equal(served.one(batch, places), whole[1])
 
 
 @torch.inference_mode()
