@@ -62,6 +62,7 @@ TITLES = {
     "weight_gradients": "Gradients of weights",
     "scaling": "Several processes",
     "finetuning": "Fine-tuning",
+    "fine_tuning_ranks": "Fine-tuning on several ranks",
     "inference": "Answers of a fine-tuned model",
     "preparation": "Preparing text",
     "parts": "Preparing large texts",

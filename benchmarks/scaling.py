@@ -240,10 +240,17 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
         return read_notes(path)
 
 
-def launch(processes: int, arguments: list[str]) -> None:
-    """Starts ranks on this machine, and waits for their end; what they say of a mistake is raised."""
+def launch(processes: int, arguments: list[str], script: str = __file__, threads: int | None = None) -> None:
+    """Starts ranks of a script on this machine, and waits for their end; what they say of a mistake is raised."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run([*torchrun, __file__, *arguments], stderr=subprocess.PIPE, text=True, check=False)
+    of_threads = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(
+        [*torchrun, script, *arguments],
+        env=os.environ | of_threads,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         lines = done.stderr.splitlines()
         told = next((number for number, line in enumerate(lines) if line.startswith("error: ")), None)

@@ -266,6 +266,11 @@ def optimizers(found: Results) -> Iterator[ResultTable]:
     yield matrix(f"On {found['size']}", found["rows"])
 
 
+def fine_tuning_ranks(found: Results) -> Iterator[ResultTable]:
+    """How fine-tuning scales over ranks."""
+    yield matrix(f"{found['size']} on {found['task']}", found["rows"])
+
+
 def weight_gradients(found: Results) -> Iterator[ResultTable]:
     """How soon gradients of weights are made in each way."""
     yield matrix("", found["rows"])
@@ -296,7 +301,7 @@ SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
     each.__name__: each
     for each in (
         *(scaling, calibration, cleanliness, parts, loader, trainer_losses),
-        *(optimizers, weight_gradients, recipe_scores),
+        *(optimizers, weight_gradients, recipe_scores, fine_tuning_ranks),
     )
 }
 """What is told first of a benchmark, where that is not `in_short`."""

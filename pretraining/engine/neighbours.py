@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pretraining.engine.buckets import Bucket
-from pretraining.processes.group import gather, place, wait_for_all
+from pretraining.processes.group import gather, host_group, place, wait_for_all
 
 WHOLE = -1
 """Noted of a parameter that is shown whole, where of others the number of their rows is."""
@@ -119,8 +120,10 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     """Makes rooms where all ranks can enter one another's, for these parameters, in whose type weights are kept, and so
     many sums at once or those of the longest parameter. All ranks must call it."""
     rank, ranks = place()
+    if ranks == 1 or dist.get_backend(host_group()) != "gloo":  # a group that is pretended says nothing
+        return None
     kernels = {*gather(_kernel())}
-    if ranks == 1 or len(kernels) > 1 or None in kernels:
+    if len(kernels) > 1 or None in kernels:
         return None
     spare = ranks * ALIGNED * len(parameters)  # what DeepSpeed may add at the ends of its flat tensors
     sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare
