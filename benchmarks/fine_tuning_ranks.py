@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from rich.console import Console
 
 from benchmarks.contests import Turns
@@ -64,13 +65,17 @@ class RankSpeed:
     """Be a rank of a launch, and add its seconds to this file; the model lies beside it."""
     batch: int = BATCH
     """With --notes: items of a step, over all ranks."""
+    threads: int = 1
+    """With --notes: threads of a rank."""
 
 
 def take_part(settings: RankSpeed, notes: Path) -> None:
     """Is one rank of a launch; the first one notes the seconds of a step."""
     world = find_world(os.environ)
     exercise = Exercise("sst2", notes.parent / "model", settings.data, settings.batch, settings.steps, EPOCHS)
-    times = list(timed_epochs(OurFineTuning(exercise, world)))
+    work = OurFineTuning(exercise, world)
+    torch.set_num_threads(settings.threads)
+    times = list(timed_epochs(work))
     if world.rank == 0:
         with notes.open("a") as file:
             file.write(f"{statistics.median(times) / settings.steps}\n")
@@ -105,7 +110,7 @@ def measure(settings: RankSpeed, console: Console) -> None:
         for _ in range(settings.rounds):
             for name, (ranks, threads) in launches.items():
                 for kind, batch in (("strong", BATCH), ("weak", BATCH * ranks)):
-                    launch(ranks, [*words, f"--batch={batch}"], __file__, threads)
+                    launch(ranks, [*words, f"--batch={batch}", f"--threads={threads}"], __file__)
                     seconds[kind][name].append(float((folder / "notes").read_text().split()[-1]))
     turns, counts = (
         {kind: Turns(each) for kind, each in seconds.items()},

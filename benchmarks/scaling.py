@@ -240,17 +240,10 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
         return read_notes(path)
 
 
-def launch(processes: int, arguments: list[str], script: str = __file__, threads: int | None = None) -> None:
+def launch(processes: int, arguments: list[str], script: str = __file__) -> None:
     """Starts ranks of a script on this machine, and waits for their end; what they say of a mistake is raised."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    of_threads = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(
-        [*torchrun, script, *arguments],
-        env=os.environ | of_threads,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run([*torchrun, script, *arguments], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         lines = done.stderr.splitlines()
         told = next((number for number, line in enumerate(lines) if line.startswith("error: ")), None)

@@ -31,7 +31,8 @@ class Bucket:
         self.summed: set[int] = set()
         """parameters of which `sums` holds a sum of this step; what it holds of others is of an earlier one"""
         self.rows: dict[int, Tensor] = {}
-        """of tables whose sums are zeros but for a few rows: these rows, each once"""
+        """of tables whose sums are zeros but for a few rows: these rows, each once; it holds from step to step, so who
+        writes sums otherwise forgets it"""
 
     def take(self, number: int, gradient: Tensor) -> None:
         """Takes the gradient of a parameter in this backward pass."""

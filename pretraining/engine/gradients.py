@@ -143,6 +143,9 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             ):
                 weights.grad = sums
             self.optimizer.step()
+            if not self.optimizer.keeps_zeros:
+                for bucket in self._buckets:
+                    bucket.rows.clear()
             self._lazy_init_hp_params_optimizer_state()
             self.update_lp_params()
         self.clear_hp_grads()

@@ -3,7 +3,7 @@
 Between sockets, each number would be copied four times on its way. Here each rank has a room that the others can enter.
 It shows its gradients there, waits until all have come, and reads what the others show. The weights lie in the room of
 rank 0: each rank writes its own share of them, when nobody reads. Ranks wait by a message of gloo, which notices when
-one has died. A room has no name in the file system, and ends with the processes that have entered it.
+one has died. A room has no name in the file system, and ends when nobody has it in his memory any more.
 """
 
 from __future__ import annotations
@@ -163,8 +163,12 @@ def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
     """Memory that others can enter by its file; None where the system has no such thing."""
     with suppress(OSError, AttributeError):
         file = os.memfd_create("room")
-        os.truncate(file, length)
-        room = mmap.mmap(file, length)
+        try:
+            os.truncate(file, length)
+            room = mmap.mmap(file, length)
+        except OSError:
+            os.close(file)
+            raise
         room[-TOKEN:] = os.urandom(TOKEN)
         return room, file
     return None

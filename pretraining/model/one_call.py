@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,16 @@ class OneCall:
         self.weights: list[Tensor] = []
         while layers:
             self.weights += _weights_of(layers.popleft(), packed)
+        self.find_weights()
+
+    def find_weights(self) -> None:
+        """Tells the kernels where the weights lie."""
         self.pointers = torch.tensor([weight.data_ptr() for weight in self.weights])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy, in this process or another, has its weights elsewhere."""
+        vars(self).update(state)
+        self.find_weights()
 
     def all(self, x: Tensor, batch: Batch) -> Tensor:
         """Computes the last hidden states of all pieces, (n, H), in the place of those that it is given."""
@@ -60,6 +70,8 @@ class OneCall:
 
     def _answer(self, x: Tensor, batch: Batch, places: Tensor | None, asked: Tensor | None) -> None:
         shape = self.shape
+        assert batch.starts.dtype == torch.int32
+        assert places is None or places.dtype == torch.int64
         longest, rows = max(batch.lengths), min(len(x), ROWS)
         between = x.new_empty(max(longest, rows) * (6 * shape.hidden + 2 * shape.intermediate))
         where = (self.pointers, batch.starts, places, asked, between, rows)

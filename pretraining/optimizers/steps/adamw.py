@@ -19,6 +19,7 @@ class AdamW(FlatOptimizer):
     """Adam with decoupled decay, in PyTorch's fused form; without bias correction where the settings say so."""
 
     counts_on_host = False  # the fused kernel reads them where the weights are
+    keeps_zeros = True  # it multiplies gradients in their place, by the scale
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         states = [self.state_of(tensor) for tensor in tensors]

@@ -46,6 +46,8 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     counts_on_host: ClassVar[bool] = True
     """whether the number of steps lies in the host's memory, where it is read without waiting for a GPU"""
+    keeps_zeros: ClassVar[bool] = False
+    """whether a step leaves gradients 0 that are 0; other steps may write anything over them"""
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         assert not {"weight", "gradient", "step"} & {*kind.state}, f"{kind.state}: names that something else has"

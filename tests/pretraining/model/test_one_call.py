@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import deque
 from dataclasses import replace
 from functools import cache
 from random import Random
-from typing import get_args
+from typing import cast, get_args
 
 import numpy as np
 import pytest
@@ -122,6 +124,17 @@ def test_in_bytes_it_says_what_its_steps_say_one_after_another(sees: Sees) -> No
     assert 0 < (served.all(batch) - exact.all(batch)).square().mean().sqrt() < 2 * error
     alone = served.one(batch_of([7]), places[:1])
     assert torch.equal(alone, found[:1])
+
+
+@torch.inference_mode()
+def test_a_copy_answers_by_itself() -> None:
+    """Also in another process, as a server makes its workers."""
+    batch, original = batch_of([9, 20]), ServedEncoder(model_of("both"), sees_one=True)
+    expected = original.all(batch)
+    copies = copy.deepcopy(original), pickle.loads(pickle.dumps(original))
+    for weight in cast(OneCall, original.layers).weights:
+        weight.fill_(torch.nan)
+    assert all(torch.equal(each.all(batch), expected) for each in copies)
 
 
 @torch.inference_mode()
