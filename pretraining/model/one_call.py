@@ -1,4 +1,5 @@
-"""All layers of an encoder that answers, in one call of our kernels, in fp32 or with products in 8 bits, on a CPU.
+"""All layers of an encoder that answers, in one call of our kernels, on a CPU: with products in fp32, bf16 or 8 bits,
+and all else in fp32.
 
 A small model answers about a short text in less time than Python takes to call an operation for each of its steps.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,28 +25,69 @@ ROWS = 512
 """Rows that a layer takes at once."""
 
 
-def multiplies_bytes() -> bool:
-    """Whether the kernels have the fastest products in 8 bits here: where the processor has tiles, oneDNN has."""
-    return kernels.knows("answer_in_bytes") and not torch.cpu._is_amx_tile_supported()
+class Way(NamedTuple):
+    """In which numbers products are made."""
+
+    kernel: str
+    pack: Callable[[Linear], tuple[Tensor, ...]]
+    """what a product is made with, in the order in which the kernel looks for it"""
 
 
-def fits_one_call(encoder: Encoder, in_bytes: bool) -> bool:
-    """Whether the kernels know the numbers and the sizes of this encoder."""
+def _in_floats(linear: Linear) -> tuple[Tensor, ...]:
+    weight = linear.weight.detach().contiguous()
+    panels = torch.empty_like(weight)
+    kernels.call("pack_floats", weight, panels, *weight.shape)
+    return panels, _kept(linear.bias)
+
+
+def _in_halves(linear: Linear) -> tuple[Tensor, ...]:
+    weight = linear.weight.detach().contiguous()
+    panels = torch.empty_like(weight)
+    kernels.call("pack_halves", weight, panels, *weight.shape)
+    return panels, _kept(linear.bias)
+
+
+def _in_bytes(linear: Linear) -> tuple[Tensor, ...]:
+    numbers, scales = quantise(linear.weight)
+    panels, zeros = torch.empty_like(numbers), torch.empty(len(numbers), dtype=torch.int32)
+    kernels.call("pack_bytes", scales, numbers, panels, zeros, *numbers.shape)
+    return panels, _kept(linear.bias), scales, zeros
+
+
+def _kept(weight: Tensor) -> Tensor:
+    """A weight in fp32, in memory of its own."""
+    return weight.detach().to(torch.float32, copy=True).contiguous()
+
+
+FLOATS = Way("answer", _in_floats)
+HALVES = Way("answer_in_halves", _in_halves)
+BYTES = Way("answer_in_bytes", _in_bytes)
+
+
+def multiplies(way: Way) -> bool:
+    """Whether the kernels have the fastest products of this kind here: where the processor has tiles, oneDNN has."""
+    return kernels.knows(way.kernel) and (way is FLOATS or not torch.cpu._is_amx_tile_supported())
+
+
+def find_way(encoder: Encoder, in_bytes: bool) -> Way | None:
+    """How the kernels go through an encoder; None where they do not know its numbers or its sizes."""
     shape, weight = encoder.shape, encoder.embeddings.word.weight
     fits = not any(size % PANEL for size in (shape.hidden // shape.heads, shape.intermediate))
-    return fits and weight.dtype == torch.float32 and kernels.usable(weight) and (not in_bytes or multiplies_bytes())
+    if not fits or not kernels.usable(weight):
+        return None
+    way = BYTES if in_bytes else HALVES if weight.dtype == torch.bfloat16 else FLOATS
+    return way if multiplies(way) else None
 
 
 class OneCall:
     """The layers of an encoder, with their weights in panels."""
 
-    def __init__(self, shape: Shape, layers: deque[Layer], in_bytes: bool = False) -> None:
+    def __init__(self, shape: Shape, layers: deque[Layer], way: Way) -> None:
         """Takes the layers away one after another: memory is for their weights or for those made of them."""
-        self.shape, self.depth = shape, len(layers)
-        self.kernel, packed = ("answer_in_bytes", _in_bytes) if in_bytes else ("answer", _in_floats)
+        self.shape, self.depth, self.kernel = shape, len(layers), way.kernel
         self.weights: list[Tensor] = []
         while layers:
-            self.weights += _weights_of(layers.popleft(), packed)
+            self.weights += _weights_of(layers.popleft(), way.pack)
         self.find_weights()
 
     def find_weights(self) -> None:
@@ -59,14 +101,15 @@ class OneCall:
 
     def all(self, x: Tensor, batch: Batch) -> Tensor:
         """Computes the last hidden states of all pieces, (n, H), in the place of those that it is given."""
-        self._answer(x, batch, None, None)
-        return x
+        states = x.float()
+        self._answer(states, batch, None, None)
+        return states.to(x.dtype)
 
     def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
-        asked = x.new_empty(len(places), x.shape[1])
-        self._answer(x, batch, places, asked)
-        return asked
+        asked = torch.empty(len(places), x.shape[1])
+        self._answer(x.float(), batch, places, asked)
+        return asked.to(x.dtype)
 
     def _answer(self, x: Tensor, batch: Batch, places: Tensor | None, asked: Tensor | None) -> None:
         shape = self.shape
@@ -92,19 +135,5 @@ def _weights_of(layer: Layer, packed: Callable[[Linear], tuple[Tensor, ...]]) ->
     ]
 
 
-def _in_floats(linear: Linear) -> tuple[Tensor, ...]:
-    weight = linear.weight.detach().contiguous()
-    panels = torch.empty_like(weight)
-    kernels.call("pack_floats", weight, panels, *weight.shape)
-    return panels, linear.bias.detach().contiguous()
-
-
-def _in_bytes(linear: Linear) -> tuple[Tensor, ...]:
-    numbers, scales = quantise(linear.weight)
-    panels, zeros = torch.empty_like(numbers), torch.empty(len(numbers), dtype=torch.int32)
-    kernels.call("pack_bytes", scales, numbers, panels, zeros, *numbers.shape)
-    return panels, linear.bias.detach().contiguous(), scales, zeros
-
-
 def _of_norm(norm: AddAndNorm) -> tuple[Tensor, Tensor]:
-    return norm.weight.detach().contiguous(), norm.bias.detach().contiguous()
+    return _kept(norm.weight), _kept(norm.bias)

@@ -1,10 +1,10 @@
 """An encoder that only answers: with weights that are packed once, and of the last layer what the head sees.
 
-Training needs neither: there weights change in every step, and all that is computed is kept for the backward pass. In
-fp32 on a CPU our kernels go through all layers in one call, with weights in their own order (`one_call.py`). In other
-numbers, and for sizes that they do not know, layers make their steps one after another: an x86 processor multiplies
-fastest with weights in an order that oneDNN chooses; elsewhere, and where this PyTorch lacks the operators, weights
-stay as they lie. Results are the same but for rounding.
+Training needs neither: there weights change in every step, and all that is computed is kept for the backward pass. On a
+CPU our kernels go through all layers in one call, with weights in their own order (`one_call.py`). For sizes and
+numbers that they do not know, layers make their steps one after another: an x86 processor multiplies fastest with
+weights in an order that oneDNN chooses; elsewhere, and where this PyTorch lacks the operators, weights stay as they
+lie. Results are the same but for rounding.
 
 n pieces, s sequences, H hidden.
 """
@@ -25,7 +25,7 @@ from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
 from pretraining.model.fused import Dropout, gelu
-from pretraining.model.one_call import OneCall, fits_one_call
+from pretraining.model.one_call import OneCall, find_way
 from pretraining.model.quantised import quantise
 from pretraining.model.shape import Shape
 
@@ -246,11 +246,11 @@ class ServedEncoder:
         self.encoder = encoder.eval().requires_grad_(False)
         layers = deque(cast(Layer, layer) for layer in encoder.layers)
         encoder.layers = nn.ModuleList()
-        in_bytes = making is QuantisedProduct
+        way = find_way(encoder, making is QuantisedProduct) if making in (product, QuantisedProduct) else None
         self.layers: Layers = (
-            OneCall(encoder.shape, layers, in_bytes)
-            if making in (product, QuantisedProduct) and fits_one_call(encoder, in_bytes)
-            else LayerByLayer(encoder.shape, layers, sees_one, making)
+            LayerByLayer(encoder.shape, layers, sees_one, making)
+            if way is None
+            else OneCall(encoder.shape, layers, way)
         )
 
     def all(self, batch: Batch) -> Tensor:

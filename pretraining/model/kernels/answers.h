@@ -1,5 +1,5 @@
 // All layers of an encoder that answers, in one call: threads start once, and nothing lies between the products but their
-// ends. Products are of fp32 or of bytes, all else is fp32; n pieces of s sequences, H hidden.
+// ends. Products are of fp32, bf16 or bytes, all else is fp32; n pieces of s sequences, H hidden.
 
 #pragma once
 

@@ -37,6 +37,10 @@ extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bf
                                   {"turn_bfloat16", reinterpret_cast<void*>(turn)},
                                   {"answer_float32", reinterpret_cast<void*>(answer<Floats>)},
                                   {"pack_floats_float32", reinterpret_cast<void*>(pack_floats)},
+#ifdef CLOZE_HALVES
+                                  {"answer_in_halves_float32", reinterpret_cast<void*>(answer<Halves>)},
+                                  {"pack_halves_bfloat16", reinterpret_cast<void*>(pack_halves)},
+#endif
 #ifdef CLOZE_BYTES
                                   {"answer_in_bytes_float32", reinterpret_cast<void*>(answer<Bytes>)},
                                   {"pack_bytes_float32", reinterpret_cast<void*>(pack_bytes)},

@@ -1,4 +1,4 @@
-// Products with few rows or many: rows of fp32 with a weight in fp32, or of bytes with a weight of bytes.
+// Products with few rows or many: rows of fp32 with a weight in fp32, of bf16 with one in bf16, of bytes with bytes.
 //
 // A weight lies in panels of columns. A panel has so many that their sums for some rows stay in the registers of a
 // processor; its numbers lie in the order in which they are multiplied. A sum is taken in this order whatever the number
@@ -13,6 +13,11 @@
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || defined(__AVXVNNI__)
 #include <immintrin.h>
 #define CLOZE_BYTES  // the processor multiplies bytes, four at a time in a lane
+#endif
+
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#include <immintrin.h>
+#define CLOZE_HALVES  // the processor multiplies bf16, two at a time in a lane
 #endif
 
 namespace {
@@ -163,6 +168,66 @@ void pack_bytes(const float*, const int8_t* weight, int8_t* panels, int32_t* zer
             }
             zeros[column + j] = 128 * sum;
         }
+}
+#endif
+
+#ifdef CLOZE_HALVES
+// Rows and weights in bf16. In a panel two numbers of a column lie together.
+struct Halves {
+    struct Weight {
+        const bfloat16* panels;
+        const float* bias;
+    };
+    const bfloat16* rows;
+
+    static Halves of(const float* x, int64_t count, int64_t width, uint8_t* bytes, float*) {
+        bfloat16* halves = (bfloat16*)bytes;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < count; ++i)
+            for (int64_t j = 0; j < width; ++j) store(halves[i * width + j], x[i * width + j]);
+        return {halves};
+    }
+
+    template <int64_t ROWS>
+    void multiply_rows(int64_t begin, int64_t width, const Weight& weight, int64_t column, float* out,
+                       int64_t out_stride) const {
+        __m512 sums[ROWS][2];
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+        const bfloat16* panel = weight.panels + column * width;
+        for (int64_t k = 0; k < width; k += 2) {
+            const __m512bh left = (__m512bh)_mm512_loadu_si512(panel + k * PANEL);
+            const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + k * PANEL + 2 * LANES);
+#pragma GCC unroll 16
+            for (int64_t r = 0; r < ROWS; ++r) {
+                int32_t two;
+                std::memcpy(&two, rows + (begin + r) * width + k, 4);
+                const __m512bh value = (__m512bh)_mm512_set1_epi32(two);
+                sums[r][0] = _mm512_dpbf16_ps(sums[r][0], value, left);
+                sums[r][1] = _mm512_dpbf16_ps(sums[r][1], value, right);
+            }
+        }
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < ROWS; ++r) {
+            _mm512_storeu_ps(out + r * out_stride, sums[r][0]);
+            _mm512_storeu_ps(out + r * out_stride + LANES, sums[r][1]);
+        }
+    }
+
+    void multiply(int64_t begin, int64_t count, int64_t width, const Weight& weight, int64_t column, float* out,
+                  int64_t out_stride) const {
+        with_rows<MOST_ROWS>(
+            count, [&](auto number) { multiply_rows<number.value>(begin, width, weight, column, out, out_stride); });
+    }
+};
+
+// (columns, width) -> panels; widths are multiples of 2
+void pack_halves(const bfloat16* weight, bfloat16* panels, int64_t columns, int64_t width, int64_t threads) {
+#pragma omp parallel for num_threads(threads_for(columns / PANEL, threads)) schedule(static)
+    for (int64_t column = 0; column < columns; column += PANEL)
+        for (int64_t j = 0; j < PANEL; ++j)
+            for (int64_t k = 0; k < width; ++k)
+                panels[column * width + k / 2 * 2 * PANEL + 2 * j + k % 2] = weight[(column + j) * width + k];
 }
 #endif
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from pretraining.model import cpu_kernels, one_call
 from pretraining.model.batch import Batch, pack
 from pretraining.model.bert import Bert
-from pretraining.model.one_call import OneCall, fits_one_call, multiplies_bytes
+from pretraining.model.one_call import BYTES, HALVES, OneCall, find_way, multiplies
 from pretraining.model.rows import Rows
-from pretraining.model.serving import LayerByLayer, QuantisedProduct, ServedEncoder
+from pretraining.model.serving import LayerByLayer, QuantisedProduct, ServedEncoder, product
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model
 
@@ -100,13 +100,13 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
 @torch.inference_mode()
 def test_sizes_that_are_not_whole_panels_are_answered_layer_by_layer(shape: Shape) -> None:
     batch, model = batch_of([9, 20]), model_of("both", shape)
-    assert not fits_one_call(model, in_bytes=False)
+    assert find_way(model, in_bytes=False) is None
     served = ServedEncoder(model_of("both", shape), sees_one=False)
     assert isinstance(served.layers, LayerByLayer)
     torch.testing.assert_close(served.all(batch), model.encode(batch), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not multiplies_bytes(), reason="no products of bytes here, or tiles that have them")
+@pytest.mark.skipif(not multiplies(BYTES), reason="no products of bytes here, or tiles that have them")
 @pytest.mark.parametrize("sees", get_args(Sees))
 @torch.inference_mode()
 def test_in_bytes_it_says_what_its_steps_say_one_after_another(sees: Sees) -> None:
@@ -124,6 +124,27 @@ def test_in_bytes_it_says_what_its_steps_say_one_after_another(sees: Sees) -> No
     assert 0 < (served.all(batch) - exact.all(batch)).square().mean().sqrt() < 2 * error
     alone = served.one(batch_of([7]), places[:1])
     assert torch.equal(alone, found[:1])
+
+
+@pytest.mark.skipif(not multiplies(HALVES), reason="no products of bf16 here, or tiles that have them")
+@pytest.mark.parametrize("sees", get_args(Sees))
+@torch.inference_mode()
+def test_in_bf16_it_is_nearer_than_its_steps_one_after_another(sees: Sees) -> None:
+    """Which round what lies between the products too."""
+    batch, exact = batch_of([7, 3, 31, 2, 75, 40]), encoders(sees)[1]
+    places = batch.starts[:-1].long()
+    served, in_steps = (ServedEncoder(model_of(sees).bfloat16(), True) for _ in range(2))
+    assert isinstance(served.layers, OneCall)
+    layers = deque(model_of(sees).bfloat16().layers)
+    in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, product)  # type: ignore[arg-type]
+    for found, wanted, right in (
+        (served.one(batch, places), in_steps.one(batch, places), exact.one(batch, places)),
+        (served.all(batch)[places], in_steps.one(batch, places), exact.one(batch, places)),
+    ):
+        assert found.dtype == torch.bfloat16
+        error, theirs = ((each - right).square().mean().sqrt() for each in (found, wanted))
+        assert 0 < error < theirs
+    assert torch.equal(served.one(batch_of([7]), places[:1]), served.one(batch, places)[:1])
 
 
 @torch.inference_mode()
