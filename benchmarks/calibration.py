@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
+from unittest.mock import patch
 
 from pretraining.processes.environment import cores_are_idle, prepare_process
 
@@ -113,6 +114,12 @@ class Calibration:
     """File for what is found (default: in benchmarks/results, by the hardware)."""
 
 
+def begin_training(shape: Shape, settings: EngineSettings, rank: int) -> Training:
+    """Begins a training whose ranks exchange messages and share no memory, as the GPUs that are planned for."""
+    with patch("pretraining.engine.gradients.find_neighbours", return_value=None):
+        return Training(shape, settings, CPU, rank=rank)
+
+
 class Rank:
     """A process that makes steps: alone, or as one of two ranks that join their gradients."""
 
@@ -130,7 +137,7 @@ class Rank:
         """One step of a case."""
         if case.size not in self.trainings:
             settings = EngineSettings(precision=Precision(dtype=DTYPE))
-            self.trainings[case.size] = Training(case.shape, settings, CPU, rank=self.rank)
+            self.trainings[case.size] = begin_training(case.shape, settings, self.rank)
         batch = full_sequences(case.micro_batch, case.length, round(PREDICTED_SHARE * case.length))
         self.trainings[case.size].step(joined([batch] * case.accumulation, self.ranks))
 
@@ -185,7 +192,7 @@ def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:
     settings = EngineSettings(precision=Precision(dtype=dtype), parallel=Parallel(zero=zero))
     ranks, rank = dist.get_world_size(), dist.get_rank()
     with muffled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        training = Training(shape, settings, CPU, rank=rank)
+        training = begin_training(shape, settings, rank)
         for _ in range(PEAK_STEPS):
             training.step(joined([full_sequences(1, 8, 1)] * 2, ranks), mark=gc.collect)
             torch.empty(MARK, dtype=torch.uint8)
