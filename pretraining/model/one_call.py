@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,17 +34,11 @@ class Way(NamedTuple):
     """what a product is made with, in the order in which the kernel looks for it"""
 
 
-def _in_floats(linear: Linear) -> tuple[Tensor, ...]:
+def _in_panels(kernel: str, linear: Linear) -> tuple[Tensor, ...]:
+    """A weight in its own numbers, in the order that the kernel gives it."""
     weight = linear.weight.detach().contiguous()
     panels = torch.empty_like(weight)
-    kernels.call("pack_floats", weight, panels, *weight.shape)
-    return panels, _kept(linear.bias)
-
-
-def _in_halves(linear: Linear) -> tuple[Tensor, ...]:
-    weight = linear.weight.detach().contiguous()
-    panels = torch.empty_like(weight)
-    kernels.call("pack_halves", weight, panels, *weight.shape)
+    kernels.call(kernel, weight, panels, *weight.shape)
     return panels, _kept(linear.bias)
 
 
@@ -59,8 +54,8 @@ def _kept(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.float32, copy=True).contiguous()
 
 
-FLOATS = Way("answer", _in_floats)
-HALVES = Way("answer_in_halves", _in_halves)
+FLOATS = Way("answer", partial(_in_panels, "pack_floats"))
+HALVES = Way("answer_in_halves", partial(_in_panels, "pack_halves"))
 BYTES = Way("answer_in_bytes", _in_bytes)
 
 
@@ -100,7 +95,7 @@ class OneCall:
         self.find_weights()
 
     def all(self, x: Tensor, batch: Batch) -> Tensor:
-        """Computes the last hidden states of all pieces, (n, H), in the place of those that it is given."""
+        """Computes the last hidden states of all pieces, (n, H); in fp32 in the place of those that it is given."""
         states = x.float()
         self._answer(states, batch, None, None)
         return states.to(x.dtype)
