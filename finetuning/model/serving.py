@@ -8,7 +8,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from finetuning.model.heads import TaskBatch, TaskModel
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.serving import QuantisedProduct, ServedEncoder, product
+from pretraining.model.serving import ServedEncoder
 
 
 def check_int8(device: torch.device) -> None:
@@ -28,7 +28,7 @@ class ServedModel:
     def __init__(self, model: TaskModel, int8: bool = False) -> None:
         """`int8`: layers multiply in 8 bits, which `check_int8` has allowed; all else stays in the model's numbers."""
         self.model = model
-        self.encoder = ServedEncoder(model, model.sees_one, QuantisedProduct if int8 else product)
+        self.encoder = ServedEncoder(model, model.sees_one, in_bytes=int8)
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""

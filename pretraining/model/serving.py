@@ -241,12 +241,13 @@ class LayerByLayer(Layers):
 class ServedEncoder:
     """An encoder that answers and does not learn. It takes the layers of the one that it is made of."""
 
-    def __init__(self, encoder: Encoder, sees_one: bool, making: Making = product) -> None:
-        """`sees_one`: of the last layer one piece of every sequence alone is asked for; `making` makes the products."""
+    def __init__(self, encoder: Encoder, sees_one: bool, in_bytes: bool = False) -> None:
+        """`sees_one`: of the last layer one piece of every sequence alone is asked for; `in_bytes`: products are made
+        in 8 bits."""
         self.encoder = encoder.eval().requires_grad_(False)
         layers = deque(cast(Layer, layer) for layer in encoder.layers)
         encoder.layers = nn.ModuleList()
-        way = find_way(encoder, making is QuantisedProduct) if making in (product, QuantisedProduct) else None
+        way, making = find_way(encoder, in_bytes), QuantisedProduct if in_bytes else product
         self.layers: Layers = (
             LayerByLayer(encoder.shape, layers, sees_one, making)
             if way is None

@@ -113,7 +113,7 @@ def test_in_bytes_it_says_what_its_steps_say_one_after_another(sees: Sees) -> No
     """But for numbers that fall to the other byte; and it is as near to fp32."""
     batch, exact = batch_of([7, 3, 31, 2, 75, 40]), encoders(sees)[1]
     places = batch.starts[:-1].long()
-    served, in_steps = (ServedEncoder(model_of(sees), True, QuantisedProduct) for _ in range(2))
+    served, in_steps = (ServedEncoder(model_of(sees), True, in_bytes=True) for _ in range(2))
     assert isinstance(served.layers, OneCall)
     layers = deque(model_of(sees).layers)
     in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, QuantisedProduct)  # type: ignore[arg-type]
