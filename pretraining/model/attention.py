@@ -2,7 +2,7 @@
 
 `lay_out` chooses how, once for all layers of a batch:
 
-    Tiled      CPU that multiplies tiles, in bf16: a head of a sequence at a time, in the cache
+    ByHeads    CPU that multiplies bf16, in bf16: a head of a sequence at a time, in the cache
     Grouped    other CPUs: sequences of like lengths together, in products of the library and our fused kernels
     Packed     GPU from compute capability 8.0 on, in 16 bits: the flash kernels, which need no padding
     Padded     elsewhere, and where torch.compile translates the layers for a CPU: scaled_dot_product_attention
@@ -26,8 +26,8 @@ from pretraining.model.fused import Dropout
 
 GRAIN = 64
 """Sequences whose lengths are equal when rounded up to it are computed together by our kernels."""
-TILE = 32
-"""What the width of a head is a multiple of, for our kernels that use tiles."""
+BLOCK = 32
+"""What the width of a head is a multiple of, for our kernels that multiply small matrices."""
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_SIZE = 192
 """The widest head that the flash kernels take on every GPU that they run on."""
@@ -61,7 +61,7 @@ def lay_out(
     whether a piece sees itself and those that lie before it alone.
     """
     if kernels.usable(states) and not compiled:
-        return (Tiled if fits_tiles(states, heads) else Grouped)(starts, lengths, one_way)
+        return (ByHeads if fits_blocks(states, heads) else Grouped)(starts, lengths, one_way)
     if has_flash(states, heads):
         return Packed(starts, max(lengths), one_way)
     return Padded(starts, max(lengths), len(states), one_way)
@@ -75,9 +75,10 @@ def has_flash(states: Tensor, heads: int) -> bool:
     return fits and devices.has_flash(states.device)
 
 
-def fits_tiles(states: Tensor, heads: int) -> bool:
-    """Whether a CPU's tiles can attend over these hidden states."""
-    return states.dtype == torch.bfloat16 and states.shape[1] // heads % TILE == 0 and kernels.has_tiles()
+def fits_blocks(states: Tensor, heads: int) -> bool:
+    """Whether our kernels can multiply what lies in a head of these hidden states themselves, on a CPU."""
+    size = states.shape[1] // heads
+    return states.dtype == torch.bfloat16 and size % BLOCK == 0 and kernels.small_products() is not None
 
 
 class Packed(Layout):
@@ -178,27 +179,28 @@ class ByOurKernels(Layout):
         return -len(states) % max(1, grain) if packed else 0
 
 
-class Tiled(ByOurKernels):
+class ByHeads(ByOurKernels):
     """A head of a sequence at a time, by kernels that keep nothing as large as the scores."""
 
     def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False):
-        assert kernels.has_tiles()  # asking is what lets this process use them
+        self.kernel = f"attention_by_{kernels.small_products()}"
         self.starts, self.lengths, self.one_way = starts, torch.tensor(lengths, dtype=torch.int32), one_way
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
-        return _TiledAttention.apply(qkv, bias, self, heads, dropout)
+        return _AttentionByHeads.apply(qkv, bias, self, heads, dropout)
 
 
-class _TiledAttention(torch.autograd.Function):
+class _AttentionByHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, bias: Tensor, layout: Tiled, heads: int, dropout: Dropout) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor, layout: ByHeads, heads: int, dropout: Dropout) -> Tensor:
         pieces, (n, hidden) = int(layout.starts[-1]), (len(qkv), qkv.shape[1] // 3)
         size = hidden // heads
+        ctx.kernel = layout.kernel
         ctx.given = (layout.starts, layout.lengths, *dropout.for_kernels, size**-0.5, int(layout.one_way))
         ctx.sizes = len(layout.lengths), heads, size
         out, spreads = qkv.new_empty(n, hidden), torch.empty(pieces, heads)
         out[pieces:] = 0
-        kernels.call("tiled_attention", qkv, bias, *ctx.given, out, spreads, *ctx.sizes)
+        kernels.call(layout.kernel, qkv, bias, *ctx.given, out, spreads, *ctx.sizes)
         ctx.save_for_backward(qkv, bias, spreads)
         return out
 
@@ -209,7 +211,7 @@ class _TiledAttention(torch.autograd.Function):
         grad_qkv, grad_bias = torch.empty_like(qkv), torch.empty_like(bias)
         grad_qkv[len(spreads) :] = 0
         inputs = (qkv, bias, *ctx.given, grad.contiguous(), spreads)
-        kernels.call("tiled_attention_backward", *inputs, grad_qkv, grad_bias, *ctx.sizes)
+        kernels.call(f"{ctx.kernel}_backward", *inputs, grad_qkv, grad_bias, *ctx.sizes)
         return grad_qkv, grad_bias, None, None, None
 
 

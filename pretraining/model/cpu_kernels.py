@@ -62,12 +62,20 @@ def usable(tensor: Tensor) -> bool:
 @functools.cache
 def has_tiles() -> bool:
     """Whether the processor multiplies tiles (AMX), the compiler knows them, and Linux lets this process use them."""
-    if "tiled_attention_bfloat16" not in _functions():
+    if "attention_by_tiles_bfloat16" not in _functions():
         return False
     permitted = bool(torch.cpu._init_amx())
     if not permitted:
         warnings.warn("Linux forbids this process the processor's tiles (AMX): it will be slower", stacklevel=2)
     return permitted
+
+
+def small_products() -> str | None:
+    """How the kernels multiply small matrices of bf16: by "tiles", or by "lanes" of vectors of 512 bits; None where the
+    processor, or the compiler, knows neither."""
+    if has_tiles():
+        return "tiles"
+    return "lanes" if "attention_by_lanes_bfloat16" in _functions() else None
 
 
 def knows(name: str) -> bool:

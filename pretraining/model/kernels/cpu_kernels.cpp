@@ -6,12 +6,12 @@
 
 #include "answers.h"
 #include "attention.h"
+#include "attention_by_heads.h"
 #include "elementwise.h"
 #include "gradients.h"
 #include "lamb.h"
 #include "loss.h"
 #include "quantised.h"
-#include "tiled_attention.h"
 #include "turning.h"
 
 namespace {
@@ -40,14 +40,17 @@ extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bf
 #ifdef CLOZE_HALVES
                                   {"answer_in_halves_float32", reinterpret_cast<void*>(answer<Halves>)},
                                   {"pack_halves_bfloat16", reinterpret_cast<void*>(pack_halves)},
+                                  {"attention_by_lanes_bfloat16", reinterpret_cast<void*>(attention<Lanes>)},
+                                  {"attention_by_lanes_backward_bfloat16",
+                                   reinterpret_cast<void*>(attention_backward<Lanes>)},
 #endif
 #ifdef CLOZE_BYTES
                                   {"answer_in_bytes_float32", reinterpret_cast<void*>(answer<Bytes>)},
                                   {"pack_bytes_float32", reinterpret_cast<void*>(pack_bytes)},
 #endif
 #ifdef CLOZE_TILES
-                                  {"tiled_attention_bfloat16", reinterpret_cast<void*>(tiled_attention)},
-                                  {"tiled_attention_backward_bfloat16",
-                                   reinterpret_cast<void*>(tiled_attention_backward)},
+                                  {"attention_by_tiles_bfloat16", reinterpret_cast<void*>(attention<Tiles>)},
+                                  {"attention_by_tiles_backward_bfloat16",
+                                   reinterpret_cast<void*>(attention_backward<Tiles>)},
 #endif
                                   {nullptr, nullptr}};

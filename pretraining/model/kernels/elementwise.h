@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "numbers.h"
+#include "sixteen.h"
 
 namespace {
 
@@ -30,12 +30,6 @@ std::vector<uint32_t> gelu_of_each_bfloat16() {
 inline void gelu_row(float* x, const float* bias, float* out, int64_t width) {
     for (int64_t j = 0; j < width; ++j) gelu(x[j] + bias[j], out[j], x[j]);
 }
-
-#ifdef CLOZE_TILES
-inline __m512 load_sixteen(const bfloat16* from) {
-    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
-}
-#endif
 
 // Looks up as many numbers of a row as come in sixteens, and returns how many. Compilers for a processor with tiles do not
 // choose the instruction that looks up sixteen at once, which takes a third of the time there.

@@ -16,9 +16,13 @@
 #include <omp.h>
 #endif
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
 #include <immintrin.h>
-#define CLOZE_TILES  // the processor multiplies tiles, and has vectors of 512 bits
+#define CLOZE_HALVES  // the processor multiplies bf16, two at a time in a lane of 512 bits
+#endif
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(CLOZE_HALVES) && defined(__AVX512BW__)
+#define CLOZE_TILES  // the processor multiplies tiles too
 #endif
 
 namespace {
@@ -59,15 +63,16 @@ inline uint32_t scrambled(uint32_t x) {
 }
 
 class Dropout {
-    uint32_t threshold;  // drop where the hash is below: probability * 2^32
-    float scale;         // of what is kept: 1 / (1 - probability)
     uint32_t site;
 
    public:
+    const uint32_t threshold;  // drop where the hash is below: probability * 2^32
+    const float scale;         // of what is kept: 1 / (1 - probability)
+
     Dropout(double probability, int64_t site)
-        : threshold(uint32_t(probability * 4294967296.0)),
-          scale(float(1 / (1 - probability))),
-          site(scrambled(uint32_t(site) + 0x9E3779B9u)) {}
+        : site(scrambled(uint32_t(site) + 0x9E3779B9u)),
+          threshold(uint32_t(probability * 4294967296.0)),
+          scale(float(1 / (1 - probability))) {}
 
     bool drops() const { return threshold > 0; }
 

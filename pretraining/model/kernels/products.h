@@ -15,11 +15,6 @@
 #define CLOZE_BYTES  // the processor multiplies bytes, four at a time in a lane
 #endif
 
-#if defined(__AVX512BF16__) && defined(__AVX512F__)
-#include <immintrin.h>
-#define CLOZE_HALVES  // the processor multiplies bf16, two at a time in a lane
-#endif
-
 namespace {
 
 #ifdef __AVX512F__

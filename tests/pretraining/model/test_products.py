@@ -111,7 +111,7 @@ def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_processor_whose_tiles_linux_forbids_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_functions", lambda: {"tiled_attention_bfloat16": None})
+    monkeypatch.setattr(kernels, "_functions", lambda: {"attention_by_tiles_bfloat16": None})
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
     with pytest.warns(UserWarning, match="Linux forbids this process the processor's tiles"):
         assert not kernels.has_tiles.__wrapped__()

@@ -1,4 +1,4 @@
-"""Attention by a processor's tiles, against a softmax written out and against our kernels in fp32."""
+"""Attention a head at a time, against a softmax written out and against our kernels in fp32."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from support.pretraining_reference import random_batch
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.attention import Grouped, Layout, Tiled, lay_out
+from pretraining.model.attention import Grouped, Layout, ByHeads, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, row_keys
 
-tiles = pytest.mark.skipif(not kernels.has_tiles(), reason="no tiles in this processor, or no compiler that knows them")
+blocks = pytest.mark.skipif(not kernels.small_products(), reason="the processor does not multiply bf16, or no compiler does")
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def found(layout: Layout, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropou
     return [out.detach(), *gradients(out, qkv, bias)]
 
 
-@tiles
+@blocks
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
@@ -59,13 +59,13 @@ def test_attention_over_ragged_sequences(lengths: list[int], heads: int, size: i
     qkv, bias = inputs(sum(lengths), heads * size, torch.bfloat16)
     wanted = attend_plainly(batch, qkv, bias, heads, one_way)
     *theirs, their_sum = [wanted.detach(), *gradients(wanted, qkv, bias)]
-    *ours, our_sum = found(Tiled(batch.starts, batch.lengths, one_way), qkv, bias, heads)
+    *ours, our_sum = found(ByHeads(batch.starts, batch.lengths, one_way), qkv, bias, heads)
     assert furthest(ours, theirs) < 0.02
     rows = float(theirs[-1].abs().sum(0).max())  # the gradient by the bias sums them up, and they nearly cancel
     assert float((our_sum - their_sum).abs().max()) < 1e-2 * max(5, rows)
 
 
-@tiles
+@blocks
 @pytest.mark.parametrize("one_way", [False, True])
 def test_what_is_dropped_is_the_same_by_all_our_kernels(one_way: bool) -> None:
     batch = random_batch([40, 7, 64, 130], 50)
@@ -73,15 +73,15 @@ def test_what_is_dropped_is_the_same_by_all_our_kernels(one_way: bool) -> None:
     plain_qkv, plain_bias = (each.detach().float().requires_grad_() for each in (qkv, bias))
     wanted = found(Grouped(batch.starts, batch.lengths, one_way), plain_qkv, plain_bias, 2, some_dropout(batch))
     assert (
-        furthest(found(Tiled(batch.starts, batch.lengths, one_way), qkv, bias, 2, some_dropout(batch)), wanted) < 0.02
+        furthest(found(ByHeads(batch.starts, batch.lengths, one_way), qkv, bias, 2, some_dropout(batch)), wanted) < 0.02
     )
 
 
-@tiles
+@blocks
 def test_bits_depend_neither_on_threads_nor_on_the_order_of_their_work() -> None:
     batch = random_batch([128, 5, 77, 40, 128, 31], 50)
     qkv, bias = inputs(len(batch.pieces), 256, torch.bfloat16)
-    layout, dropout = Tiled(batch.starts, batch.lengths), some_dropout(batch)
+    layout, dropout = ByHeads(batch.starts, batch.lengths), some_dropout(batch)
     runs = []
     for count in (1, 2, 3, 2):
         with threads(count):
@@ -90,32 +90,32 @@ def test_bits_depend_neither_on_threads_nor_on_the_order_of_their_work() -> None
         assert all(torch.equal(one, other) for one, other in zip(runs[0], again, strict=True))
 
 
-@tiles
+@blocks
 def test_spare_rows_stay_zeros() -> None:
     batch = random_batch([9, 30], 50)
     qkv, bias = inputs(39 + 9, 64, torch.bfloat16)
-    out, grad, _ = found(Tiled(batch.starts, batch.lengths), qkv, bias, 2, some_dropout(batch, spare=9))
+    out, grad, _ = found(ByHeads(batch.starts, batch.lengths), qkv, bias, 2, some_dropout(batch, spare=9))
     assert not out[39:].any()
     assert not grad[39:].any()
 
 
-@tiles
+@blocks
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_what_is_no_number_stays_visible(poison: float) -> None:
     batch, (qkv, bias) = random_batch([4], 50), inputs(4, 64, torch.bfloat16)
     bad = qkv.detach().clone()
     bad[2, 5] = poison
     bad.requires_grad_()
-    out, grad, _ = found(Tiled(batch.starts, batch.lengths), bad, bias, 2)
+    out, grad, _ = found(ByHeads(batch.starts, batch.lengths), bad, bias, 2)
     assert not out.isfinite().all()
     assert not grad.isfinite().all()
 
 
-@tiles
+@blocks
 def test_they_are_taken_where_heads_are_wide_enough() -> None:
     batch = random_batch([4], 50)
     for hidden, dtype, layout in [
-        (64, torch.bfloat16, Tiled),
+        (64, torch.bfloat16, ByHeads),
         (32, torch.bfloat16, Grouped),
         (64, torch.float32, Grouped),
     ]:

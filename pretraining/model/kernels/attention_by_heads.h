@@ -1,4 +1,4 @@
-// Attention by tiles, a head of a sequence at a time: scores, shares and their gradients stay in the cache.
+// Attention in bf16, a head of a sequence at a time: scores, shares and their gradients stay in the cache.
 //
 // Of the forward pass `spreads` is kept, for each row of scores the logarithm of the sum of its exponentials. From it the
 // backward pass computes the shares again.
@@ -6,10 +6,11 @@
 #pragma once
 
 #include "attention.h"
-#include "tiles.h"
+#include "blocks.h"
+#include "sixteen.h"
 #include "turning.h"
 
-#ifdef CLOZE_TILES
+#ifdef CLOZE_HALVES
 
 namespace {
 
@@ -31,49 +32,66 @@ struct Sequences {
     int64_t longest() const { return padded(*std::max_element(lengths, lengths + count)); }
 };
 
+// Rows are computed to the next multiple of a block, without a remainder number by number. What lies behind `seen` there
+// is computed as if it weighed nothing; returns where that ends.
+inline int64_t open_row(float* scores, int64_t seen) {
+    const int64_t end = padded(seen);
+    std::fill(scores + seen, scores + end, -INFINITY);
+    return end;
+}
+
 // A row of scores becomes what dropout keeps of its shares; returns its spread.
-inline float share_row(float* scores, int64_t seen, float scale, Dropout dropout, uint32_t key, uint32_t head,
+inline float share_row(float* scores, int64_t seen, float scale, const Dropout& dropout, uint32_t key, uint32_t head,
                        bfloat16* kept) {
-    float largest = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t j = 0; j < seen; ++j) {
-        scores[j] *= scale;
-        largest = scores[j] > largest ? scores[j] : largest;
+    const int64_t end = open_row(scores, seen);
+    __m512 highest = _mm512_set1_ps(-INFINITY), sums = _mm512_setzero_ps();
+    for (int64_t j = 0; j < end; j += SIXTEEN) highest = _mm512_max_ps(load_sixteen(scores + j), highest);
+    const float largest = scale * _mm512_reduce_max_ps(highest);
+    for (int64_t j = 0; j < end; j += SIXTEEN) {
+        const __m512 away = _mm512_fmsub_ps(load_sixteen(scores + j), _mm512_set1_ps(scale), _mm512_set1_ps(largest));
+        const __m512 weight = exponential(away);
+        store_sixteen(scores + j, weight);
+        sums = _mm512_add_ps(sums, weight);
     }
-    for (int64_t j = 0; j < seen; ++j) sum += scores[j] = exponential(scores[j] - largest);
-    const float share = 1.0f / sum;
-    if (dropout.drops())
-#pragma omp simd
-        for (int64_t j = 0; j < seen; ++j) store(kept[j], scores[j] * share * dropout(key, head | uint32_t(j)));
-    else
-        for (int64_t j = 0; j < seen; ++j) store(kept[j], scores[j] * share);
+    const float sum = _mm512_reduce_add_ps(sums);
+    for (int64_t j = 0; j < end; j += SIXTEEN) {
+        const __m512 share = _mm512_mul_ps(load_sixteen(scores + j), _mm512_set1_ps(1.0f / sum));
+        store_sixteen(kept + j, dropout.drops() ? kept_of(share, dropout, key, head | uint32_t(j)) : share);
+    }
     return largest + std::log(sum);
 }
 
 // From a row of scores and the gradient of what was kept of its shares: that again, and the gradient of the scores.
 inline void share_row_backward(float* scores, float* grad, int64_t seen, float scale, float spread,
-                               Dropout dropout, uint32_t key, uint32_t head, bfloat16* kept, bfloat16* slopes) {
-    float inner = 0;
-    for (int64_t j = 0; j < seen; ++j) scores[j] = exponential(scale * scores[j] - spread);
-    if (dropout.drops())
-#pragma omp simd
-        for (int64_t j = 0; j < seen; ++j) {
-            const float mask = dropout(key, head | uint32_t(j));
-            store(kept[j], scores[j] * mask);
-            grad[j] *= mask;
-        }
-    else
-        for (int64_t j = 0; j < seen; ++j) store(kept[j], scores[j]);
-    for (int64_t j = 0; j < seen; ++j) inner += scores[j] * grad[j];
-    for (int64_t j = 0; j < seen; ++j) store(slopes[j], scale * scores[j] * (grad[j] - inner));
+                               const Dropout& dropout, uint32_t key, uint32_t head, bfloat16* kept, bfloat16* slopes) {
+    const int64_t end = open_row(scores, seen);
+    std::fill(grad + seen, grad + end, 0.0f);
+    __m512 sums = _mm512_setzero_ps();
+    for (int64_t j = 0; j < end; j += SIXTEEN) {
+        const __m512 away = _mm512_fmsub_ps(load_sixteen(scores + j), _mm512_set1_ps(scale), _mm512_set1_ps(spread));
+        const __m512 share = exponential(away);
+        __m512 factor = _mm512_set1_ps(1.0f);
+        if (dropout.drops()) factor = kept_of(factor, dropout, key, head | uint32_t(j));
+        const __m512 slope = _mm512_mul_ps(load_sixteen(grad + j), factor);
+        store_sixteen(kept + j, _mm512_mul_ps(share, factor));
+        store_sixteen(scores + j, share);
+        store_sixteen(grad + j, slope);
+        sums = _mm512_fmadd_ps(share, slope, sums);
+    }
+    const __m512 inner = _mm512_set1_ps(_mm512_reduce_add_ps(sums));
+    for (int64_t j = 0; j < end; j += SIXTEEN) {
+        const __m512 share = _mm512_mul_ps(load_sixteen(scores + j), _mm512_set1_ps(scale));
+        store_sixteen(slopes + j, _mm512_mul_ps(share, _mm512_sub_ps(load_sixteen(grad + j), inner)));
+    }
 }
 
-// A head of a sequence, and the room in which a thread computes one after another.
+// A head of a sequence, and the room in which a thread computes one after another; its products by Tiles or Lanes.
+template <class Blocks>
 class Head {
     const Sequences& all;
     const int64_t size, hidden;
     std::vector<bfloat16> queries, keys, values, grads, kept, slopes, kept_turned, slopes_turned;
-    std::vector<uint32_t> key_columns, key_rows, value_columns, value_rows, query_rows, grad_rows;  // in pairs
+    std::vector<uint32_t> key_columns, key_rows, value_columns, value_rows, query_rows, grad_rows;  // in panels
     std::vector<float> scores, grad_scores, sums;
     int64_t head = 0, start = 0, n = 0, length = 0;  // the length with the rows of zeros behind the n of the sequence
 
@@ -87,7 +105,9 @@ class Head {
         for (int64_t i = 0; i < n; ++i) {
             prefetch(flat + std::min(i + AHEAD, n - 1) * width);
             if (bias)
-                for (int64_t d = 0; d < size; ++d) store(to[i * size + d], load(flat[i * width + d]) + load(bias[d]));
+                for (int64_t d = 0; d < size; d += SIXTEEN)
+                    store_sixteen(to + i * size + d,
+                                  _mm512_add_ps(load_sixteen(flat + i * width + d), load_sixteen(bias + d)));
             else
                 std::memcpy(to + i * size, flat + i * width, size * sizeof *to);
         }
@@ -97,34 +117,34 @@ class Head {
     // The sums of some rows go to flat ones, and are added to `total` where there is one.
     void put(int64_t rows, bfloat16* flat, int64_t width, float* total) const {
         for (int64_t i = 0; i < rows; ++i)
-            for (int64_t d = 0; d < size; ++d) {
-                store(flat[i * width + d], sums[i * size + d]);
-                if (total) total[d] += sums[i * size + d];
+            for (int64_t d = 0; d < size; d += SIXTEEN) {
+                const __m512 values = load_sixteen(sums.data() + i * size + d);
+                store_sixteen(flat + i * width + d, values);
+                if (total) store_sixteen(total + d, _mm512_add_ps(load_sixteen(total + d), values));
             }
     }
 
     uint32_t row_key(int64_t i) const { return all.dropout.drops() ? all.dropout.key(all.keys[start + i]) : 0; }
 
-    // Behind what the rows of a block see, nothing is kept. Returns how much the row sees.
-    int64_t clear_behind(int64_t i, bfloat16* row) const {
-        const int64_t seen = i < n ? seen_by(i, n, all.one_way) : 0;
-        std::memset(row + seen, 0, (length - seen) * sizeof *row);
-        return seen;
-    }
+    // How much a row sees: nothing, where it lies behind the sequence
+    int64_t seen(int64_t i) const { return i < n ? seen_by(i, n, all.one_way) : 0; }
+
+    // Behind what a row sees, nothing is kept.
+    void clear_behind(int64_t i, bfloat16* row) const { std::memset(row + seen(i), 0, (length - seen(i)) * sizeof *row); }
 
     void score(int64_t first) {
-        multiply(queries.data() + first * size, size, key_columns.data(), length, scores.data(), length, GRAIN, length,
-                 size);
+        multiply<Blocks>(queries.data() + first * size, key_columns.data(), scores.data(), GRAIN, length, size);
     }
 
     void share_backward(int64_t first, const float* spreads) {
         for (int64_t r = 0; r < GRAIN; ++r) {
             const int64_t i = first + r, at = r * length;
-            clear_behind(i, slopes.data() + at);
-            if (const int64_t seen = clear_behind(i, kept.data() + at))
-                share_row_backward(scores.data() + at, grad_scores.data() + at, seen, all.scale,
+            if (i < n)
+                share_row_backward(scores.data() + at, grad_scores.data() + at, seen(i), all.scale,
                                    spreads[(start + i) * all.heads + head], all.dropout, row_key(i),
                                    uint32_t(head) << 16, kept.data() + at, slopes.data() + at);
+            clear_behind(i, kept.data() + at);
+            clear_behind(i, slopes.data() + at);
         }
         for (int64_t j = 0; j < length; j += GRAIN) {
             turn_block<GRAIN>(kept.data() + j, length, kept_turned.data() + j * length + first, length);
@@ -165,12 +185,13 @@ class Head {
             score(first);
             for (int64_t r = 0; r < GRAIN; ++r) {
                 const int64_t i = first + r, at = r * length;
-                if (const int64_t seen = clear_behind(i, kept.data() + at))
+                if (i < n)
                     spreads[(start + i) * all.heads + head] =
-                        share_row(scores.data() + at, seen, all.scale, all.dropout, row_key(i), uint32_t(head) << 16,
+                        share_row(scores.data() + at, seen(i), all.scale, all.dropout, row_key(i), uint32_t(head) << 16,
                                   kept.data() + at);
+                clear_behind(i, kept.data() + at);
             }
-            multiply(kept.data(), length, value_rows.data(), size, sums.data(), size, GRAIN, size, length);
+            multiply<Blocks>(kept.data(), value_rows.data(), sums.data(), GRAIN, size, length);
             put(std::min(GRAIN, n - first), context + (start + first) * hidden + head * size, hidden, nullptr);
         }
     }
@@ -185,15 +206,14 @@ class Head {
         pair_rows(grads.data(), length, size, grad_rows.data());
         for (int64_t first = 0; first < n; first += GRAIN) {
             score(first);
-            multiply(grads.data() + first * size, size, value_columns.data(), length, grad_scores.data(), length, GRAIN,
-                     length, size);
+            multiply<Blocks>(grads.data() + first * size, value_columns.data(), grad_scores.data(), GRAIN, length, size);
             share_backward(first, spreads);
-            multiply(slopes.data(), length, key_rows.data(), size, sums.data(), size, GRAIN, size, length);
+            multiply<Blocks>(slopes.data(), key_rows.data(), sums.data(), GRAIN, size, length);
             put(std::min(GRAIN, n - first), flat + first * 3 * hidden, 3 * hidden, grad_bias);
         }
-        multiply(slopes_turned.data(), length, query_rows.data(), size, sums.data(), size, length, size, length);
+        multiply<Blocks>(slopes_turned.data(), query_rows.data(), sums.data(), length, size, length);
         put(n, flat + hidden, 3 * hidden, grad_bias + size);
-        multiply(kept_turned.data(), length, grad_rows.data(), size, sums.data(), size, length, size, length);
+        multiply<Blocks>(kept_turned.data(), grad_rows.data(), sums.data(), length, size, length);
         put(n, flat + 2 * hidden, 3 * hidden, grad_bias + 2 * size);
     }
 };
@@ -204,15 +224,16 @@ inline int64_t heads_at_once(int64_t count, int64_t heads, int64_t threads) {
 }
 
 // context (pieces, heads * size) = what each piece takes of its sequence; spreads is (pieces, heads)
-void tiled_attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
+template <class Blocks>
+void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
                      const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
                      bfloat16* context, float* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
     const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
                         float(scale), one_way != 0, count,  heads,   size};
 #pragma omp parallel num_threads(threads_for(count* heads, threads))
     {
-        const Tiles tiles;
-        Head head(all, false);
+        [[maybe_unused]] const Blocks blocks{};
+        Head<Blocks> head(all, false);
 #pragma omp for schedule(dynamic, heads_at_once(count, heads, threads))
         for (int64_t number = 0; number < count * heads; ++number) {
             head.open(number);
@@ -222,7 +243,8 @@ void tiled_attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* s
 }
 
 // The gradients of queries, keys and values, and of their bias, from that of the context
-void tiled_attention_backward(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
+template <class Blocks>
+void attention_backward(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
                               const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
                               const bfloat16* grad, const float* spreads, bfloat16* grad_qkv, bfloat16* grad_bias,
                               int64_t count, int64_t heads, int64_t size, int64_t threads) {
@@ -231,8 +253,8 @@ void tiled_attention_backward(const bfloat16* qkv, const bfloat16* bias, const i
     std::vector<float> sums(count * heads * 3 * size, 0.0f);  // of each head by itself: added up in a fixed order
 #pragma omp parallel num_threads(threads_for(count* heads, threads))
     {
-        const Tiles tiles;
-        Head head(all, true);
+        [[maybe_unused]] const Blocks blocks{};
+        Head<Blocks> head(all, true);
 #pragma omp for schedule(dynamic, heads_at_once(count, heads, threads))
         for (int64_t number = 0; number < count * heads; ++number) {
             head.open(number);

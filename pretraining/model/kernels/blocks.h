@@ -1,0 +1,124 @@
+// Small products of matrices that lie in the cache: 16-bit operands, sums in fp32, a block of 32 by 32 at a time.
+//
+// Of a product, the left operand lies in rows. The right one lies in panels of 32 columns, each in rows of pairs: row i
+// holds, for every column, its numbers in the rows 2 i and 2 i + 1, side by side. `Tiles` (AMX) and `Lanes` (AVX512-BF16)
+// are two ways to multiply.
+
+#pragma once
+
+#include "numbers.h"
+
+#ifdef CLOZE_HALVES
+
+namespace {
+
+constexpr int64_t GRAIN = 32;  // rows, columns and terms of products are multiples of it
+
+struct Lanes {
+    static constexpr int64_t ROWS = 8;  // whose sums stay in the registers
+
+    // out (32, 32), rows `out_width` apart = left (32, terms), rows `left_width` apart, @ a panel of terms / 2 rows of pairs
+    static void multiply_block(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
+                               int64_t out_width, int64_t terms) {
+        for (int64_t i = 0; i < GRAIN; i += ROWS)
+            multiply_rows(left + i * left_width, left_width, panel, out + i * out_width, out_width, terms);
+    }
+
+   private:
+    static void multiply_rows(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
+                              int64_t out_width, int64_t terms) {
+        __m512 sums[ROWS][2];
+#pragma GCC unroll 8
+        for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+        for (int64_t k = 0; k < terms; k += 2) {
+            const uint32_t* pairs = panel + k / 2 * GRAIN;
+            const __m512bh first = (__m512bh)_mm512_loadu_si512(pairs), second = (__m512bh)_mm512_loadu_si512(pairs + 16);
+#pragma GCC unroll 8
+            for (int64_t r = 0; r < ROWS; ++r) {
+                int32_t two;
+                std::memcpy(&two, left + r * left_width + k, sizeof two);
+                const __m512bh value = (__m512bh)_mm512_set1_epi32(two);
+                sums[r][0] = _mm512_dpbf16_ps(sums[r][0], value, first);
+                sums[r][1] = _mm512_dpbf16_ps(sums[r][1], value, second);
+            }
+        }
+#pragma GCC unroll 8
+        for (int64_t r = 0; r < ROWS; ++r) {
+            _mm512_storeu_ps(out + r * out_width, sums[r][0]);
+            _mm512_storeu_ps(out + r * out_width + 16, sums[r][1]);
+        }
+    }
+};
+
+#ifdef CLOZE_TILES
+struct alignas(64) TileSizes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_a_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// For as long as it lives, this thread's tiles have their full size: 16 rows of 64 bytes.
+class Tiles {
+   public:
+    Tiles() {
+        static constexpr TileSizes sizes;
+        _tile_loadconfig(&sizes);
+    }
+    ~Tiles() { _tile_release(); }
+    Tiles(const Tiles&) = delete;
+    Tiles& operator=(const Tiles&) = delete;
+
+    // What `Lanes` has by that name
+    static void multiply_block(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
+                               int64_t out_width, int64_t terms) {
+        asm volatile("" ::: "memory");  // GCC up to 13 does not know that tiles are read from memory
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < terms; k += 32) {
+            const uint32_t* pairs = panel + k / 2 * GRAIN;
+            _tile_loadd(4, left + k, left_width * 2);
+            _tile_loadd(5, left + 16 * left_width + k, left_width * 2);
+            _tile_loadd(6, pairs, GRAIN * 4);
+            _tile_loadd(7, pairs + 16, GRAIN * 4);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, out, out_width * 4);
+        _tile_stored(1, out + 16, out_width * 4);
+        _tile_stored(2, out + 16 * out_width, out_width * 4);
+        _tile_stored(3, out + 16 * out_width + 16, out_width * 4);
+    }
+};
+#endif
+
+// out (rows, columns) = left (rows, terms) @ right, by Tiles or Lanes; left and out lie without gaps
+template <class Blocks>
+inline void multiply(const bfloat16* left, const uint32_t* right, float* out, int64_t rows, int64_t columns,
+                     int64_t terms) {
+    for (int64_t j = 0; j < columns; j += GRAIN)
+        for (int64_t i = 0; i < rows; i += GRAIN)
+            Blocks::multiply_block(left + i * terms, terms, right + j * terms / 2, out + i * columns + j, columns, terms);
+}
+
+// The right operand x (rows, width)
+inline void pair_rows(const bfloat16* x, int64_t rows, int64_t width, uint32_t* panels) {
+    for (int64_t j = 0; j < width; j += GRAIN)
+        for (int64_t i = 0; i < rows; i += 2, panels += GRAIN)
+            for (int64_t k = 0; k < GRAIN; ++k)
+                panels[k] = x[i * width + j + k].bits | uint32_t(x[(i + 1) * width + j + k].bits) << 16;
+}
+
+// The right operand x turned around, of x (rows, width)
+inline void pair_columns(const bfloat16* x, int64_t rows, int64_t width, uint32_t* panels) {
+    for (int64_t i = 0; i < rows; i += GRAIN)
+        for (int64_t j = 0; j < width; j += 2, panels += GRAIN)
+            for (int64_t k = 0; k < GRAIN; ++k) std::memcpy(panels + k, x + (i + k) * width + j, 4);
+}
+
+}  // namespace
+
+#endif
