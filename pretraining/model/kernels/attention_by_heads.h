@@ -132,8 +132,12 @@ class Head {
     // Behind what a row sees, nothing is kept.
     void clear_behind(int64_t i, bfloat16* row) const { std::memset(row + seen(i), 0, (length - seen(i)) * sizeof *row); }
 
+    // How many rows of a block lie within the sequence
+    int64_t rows_from(int64_t first) const { return std::min(GRAIN, n - first); }
+
     void score(int64_t first) {
-        multiply<Blocks>(queries.data() + first * size, key_columns.data(), scores.data(), GRAIN, length, size);
+        multiply<Blocks>(queries.data() + first * size, key_columns.data(), scores.data(), rows_from(first), length, size,
+                         size);
     }
 
     void share_backward(int64_t first, const float* spreads) {
@@ -191,8 +195,8 @@ class Head {
                                   kept.data() + at);
                 clear_behind(i, kept.data() + at);
             }
-            multiply<Blocks>(kept.data(), value_rows.data(), sums.data(), GRAIN, size, length);
-            put(std::min(GRAIN, n - first), context + (start + first) * hidden + head * size, hidden, nullptr);
+            multiply<Blocks>(kept.data(), value_rows.data(), sums.data(), rows_from(first), size, length, n);
+            put(rows_from(first), context + (start + first) * hidden + head * size, hidden, nullptr);
         }
     }
 
@@ -206,14 +210,15 @@ class Head {
         pair_rows(grads.data(), length, size, grad_rows.data());
         for (int64_t first = 0; first < n; first += GRAIN) {
             score(first);
-            multiply<Blocks>(grads.data() + first * size, value_columns.data(), grad_scores.data(), GRAIN, length, size);
+            multiply<Blocks>(grads.data() + first * size, value_columns.data(), grad_scores.data(), rows_from(first),
+                             length, size, size);
             share_backward(first, spreads);
-            multiply<Blocks>(slopes.data(), key_rows.data(), sums.data(), GRAIN, size, length);
-            put(std::min(GRAIN, n - first), flat + first * 3 * hidden, 3 * hidden, grad_bias);
+            multiply<Blocks>(slopes.data(), key_rows.data(), sums.data(), rows_from(first), size, length, n);
+            put(rows_from(first), flat + first * 3 * hidden, 3 * hidden, grad_bias);
         }
-        multiply<Blocks>(slopes_turned.data(), query_rows.data(), sums.data(), length, size, length);
+        multiply<Blocks>(slopes_turned.data(), query_rows.data(), sums.data(), n, size, length, n);
         put(n, flat + hidden, 3 * hidden, grad_bias + size);
-        multiply<Blocks>(kept_turned.data(), grad_rows.data(), sums.data(), length, size, length);
+        multiply<Blocks>(kept_turned.data(), grad_rows.data(), sums.data(), n, size, length, n);
         put(n, flat + 2 * hidden, 3 * hidden, grad_bias + 2 * size);
     }
 };

@@ -17,10 +17,11 @@ constexpr int64_t GRAIN = 32;  // rows, columns and terms of products are multip
 struct Lanes {
     static constexpr int64_t ROWS = 8;  // whose sums stay in the registers
 
-    // out (32, 32), rows `out_width` apart = left (32, terms), rows `left_width` apart, @ a panel of terms / 2 rows of pairs
+    // out (32, 32), rows `out_width` apart = left (32, terms), rows `left_width` apart, @ a panel of rows of pairs. Rows
+    // behind the first so many may be left as they are, and terms behind the first so many left out: they are zeros.
     static void multiply_block(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
-                               int64_t out_width, int64_t terms) {
-        for (int64_t i = 0; i < GRAIN; i += ROWS)
+                               int64_t out_width, int64_t rows, int64_t terms) {
+        for (int64_t i = 0; i < rows; i += ROWS)
             multiply_rows(left + i * left_width, left_width, panel, out + i * out_width, out_width, terms);
     }
 
@@ -70,7 +71,7 @@ class Tiles {
 
     // What `Lanes` has by that name
     static void multiply_block(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
-                               int64_t out_width, int64_t terms) {
+                               int64_t out_width, int64_t, int64_t terms) {
         asm volatile("" ::: "memory");  // GCC up to 13 does not know that tiles are read from memory
         _tile_zero(0);
         _tile_zero(1);
@@ -95,13 +96,15 @@ class Tiles {
 };
 #endif
 
-// out (rows, columns) = left (rows, terms) @ right, by Tiles or Lanes; left and out lie without gaps
+// out (rows, columns) = left (rows, width) @ right, by Tiles or Lanes, whose first `terms` terms alone are not zeros. Left
+// and out lie without gaps, and have room for whole blocks of rows; in out, what comes of them is not defined.
 template <class Blocks>
 inline void multiply(const bfloat16* left, const uint32_t* right, float* out, int64_t rows, int64_t columns,
-                     int64_t terms) {
+                     int64_t width, int64_t terms) {
     for (int64_t j = 0; j < columns; j += GRAIN)
         for (int64_t i = 0; i < rows; i += GRAIN)
-            Blocks::multiply_block(left + i * terms, terms, right + j * terms / 2, out + i * columns + j, columns, terms);
+            Blocks::multiply_block(left + i * width, width, right + j * width / 2, out + i * columns + j, columns,
+                                   std::min(GRAIN, rows - i), terms);
 }
 
 // The right operand x (rows, width)

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "numbers.h"
+#include "sixteen.h"
 
 namespace {
 
@@ -17,20 +17,14 @@ void cross_entropy(T* logits, const T* bias, const int64_t* labels, float* losse
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; ++i) {
             T* to = logits + i * stride;
-            float largest = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : largest)
-            for (int64_t j = 0; j < width; ++j) {
-                row[j] = load(to[j]) + load(bias[j]);
-                largest = row[j] > largest ? row[j] : largest;
-            }
+            const float largest = add_bias_row(to, bias, row, width);
             const float right = row[labels[i]];  // an answer only if no equal comes before it
             correct[i] = right == largest && std::find(row, row + labels[i], right) == row + labels[i];
-            for (int64_t j = 0; j < width; ++j) sum += row[j] = exponential(row[j] - largest);
+            const float sum = raise_row(row, width, largest);
             losses[i] = std::log(sum) + largest - right;
             if (!gradient) continue;
-            const float share = 1.0f / sum;
             row[labels[i]] -= sum;
-            for (int64_t j = 0; j < width; ++j) store(to[j], row[j] * share);
+            store_row(row, 1.0f / sum, to, width);
             std::memset(to + width, 0, (stride - width) * sizeof(T));
         }
     }

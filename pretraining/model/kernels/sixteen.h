@@ -1,5 +1,5 @@
-// Sixteen numbers at once, on a processor with vectors of 512 bits that rounds to bf16 by itself. What compilers make of
-// the same in loops over numbers takes twice as many instructions and more.
+// Sixteen numbers at once, on a processor with vectors of 512 bits that rounds to bf16 by itself, and what all processors
+// do with rows of numbers. What compilers make of such loops takes twice as many instructions and more.
 
 #pragma once
 
@@ -57,3 +57,57 @@ inline __m512 kept_of(__m512 values, const Dropout& dropout, uint32_t key, uint3
 }  // namespace
 
 #endif
+
+namespace {
+
+// row = x + bias; returns the largest
+template <class T>
+inline float add_bias_row(const T* x, const T* bias, float* row, int64_t width) {
+    float largest = -INFINITY;
+    int64_t j = 0;
+#ifdef CLOZE_HALVES
+    __m512 highest = _mm512_set1_ps(-INFINITY);
+    for (; j + SIXTEEN <= width; j += SIXTEEN) {
+        const __m512 sum = _mm512_add_ps(load_sixteen(x + j), load_sixteen(bias + j));
+        store_sixteen(row + j, sum);
+        highest = _mm512_max_ps(sum, highest);
+    }
+    largest = _mm512_reduce_max_ps(highest);
+#endif
+#pragma omp simd reduction(max : largest)
+    for (int64_t k = j; k < width; ++k) {
+        row[k] = load(x[k]) + load(bias[k]);
+        largest = row[k] > largest ? row[k] : largest;
+    }
+    return largest;
+}
+
+// A row of numbers becomes e^(number - largest); returns the sum.
+inline float raise_row(float* row, int64_t width, float largest) {
+    float sum = 0;
+    int64_t j = 0;
+#ifdef CLOZE_HALVES
+    __m512 sums = _mm512_setzero_ps();
+    for (; j + SIXTEEN <= width; j += SIXTEEN) {
+        const __m512 raised = exponential(_mm512_sub_ps(load_sixteen(row + j), _mm512_set1_ps(largest)));
+        store_sixteen(row + j, raised);
+        sums = _mm512_add_ps(sums, raised);
+    }
+    sum = _mm512_reduce_add_ps(sums);
+#endif
+    for (; j < width; ++j) sum += row[j] = exponential(row[j] - largest);
+    return sum;
+}
+
+// to = row * factor
+template <class T>
+inline void store_row(const float* row, float factor, T* to, int64_t width) {
+    int64_t j = 0;
+#ifdef CLOZE_HALVES
+    for (; j + SIXTEEN <= width; j += SIXTEEN)
+        store_sixteen(to + j, _mm512_mul_ps(load_sixteen(row + j), _mm512_set1_ps(factor)));
+#endif
+    for (; j < width; ++j) store(to[j], row[j] * factor);
+}
+
+}  // namespace
