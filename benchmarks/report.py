@@ -63,6 +63,7 @@ TITLES = {
     "scaling": "Several processes",
     "finetuning": "Fine-tuning",
     "fine_tuning_ranks": "Fine-tuning on several ranks",
+    "spin_counts": "How long threads wait",
     "inference": "Answers of a fine-tuned model",
     "preparation": "Preparing text",
     "parts": "Preparing large texts",

@@ -271,6 +271,11 @@ def fine_tuning_ranks(found: Results) -> Iterator[ResultTable]:
     yield matrix(f"{found['size']} on {found['task']}", found["rows"])
 
 
+def spin_counts(found: Results) -> Iterator[ResultTable]:
+    """What steps take, by how often waiting threads look."""
+    yield matrix(f"{found['size']} on {found['task']}", found["rows"])
+
+
 def weight_gradients(found: Results) -> Iterator[ResultTable]:
     """How soon gradients of weights are made in each way."""
     yield matrix("", found["rows"])
@@ -301,7 +306,7 @@ SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
     each.__name__: each
     for each in (
         *(scaling, calibration, cleanliness, parts, loader, trainer_losses),
-        *(optimizers, weight_gradients, recipe_scores, fine_tuning_ranks),
+        *(optimizers, weight_gradients, recipe_scores, fine_tuning_ranks, spin_counts),
     )
 }
 """What is told first of a benchmark, where that is not `in_short`."""
