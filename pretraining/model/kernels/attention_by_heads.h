@@ -129,30 +129,45 @@ class Head {
     // How much a row sees: nothing, where it lies behind the sequence
     int64_t seen(int64_t i) const { return i < n ? seen_by(i, n, all.one_way) : 0; }
 
-    // Behind what a row sees, nothing is kept.
-    void clear_behind(int64_t i, bfloat16* row) const { std::memset(row + seen(i), 0, (length - seen(i)) * sizeof *row); }
+    // Behind what a row sees, nothing is kept, to the end of the blocks that are multiplied.
+    void clear_behind(int64_t i, int64_t end, bfloat16* row) const {
+        std::memset(row + seen(i), 0, (end - seen(i)) * sizeof *row);
+    }
 
     // How many rows of a block lie within the sequence
     int64_t rows_from(int64_t first) const { return std::min(GRAIN, n - first); }
 
+    // How many pieces the rows of a block see together
+    int64_t seen_from(int64_t first) const { return all.one_way ? std::min(n, first + GRAIN) : n; }
+
     void score(int64_t first) {
-        multiply<Blocks>(queries.data() + first * size, key_columns.data(), scores.data(), rows_from(first), length, size,
-                         size);
+        multiply<Blocks>(queries.data() + first * size, size, {key_columns.data(), size}, scores.data(), length,
+                         rows_from(first), seen_from(first), size);
     }
 
     void share_backward(int64_t first, const float* spreads) {
+        const int64_t end = padded(seen_from(first));
         for (int64_t r = 0; r < GRAIN; ++r) {
             const int64_t i = first + r, at = r * length;
             if (i < n)
                 share_row_backward(scores.data() + at, grad_scores.data() + at, seen(i), all.scale,
                                    spreads[(start + i) * all.heads + head], all.dropout, row_key(i),
                                    uint32_t(head) << 16, kept.data() + at, slopes.data() + at);
-            clear_behind(i, kept.data() + at);
-            clear_behind(i, slopes.data() + at);
+            clear_behind(i, end, kept.data() + at);
+            clear_behind(i, end, slopes.data() + at);
         }
-        for (int64_t j = 0; j < length; j += GRAIN) {
+        for (int64_t j = 0; j < end; j += GRAIN) {
             turn_block<GRAIN>(kept.data() + j, length, kept_turned.data() + j * length + first, length);
             turn_block<GRAIN>(slopes.data() + j, length, slopes_turned.data() + j * length + first, length);
+        }
+    }
+
+    // sums = turned (keys, queries) @ right (queries, size); keys are seen by no query that lies in a block before
+    void sum_over_queries(const std::vector<bfloat16>& turned, const std::vector<uint32_t>& right) {
+        for (int64_t j = 0; j < n; j += GRAIN) {
+            const int64_t from = all.one_way ? j : 0;
+            multiply<Blocks>(turned.data() + j * length + from, length, Panels{right.data(), length}.from(from),
+                             sums.data() + j * size, size, rows_from(j), size, n - from);
         }
     }
 
@@ -193,9 +208,10 @@ class Head {
                     spreads[(start + i) * all.heads + head] =
                         share_row(scores.data() + at, seen(i), all.scale, all.dropout, row_key(i), uint32_t(head) << 16,
                                   kept.data() + at);
-                clear_behind(i, kept.data() + at);
+                clear_behind(i, padded(seen_from(first)), kept.data() + at);
             }
-            multiply<Blocks>(kept.data(), value_rows.data(), sums.data(), rows_from(first), size, length, n);
+            multiply<Blocks>(kept.data(), length, {value_rows.data(), length}, sums.data(), size, rows_from(first), size,
+                             seen_from(first));
             put(rows_from(first), context + (start + first) * hidden + head * size, hidden, nullptr);
         }
     }
@@ -210,15 +226,16 @@ class Head {
         pair_rows(grads.data(), length, size, grad_rows.data());
         for (int64_t first = 0; first < n; first += GRAIN) {
             score(first);
-            multiply<Blocks>(grads.data() + first * size, value_columns.data(), grad_scores.data(), rows_from(first),
-                             length, size, size);
+            multiply<Blocks>(grads.data() + first * size, size, {value_columns.data(), size}, grad_scores.data(), length,
+                             rows_from(first), seen_from(first), size);
             share_backward(first, spreads);
-            multiply<Blocks>(slopes.data(), key_rows.data(), sums.data(), rows_from(first), size, length, n);
+            multiply<Blocks>(slopes.data(), length, {key_rows.data(), length}, sums.data(), size, rows_from(first), size,
+                             seen_from(first));
             put(rows_from(first), flat + first * 3 * hidden, 3 * hidden, grad_bias);
         }
-        multiply<Blocks>(slopes_turned.data(), query_rows.data(), sums.data(), n, size, length, n);
+        sum_over_queries(slopes_turned, query_rows);
         put(n, flat + hidden, 3 * hidden, grad_bias + size);
-        multiply<Blocks>(kept_turned.data(), grad_rows.data(), sums.data(), n, size, length, n);
+        sum_over_queries(kept_turned, grad_rows);
         put(n, flat + 2 * hidden, 3 * hidden, grad_bias + 2 * size);
     }
 };

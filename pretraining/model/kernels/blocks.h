@@ -17,8 +17,8 @@ constexpr int64_t GRAIN = 32;  // rows, columns and terms of products are multip
 struct Lanes {
     static constexpr int64_t ROWS = 8;  // whose sums stay in the registers
 
-    // out (32, 32), rows `out_width` apart = left (32, terms), rows `left_width` apart, @ a panel of rows of pairs. Rows
-    // behind the first so many may be left as they are, and terms behind the first so many left out: they are zeros.
+    // out (32, 32), rows `out_width` apart = left (32, terms), rows `left_width` apart, @ a panel of rows of pairs; rows
+    // of out behind the first so many may be left as they are.
     static void multiply_block(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
                                int64_t out_width, int64_t rows, int64_t terms) {
         for (int64_t i = 0; i < rows; i += ROWS)
@@ -96,15 +96,24 @@ class Tiles {
 };
 #endif
 
-// out (rows, columns) = left (rows, width) @ right, by Tiles or Lanes, whose first `terms` terms alone are not zeros. Left
-// and out lie without gaps, and have room for whole blocks of rows; in out, what comes of them is not defined.
+// The right operand of a product
+struct Panels {
+    const uint32_t* pairs;
+    int64_t height;  // rows of numbers in each panel, those in front that are passed over too
+
+    Panels from(int64_t row) const { return {pairs + row / 2 * GRAIN, height}; }
+};
+
+// out (rows, columns) = left (rows, terms) @ right, by Tiles or Lanes. Rows of left lie `left_width` apart, those of out
+// `out_width`. Both have room for whole blocks; what comes of rows and columns behind is not defined, and terms behind, to
+// the next multiple of a block, are zeros.
 template <class Blocks>
-inline void multiply(const bfloat16* left, const uint32_t* right, float* out, int64_t rows, int64_t columns,
-                     int64_t width, int64_t terms) {
+inline void multiply(const bfloat16* left, int64_t left_width, Panels right, float* out, int64_t out_width, int64_t rows,
+                     int64_t columns, int64_t terms) {
     for (int64_t j = 0; j < columns; j += GRAIN)
         for (int64_t i = 0; i < rows; i += GRAIN)
-            Blocks::multiply_block(left + i * width, width, right + j * width / 2, out + i * columns + j, columns,
-                                   std::min(GRAIN, rows - i), terms);
+            Blocks::multiply_block(left + i * left_width, left_width, right.pairs + j * right.height / 2,
+                                   out + i * out_width + j, out_width, std::min(GRAIN, rows - i), terms);
 }
 
 // The right operand x (rows, width)
