@@ -72,7 +72,7 @@ class Difference:
 DROPOUT = ("--dropout.hidden", "0.1", "--dropout.attention", "0.1")
 DIFFERENCES = {
     "nothing": Difference(),
-    "order: each draws its own, ours with lengths grouped": Difference(own_order=True),
+    "order: each draws its own": Difference(own_order=True),
     "dropout 0.1: each draws its own": Difference(ours=DROPOUT),
     "warm-up of 10%: their first step has a learning rate of 0": Difference(ours=("--warmup", "0.1")),
     "warm-up of 10% here, none there": Difference(ours=("--warmup", "0.1"), theirs={"warmup_steps": 0}),

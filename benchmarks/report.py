@@ -71,6 +71,7 @@ TITLES = {
     "loader": "Preparing batches",
     "calibration": "The planner's model of costs",
     "trainer_losses": "Losses beside the Trainer's",
+    "trainer_scores": "Scores beside the Trainer's",
     "recipe_scores": "What a recipe gives",
 }
 """Titles of the benchmarks, in the order of the page; others follow by their own names."""

@@ -255,6 +255,11 @@ def trainer_losses(found: Results) -> Iterator[ResultTable]:
     yield matrix(f"{found['task']}, {found['model']}, {found['steps']} steps", found["differences"])
 
 
+def trainer_scores(found: Results) -> Iterator[ResultTable]:
+    """What our fine-tuning scores over seeds, and transformers' Trainer."""
+    yield matrix(f"{found['task']}, {found['metric']}, {found['model']}", found["rows"])
+
+
 def loader(found: Results) -> Iterator[ResultTable]:
     """How many pieces a second one rank's thread prepares."""
     rows = [{**row, "pieces_per_second": f"{middle(row['pieces_per_second']):,.0f}"} for row in found["speeds"]]
@@ -305,7 +310,7 @@ def recipe_scores(found: Results) -> Iterator[ResultTable]:
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
     each.__name__: each
     for each in (
-        *(scaling, calibration, cleanliness, parts, loader, trainer_losses),
+        *(scaling, calibration, cleanliness, parts, loader, trainer_losses, trainer_scores),
         *(optimizers, weight_gradients, recipe_scores, fine_tuning_ranks, spin_counts),
     )
 }

@@ -1,9 +1,9 @@
-"""The batches of a task: an order that is a function of seed and epoch, and lengths grouped in windows of it.
+"""The batches of a task: stretches of an order that is a function of seed and epoch.
 
-A window is a stretch of the order as long as `WINDOW` batches. Its items are cut into pieces by a thread while the
-model is at work, sorted by length and divided into batches, which come in an order of their own. So pieces of long and
-short texts are rarely computed together, which saves no padding here, where there is none, but lets ranks and
-micro-batches have equal work.
+Batches are not grouped by length. That would save nothing here, where nothing is padded; and where lengths tell classes
+apart, a batch of like lengths has one class, from which a model learns little but to answer that class. Within a batch,
+items are sorted by length and dealt out in turns to ranks and micro-batches, so that all have equal work. The items of
+`WINDOW` batches are cut into pieces at once, by a thread, while the model is at work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pretraining.model.batch import CPU, StepBatches
 from pretraining.processes.ahead import in_thread
 
 WINDOW = 64
-"""Batches among which items are grouped by length."""
+"""Batches whose items are cut into pieces at once."""
 EVALUATED_TOGETHER = 4096
 """Items that are sorted by length for evaluation."""
 FEW = 64
@@ -71,7 +71,7 @@ class TrainingBatches:
             for window in range(within // WINDOW, -(-self.steps_per_epoch // WINDOW)):
                 numbers = order[window * WINDOW * self._batch : (window + 1) * WINDOW * self._batch]
                 encoded = self._items.encode(numbers)
-                batches = grouped(encoded, self._batch, np.random.default_rng(hash_key(self._seed, epoch, window)))
+                batches = in_batches(encoded, self._batch)
                 for chosen in batches[within - window * WINDOW :] if window == within // WINDOW else batches:
                     if step == self.steps:
                         return
@@ -83,7 +83,8 @@ class TrainingBatches:
         ranks meet in every one of them."""
         largest = -(-len(chosen) // self._ranks)
         count = -(-largest // (self._micro_batch or largest))
-        parts = np.array_split(chosen[self._rank :: self._ranks], count)
+        mine = chosen[self._rank :: self._ranks]
+        parts = [mine[number::count] for number in range(count)]
         micro = tuple(
             pack(encoded, part, numbers) if len(part) else pack(encoded, chosen[:1], numbers, labelled=False)
             for part in parts
@@ -100,11 +101,11 @@ def lengths_of(encoded: Encoded) -> Array:
     return lengths
 
 
-def grouped(encoded: Encoded, batch: int, random: np.random.Generator) -> list[Array]:
-    """Divides items into batches of about equal lengths, in random order."""
-    by_length = np.argsort(lengths_of(encoded), kind="stable")
-    batches = np.split(by_length, np.arange(batch, len(encoded), batch))
-    return [batches[number] for number in random.permutation(len(batches))]
+def in_batches(encoded: Encoded, batch: int) -> list[Array]:
+    """Divides items into batches in their order, each sorted by length."""
+    lengths = lengths_of(encoded)
+    batches = np.split(np.arange(len(lengths)), np.arange(batch, len(lengths), batch))
+    return [chosen[np.argsort(lengths[chosen], kind="stable")] for chosen in batches]
 
 
 def evaluation_batches(items: Items, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Array, TaskBatch]]:

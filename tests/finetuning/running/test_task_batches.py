@@ -90,11 +90,20 @@ def test_seeds_and_epochs_have_orders_of_their_own() -> None:
     assert groups[:100] != groups[100:]
 
 
-def test_a_batch_has_items_of_about_one_length() -> None:
-    """Among 64 batches, items of 7 lengths are sorted: few batches have two lengths, and none has three."""
-    lengths = [{2 + item % 7 for item in step} for step in drawn(64 * 8, batch=8, epochs=1.0)]
-    assert max(map(len, lengths)) <= 2
-    assert sum(len(found) == 1 for found in lengths) > len(lengths) * 0.8
+def test_lengths_are_mixed_as_they_come() -> None:
+    """Where they tell classes apart, a batch of like lengths would have one class."""
+    lengths = [{2 + item % 7 for item in step} for step in drawn(64 * 16, batch=16, epochs=1.0)]
+    assert min(map(len, lengths)) >= 4
+
+
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 9), (2, 6), (3, 4), (4, 3)])
+def test_ranks_and_micro_batches_have_equal_work(ranks: int, micro_batch: int) -> None:
+    """Lengths lie between 2 and 8: two hands of cards that are dealt in order differ by one card's range at most."""
+    own, items = settings(batch=36, micro_batch=micro_batch, epochs=1.0), Counted(36 * 4)
+    steps = [[step for step, _ in TrainingBatches(items, own, rank, ranks).iterate(0)] for rank in range(ranks)]
+    for step in zip(*steps, strict=True):
+        pieces = [len(batch.pieces) for rank in step for batch in rank.micro]
+        assert max(pieces) - min(pieces) <= 8 - 2
 
 
 @given(st.integers(1, 200), st.integers(1, 4))
