@@ -222,8 +222,8 @@ def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:
     return getattr(transformers, head.architecture).from_pretrained(folder, dtype=torch.float32, **given)
 
 
-def arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: bool) -> Any:
-    """Our settings as the Trainer takes them."""
+def arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: bool, on_cpu: bool = False) -> Any:
+    """Our settings as the Trainer takes them; it computes on a GPU where there is one, unless on_cpu says otherwise."""
     import transformers
 
     optimizer = settings.optimizer
@@ -243,7 +243,7 @@ def arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: boo
         seed=settings.seed,
         train_sampling_strategy="group_by_length" if grouped else "random",
         bf16=numbers == "autocast",
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=on_cpu or not torch.cuda.is_available(),
         logging_steps=settings.logging.every,
         save_strategy="no",
         report_to="none",

@@ -213,7 +213,7 @@ def their_losses(trial: Trial) -> list[float]:
             return loss
 
     difference, settings, tokenizer = trial.difference, trial.settings(), their_tokenizer(trial)
-    told = arguments(settings, trial.folder / "trainer", difference.their_numbers, grouped=False)
+    told = arguments(settings, trial.folder / "trainer", difference.their_numbers, grouped=False, on_cpu=True)
     for name, value in difference.theirs.items():
         setattr(told, name, value)
     told.train_sampling_strategy = "random" if difference.own_order else "sequential"

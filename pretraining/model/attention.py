@@ -3,7 +3,7 @@
 `lay_out` chooses how, once for all layers of a batch:
 
     ByHeads    CPU that multiplies bf16, in bf16: a head of a sequence at a time, in the cache
-    Grouped    other CPUs: sequences of like lengths together, in products of the library and our fused kernels
+    Grouped    otherwise on a CPU: sequences of like lengths together, in products of the library and our fused kernels
     Packed     GPU from compute capability 8.0 on, in 16 bits: the flash kernels, which need no padding
     Padded     elsewhere, and where torch.compile translates the layers for a CPU: scaled_dot_product_attention
 """

@@ -2,6 +2,9 @@
 //
 // Of the forward pass `spreads` is kept, for each row of scores the logarithm of the sum of its exponentials. From it the
 // backward pass computes the shares again.
+//
+// What is no number stays visible. Within its sequence it may reach pieces that do not see it: where pieces look one way,
+// those of its own block of 32, since nothing times what is no number is none.
 
 #pragma once
 
@@ -17,7 +20,7 @@ namespace {
 constexpr int64_t AHEAD = 16;  // how many rows before it is read memory is asked for a row
 constexpr int64_t LINE = 32;   // numbers that memory gives at once
 
-inline int64_t padded(int64_t length) { return (length + GRAIN - 1) / GRAIN * GRAIN; }
+inline int64_t padded(int64_t length) { return (length + BLOCK - 1) / BLOCK * BLOCK; }
 
 // What all heads of all sequences share. Queries, keys and values lie (pieces, 3 * heads * size), their bias apart.
 struct Sequences {
@@ -32,8 +35,8 @@ struct Sequences {
     int64_t longest() const { return padded(*std::max_element(lengths, lengths + count)); }
 };
 
-// Rows are computed to the next multiple of a block, without a remainder number by number. What lies behind `seen` there
-// is computed as if it weighed nothing; returns where that ends.
+// Makes a row of scores ready for vectors of sixteen: behind what is seen, to the end of its block, scores are so low that
+// they weigh next to nothing, until their shares are set to zero. Returns where the block ends.
 inline int64_t open_row(float* scores, int64_t seen) {
     const int64_t end = padded(seen);
     std::fill(scores + seen, scores + end, -INFINITY);
@@ -46,10 +49,10 @@ inline float share_row(float* scores, int64_t seen, float scale, const Dropout& 
     const int64_t end = open_row(scores, seen);
     __m512 highest = _mm512_set1_ps(-INFINITY), sums = _mm512_setzero_ps();
     for (int64_t j = 0; j < end; j += SIXTEEN) highest = _mm512_max_ps(load_sixteen(scores + j), highest);
-    const float largest = scale * _mm512_reduce_max_ps(highest);
+    const float largest = _mm512_reduce_max_ps(highest);
     for (int64_t j = 0; j < end; j += SIXTEEN) {
-        const __m512 away = _mm512_fmsub_ps(load_sixteen(scores + j), _mm512_set1_ps(scale), _mm512_set1_ps(largest));
-        const __m512 weight = exponential(away);
+        const __m512 away = _mm512_sub_ps(load_sixteen(scores + j), _mm512_set1_ps(largest));  // exactly 0 for the largest
+        const __m512 weight = exponential(_mm512_mul_ps(away, _mm512_set1_ps(scale)));
         store_sixteen(scores + j, weight);
         sums = _mm512_add_ps(sums, weight);
     }
@@ -58,7 +61,7 @@ inline float share_row(float* scores, int64_t seen, float scale, const Dropout& 
         const __m512 share = _mm512_mul_ps(load_sixteen(scores + j), _mm512_set1_ps(1.0f / sum));
         store_sixteen(kept + j, dropout.drops() ? kept_of(share, dropout, key, head | uint32_t(j)) : share);
     }
-    return largest + std::log(sum);
+    return scale * largest + std::log(sum);
 }
 
 // From a row of scores and the gradient of what was kept of its shares: that again, and the gradient of the scores.
@@ -135,10 +138,10 @@ class Head {
     }
 
     // How many rows of a block lie within the sequence
-    int64_t rows_from(int64_t first) const { return std::min(GRAIN, n - first); }
+    int64_t rows_from(int64_t first) const { return std::min(BLOCK, n - first); }
 
     // How many pieces the rows of a block see together
-    int64_t seen_from(int64_t first) const { return all.one_way ? std::min(n, first + GRAIN) : n; }
+    int64_t seen_from(int64_t first) const { return all.one_way ? std::min(n, first + BLOCK) : n; }
 
     void score(int64_t first) {
         multiply<Blocks>(queries.data() + first * size, size, {key_columns.data(), size}, scores.data(), length,
@@ -147,7 +150,7 @@ class Head {
 
     void share_backward(int64_t first, const float* spreads) {
         const int64_t end = padded(seen_from(first));
-        for (int64_t r = 0; r < GRAIN; ++r) {
+        for (int64_t r = 0; r < BLOCK; ++r) {
             const int64_t i = first + r, at = r * length;
             if (i < n)
                 share_row_backward(scores.data() + at, grad_scores.data() + at, seen(i), all.scale,
@@ -156,15 +159,15 @@ class Head {
             clear_behind(i, end, kept.data() + at);
             clear_behind(i, end, slopes.data() + at);
         }
-        for (int64_t j = 0; j < end; j += GRAIN) {
-            turn_block<GRAIN>(kept.data() + j, length, kept_turned.data() + j * length + first, length);
-            turn_block<GRAIN>(slopes.data() + j, length, slopes_turned.data() + j * length + first, length);
+        for (int64_t j = 0; j < end; j += BLOCK) {
+            turn_block<BLOCK>(kept.data() + j, length, kept_turned.data() + j * length + first, length);
+            turn_block<BLOCK>(slopes.data() + j, length, slopes_turned.data() + j * length + first, length);
         }
     }
 
     // sums = turned (keys, queries) @ right (queries, size); keys are seen by no query that lies in a block before
     void sum_over_queries(const std::vector<bfloat16>& turned, const std::vector<uint32_t>& right) {
-        for (int64_t j = 0; j < n; j += GRAIN) {
+        for (int64_t j = 0; j < n; j += BLOCK) {
             const int64_t from = all.one_way ? j : 0;
             multiply<Blocks>(turned.data() + j * length + from, length, Panels{right.data(), length}.from(from),
                              sums.data() + j * size, size, rows_from(j), size, n - from);
@@ -176,15 +179,15 @@ class Head {
         const int64_t longest = all.longest(), whole = longest * size;
         for (auto* each : {&queries, &keys, &values}) each->resize(whole);
         for (auto* each : {&key_columns, &value_rows}) each->resize(whole / 2);
-        kept.resize(GRAIN * longest);
-        scores.resize(GRAIN * longest);
-        sums.resize(backward ? whole : GRAIN * size);
+        kept.resize(BLOCK * longest);
+        scores.resize(BLOCK * longest);
+        sums.resize(backward ? whole : BLOCK * size);
         if (!backward) return;
         grads.resize(whole);
         for (auto* each : {&key_rows, &value_columns, &query_rows, &grad_rows}) each->resize(whole / 2);
         for (auto* each : {&kept_turned, &slopes_turned}) each->resize(longest * longest);
-        slopes.resize(GRAIN * longest);
-        grad_scores.resize(GRAIN * longest);
+        slopes.resize(BLOCK * longest);
+        grad_scores.resize(BLOCK * longest);
     }
 
     // Goes to a head, by its number among those of all sequences.
@@ -200,9 +203,9 @@ class Head {
 
     void forward(bfloat16* context, float* spreads) {
         pair_rows(values.data(), length, size, value_rows.data());
-        for (int64_t first = 0; first < n; first += GRAIN) {
+        for (int64_t first = 0; first < n; first += BLOCK) {
             score(first);
-            for (int64_t r = 0; r < GRAIN; ++r) {
+            for (int64_t r = 0; r < BLOCK; ++r) {
                 const int64_t i = first + r, at = r * length;
                 if (i < n)
                     spreads[(start + i) * all.heads + head] =
@@ -224,7 +227,7 @@ class Head {
         pair_rows(keys.data(), length, size, key_rows.data());
         pair_rows(queries.data(), length, size, query_rows.data());
         pair_rows(grads.data(), length, size, grad_rows.data());
-        for (int64_t first = 0; first < n; first += GRAIN) {
+        for (int64_t first = 0; first < n; first += BLOCK) {
             score(first);
             multiply<Blocks>(grads.data() + first * size, size, {value_columns.data(), size}, grad_scores.data(), length,
                              rows_from(first), seen_from(first), size);
@@ -248,8 +251,8 @@ inline int64_t heads_at_once(int64_t count, int64_t heads, int64_t threads) {
 // context (pieces, heads * size) = what each piece takes of its sequence; spreads is (pieces, heads)
 template <class Blocks>
 void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
-                     const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
-                     bfloat16* context, float* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
+               const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way, bfloat16* context,
+               float* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
     const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
                         float(scale), one_way != 0, count,  heads,   size};
 #pragma omp parallel num_threads(threads_for(count* heads, threads))
@@ -267,9 +270,9 @@ void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts,
 // The gradients of queries, keys and values, and of their bias, from that of the context
 template <class Blocks>
 void attention_backward(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
-                              const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
-                              const bfloat16* grad, const float* spreads, bfloat16* grad_qkv, bfloat16* grad_bias,
-                              int64_t count, int64_t heads, int64_t size, int64_t threads) {
+                        const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
+                        const bfloat16* grad, const float* spreads, bfloat16* grad_qkv, bfloat16* grad_bias,
+                        int64_t count, int64_t heads, int64_t size, int64_t threads) {
     const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
                         float(scale), one_way != 0, count,  heads,   size};
     std::vector<float> sums(count * heads * 3 * size, 0.0f);  // of each head by itself: added up in a fixed order

@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int64_t GRAIN = 32;  // rows, columns and terms of products are multiples of it
+constexpr int64_t BLOCK = 32;  // side of a block; operands have room for, and zeros to, a multiple of it
 
 struct Lanes {
     static constexpr int64_t ROWS = 8;  // whose sums stay in the registers
@@ -32,7 +32,7 @@ struct Lanes {
 #pragma GCC unroll 8
         for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
         for (int64_t k = 0; k < terms; k += 2) {
-            const uint32_t* pairs = panel + k / 2 * GRAIN;
+            const uint32_t* pairs = panel + k / 2 * BLOCK;
             const __m512bh first = (__m512bh)_mm512_loadu_si512(pairs), second = (__m512bh)_mm512_loadu_si512(pairs + 16);
 #pragma GCC unroll 8
             for (int64_t r = 0; r < ROWS; ++r) {
@@ -78,11 +78,11 @@ class Tiles {
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t k = 0; k < terms; k += 32) {
-            const uint32_t* pairs = panel + k / 2 * GRAIN;
+            const uint32_t* pairs = panel + k / 2 * BLOCK;
             _tile_loadd(4, left + k, left_width * 2);
             _tile_loadd(5, left + 16 * left_width + k, left_width * 2);
-            _tile_loadd(6, pairs, GRAIN * 4);
-            _tile_loadd(7, pairs + 16, GRAIN * 4);
+            _tile_loadd(6, pairs, BLOCK * 4);
+            _tile_loadd(7, pairs + 16, BLOCK * 4);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(2, 5, 6);
@@ -101,34 +101,35 @@ struct Panels {
     const uint32_t* pairs;
     int64_t height;  // rows of numbers in each panel, those in front that are passed over too
 
-    Panels from(int64_t row) const { return {pairs + row / 2 * GRAIN, height}; }
+    // From a row on, whose number is a multiple of a block
+    Panels from(int64_t row) const { return {pairs + row / 2 * BLOCK, height}; }
 };
 
 // out (rows, columns) = left (rows, terms) @ right, by Tiles or Lanes. Rows of left lie `left_width` apart, those of out
-// `out_width`. Both have room for whole blocks; what comes of rows and columns behind is not defined, and terms behind, to
-// the next multiple of a block, are zeros.
+// `out_width`. Both have room for whole blocks; what comes of rows and columns behind is not defined. Terms behind, to the
+// next multiple of a block, are zeros in both operands.
 template <class Blocks>
 inline void multiply(const bfloat16* left, int64_t left_width, Panels right, float* out, int64_t out_width, int64_t rows,
                      int64_t columns, int64_t terms) {
-    for (int64_t j = 0; j < columns; j += GRAIN)
-        for (int64_t i = 0; i < rows; i += GRAIN)
+    for (int64_t j = 0; j < columns; j += BLOCK)
+        for (int64_t i = 0; i < rows; i += BLOCK)
             Blocks::multiply_block(left + i * left_width, left_width, right.pairs + j * right.height / 2,
-                                   out + i * out_width + j, out_width, std::min(GRAIN, rows - i), terms);
+                                   out + i * out_width + j, out_width, std::min(BLOCK, rows - i), terms);
 }
 
 // The right operand x (rows, width)
 inline void pair_rows(const bfloat16* x, int64_t rows, int64_t width, uint32_t* panels) {
-    for (int64_t j = 0; j < width; j += GRAIN)
-        for (int64_t i = 0; i < rows; i += 2, panels += GRAIN)
-            for (int64_t k = 0; k < GRAIN; ++k)
+    for (int64_t j = 0; j < width; j += BLOCK)
+        for (int64_t i = 0; i < rows; i += 2, panels += BLOCK)
+            for (int64_t k = 0; k < BLOCK; ++k)
                 panels[k] = x[i * width + j + k].bits | uint32_t(x[(i + 1) * width + j + k].bits) << 16;
 }
 
 // The right operand x turned around, of x (rows, width)
 inline void pair_columns(const bfloat16* x, int64_t rows, int64_t width, uint32_t* panels) {
-    for (int64_t i = 0; i < rows; i += GRAIN)
-        for (int64_t j = 0; j < width; j += 2, panels += GRAIN)
-            for (int64_t k = 0; k < GRAIN; ++k) std::memcpy(panels + k, x + (i + k) * width + j, 4);
+    for (int64_t i = 0; i < rows; i += BLOCK)
+        for (int64_t j = 0; j < width; j += 2, panels += BLOCK)
+            for (int64_t k = 0; k < BLOCK; ++k) std::memcpy(panels + k, x + (i + k) * width + j, 4);
 }
 
 }  // namespace

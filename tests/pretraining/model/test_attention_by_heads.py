@@ -49,6 +49,14 @@ def ways() -> list[str]:
     return {"tiles": ["tiles", "lanes"], "lanes": ["lanes"]}.get(kernels.small_products() or "", [])
 
 
+def by_heads(batch: Batch, one_way: bool = False, way: str | None = None) -> ByHeads:
+    """The layout of a batch, that multiplies in some way (default: as this processor does)."""
+    layout = ByHeads(batch.starts, batch.lengths, one_way)
+    if way is not None:
+        layout.kernel = f"attention_by_{way}"
+    return layout
+
+
 @pytest.mark.parametrize("way", ways())
 @settings(max_examples=40, deadline=None)
 @given(
@@ -57,6 +65,8 @@ def ways() -> list[str]:
     size=st.sampled_from([32, 64, 96]),
     one_way=st.booleans(),
 )
+@example(lengths=[1, 31, 32, 33, 65], heads=2, size=96, one_way=True)
+@example(lengths=[1, 31, 32, 33, 65], heads=2, size=96, one_way=False)
 @example(lengths=[1, 700], heads=1, size=64, one_way=False)
 @example(lengths=[128], heads=1, size=32, one_way=False)
 def test_attention_over_ragged_sequences(way: str, lengths: list[int], heads: int, size: int, one_way: bool) -> None:
@@ -64,31 +74,28 @@ def test_attention_over_ragged_sequences(way: str, lengths: list[int], heads: in
     qkv, bias = inputs(sum(lengths), heads * size, torch.bfloat16)
     wanted = attend_plainly(batch, qkv, bias, heads, one_way)
     *theirs, their_sum = [wanted.detach(), *gradients(wanted, qkv, bias)]
-    layout = ByHeads(batch.starts, batch.lengths, one_way)
-    layout.kernel = f"attention_by_{way}"
-    *ours, our_sum = found(layout, qkv, bias, heads)
+    *ours, our_sum = found(by_heads(batch, one_way, way), qkv, bias, heads)
     assert furthest(ours, theirs) < 0.02
     rows = float(theirs[-1].abs().sum(0).max())  # the gradient by the bias sums them up, and they nearly cancel
     assert float((our_sum - their_sum).abs().max()) < 1e-2 * max(5, rows)
 
 
-@blocks
+@pytest.mark.parametrize("way", ways())
 @pytest.mark.parametrize("one_way", [False, True])
-def test_what_is_dropped_is_the_same_by_all_our_kernels(one_way: bool) -> None:
+def test_what_is_dropped_is_the_same_by_all_our_kernels(way: str, one_way: bool) -> None:
     batch = random_batch([40, 7, 64, 130], 50)
     qkv, bias = inputs(len(batch.pieces), 128, torch.bfloat16)
     plain_qkv, plain_bias = (each.detach().float().requires_grad_() for each in (qkv, bias))
     wanted = found(Grouped(batch.starts, batch.lengths, one_way), plain_qkv, plain_bias, 2, some_dropout(batch))
-    assert (
-        furthest(found(ByHeads(batch.starts, batch.lengths, one_way), qkv, bias, 2, some_dropout(batch)), wanted) < 0.02
-    )
+    assert furthest(found(by_heads(batch, one_way, way), qkv, bias, 2, some_dropout(batch)), wanted) < 0.02
 
 
 @blocks
-def test_bits_depend_neither_on_threads_nor_on_the_order_of_their_work() -> None:
+@pytest.mark.parametrize("one_way", [False, True])
+def test_bits_depend_neither_on_threads_nor_on_the_order_of_their_work(one_way: bool) -> None:
     batch = random_batch([128, 5, 77, 40, 128, 31], 50)
     qkv, bias = inputs(len(batch.pieces), 256, torch.bfloat16)
-    layout, dropout = ByHeads(batch.starts, batch.lengths), some_dropout(batch)
+    layout, dropout = by_heads(batch, one_way), some_dropout(batch)
     runs = []
     for count in (1, 2, 3, 2):
         with threads(count):
@@ -98,24 +105,44 @@ def test_bits_depend_neither_on_threads_nor_on_the_order_of_their_work() -> None
 
 
 @blocks
+def test_the_highest_of_huge_scores_has_the_whole_share() -> None:
+    batch = random_batch([3], 50)
+    rows = torch.zeros(3, 3, 32)
+    rows[:, 0], rows[:, 1, 0], rows[:, 2] = 2e5, 1e5, torch.arange(3.0)[:, None]
+    rows[2, 1] = 1e5  # the last key is the highest by far
+    qkv = rows.view(3, 96).bfloat16().requires_grad_()
+    out = by_heads(batch).attend(qkv, torch.zeros(96, dtype=torch.bfloat16, requires_grad=True), 1, NONE)
+    assert torch.equal(out.float(), torch.full((3, 32), 2.0))
+
+
+@blocks
 def test_spare_rows_stay_zeros() -> None:
     batch = random_batch([9, 30], 50)
     qkv, bias = inputs(39 + 9, 64, torch.bfloat16)
-    out, grad, _ = found(ByHeads(batch.starts, batch.lengths), qkv, bias, 2, some_dropout(batch, spare=9))
+    out, grad, _ = found(by_heads(batch), qkv, bias, 2, some_dropout(batch, spare=9))
     assert not out[39:].any()
     assert not grad[39:].any()
 
 
 @blocks
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_what_is_no_number_stays_visible(poison: float) -> None:
-    batch, (qkv, bias) = random_batch([4], 50), inputs(4, 64, torch.bfloat16)
-    bad = qkv.detach().clone()
-    bad[2, 5] = poison
+@pytest.mark.parametrize("part", ["query", "key", "value", "gradient"])
+@pytest.mark.parametrize("one_way", [False, True])
+def test_what_is_no_number_stays_visible_and_in_its_sequence(poison: float, part: str, one_way: bool) -> None:
+    batch, (qkv, bias) = random_batch([33, 40], 50), inputs(73, 64, torch.bfloat16)
+    bad, slope = qkv.detach().clone(), torch.randn(73, 64).bfloat16()
+    if part == "gradient":
+        slope[5, 3] = poison
+    else:
+        bad[5, 3 + 64 * ("query", "key", "value").index(part)] = poison
     bad.requires_grad_()
-    out, grad, _ = found(ByHeads(batch.starts, batch.lengths), bad, bias, 2)
-    assert not out.isfinite().all()
-    assert not grad.isfinite().all()
+    out = by_heads(batch, one_way).attend(bad, bias, 2, some_dropout(batch))
+    out.backward(slope)  # type: ignore[no-untyped-call]
+    assert bad.grad is not None
+    assert out[5].isfinite().all() == (part == "gradient")
+    assert not bad.grad[5].isfinite().all()
+    assert out[33:].isfinite().all()
+    assert bad.grad[33:].isfinite().all()
 
 
 @blocks
