@@ -39,7 +39,7 @@ def years_said(model: FineTuned, texts: Sequence[str]) -> Array:
 @pytest.mark.slow
 def test_years_are_learned_and_exported_as_years(tmp_path: Path) -> None:
     toy = write_years(tmp_path / "toy")
-    assert call("run_task", toy.command("out", "--epochs", "6")) == 0
+    assert call("run_task", toy.command("out", "--epochs", "20")) == 0
     told = results(toy.folder / "out")
     assert told["scores"]["dev"]["pearson"] > 0.9
     assert not told["degenerate"]
