@@ -88,6 +88,7 @@ def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
         shutil.rmtree(folder / name / CHECKPOINTS, ignore_errors=True)
     best = best_of(runs)
     if best is not None:
+        give_back_predictions(folder, best)
         for name in (MODEL, PREDICTIONS):
             if (folder / best / name).exists():
                 replace_folder(folder / best / name, folder / name)
@@ -110,6 +111,16 @@ def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
     )
     result.write(folder / RESULTS)
     return result
+
+
+def give_back_predictions(folder: Path, best: str) -> None:
+    """Where a smaller grid had another best run, puts its predictions back into its folder, as all other runs have."""
+    earlier = TaskResult.read(folder / RESULTS)
+    if earlier is None or earlier.best in (None, best):
+        return
+    shown, own = folder / PREDICTIONS, folder / str(earlier.best) / PREDICTIONS
+    if shown.exists() and not own.exists():
+        shown.rename(own)
 
 
 def replace_folder(source: Path, target: Path) -> None:
