@@ -14,6 +14,32 @@ namespace {
 
 constexpr int64_t BLOCK = 32;  // side of a block; operands have room for, and zeros to, a multiple of it
 
+// out = some rows of left, `left_width` apart, with a panel of terms / 2 rows of pairs
+template <int64_t ROWS>
+inline void multiply_pairs(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
+                           int64_t out_width, int64_t terms) {
+    __m512 sums[ROWS][2];
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < terms; k += 2) {
+        const uint32_t* pairs = panel + k / 2 * BLOCK;
+        const __m512bh first = (__m512bh)_mm512_loadu_si512(pairs), second = (__m512bh)_mm512_loadu_si512(pairs + 16);
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < ROWS; ++r) {
+            int32_t two;
+            std::memcpy(&two, left + r * left_width + k, sizeof two);
+            const __m512bh value = (__m512bh)_mm512_set1_epi32(two);
+            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], value, first);
+            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], value, second);
+        }
+    }
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < ROWS; ++r) {
+        _mm512_storeu_ps(out + r * out_width, sums[r][0]);
+        _mm512_storeu_ps(out + r * out_width + 16, sums[r][1]);
+    }
+}
+
 struct Lanes {
     static constexpr int64_t ROWS = 8;  // whose sums stay in the registers
 
@@ -22,32 +48,7 @@ struct Lanes {
     static void multiply_block(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
                                int64_t out_width, int64_t rows, int64_t terms) {
         for (int64_t i = 0; i < rows; i += ROWS)
-            multiply_rows(left + i * left_width, left_width, panel, out + i * out_width, out_width, terms);
-    }
-
-   private:
-    static void multiply_rows(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
-                              int64_t out_width, int64_t terms) {
-        __m512 sums[ROWS][2];
-#pragma GCC unroll 8
-        for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-        for (int64_t k = 0; k < terms; k += 2) {
-            const uint32_t* pairs = panel + k / 2 * BLOCK;
-            const __m512bh first = (__m512bh)_mm512_loadu_si512(pairs), second = (__m512bh)_mm512_loadu_si512(pairs + 16);
-#pragma GCC unroll 8
-            for (int64_t r = 0; r < ROWS; ++r) {
-                int32_t two;
-                std::memcpy(&two, left + r * left_width + k, sizeof two);
-                const __m512bh value = (__m512bh)_mm512_set1_epi32(two);
-                sums[r][0] = _mm512_dpbf16_ps(sums[r][0], value, first);
-                sums[r][1] = _mm512_dpbf16_ps(sums[r][1], value, second);
-            }
-        }
-#pragma GCC unroll 8
-        for (int64_t r = 0; r < ROWS; ++r) {
-            _mm512_storeu_ps(out + r * out_width, sums[r][0]);
-            _mm512_storeu_ps(out + r * out_width + 16, sums[r][1]);
-        }
+            multiply_pairs<ROWS>(left + i * left_width, left_width, panel, out + i * out_width, out_width, terms);
     }
 };
 

@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "blocks.h"
 #include "quantised.h"
 
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || defined(__AVXVNNI__)
@@ -183,36 +184,12 @@ struct Halves {
         return {halves};
     }
 
-    template <int64_t ROWS>
-    void multiply_rows(int64_t begin, int64_t width, const Weight& weight, int64_t column, float* out,
-                       int64_t out_stride) const {
-        __m512 sums[ROWS][2];
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-        const bfloat16* panel = weight.panels + column * width;
-        for (int64_t k = 0; k < width; k += 2) {
-            const __m512bh left = (__m512bh)_mm512_loadu_si512(panel + k * PANEL);
-            const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + k * PANEL + 2 * LANES);
-#pragma GCC unroll 16
-            for (int64_t r = 0; r < ROWS; ++r) {
-                int32_t two;
-                std::memcpy(&two, rows + (begin + r) * width + k, 4);
-                const __m512bh value = (__m512bh)_mm512_set1_epi32(two);
-                sums[r][0] = _mm512_dpbf16_ps(sums[r][0], value, left);
-                sums[r][1] = _mm512_dpbf16_ps(sums[r][1], value, right);
-            }
-        }
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < ROWS; ++r) {
-            _mm512_storeu_ps(out + r * out_stride, sums[r][0]);
-            _mm512_storeu_ps(out + r * out_stride + LANES, sums[r][1]);
-        }
-    }
-
     void multiply(int64_t begin, int64_t count, int64_t width, const Weight& weight, int64_t column, float* out,
                   int64_t out_stride) const {
-        with_rows<MOST_ROWS>(
-            count, [&](auto number) { multiply_rows<number.value>(begin, width, weight, column, out, out_stride); });
+        const uint32_t* panel = (const uint32_t*)(weight.panels + column * width);
+        with_rows<MOST_ROWS>(count, [&](auto number) {
+            multiply_pairs<number.value>(rows + begin * width, width, panel, out, out_stride, width);
+        });
     }
 };
 
