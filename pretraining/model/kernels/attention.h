@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "numbers.h"
+#include "sixteen.h"
 
 namespace {
 
@@ -70,13 +70,13 @@ void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, c
                 const int64_t seen = seen_by(i, n, one_way);
                 T* to = scores + (b * length + i) * length;
                 T* also = dropped + (b * length + i) * length;
-                float largest = -INFINITY, sum = 0;
+                float largest = -INFINITY;
 #pragma omp simd reduction(max : largest)
                 for (int64_t j = 0; j < seen; ++j) {
                     row[j] = factor * load(to[j]);
                     largest = row[j] > largest ? row[j] : largest;
                 }
-                for (int64_t j = 0; j < seen; ++j) sum += row[j] = exponential(row[j] - largest);
+                const float sum = raise_row(row, seen, largest);
                 const float share = 1.0f / sum;
                 for (int64_t j = 0; j < seen; ++j) store(to[j], row[j] *= share);
                 if (dropout.drops()) {

@@ -248,6 +248,22 @@ inline int64_t heads_at_once(int64_t count, int64_t heads, int64_t threads) {
     return std::max<int64_t>(1, std::min(heads, count * heads / (4 * threads)));
 }
 
+// Threads go to the heads of all sequences, one after another, and compute with each
+template <class Blocks, class Function>
+inline void for_each_head(const Sequences& all, bool backward, int64_t threads, const Function& compute) {
+    const int64_t heads = all.count * all.heads;
+#pragma omp parallel num_threads(threads_for(heads, threads))
+    {
+        [[maybe_unused]] const Blocks blocks{};
+        Head<Blocks> head(all, backward);
+#pragma omp for schedule(dynamic, heads_at_once(all.count, all.heads, threads))
+        for (int64_t number = 0; number < heads; ++number) {
+            head.open(number);
+            compute(head, number);
+        }
+    }
+}
+
 // context (pieces, heads * size) = what each piece takes of its sequence; spreads is (pieces, heads)
 template <class Blocks>
 void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
@@ -255,16 +271,7 @@ void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts,
                float* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
     const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
                         float(scale), one_way != 0, count,  heads,   size};
-#pragma omp parallel num_threads(threads_for(count* heads, threads))
-    {
-        [[maybe_unused]] const Blocks blocks{};
-        Head<Blocks> head(all, false);
-#pragma omp for schedule(dynamic, heads_at_once(count, heads, threads))
-        for (int64_t number = 0; number < count * heads; ++number) {
-            head.open(number);
-            head.forward(context, spreads);
-        }
-    }
+    for_each_head<Blocks>(all, false, threads, [&](Head<Blocks>& head, int64_t) { head.forward(context, spreads); });
 }
 
 // The gradients of queries, keys and values, and of their bias, from that of the context
@@ -276,16 +283,9 @@ void attention_backward(const bfloat16* qkv, const bfloat16* bias, const int32_t
     const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
                         float(scale), one_way != 0, count,  heads,   size};
     std::vector<float> sums(count * heads * 3 * size, 0.0f);  // of each head by itself: added up in a fixed order
-#pragma omp parallel num_threads(threads_for(count* heads, threads))
-    {
-        [[maybe_unused]] const Blocks blocks{};
-        Head<Blocks> head(all, true);
-#pragma omp for schedule(dynamic, heads_at_once(count, heads, threads))
-        for (int64_t number = 0; number < count * heads; ++number) {
-            head.open(number);
-            head.backward(grad, spreads, grad_qkv, sums.data() + number * 3 * size);
-        }
-    }
+    for_each_head<Blocks>(all, true, threads, [&](Head<Blocks>& head, int64_t number) {
+        head.backward(grad, spreads, grad_qkv, sums.data() + number * 3 * size);
+    });
     for (int64_t part = 0; part < 3; ++part)
         for (int64_t h = 0; h < heads; ++h)
             for (int64_t d = 0; d < size; ++d) {

@@ -1,6 +1,6 @@
-// Sixteen numbers at once, on a processor with vectors of 512 bits that rounds to bf16 by itself, and what all processors
-// do with rows of numbers. What compilers make of such loops takes twice as many instructions and more. Numbers below 1.2e-38
-// are 0 here, as in the processor's products of bf16.
+// Sixteen numbers at once, on a processor with vectors of 512 bits that rounds to bf16 by itself; and what all processors do
+// with rows of numbers. What compilers make of such loops takes twice as many instructions and more. Numbers below
+// 1.2e-38 are 0 here, as in the processor's products of bf16.
 
 #pragma once
 
