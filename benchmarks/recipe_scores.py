@@ -56,11 +56,11 @@ class RecipeScores:
     """Folder of the run (default: in build/)."""
     threads: int = 2
     """Threads of the training, which is one process."""
-    learning_rates: tuple[float, ...] = (3e-4,)
+    learning_rates: tuple[float, ...] = (1e-4,)
     """Learning rates of the fine-tuning."""
     seeds: int = 3
     """Restarts of the fine-tuning at each learning rate."""
-    epochs: float = 4.0
+    epochs: float = 10.0
     """How often the fine-tuning goes through its pairs."""
     each: int | None = None
     """Minimal pairs of every paradigm that are asked about, the first ones (default: all)."""
