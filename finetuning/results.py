@@ -64,6 +64,8 @@ class Begun(JsonRecord):
     """A checksum of the model to begin with."""
     data: dict[str, str] = {}
     """How many rows every split has, and a checksum of them."""
+    batches: str = ""
+    """The rule by which batches are drawn; empty where nothing is trained, and in runs of before there was a name."""
     threads: list[int] = []
     """The threads of every rank, which decide how sums are rounded."""
 

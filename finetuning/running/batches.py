@@ -23,6 +23,8 @@ from finetuning.settings import FineTuning
 from pretraining.model.batch import CPU, StepBatches
 from pretraining.processes.ahead import in_thread
 
+RULE = "stretches of a permutation"
+"""Tells these batches from those of another rule, by which a run that was begun cannot go on."""
 WINDOW = 64
 """Batches whose items are cut into pieces at once."""
 EVALUATED_TOGETHER = 4096

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from data_prep.common.errors import UserError
 from finetuning.results import BEGUN, MODEL, PREDICTIONS, RESULTS, Begun, ModelScores, RunResult
 from finetuning.running.base import Base
+from finetuning.running.batches import RULE
 from finetuning.running.folders import write_learned
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import BrokenError, Outputs, scores_of, with_certainty
@@ -89,7 +90,7 @@ def list_runs(task: Task, settings: FineTuning, folder: Path, model: dict[str, A
     data = identity_of(task)
     runs = []
     for name, own in (settings_of_runs(settings) if trains else {"scored": settings}).items():
-        begun = Begun(settings=what_decides(own), model=model, data=data)
+        begun = Begun(settings=what_decides(own), model=model, data=data, batches=RULE if trains else "")
         runs.append(Run(task, own, folder / name, begun, trains))
     require_same(folder, {run.name: run.begun for run in runs})
     return runs

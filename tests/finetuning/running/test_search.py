@@ -16,6 +16,7 @@ from support.training import assert_ended
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 from finetuning.results import BEGUN, MODEL, RESULTS, Begun, RunResult
+from finetuning.running.batches import RULE
 from finetuning.running.search import (
     best_of,
     differences,
@@ -93,6 +94,13 @@ def test_a_setting_that_there_was_not_yet_had_its_default(tmp_path: Path) -> Non
         require_same(tmp_path, {"one": begun(learning_rate=1e-4, language_loss=0.5)})
 
 
+def test_a_run_does_not_go_on_with_batches_of_another_rule(tmp_path: Path) -> None:
+    """Those of runs of before had no name yet."""
+    begun().write(tmp_path / "one" / BEGUN)
+    with pytest.raises(UserError, match="batches: none -> stretches"):
+        require_same(tmp_path, {"one": begun().model_copy(update={"batches": RULE})})
+
+
 @given(NESTED, NESTED)
 def test_differences_are_there_where_something_differs(before: Any, now: Any) -> None:
     assert bool(differences({"x": before}, {"x": now})) == (before != now)
@@ -146,3 +154,4 @@ def test_a_run_that_goes_on_has_the_threads_that_it_was_begun_with(toy: Toy, mor
     finally:
         torch.set_num_threads(before)
     assert read_json(path)["threads"] == [threads]
+    assert read_json(path)["batches"] == RULE
