@@ -250,6 +250,7 @@ class Tuner(Loop):
         self.state.items += record.items
         self.log.write(record)
         self.logged = record
+        self.look_at_cores()
 
     def show_progress(self) -> None:
         """Shows how far the run is, whenever its next record is due."""

@@ -9,6 +9,7 @@ from pretraining.checkpoint.writing import Saver, Section
 from pretraining.config.settings import Checkpoints, Logging
 from pretraining.engine.engine import Engine
 from pretraining.processes.context import Context
+from pretraining.processes.core_watch import CoreWatch
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.run_log import RunLog
@@ -38,6 +39,12 @@ class Loop:
             name=context.run,
         )
         self.saver = Saver(folder, checkpoints, self.log.say)
+        self._cores = CoreWatch()
+
+    def look_at_cores(self) -> None:
+        """Says once where other programs slow this rank down. A run on a GPU hardly minds them."""
+        if self.context.world.rank == 0 and self.engine.device.type == "cpu" and (word := self._cores.word()):
+            self.context.warn(word)
 
     def write_checkpoint(self, step: int, section: Section) -> None:
         """Copies the state, and writes it while training goes on."""
