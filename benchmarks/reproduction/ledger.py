@@ -24,6 +24,19 @@ Standing = Literal["done", "kept", "failed", "begun", "to do"]
 """Done here; kept in a file of results; failed; begun; or still to do."""
 
 
+ANEW = "an empty folder as --results, and another as --out, make them anew"
+"""What helps against results that one does not want."""
+
+
+class Kept(NamedTuple):
+    """An outcome in a file of results."""
+
+    own: bool
+    """Whether the file is that of this table."""
+    file: str
+    outcome: Outcome
+
+
 class Minutes(NamedTuple):
     """How long a command takes, and how that is known."""
 
@@ -37,7 +50,7 @@ class Ledger:
     def __init__(self, declared: Declared, root: Path, results: Path) -> None:
         """`root` is the folder of the scale, `results` that of committed results, which other tables have too."""
         self._declared, self._root = declared, root
-        self._kept: dict[str, tuple[str, Outcome]] = {}
+        self._kept: dict[str, list[Kept]] = {}
         self.damaged: list[str] = []
         """Lines on files of results that cannot be read."""
         for path in sorted(results.glob(f"*-{declared.scale_name}.json")):
@@ -47,13 +60,16 @@ class Ledger:
                 self.damaged.append(f"{path}: damaged, and passed over: {str(error).splitlines()[0]}")
 
     def _take(self, path: Path) -> None:
-        """Takes what a file of results has of commands, the newest of each."""
+        """Takes what a file of results has of commands: those of this table first, then the newest."""
         found = read_results(path)
         if found["benchmark"] != BENCHMARK:
             return
+        own = path.stem == f"{self._declared.name}-{self._declared.scale_name}"
         for name, outcome in TableResult.model_validate(found, strict=False).runs.items():
-            if name not in self._kept or self._kept[name][1].date <= outcome.date:
-                self._kept[name] = path.name, outcome
+            if not outcome.is_stopped:
+                kept = self._kept.setdefault(name, [])
+                kept.append(Kept(own, path.name, outcome))
+                kept.sort(key=lambda each: (each.own, each.outcome.date), reverse=True)
 
     def note(self, step: Step) -> Path:
         """The file that tells of a command."""
@@ -61,18 +77,25 @@ class Ledger:
 
     def find(self, step: Step) -> tuple[Standing, Outcome | None]:
         """Where a command stands, and what came of it as far as that may be used: what was made from other data, or
-        from another model, than is here may not."""
+        from another model, than is here or in use may not."""
         here = read_outcome(self.note(step))
         if here is not None and not here.is_stopped and not self._other(step, here):
             return ("done" if here.is_well or here.diverged else "failed"), here
-        if step.name in self._kept and not self._other(step, self._kept[step.name][1]):
-            return "kept", self._kept[step.name][1]
+        for kept in self._kept.get(step.name, []):
+            if not self._other(step, kept.outcome):
+                return ("kept" if kept.outcome.is_well or kept.outcome.diverged else "failed"), kept.outcome
         return ("begun" if (self._root / step.name).exists() else "to do"), None
 
     def _other(self, step: Step, outcome: Outcome) -> list[str]:
-        """What an outcome was made from that is here another one; what is not known of one of both counts as alike."""
-        here = origins_of(step, self._root)
-        return [name for name, now in here.items() if now and outcome.made_from.get(name, now) not in (now, "")]
+        """What an outcome was made from that is another one here, or in use of what is kept; what is not known of one
+        of both counts as alike."""
+        now = origins_of(step, self._root)
+        for need in step.needs:
+            if not now[need.name] and (found := self.find(need)[1]):
+                now[need.name] = found.identity
+        return [
+            name for name, origin in now.items() if origin and outcome.made_from.get(name, origin) not in (origin, "")
+        ]
 
     def is_outdated(self, step: Step) -> bool:
         """Whether what a command has left here was made from something else than is here."""
@@ -83,20 +106,19 @@ class Ledger:
         """What is to be said of outcomes that are used, or are not."""
         said = []
         for step in steps:
-            outcomes = [("the note here", read_outcome(self.note(step)))]
-            if step.name in self._kept:
-                outcomes.append(self._kept[step.name])
-            for place, outcome in outcomes:
-                if outcome is not None and (other := self._other(step, outcome)):
+            note = read_outcome(self.note(step))
+            kept = [] if self.find(step)[1] else [(each.file, each.outcome) for each in self._kept.get(step.name, [])]
+            for place, outcome in (*([("the note here", note)] if note else []), *kept):
+                if other := self._other(step, outcome):
                     said.append(f"{step.name}: {place} is not used: it was made from another {', '.join(other)}")
         commits: dict[str, int] = {}
         for step in steps:
-            outcome = self.find(step)[1]
-            if outcome is not None and outcome.sources != sources_of(step.kind):
-                commits[outcome.commit] = commits.get(outcome.commit, 0) + 1
+            found = self.find(step)[1]
+            if found is not None and found.sources != sources_of(step.kind):
+                commits[found.commit] = commits.get(found.commit, 0) + 1
         if commits:
             told = ", ".join(f"{count} at commit {commit or 'unknown'}" for commit, count in commits.items())
-            said.append(f"results of other code than today's are used: {told}; where that matters, remove {self._root}")
+            said.append(f"results of other code than today's are used: {told}; {ANEW}")
         return said
 
     def to_do(self, cells: Sequence[Cell]) -> list[Step]:
@@ -140,7 +162,7 @@ class Ledger:
         """How long commands took on this hardware, of all tables of the scale, by what they make."""
         notes = (read_outcome(path) for path in (self._root / NOTES).glob("*/*.json"))
         found: dict[str, list[float]] = {}
-        for outcome in (*filter(None, notes), *(outcome for _, outcome in self._kept.values())):
+        for outcome in (*filter(None, notes), *(each.outcome for kept in self._kept.values() for each in kept)):
             if outcome.code == 0 and outcome.hardware == hardware_kind():
                 found.setdefault(plain(outcome), []).append(outcome.seconds)
         return found

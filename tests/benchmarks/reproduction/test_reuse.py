@@ -159,6 +159,45 @@ def test_the_newest_of_several_results_wins(place: Place) -> None:
     assert found.date == "2026-01-03"
 
 
+def test_results_of_another_model_of_the_same_name_are_not_mixed_with_those_of_a_table(place: Place) -> None:
+    """Two tables have trained the same base, on machines with other texts: each goes on from its own."""
+    assert place.make("table5", StandIn(), "mini") == 0
+    other = Place(place.folder / "other", place.patch)
+    assert other.make("table8", StandIn(weights="other"), "mini") == 0
+    both = Place(place.folder / "both", place.patch)
+    both.folder.mkdir()
+    for made, table in ((place, "table5"), (other, "table8")):
+        (made.folder / f"{table}-mini.json").rename(both.folder / f"{table}-mini.json")
+    for table, made in (("table5", place), ("table8", other)):
+        before, nothing = json.loads((both.folder / f"{table}-mini.json").read_text()), StandIn()
+        assert both.make(table, nothing, "mini") == 0
+        assert nothing.ran == []
+        after = json.loads((both.folder / f"{table}-mini.json").read_text())
+        assert after["rows"] == before["rows"], made
+        assert after["runs"] == before["runs"]
+    assert both.make("figure5", StandIn(), "mini") == 0
+    runs = both.result("figure5", "mini").runs
+    for name, run in runs.items():
+        for origin, checksum in run.made_from.items():
+            if origin in runs:
+                assert checksum in (runs[origin].identity, ""), name
+
+
+def test_a_run_that_has_failed_in_kept_results_is_tried_again(place: Place) -> None:
+    assert place.make("table5", StandIn(), "mini") == 0
+    path = place.folder / "table5-mini.json"
+    content = json.loads(path.read_text())
+    name = next(name for name in content["runs"] if name.startswith("tune/"))
+    content["runs"][name] |= {"code": 2, "said": "no room", "scores": []}
+    clone = Place(place.folder / "clone", place.patch)
+    clone.folder.mkdir()
+    (clone.folder / path.name).write_text(json.dumps(content))
+    again = StandIn()
+    assert clone.make("table5", again, "mini") == 0
+    assert name in again.ran
+    assert clone.result("table5", "mini").rows == place.result("table5", "mini").rows
+
+
 def test_the_recipes_of_a_command_are_those_that_it_takes() -> None:
     suites = [
         RunGlue().suite(),
