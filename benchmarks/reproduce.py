@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from benchmarks.measure import RESULTS, Keeper, run_command
-from benchmarks.reproduction.data import gaps, lacking
+from benchmarks.reproduction.data import check_trivia, gaps, lacking
 from benchmarks.reproduction.declaration import Declared, ScaleName, declared
 from benchmarks.reproduction.ledger import BENCHMARK, Ledger
 from benchmarks.reproduction.masked_text import masked_sentences
@@ -72,7 +72,11 @@ class Reproduce:
 
 def make(wanted: Reproduce, console: Console) -> int:
     """Makes the table, or says what that takes; returns the exit code."""
+    if wanted.ranks is not None and wanted.ranks < 1:
+        raise UserError(f"--ranks {wanted.ranks}: give a whole number from 1 on")
     table = declared(wanted.name, wanted.scale)
+    if wanted.trivia is not None:
+        check_trivia(table, wanted.trivia)
     part = read_share(wanted.share)
     root = wanted.out / wanted.scale
     ledger = Ledger(table, root, wanted.results)

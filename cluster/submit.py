@@ -34,6 +34,8 @@ from finetuning.files.splits import find_task
 
 CLUSTER = Path("cluster")
 """Jobs run where they are submitted, which is Cloze's folder."""
+TABLES = Path(__file__).resolve().parents[1] / "benchmarks" / "reproduction" / "tables"
+"""The tables of the paper that can be made, a file each."""
 STEPS = ("prepare", "pretrain", "finetune", "gather")
 OURS = ("CLOZE_", "SBATCH_")
 """How the names of variables begin that the jobs or sbatch read."""
@@ -148,6 +150,10 @@ def plan_tables(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[
         raise UserError(f"--shares {wanted.shares}: give a whole number from 1 to 9999")
     variables, every = {"CLOZE_SHARES": wanted.shares}, [f"--array=1-{wanted.shares}"]
     said = " ".join(words)
+    named = re.findall(r"--(table|figure)[ =](\S+)", said)
+    there = {path.stem for path in TABLES.glob("*.toml")}
+    if len(named) != 1 or "".join(named[0]) not in there:
+        raise UserError(f"tables: {said or 'nothing is named'}: give --table 1 to 8, or --figure 5")
     jobs = [
         ChainJob("tables", "reproduce", f"{wanted.shares} shares of {said}", variables, every, words),
         ChainJob("conclude", "reproduce", f"the tables of {said}", {}, (), words, {"tables": "afterany"}),

@@ -85,12 +85,14 @@ class Row(Section):
     """Words of shard.py."""
     train: Words = ()
     """Words of train.py."""
+    train_at: dict[ScaleName, Words] = Field(default_factory=dict)
+    """More of them at single scales."""
     fresh: bool = False
     """Fine-tune fresh weights of the model's sizes."""
     tune: Words = ()
     """Words of each command of fine-tuning."""
     recipe: str = ""
-    """The recipe of its fine-tuning, where the scale has none for all."""
+    """The recipe of its fine-tuning, where the scale has no words of its own for it but another recipe."""
     features: str = ""
     """The layers whose frozen activations a BiLSTM stands on, instead of fine-tuning."""
     before: str = ""
@@ -198,6 +200,10 @@ class Scale(Section):
         """The step of the checkpoint that is nearest to a part of the run; 0 for its end."""
         step = max(1, round(part * self.steps / self.keep_every)) * self.keep_every
         return step if step < self.steps and part < 1.0 else 0
+
+    def share(self, part: float) -> float:
+        """How much of the run lies behind that checkpoint."""
+        return (self.checkpoint(part) or self.steps) / self.steps
 
 
 class Columns(Section):

@@ -175,7 +175,8 @@ def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcom
 
 
 def curve_of(metrics: Path) -> tuple[list[tuple[int, float]], str]:
-    """The perplexities of text that is held out; and what is wrong where the run is no better than at its start."""
+    """The perplexities of text that is held out; and what is wrong where the run ends nearer to where it began than to
+    the best that it was."""
     if not metrics.is_file():
         return [], ""
     scored = [each for each in evaluations(metrics) if PERPLEXITY in each.figures]
@@ -183,10 +184,11 @@ def curve_of(metrics: Path) -> tuple[list[tuple[int, float]], str]:
     trained = [each.figures["loss"] for each in step_records(metrics, PLACES)]
     if len(trained) < 2:
         return curve, ""
-    first, last = trained[0], trained[-1]
-    if all(map(math.isfinite, (first, last, *(each for _, each in curve)))) and last < first:
+    first, last, lowest = trained[0], trained[-1], min(filter(math.isfinite, trained), default=math.nan)
+    if all(map(math.isfinite, (first, last, *(each for _, each in curve)))) and last < (first + lowest) / 2:
         return curve, ""
-    return curve, f"diverged: its loss was {first:.2f} at the start, and is {last:.2f} at the end"
+    between = f", {lowest:.2f} at its lowest" if lowest < min(first, last) else ""
+    return curve, f"diverged: its loss was {first:.2f} at the start{between}, and is {last:.2f} at the end"
 
 
 def last_figures(metrics: Path) -> Figures:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.reproduction.declaration import Column, Declared, Row
-from data_prep.common.errors import UserError
 from data_prep.common.files import sha256
 
 Kind = Literal["task", "shards", "train", "tune", "pairs"]
@@ -102,8 +101,6 @@ class Planner:
 
     def __init__(self, declared: Declared, trivia: Path | None = None) -> None:
         self._declared, self._scale, self._trivia = declared, declared.scale, trivia
-        if trivia is not None and not trivia.is_file():
-            raise UserError(f"--trivia {trivia}: no such file")
 
     def cells(self) -> Iterator[Cell]:
         """The cells of all rows and pre-trainings: those of the first pre-training first, so that all rows are seen
@@ -137,7 +134,7 @@ class Planner:
         often = str(scale.save_every or scale.keep_every)
         kept = ("--checkpoints.every", often, "--checkpoints.keep_every", str(scale.keep_every))
         usual = merged("--recipe", scale.recipe, "--data", shards.folder, *scale.train, *kept)
-        own = merged(*usual, *row.train)
+        own = merged(*usual, *row.train, *row.train_at.get(self._declared.scale_name, ()))
         words = merged(*own, "--seed", str(SEED + seed - 1))
         changes = " ".join((*row.shards, *[word for word in own if word not in usual]))
         return Step("train", f"{spelled(changes) or 'base'} seed {seed}", "pretraining/train.py", words, (shards,))
@@ -187,7 +184,7 @@ class Planner:
         usual = [*scale.tune, *scale.tune_for.get(name, ())]
         if FEATURES in (*features, *column.words):
             usual = [*scale.tune_features]
-        recipe = ["--recipe", row.recipe] if row.recipe and not usual else []
+        recipe = ["--recipe", row.recipe] if row.recipe and (not usual or "--recipe" in usual) else []
         return [*usual, *recipe, *column.words, *row.tune, *features]
 
     def _trivia_first(self, model: str, trained: Step, words: Sequence[str]) -> Step | None:

@@ -60,8 +60,9 @@ class Summing:
             processors |= dict.fromkeys(
                 f"{each.cores} core{'s' * (each.cores != 1)} of {each.processor}" for each in found if each
             )
+        part = self._declared.scale.share(row.part)
         return RowResult(
-            name=row.name, cells=cells, paper=row.paper, part=row.part, fresh=row.fresh, processors=list(processors)
+            name=row.name, cells=cells, paper=row.paper, part=part, fresh=row.fresh, processors=list(processors)
         )
 
     def _cell(self, column: Column, cells: Sequence[Cell], row: Row, lacks: str) -> CellResult:

@@ -108,3 +108,37 @@ def find_task(glue: Path, name: str, is_trained: bool = False) -> dict[str, list
     names = file_names(name)
     needed = [split for split in names if split.startswith(LABELLED) and not (is_trained and split == "train")]
     return find_splits(task_folder(glue, name), names, needed, f"glue --task {name} --out {shlex.quote(str(glue))}")
+
+
+SWAG_FILES = {
+    "train": ("train.csv", *on_the_hub("train"), *on_the_hub("regular/train")),
+    "dev": ("val.csv", "dev.csv", *on_the_hub("validation"), *on_the_hub("regular/validation")),
+    "test": ("test.csv", *on_the_hub("test"), *on_the_hub("regular/test")),
+}
+"""What the splits of SWAG are called in the original and on the Hugging Face hub."""
+NER_FILES = {
+    "train": ("train.txt", "eng.train", *on_the_hub("train")),
+    "dev": ("valid.txt", "dev.txt", "eng.testa", *on_the_hub("validation"), "valid.parquet"),
+    "test": ("test.txt", "eng.testb", *on_the_hub("test")),
+}
+"""What the splits of CoNLL-2003 are called: in copies, in the original, on the Hugging Face hub."""
+
+
+def find_swag(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:
+    """The files of SWAG by their splits, or a folder's only CSV as train, of which a share is scored then; UserError
+    where a split is missing that it needs."""
+    alone = sorted(folder.glob("*.csv"))
+    if len(alone) == 1 and not find_splits(folder, SWAG_FILES):
+        return {"train": alone}
+    return find_splits(folder, SWAG_FILES, needed_of(is_trained), f"swag --out {shlex.quote(str(folder))}")
+
+
+def find_ner(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:
+    """The files of CoNLL-2003, or of what has its names, by their splits; UserError where one is missing that it
+    needs."""
+    return find_splits(folder, NER_FILES, needed_of(is_trained))
+
+
+def needed_of(is_trained: bool) -> tuple[str, ...]:
+    """The splits that a task needs: dev alone for a model that is trained already."""
+    return ("dev",) if is_trained else ("train", "dev")

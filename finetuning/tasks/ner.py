@@ -20,7 +20,7 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from finetuning.files.splits import find_splits, name_files, on_the_hub
+from finetuning.files.splits import find_ner, name_files
 from finetuning.files.tag_files import DOCUMENT, Fields, Sentence, hold_out, read_sentences
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, predictions_file
@@ -29,12 +29,6 @@ from finetuning.tasks.tagged_words import TaggedWords, Words
 from finetuning.tasks.task import Column, Compared, Lengths, Seen, Setup, Task
 from pretraining.huggingface.weights import TaskHead
 
-FILES = {
-    "train": ("train.txt", "eng.train", *on_the_hub("train")),
-    "dev": ("valid.txt", "dev.txt", "eng.testa", *on_the_hub("validation"), "valid.parquet"),
-    "test": ("test.txt", "eng.testb", *on_the_hub("test")),
-}
-"""What the splits of CoNLL-2003 are called: in copies, in the original, on the Hugging Face hub."""
 OUTSIDE = "O"
 BLANKS = re.compile(r"\s+")
 MARKED = re.compile(r"[BIELSU]-.+")
@@ -44,8 +38,7 @@ IOB = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 
 def open_ner(folder: Path, setup: Setup) -> Task:
     """Reads CoNLL-2003, or what has its files, from a folder."""
-    files = find_splits(folder, FILES, needed=("dev",) if setup.trained else ("train", "dev"))
-    return open_tags("ner", files, setup)
+    return open_tags("ner", find_ner(folder, setup.trained is not None), setup)
 
 
 def open_tags(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.readers.tables import TextTable, read_table
-from finetuning.files.splits import find_splits, name_files, on_the_hub
+from finetuning.files.splits import find_swag, name_files
 from finetuning.inputs import Encoded
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join, read_classes
@@ -20,12 +19,6 @@ ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 FIELDS = ("sent1", "sent2", *ENDINGS)
 """The columns of an item: what went before, how the next sentence begins, and how it may end."""
 LABELS = {str(number): number for number in range(len(ENDINGS))}
-FILES = {
-    "train": ("train.csv", *on_the_hub("train"), *on_the_hub("regular/train")),
-    "dev": ("val.csv", "dev.csv", *on_the_hub("validation"), *on_the_hub("regular/validation")),
-    "test": ("test.csv", *on_the_hub("test"), *on_the_hub("regular/test")),
-}
-"""What the splits are called in the original and on the Hugging Face hub."""
 HELD_OUT = 0.2
 """The share of the items that is scored where there is one file alone."""
 
@@ -45,20 +38,14 @@ class Endings(SentenceItems):
 
 def open_swag(folder: Path, setup: Setup) -> SentenceTask:
     """Reads train.csv, val.csv and test.csv of a folder, or its only CSV, of which a share is scored then."""
-    alone = sorted(folder.glob("*.csv"))
-    if len(alone) == 1 and not find_splits(folder, FILES):
-        files, notes = {"train": alone}, []
-    else:
-        files = find_splits(
-            folder, FILES, ("dev",) if setup.trained else ("train", "dev"), f"swag --out {shlex.quote(str(folder))}"
-        )
-        notes = [name_files(files)]
+    files = find_swag(folder, setup.trained is not None)
+    notes = [name_files(files)] if "dev" in files else []
     items = {
         split: join([_items(read_table(path), split != "test", setup) for path in paths])
         for split, paths in files.items()
     }
     if "dev" not in items:
-        items, note = hold_out(alone[0], items, HELD_OUT)
+        items, note = hold_out(files["train"][0], items, HELD_OUT)
         notes.append(note)
     return SentenceTask(
         name="swag",

@@ -103,6 +103,11 @@ def test_a_table_is_an_array_of_shares_and_a_job_that_concludes(folder: Path) ->
     assert tables.endswith("--partition=gpu --array=1-3 cluster/reproduce.slurm --table 5 --scale base")
     assert "--dependency=afterany:101 --kill-on-invalid-dep=yes cluster/reproduce.slurm --table 5" in conclude
     assert submit(folder, "--shares", "no", *words, chain="tables").returncode == 2
+    for unknown in (["--table", "99"], ["--figure", "6"], [], ["--table", "5", "--figure", "5"]):
+        refused = submit(folder, *unknown, chain="tables")
+        assert refused.returncode == 2
+        assert "give --table 1 to 8, or --figure 5" in refused.stderr
+    assert len(calls(folder)) == 2
 
 
 def test_a_dry_run_prints_what_a_shell_can_run(folder: Path) -> None:

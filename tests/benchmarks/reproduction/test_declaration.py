@@ -88,6 +88,20 @@ def test_recipes_take_the_values_that_rows_give(each: Declared) -> None:
         seen.add((recipe, *words))
 
 
+def test_gpt_is_as_large_as_base_and_fine_tuned_by_its_own_recipe_beside_bert_large() -> None:
+    cells = [*Planner(declared("table1", "large")).cells()]
+    found: dict[str, set[tuple[str, str]]] = {}
+    for cell in cells:
+        if cell.step.kind == "tune":
+            recipes = [parted(step.words)["--recipe"][0] for step in (cell.step.needs[0], cell.step)]
+            found.setdefault(cell.row, set()).add((recipes[0], recipes[1]))
+    assert found == {
+        "BiLSTM+ELMo+Attn": {("bert_base_adam", "elmo")},
+        "OpenAI GPT": {("bert_base_adam", "gpt")},
+        "BERT large": {("bert_large_adam", "glue_large")},
+    }
+
+
 PAPER = {
     ("table1", "BERT large"): (86.7, 85.9, 72.1, 91.1, 94.9, 60.5, 86.5, 89.3, 70.1),
     ("table1", "OpenAI GPT"): (82.1, 81.4, 70.3, 88.1, 91.3, 45.4, 80.0, 82.3, 56.0),

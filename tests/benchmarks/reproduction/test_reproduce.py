@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import fmean
 
@@ -14,7 +15,7 @@ from benchmarks.report import page, sections
 from benchmarks.reproduce import Reproduce
 from benchmarks.reproduction import drawing, results
 from benchmarks.reproduction.declaration import declared, table_names
-from benchmarks.reproduction.outcomes import ended_of
+from benchmarks.reproduction.outcomes import curve_of, ended_of
 from benchmarks.reproduction.showing import scores_table, tables_of
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
@@ -49,9 +50,9 @@ def test_what_was_measured_stands_on_the_page(place: Place) -> None:
     assert text.count("data:image/svg+xml;base64,") == 1
     curves = drawing.scores_along(place.result("figure5"), "demo")
     assert {name: [round(spot.x) for spot in spots] for name, spots in curves.items()} == {
-        "MLM": [17, 33, 50, 67, 83, 100],
-        "LTR": [17, 33, 50, 67, 83, 100],
-    }
+        "MLM": [20, 30, 50, 70, 80, 100],
+        "LTR": [20, 30, 50, 70, 80, 100],
+    }, "where the checkpoints lie that are nearest to the sixths"
 
 
 def verdicts(found: results.TableResult, claim: str) -> dict[str, str]:
@@ -239,12 +240,30 @@ def test_a_plan_says_what_is_left_and_runs_nothing(place: Place) -> None:
     assert not (place.folder / "table5-tiny.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("losses", "trouble"),
+    [
+        ([9.0, 6.0, 5.0, 5.2], ""),
+        ([9.0, 5.0, 4.0, 8.9], "diverged: its loss was 9.00 at the start, 4.00 at its lowest, and is 8.90 at the end"),
+        ([9.0, 9.0], "diverged: its loss was 9.00 at the start, and is 9.00 at the end"),
+        (
+            [9.0, 5.0, float("nan")],
+            "diverged: its loss was 9.00 at the start, 5.00 at its lowest, and is nan at the end",
+        ),
+    ],
+)
+def test_a_run_that_lost_what_it_had_learned_has_diverged(losses: list[float], trouble: str, tmp_path: Path) -> None:
+    steps = [{"kind": "step", "step": step, "loss": loss} for step, loss in enumerate(losses)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    assert curve_of(tmp_path / "metrics.jsonl")[1] == trouble
+
+
 def test_trivia_comes_first_where_it_is_given(place: Place) -> None:
     assert place.make("table2", StandIn()) == 0
     row = next(row for row in place.result("table2").rows if row.name == "BERT base + TriviaQA")
     assert row.cells["squad"].notes == ["no data: name the file to train on first, in SQuAD's format: --trivia"]
     file = place.folder / "trivia.json"
-    for content in ("one", "another"):  # at the same place
+    for content in ('{"data": []}', '{"data": [], "version": "1"}'):  # at the same place
         file.write_text(content)
         stand_in = StandIn()
         assert place.make("table2", stand_in, trivia=file) == 0
@@ -253,6 +272,13 @@ def test_trivia_comes_first_where_it_is_given(place: Place) -> None:
         assert second.startswith("tune/squad1-base-seed-1-after-trivia")
     with pytest.raises(UserError, match=r"--trivia .*none.json: no such file"):
         place.make("table2", StandIn(), trivia=place.folder / "none.json")
+    with pytest.raises(UserError, match=r"--table 5 has no row that is fine-tuned on it first"):
+        place.make("table5", StandIn(), trivia=file)
+    file.write_text("question,answer")
+    with pytest.raises(UserError, match=r"not in SQuAD's format"):
+        place.make("table2", StandIn(), trivia=file)
+    with pytest.raises(UserError, match=r"--ranks 0: give"):
+        place.make("table2", StandIn(), ranks=0)
 
 
 def test_a_command_names_one_table() -> None:
