@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -121,6 +122,12 @@ def build_model(
     return whole
 
 
+def minimised(output: Output, batches: TaskBatches, share: float) -> Tensor:
+    """What a step makes smaller: the mean loss of a label, and a share of the language head's mean loss of a piece."""
+    own = output.loss / batches.labels
+    return own + share * output.language / max(batches.predictions, 1) if share else own
+
+
 CONTINUES = "the same command goes on from the last checkpoint"
 
 
@@ -198,11 +205,7 @@ class Tuner(Loop):
         """Makes one optimizer step."""
         step, context = self.state.step, self.context
         learning_rate, seeds = self.schedule.learning_rate(step), Seeds.of(self.settings.seed, step, context.world.rank)
-
-        def loss_of(output: Output, batches: TaskBatches) -> Tensor:
-            own, share = output.loss / batches.labels, self.settings.language_loss
-            return own + share * output.language / max(batches.predictions, 1) if share else own
-
+        loss_of = partial(minimised, share=self.settings.language_loss)
         mark, gives_up = context.watch.mark, context.control.asked_anywhere
         with shortage_told():
             result = train_step(self.engine, batches, learning_rate, seeds, loss_of, mark, gives_up)

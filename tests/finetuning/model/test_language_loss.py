@@ -13,7 +13,8 @@ from support.transformers_models import SHAPE
 from torch import Tensor
 
 from finetuning.model.heads import TaskModel
-from finetuning.running.batches import pack
+from finetuning.running.batches import TaskBatches, pack
+from finetuning.running.loop import minimised
 from pretraining.huggingface.weights import KINDS, Kind
 
 ONE_WAY = replace(SHAPE, sees="before", objective="ltr", dropout=0.0, attention_dropout=0.0)
@@ -58,6 +59,19 @@ def test_every_piece_but_the_first_is_predicted_as_by_pytorch_alone(kind: Kind) 
     gradients = torch.autograd.grad(ours, weights, retain_graph=True)
     for gradient, expected in zip(gradients, torch.autograd.grad(wanted, weights), strict=True):
         torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
+def test_a_share_of_it_is_added_to_the_loss_of_the_task(share: float) -> None:
+    """L2 + λ · L1, each of which is a mean: of labels, and of pieces."""
+    model, batch = model_of("classes"), pack(items_of("classes"), np.array([2, 0, 1]))
+    output, predicted = model(batch), sum(batch.lengths) - len(batch.lengths)
+    assert batch.labels is not None
+    found = minimised(output, TaskBatches((batch,), 3, len(batch.labels), predicted), share)
+    hidden, pieces = (torch.split(each, list(batch.lengths)) for each in (model.encode(batch), batch.pieces))
+    language = torch.stack([plain(model, *each) for each in zip(hidden, pieces, strict=True)]).sum() / predicted
+    wanted = F.cross_entropy(output.logits, batch.labels) + share * language
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_predicted_from_items_without_labels_nor_in_evaluation() -> None:

@@ -22,7 +22,7 @@ from pretraining.checkpoint.models import Model
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.scoring.filling import fill
-from pretraining.scoring.pairs import Asked, Pair, first_of_paradigms, read_pairs, sentences_of
+from pretraining.scoring.pairs import Asked, Pair, are_right, first_of_paradigms, read_pairs, sentences_of
 from pretraining.scoring.sentences import Scorer, Sentences, masked_copies
 
 CPU = torch.device("cpu")
@@ -220,3 +220,7 @@ def test_operations_are_those_of_the_copies() -> None:
     expected = below + layer + 4 * h * SHAPE.heads * length + 2 * (h * h + h * SHAPE.vocabulary)
     assert SCORER.flops(["word1", "word1"]) == expected
     assert SCORER.flops(["word1", "word1 word2"]) == expected + SCORER.flops(["word1 word2"])
+
+
+def test_a_tie_is_wrong() -> None:
+    assert are_right(np.array([[-1.0, -2.0], [-2.0, -1.0], [-1.5, -1.5]])).tolist() == [True, False, False]
