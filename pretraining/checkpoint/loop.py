@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
+from data_prep.common.capacity import num_cores
 from pretraining.checkpoint.writing import Saver, Section
 from pretraining.config.settings import Checkpoints, Logging
 from pretraining.engine.engine import Engine
+from pretraining.model import cpu_kernels
 from pretraining.processes.context import Context
 from pretraining.processes.core_watch import CoreWatch
+from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.run_log import RunLog
@@ -40,6 +46,8 @@ class Loop:
         )
         self.saver = Saver(folder, checkpoints, self.log.say)
         self._cores = CoreWatch()
+        if engine.device.type == "cpu":
+            tell_of_cpus(context)
 
     def look_at_cores(self) -> None:
         """Says once where other programs slow this rank down. A run on a GPU hardly minds them."""
@@ -62,3 +70,15 @@ class Loop:
 def is_due(step: int, every: int) -> bool:
     """Whether something that happens every so many steps happens after this one; 0 is never."""
     return bool(every) and step % every == 0
+
+
+def tell_of_cpus(context: Context) -> None:
+    """Says once where ranks compute in different ways, or have more threads than cores. All ranks call it together."""
+    ways, threads, cores = sorted({*gather(cpu_kernels.described())}), torch.get_num_threads(), num_cores()
+    if context.world.rank:
+        return
+    if len(ways) > 1:
+        masks = ", and draw other masks of dropout" if "no kernels" in ways else ""
+        warnings.warn(f"ranks compute in different ways ({', '.join(ways)}): they round otherwise{masks}", stacklevel=1)
+    if threads > cores:
+        warnings.warn(f"{threads} threads on {cores} cores: they wait for one another; fewer are faster", stacklevel=1)

@@ -56,6 +56,10 @@ class MadeBy:
     ranks: int
     zero: int
     dtype: Dtype
+    threads: int = 0
+    """threads of a rank on a CPU, which decide how sums are rounded; 0 on a GPU, and where it is not known"""
+    kernels: str = ""
+    """how the CPU computed, as `cpu_kernels.described` has it; empty likewise"""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
 from pretraining.huggingface.weights_file import save_tensors
+from pretraining.model import cpu_kernels
 from pretraining.optimizers.steps.flat import Slice
 from pretraining.processes.errors import UnreachedError
 from pretraining.processes.group import gather, wait_for_all
@@ -133,7 +134,7 @@ class Saver:
             patiently(partial(self._make_room, unfinished), self._run)
         wait_for_all()
         tensors = {kind: snapshot(engine, kind) for kind in (WEIGHT, *engine.optimizer.kind.state)}
-        scaler, made_by = engine.loss_scaler, MadeBy(self._ranks, engine.zero, name_dtype(engine.dtype))
+        scaler, made_by = engine.loss_scaler, making(engine, self._ranks)
         shape, moved = engine.model.shape, engine.optimizer_steps
         record = CheckpointRecord(shape, step, moved, scaler, made_by, section.as_json())
         save = Save(folder, unfinished, tensors, record, rank_state, begin)
@@ -232,6 +233,13 @@ class Saver:
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
         retire(self._run, self._settings)
+
+
+def making(engine: Engine, ranks: int) -> MadeBy:
+    """How the work is shared among so many ranks now, and how a CPU computes."""
+    on_cpu = engine.device.type == "cpu"
+    threads, way = (torch.get_num_threads(), cpu_kernels.described()) if on_cpu else (0, "")
+    return MadeBy(ranks, engine.zero, name_dtype(engine.dtype), threads, way)
 
 
 def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:

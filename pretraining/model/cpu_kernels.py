@@ -53,8 +53,9 @@ def allowed() -> bool:
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether the kernels can work on this tensor; never in what torch.compile translates."""
-    if not allowed():
+    """Whether the kernels can work on this tensor; never in what torch.compile translates, nor where autocast mixes
+    types, of which a kernel takes one."""
+    if not allowed() or torch.is_autocast_enabled("cpu"):
         return False
     return tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())
 
@@ -76,6 +77,12 @@ def small_products() -> str | None:
     if has_tiles():
         return "tiles"
     return "lanes" if "attention_by_lanes_bfloat16" in _functions() else None
+
+
+def described() -> str:
+    """How this process computes on its CPU, in a word: results of another way differ by rounding, and those without
+    kernels by the masks of dropout too."""
+    return (small_products() or "vectors") if allowed() and _functions() else "no kernels"
 
 
 def knows(name: str) -> bool:
@@ -111,7 +118,7 @@ def _functions() -> dict[str, Any]:
         warnings.warn("no C++ compiler: training on the CPU will be slow (install g++)", stacklevel=2)
         return {}
     try:
-        library = ctypes.CDLL(str(_built(compiler)))
+        library = _loaded(compiler)
     except (OSError, subprocess.CalledProcessError) as error:
         reason = error.stderr.strip()[-500:] if isinstance(error, subprocess.CalledProcessError) else error
         warnings.warn(
@@ -123,8 +130,28 @@ def _functions() -> dict[str, Any]:
     return {kernel.name.decode(): ctypes.CFUNCTYPE(None)(kernel.function) for kernel in kernels}
 
 
-def _built(compiler: str) -> Path:
-    """The compiled library, from the cache of this user where it is there."""
+def _loaded(compiler: str) -> ctypes.CDLL:
+    """The library, from the cache of this user where it is there; built again where that is damaged, as by a crash."""
+    name = _name(compiler)
+    try:
+        library = _built_in(cache_folder(), name, compiler)
+        try:
+            return ctypes.CDLL(str(library))
+        except OSError:
+            library.unlink()
+            return ctypes.CDLL(str(_built_in(cache_folder(), name, compiler)))
+    except OSError:  # a home that is not there, full, or may not be written or run from: for this process alone
+        with tempfile.TemporaryDirectory(prefix="cloze-") as place:
+            return ctypes.CDLL(str(_built_in(Path(place), name, compiler)))
+
+
+def cache_folder() -> Path:
+    """The folder of this user where kernels are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cloze"
+
+
+def _name(compiler: str) -> str:
+    """What the library is called: by all that decides what is in it."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     parts = [
         *(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*"))),
@@ -132,12 +159,7 @@ def _built(compiler: str) -> Path:
         version,
         _processor().encode(),
     ]
-    name = f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
-    place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cloze"
-    try:
-        return _built_in(place, name, compiler)
-    except OSError:  # a home that is not there, full, or may not be written: for this process alone
-        return _built_in(Path(tempfile.mkdtemp(prefix="cloze-")), name, compiler)
+    return f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
 
 
 def _built_in(place: Path, name: str, compiler: str) -> Path:

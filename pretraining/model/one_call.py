@@ -61,7 +61,7 @@ BYTES = Way("answer_in_bytes", _in_bytes)
 
 def multiplies(way: Way) -> bool:
     """Whether the kernels have the fastest products of this kind here: where the processor has tiles, oneDNN has."""
-    return kernels.knows(way.kernel) and (way is FLOATS or not torch.cpu._is_amx_tile_supported())
+    return kernels.knows(way.kernel) and (way is FLOATS or not kernels.has_tiles())
 
 
 def find_way(encoder: Encoder, in_bytes: bool) -> Way | None:

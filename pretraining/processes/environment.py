@@ -27,6 +27,8 @@ when it is alone (30 ms with few, 29 with many), and a count between is worse th
 `benchmarks/spin_counts.py`. In pre-training, whose steps are large and whose runs are long, many looks are worth 3%."""
 LOOK_SECONDS, BUSY = 0.1, 30
 """For how long cores are watched, and the percentage of that time for which one is at work that is not ours alone."""
+ROOT = Path(__file__).parents[2]
+_with_place = warnings.formatwarning
 STAT = Path("/proc/stat")
 """Where Linux counts what its cores did."""
 
@@ -60,6 +62,7 @@ def prepare_process(small_steps: bool = False) -> None:
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = GROWING
     warnings.filterwarnings("ignore", message="`torch.distributed.", category=FutureWarning)  # DeepSpeed's calls
+    warnings.formatwarning = _in_a_line
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -68,6 +71,14 @@ def prepare_process(small_steps: bool = False) -> None:
         mallopt(option, value)
     if _gives_huge_pages() and _address_space_is_free():
         _ask_for_huge_pages(min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2, MOST_HEAP))
+
+
+def _in_a_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of ours as commands print all of theirs; one of a library with its place."""
+    ours = Path(filename).is_relative_to(ROOT) and not Path(filename).is_relative_to(sys.prefix)
+    return f"warning: {message}\n" if ours else _with_place(message, category, filename, lineno, line)
 
 
 def _gives_huge_pages() -> bool:

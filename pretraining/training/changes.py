@@ -12,6 +12,7 @@ from typing import Any
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import EXPORT
 from pretraining.checkpoint.state import RunRecord, Saved
+from pretraining.checkpoint.writing import making
 from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
@@ -181,6 +182,9 @@ def what_has_changed(latest: Saved, request: Request, context: Context, engine: 
         ("parallel.zero", made_by.zero, engine.zero),
         ("precision.dtype", made_by.dtype, name_dtype(engine.dtype)),
     ]
+    now = making(engine, context.world.size)
+    if made_by.ranks == now.ranks and made_by.threads and now.threads:  # both on CPUs
+        ranks += [("threads of a rank", made_by.threads, now.threads), ("kernels", made_by.kernels, now.kernels)]
     told = {name for name, _, _ in ranks}
     changes = [change for change in ranks if change[1] != change[2]]
     changes += [change for change in differing(run.recipe, request.recipe) if change[0] not in told]

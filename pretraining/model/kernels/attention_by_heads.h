@@ -1,7 +1,7 @@
 // Attention in bf16, a head of a sequence at a time: scores, shares and their gradients stay in the cache.
 //
-// Of the forward pass `spreads` is kept, for each row of scores the logarithm of the sum of its exponentials. From it the
-// backward pass computes the shares again.
+// Of the forward pass `spreads` is kept, for each row of scores the logarithm of the sum of its exponentials, of what each
+// score lies below the highest. From it the backward pass computes the shares again.
 //
 // What is no number stays visible. Within its sequence it may reach pieces that do not see it: where pieces look one way,
 // those of its own block of 32, since nothing times what is no number is none.
@@ -43,13 +43,19 @@ inline int64_t open_row(float* scores, int64_t seen) {
     return end;
 }
 
+// The highest score of a row, whose end is that of its last block
+inline float highest_of(const float* scores, int64_t end) {
+    __m512 highest = _mm512_set1_ps(-INFINITY);
+    for (int64_t j = 0; j < end; j += SIXTEEN) highest = _mm512_max_ps(load_sixteen(scores + j), highest);
+    return _mm512_reduce_max_ps(highest);
+}
+
 // A row of scores becomes what dropout keeps of its shares; returns its spread.
 inline float share_row(float* scores, int64_t seen, float scale, const Dropout& dropout, uint32_t key, uint32_t head,
                        bfloat16* kept) {
     const int64_t end = open_row(scores, seen);
-    __m512 highest = _mm512_set1_ps(-INFINITY), sums = _mm512_setzero_ps();
-    for (int64_t j = 0; j < end; j += SIXTEEN) highest = _mm512_max_ps(load_sixteen(scores + j), highest);
-    const float largest = _mm512_reduce_max_ps(highest);
+    const float largest = highest_of(scores, end);
+    __m512 sums = _mm512_setzero_ps();
     for (int64_t j = 0; j < end; j += SIXTEEN) {
         const __m512 away = _mm512_sub_ps(load_sixteen(scores + j), _mm512_set1_ps(largest));  // exactly 0 for the largest
         const __m512 weight = exponential(_mm512_mul_ps(away, _mm512_set1_ps(scale)));
@@ -61,7 +67,7 @@ inline float share_row(float* scores, int64_t seen, float scale, const Dropout& 
         const __m512 share = _mm512_mul_ps(load_sixteen(scores + j), _mm512_set1_ps(1.0f / sum));
         store_sixteen(kept + j, dropout.drops() ? kept_of(share, dropout, key, head | uint32_t(j)) : share);
     }
-    return scale * largest + std::log(sum);
+    return std::log(sum);
 }
 
 // From a row of scores and the gradient of what was kept of its shares: that again, and the gradient of the scores.
@@ -69,10 +75,11 @@ inline void share_row_backward(float* scores, float* grad, int64_t seen, float s
                                const Dropout& dropout, uint32_t key, uint32_t head, bfloat16* kept, bfloat16* slopes) {
     const int64_t end = open_row(scores, seen);
     std::fill(grad + seen, grad + end, 0.0f);
+    const __m512 largest = _mm512_set1_ps(highest_of(scores, end));
     __m512 sums = _mm512_setzero_ps();
     for (int64_t j = 0; j < end; j += SIXTEEN) {
-        const __m512 away = _mm512_fmsub_ps(load_sixteen(scores + j), _mm512_set1_ps(scale), _mm512_set1_ps(spread));
-        const __m512 share = exponential(away);
+        const __m512 away = _mm512_sub_ps(load_sixteen(scores + j), largest);
+        const __m512 share = exponential(_mm512_fmsub_ps(away, _mm512_set1_ps(scale), _mm512_set1_ps(spread)));
         __m512 factor = _mm512_set1_ps(1.0f);
         if (dropout.drops()) factor = kept_of(factor, dropout, key, head | uint32_t(j));
         const __m512 slope = _mm512_mul_ps(load_sixteen(grad + j), factor);

@@ -6,19 +6,21 @@
 
 namespace {
 
-// bytes = 128 + x / scale; the scale is a 127th of the largest number
+// bytes = 128 + x / scale; the scale is a 127th of the largest number, and none where one of them is none
 template <class T>
 float quantise_row(const T* x, uint8_t* bytes, int64_t width) {
     float largest = 0;
-#pragma omp simd reduction(max : largest)
+    int none = 0;
+#pragma omp simd reduction(max : largest) reduction(| : none)
     for (int64_t j = 0; j < width; ++j) {
         const float size = std::fabs(load(x[j]));
         largest = size > largest ? size : largest;
+        none |= size != size;
     }
     const float factor = largest > 0 ? 127.0f / largest : 0.0f;
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) bytes[j] = uint8_t(int32_t(std::nearbyintf(load(x[j]) * factor)) + 128);
-    return largest / 127.0f;
+    return none ? NAN : largest / 127.0f;
 }
 
 template <class T>

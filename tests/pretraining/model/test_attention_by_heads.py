@@ -113,6 +113,9 @@ def test_the_highest_of_huge_scores_has_the_whole_share() -> None:
     qkv = rows.view(3, 96).bfloat16().requires_grad_()
     out = by_heads(batch).attend(qkv, torch.zeros(96, dtype=torch.bfloat16, requires_grad=True), 1, NONE)
     assert torch.equal(out.float(), torch.full((3, 32), 2.0))
+    (grad,) = torch.autograd.grad(out, qkv, torch.ones_like(out))
+    wanted = torch.tensor([0.0, 0.0, 3.0])[:, None].expand(3, 32)
+    torch.testing.assert_close(grad.view(3, 3, 32)[:, 2].float(), wanted, rtol=0, atol=1e-30)
 
 
 @blocks

@@ -170,14 +170,16 @@ def test_many_sequences_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(served.one(batch, places), whole[1])
 
 
+@pytest.mark.parametrize("in_bytes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_numbers_that_are_none_stay_visible() -> None:
+def test_numbers_that_are_none_stay_visible(dtype: torch.dtype, in_bytes: bool) -> None:
     """A text with one makes nothing of the others' answers."""
-    model, batch = model_of("both"), batch_of([5, 6])
+    model, batch = model_of("both").to(dtype), batch_of([5, 6])
     with torch.no_grad():
         model.embeddings.word.weight[batch.pieces[7]] = torch.nan
     first = int((batch.pieces[:5] == batch.pieces[7]).sum())
     assert not first, "draw other pieces"
-    states = ServedEncoder(model, sees_one=True).one(batch, batch.starts[:-1].long())
+    states = ServedEncoder(model, sees_one=True, in_bytes=in_bytes).one(batch, batch.starts[:-1].long())
     assert states[0].isfinite().all()
     assert states[1].isnan().all()
