@@ -81,9 +81,12 @@ def test_an_answer_has_the_same_bits_whatever_lies_beside_it(others: list[int]) 
     assert torch.equal(served.one(together, together.starts[:-1].long())[:1], served.one(alone, first))
 
 
+@pytest.mark.parametrize("in_bytes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_the_number_of_threads_does_not_change_a_bit() -> None:
-    served, batch, before = encoders("both")[1], batch_of([37, 3, 60]), torch.get_num_threads()
+def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, in_bytes: bool) -> None:
+    served = ServedEncoder(model_of("both").to(dtype), sees_one=True, in_bytes=in_bytes)
+    batch, before = batch_of([37, 3, 60]), torch.get_num_threads()
     found: list[Tensor] = []
     try:
         for threads in (1, 2, 7):
