@@ -198,7 +198,7 @@ class _AttentionByHeads(torch.autograd.Function):
         ctx.kernel = layout.kernel
         ctx.given = (layout.starts, layout.lengths, *dropout.for_kernels, size**-0.5, int(layout.one_way))
         ctx.sizes = len(layout.lengths), heads, size
-        out, spreads = qkv.new_empty(n, hidden), torch.empty(pieces, heads)
+        out, spreads = qkv.new_empty(n, hidden), torch.empty(pieces, heads, 2)
         out[pieces:] = 0
         kernels.call(layout.kernel, qkv, bias, *ctx.given, out, spreads, *ctx.sizes)
         ctx.save_for_backward(qkv, bias, spreads)

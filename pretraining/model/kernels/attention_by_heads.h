@@ -1,7 +1,7 @@
 // Attention in bf16, a head of a sequence at a time: scores, shares and their gradients stay in the cache.
 //
-// Of the forward pass `spreads` is kept, for each row of scores the logarithm of the sum of its exponentials, of what each
-// score lies below the highest. From it the backward pass computes the shares again.
+// Of the forward pass `spreads` is kept, two numbers for each row of scores. From them the backward pass computes the
+// shares again.
 //
 // What is no number stays visible. Within its sequence it may reach pieces that do not see it: where pieces look one way,
 // those of its own block of 32, since nothing times what is no number is none.
@@ -43,19 +43,19 @@ inline int64_t open_row(float* scores, int64_t seen) {
     return end;
 }
 
-// The highest score of a row, whose end is that of its last block
-inline float highest_of(const float* scores, int64_t end) {
-    __m512 highest = _mm512_set1_ps(-INFINITY);
-    for (int64_t j = 0; j < end; j += SIXTEEN) highest = _mm512_max_ps(load_sixteen(scores + j), highest);
-    return _mm512_reduce_max_ps(highest);
-}
+// The highest score of a row, and the logarithm of the sum of the exponentials of what each score lies below it. Apart
+// they hold for huge scores too, in whose sum the logarithm would be lost.
+struct Spread {
+    float highest, log_sum;
+};
 
 // A row of scores becomes what dropout keeps of its shares; returns its spread.
-inline float share_row(float* scores, int64_t seen, float scale, const Dropout& dropout, uint32_t key, uint32_t head,
-                       bfloat16* kept) {
+inline Spread share_row(float* scores, int64_t seen, float scale, const Dropout& dropout, uint32_t key, uint32_t head,
+                        bfloat16* kept) {
     const int64_t end = open_row(scores, seen);
-    const float largest = highest_of(scores, end);
-    __m512 sums = _mm512_setzero_ps();
+    __m512 highest = _mm512_set1_ps(-INFINITY), sums = _mm512_setzero_ps();
+    for (int64_t j = 0; j < end; j += SIXTEEN) highest = _mm512_max_ps(load_sixteen(scores + j), highest);
+    const float largest = _mm512_reduce_max_ps(highest);
     for (int64_t j = 0; j < end; j += SIXTEEN) {
         const __m512 away = _mm512_sub_ps(load_sixteen(scores + j), _mm512_set1_ps(largest));  // exactly 0 for the largest
         const __m512 weight = exponential(_mm512_mul_ps(away, _mm512_set1_ps(scale)));
@@ -67,19 +67,18 @@ inline float share_row(float* scores, int64_t seen, float scale, const Dropout& 
         const __m512 share = _mm512_mul_ps(load_sixteen(scores + j), _mm512_set1_ps(1.0f / sum));
         store_sixteen(kept + j, dropout.drops() ? kept_of(share, dropout, key, head | uint32_t(j)) : share);
     }
-    return std::log(sum);
+    return {largest, std::log(sum)};
 }
 
 // From a row of scores and the gradient of what was kept of its shares: that again, and the gradient of the scores.
-inline void share_row_backward(float* scores, float* grad, int64_t seen, float scale, float spread,
+inline void share_row_backward(float* scores, float* grad, int64_t seen, float scale, Spread spread,
                                const Dropout& dropout, uint32_t key, uint32_t head, bfloat16* kept, bfloat16* slopes) {
     const int64_t end = open_row(scores, seen);
     std::fill(grad + seen, grad + end, 0.0f);
-    const __m512 largest = _mm512_set1_ps(highest_of(scores, end));
     __m512 sums = _mm512_setzero_ps();
     for (int64_t j = 0; j < end; j += SIXTEEN) {
-        const __m512 away = _mm512_sub_ps(load_sixteen(scores + j), largest);
-        const __m512 share = exponential(_mm512_fmsub_ps(away, _mm512_set1_ps(scale), _mm512_set1_ps(spread)));
+        const __m512 away = _mm512_sub_ps(load_sixteen(scores + j), _mm512_set1_ps(spread.highest));
+        const __m512 share = exponential(_mm512_fmsub_ps(away, _mm512_set1_ps(scale), _mm512_set1_ps(spread.log_sum)));
         __m512 factor = _mm512_set1_ps(1.0f);
         if (dropout.drops()) factor = kept_of(factor, dropout, key, head | uint32_t(j));
         const __m512 slope = _mm512_mul_ps(load_sixteen(grad + j), factor);
@@ -155,7 +154,7 @@ class Head {
                          rows_from(first), seen_from(first), size);
     }
 
-    void share_backward(int64_t first, const float* spreads) {
+    void share_backward(int64_t first, const Spread* spreads) {
         const int64_t end = padded(seen_from(first));
         for (int64_t r = 0; r < BLOCK; ++r) {
             const int64_t i = first + r, at = r * length;
@@ -208,7 +207,7 @@ class Head {
         pair_columns(keys.data(), length, size, key_columns.data());
     }
 
-    void forward(bfloat16* context, float* spreads) {
+    void forward(bfloat16* context, Spread* spreads) {
         pair_rows(values.data(), length, size, value_rows.data());
         for (int64_t first = 0; first < n; first += BLOCK) {
             score(first);
@@ -227,7 +226,7 @@ class Head {
     }
 
     // `grad_bias` (3 * size): the sums over the rows of this head alone
-    void backward(const bfloat16* grad, const float* spreads, bfloat16* grad_qkv, float* grad_bias) {
+    void backward(const bfloat16* grad, const Spread* spreads, bfloat16* grad_qkv, float* grad_bias) {
         bfloat16* flat = grad_qkv + start * 3 * hidden + head * size;
         take(grad + start * hidden + head * size, hidden, nullptr, grads);
         pair_columns(values.data(), length, size, value_columns.data());
@@ -271,11 +270,11 @@ inline void for_each_head(const Sequences& all, bool backward, int64_t threads, 
     }
 }
 
-// context (pieces, heads * size) = what each piece takes of its sequence; spreads is (pieces, heads)
+// context (pieces, heads * size) = what each piece takes of its sequence; spreads is (pieces, heads, 2)
 template <class Blocks>
 void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
                const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way, bfloat16* context,
-               float* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
+               Spread* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
     const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
                         float(scale), one_way != 0, count,  heads,   size};
     for_each_head<Blocks>(all, false, threads, [&](Head<Blocks>& head, int64_t) { head.forward(context, spreads); });
@@ -285,7 +284,7 @@ void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts,
 template <class Blocks>
 void attention_backward(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
                         const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
-                        const bfloat16* grad, const float* spreads, bfloat16* grad_qkv, bfloat16* grad_bias,
+                        const bfloat16* grad, const Spread* spreads, bfloat16* grad_qkv, bfloat16* grad_bias,
                         int64_t count, int64_t heads, int64_t size, int64_t threads) {
     const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
                         float(scale), one_way != 0, count,  heads,   size};
