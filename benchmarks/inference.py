@@ -51,7 +51,7 @@ from pretraining.model.shape import SIZES, Shape
 
 TOGETHER = 32
 """Sentences of a request of the peers, where we get all of them at once."""
-TURN_SECONDS, MOST_REQUESTS = 0.5, 100
+TURN_SECONDS, MOST_REQUESTS = 1.5, 400
 REST = 0.05
 """Seconds between turns, in which the threads of the last side go to sleep."""
 TOLERANCES = {"fp32": 1e-4, "bf16": 0.05, "autocast": 0.05, "int8": 0.5}
