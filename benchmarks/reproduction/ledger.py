@@ -22,8 +22,6 @@ BENCHMARK = "reproduction"
 NOTES = "notes"
 Standing = Literal["done", "kept", "failed", "begun", "to do"]
 """Done here; kept in a file of results; failed; begun; or still to do."""
-
-
 ANEW = "an empty folder as --results, and another as --out, make them anew"
 """What helps against results that one does not want."""
 
