@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.training import Place, train
 
 from pretraining.processes import core_watch
 from pretraining.processes.core_watch import STRETCH, TASKS, CoreWatch
@@ -69,6 +70,17 @@ def test_the_cure_is_named_where_it_is_one(
     threads.now += STRETCH
     threads.wait(1, seconds=STRETCH)
     assert ("GOMP_SPINCOUNT=2000" in str(watch.word())) == cure
+
+
+def notice_all() -> None:
+    """Every stretch is judged, and any waiting is much."""
+    core_watch.STRETCH, core_watch.MUCH = 0.0, -1.0
+
+
+def test_a_training_asks_and_says_it_once(place: Place) -> None:
+    done = train(place.command("run"), ranks=1, fault=notice_all)
+    assert [rank.code for rank in done] == [0]
+    assert done[0].errors.count("warning: this process waits for cores") == 1
 
 
 @pytest.mark.skipif(not (TASKS / str(os.getpid()) / "schedstat").exists(), reason="Linux counts no waiting here")
