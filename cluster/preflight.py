@@ -157,14 +157,15 @@ def look_at_storage(report: Health, look: Any, wanted: Preflight, overrides: Seq
 
 
 def look_again(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Health]:
-    """Lets all ranks look again at data and disk while some nodes find them amiss: storage that goes for all nodes does
-    not go for all at the same moment. Where all have lost it, a job waits for it. Returns all reports."""
-    turn, reports = 0, gather(report)
+    """Lets all ranks look again at data and disk while some nodes find them amiss: storage goes for all nodes, and
+    comes back, but not at the same moment for each. Where all have lost it, a job waits for it. Returns all reports."""
+    looks, parted, reports = 0, 0, gather(report)
     while any(STORAGE & own.faults.keys() for own in reports):
         seeing = {own.node for own in reports} - {own.node for own in reports if own.gone}
-        if turn * AGAIN_SECONDS >= (FEW * AGAIN_SECONDS if seeing else patience(0)):
+        parted = parted + 1 if seeing else 0  # looks in a row at which only some nodes found it amiss
+        if parted > FEW or (not seeing and looks * AGAIN_SECONDS >= patience(0)):
             break
-        turn += 1
+        looks += 1
         time.sleep(AGAIN_SECONDS)
         if world.local_rank == 0:
             report.faults = {part: text for part, text in report.faults.items() if part not in STORAGE}

@@ -28,6 +28,7 @@ from support.unfit_nodes import (
     die,
     exchange_nothing,
     exchange_slowly,
+    find_the_data_later,
     have_a_sick_gpu,
     have_another_gpu,
     have_another_python,
@@ -164,6 +165,13 @@ def test_storage_that_is_gone_is_no_fault_of_a_node(place: Place, tmp_path: Path
     shutil.copytree(place.data, own.data)
     job = {"BACK_AFTER": back, "CLOZE_STORAGE_SECONDS": "60"} if back else {}
     expect(inspect(own, fault=lose_the_data, **job), code, *([] if back else ["error: data: "]))
+    assert excluded(own) is None
+
+
+def test_a_node_that_gets_storage_back_after_the_others_is_kept(place: Place, tmp_path: Path) -> None:
+    own = dataclasses.replace(place, data=tmp_path / "data")
+    shutil.copytree(place.data, own.data)
+    expect(inspect(own, fault=find_the_data_later, CLOZE_STORAGE_SECONDS="60"), Code.DONE)
     assert excluded(own) is None
 
 
