@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.utils import all_gather_dp_groups
 from torch import Tensor
 
 from pretraining.engine.buckets import make_buckets
@@ -30,6 +31,7 @@ from pretraining.engine.clipping import clipping, sum_of_squares
 from pretraining.engine.joining import Joining
 from pretraining.engine.neighbours import Neighbours, find_neighbours
 from pretraining.model.fused import TAKES_ROWS
+from pretraining.optimizers.steps.flat import FlatOptimizer
 from pretraining.processes.group import wait_for_all
 
 BUCKET_SIZE = 1 << 24
@@ -44,7 +46,7 @@ def stays_on_device(number: Tensor) -> bool:
 class Zero1(BF16_Optimizer):  # type: ignore[misc]
     """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients; it does for fp32 too."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, engine: DeepSpeedEngine):
+    def __init__(self, optimizer: FlatOptimizer, engine: DeepSpeedEngine):
         self.wire: torch.dtype = engine.communication_data_type
         """the type of numbers in which gradients go from rank to rank"""
         self._neighbours = self._find_shorter_ways(optimizer)
@@ -62,6 +64,8 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         """how many buckets are under way or joined"""
         self._group = self.real_dp_process_group[0]
         self._ranks = dist.get_world_size(self._group)
+        for shares, own in zip(self.bf16_partitioned_groups, self.fp32_groups_flat_partition, strict=True):
+            optimizer.rounded[id(own)] = shares[dist.get_rank(self._group)]
         found = []
         for group, flat in enumerate(self.fp32_groups_gradients_flat):
             shapes = [parameter.shape for parameter in self.bf16_groups[group]]
@@ -152,12 +156,19 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
     def update_lp_params(self) -> None:
         """Rounds this rank's share of the weights, and gives it to the others, who may have it in common already."""
-        if self._neighbours is None:
-            super().update_lp_params()
+        for own in self.fp32_groups_flat_partition:
+            if not self.optimizer.rounds(own):
+                self.optimizer.rounded[id(own)].copy_(own)
+        if self._neighbours is not None:
+            wait_for_all()
             return
-        for shares, own in zip(self.bf16_partitioned_groups, self.fp32_groups_flat_partition, strict=True):
-            shares[self._neighbours.rank].copy_(own)
-        wait_for_all()
+        all_gather_dp_groups(
+            groups_flat=self.bf16_groups_flat,
+            partitioned_param_groups=self.bf16_partitioned_groups,
+            dp_process_group=self.real_dp_process_group,
+            start_alignment_factor=self.nccl_start_alignment_factor,
+            allgather_bucket_size=self.allgather_bucket_size,
+        )
 
     def _norm(self) -> Tensor | float:
         """The norm of the sum of all ranks' gradients, over all weights; it stays on a GPU."""
@@ -184,10 +195,10 @@ class EngineWithZero1(DeepSpeedEngine):  # type: ignore[misc]
         self.on_own_gradients()
         super()._backward_epilogue()
 
-    def _configure_bf16_optimizer(self, optimizer: torch.optim.Optimizer) -> Zero1:
+    def _configure_bf16_optimizer(self, optimizer: FlatOptimizer) -> Zero1:
         return Zero1(optimizer, self)
 
-    def _configure_zero_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
+    def _configure_zero_optimizer(self, optimizer: FlatOptimizer) -> Any:
         fits = self.zero_optimization_stage() == 1 and self.get_data_types()[0] == torch.float32
         if fits and not self.zero_cpu_offload():
             return Zero1(optimizer, self)

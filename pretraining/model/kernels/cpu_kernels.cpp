@@ -4,6 +4,7 @@
 // written by one thread, and sums over rows are taken in a fixed order, so that the same input gives the same bits.
 // This file lists the operations, for cpu_kernels.py to find them by name.
 
+#include "adam.h"
 #include "answers.h"
 #include "attention.h"
 #include "attention_by_heads.h"
@@ -27,7 +28,7 @@ struct Kernel {
         KERNEL(norm_backward, T, suffix), KERNEL(dropout_rows, T, suffix), KERNEL(split_heads, T, suffix),            \
         KERNEL(merge_heads, T, suffix), KERNEL(softmax_forward, T, suffix), KERNEL(redo_dropout, T, suffix),          \
         KERNEL(softmax_backward, T, suffix), KERNEL(cross_entropy, T, suffix), KERNEL(add_gradient, T, suffix),       \
-        KERNEL(quantise_rows, T, suffix), KERNEL(rescale_rows, T, suffix)
+        KERNEL(quantise_rows, T, suffix), KERNEL(rescale_rows, T, suffix), KERNEL(adamw, T, suffix)
 
 }  // namespace
 

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "numbers.h"
+#include "adam.h"
 
 namespace {
 
@@ -15,9 +15,8 @@ void lamb_stretch(float* weight, float* gradient, float* first, float* second, d
                   double scale, double move, double smallest, double largest, int64_t threads) {
     constexpr int64_t block = 1 << 14, few = 512;  // few enough to add up as float
     const int64_t blocks = (count + block - 1) / block;
-    const float keep1 = float(1 - beta1), keep2 = float(1 - beta2), forget2 = float(beta2);
-    const float inverse1 = float(1 / correction1), root2 = float(1 / std::sqrt(correction2));
-    const float added = float(epsilon), decayed = float(decay), factor = float(scale);
+    const Adam adam(beta1, beta2, correction1, correction2, epsilon);
+    const float decayed = float(decay), factor = float(scale);
     std::vector<double> sums(2 * blocks);
     float amount = 0;
 #pragma omp parallel num_threads(threads_for(blocks, threads))
@@ -30,12 +29,7 @@ void lamb_stretch(float* weight, float* gradient, float* first, float* second, d
                 float weights = 0, updates = 0;
 #pragma omp simd reduction(+ : weights, updates)
                 for (int64_t i = begin; i < stop; ++i) {
-                    const float grad = gradient[i] * factor;
-                    const float mean = first[i] + keep1 * (grad - first[i]);
-                    const float power = forget2 * second[i] + keep2 * grad * grad;
-                    const float update = mean * inverse1 / (std::sqrt(power) * root2 + added) + decayed * weight[i];
-                    first[i] = mean;
-                    second[i] = power;
+                    const float update = adam(gradient[i] * factor, first[i], second[i]) + decayed * weight[i];
                     gradient[i] = update;
                     weights += weight[i] * weight[i];
                     updates += update * update;

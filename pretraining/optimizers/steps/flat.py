@@ -59,6 +59,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         """the norm over all weights and ranks, which a step may ask for"""
         self.scale: Tensor | float = 1.0
         """what gradients are multiplied with in a step"""
+        self.rounded: dict[int, Tensor] = {}
+        """where a step that `rounds` a flat tensor writes what its weights become, in another type, by its id"""
 
     def prepare(
         self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
@@ -81,6 +83,10 @@ class FlatOptimizer(torch.optim.Optimizer):
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         """Makes one step of tensors that have the same place on every rank: stage 3 brings them one at a time."""
         raise NotImplementedError
+
+    def rounds(self, weights: Tensor) -> bool:  # noqa: ARG002
+        """Whether a step of a flat tensor writes its rounded weights too, so that nobody need copy them after it."""
+        return False
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """What the last step has to show as distributions: by name, then by part of the model."""

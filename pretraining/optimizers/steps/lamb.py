@@ -22,7 +22,7 @@ from data_prep.common.errors import UserError
 from pretraining.model import cpu_kernels as kernels
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.optimizers.lamb import apex_fault, own
-from pretraining.optimizers.steps.adamw import SETTLED, adam
+from pretraining.optimizers.steps.adamw import SETTLED, adam, numbers_of
 from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor
 from pretraining.processes.group import device_of
 
@@ -87,9 +87,7 @@ class Lamb(FlatOptimizer):
     ) -> Tensor | None:
         """Moves tensors on a CPU: a slot that is whole here moves at once, while it is still in the cache."""
         adapts = self._adapts(decay)
-        betas = self.lamb.betas
-        corrections = [1 - beta**steps if self.lamb.bias_correction else 1.0 for beta in betas]
-        numbers = (*betas, *corrections, self.lamb.epsilon, float(decay), float(self._scale()))
+        numbers = (*numbers_of(self.lamb, steps), float(decay), float(self._scale()))
         limits = self._limits if adapts else (1.0, 1.0)
         found = []
         for tensor, table in zip(tensors, tables, strict=True):
