@@ -32,7 +32,7 @@ from pretraining.engine.joining import Joining
 from pretraining.engine.neighbours import Neighbours, find_neighbours
 from pretraining.model.fused import TAKES_ROWS
 from pretraining.optimizers.steps.flat import FlatOptimizer
-from pretraining.processes.group import wait_for_all
+from pretraining.processes.group import add_up, wait_for_all
 
 BUCKET_SIZE = 1 << 24
 """Elements of a bucket: enough for a network to run at full speed, few enough that many are under way."""
@@ -174,7 +174,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         """The norm of the sum of all ranks' gradients, over all weights; it stays on a GPU."""
         squares = torch.stack([sum_of_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1:
-            dist.all_reduce(squares, group=self._group)
+            squares = add_up(squares)
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:

@@ -2,8 +2,8 @@
 
 Between sockets, each number would be copied four times on its way. Here each rank has a room that the others can enter.
 It shows its gradients there, waits until all have come, and reads what the others show. The weights lie in the room of
-rank 0: each rank writes its own share of them, when nobody reads. Ranks wait by a message of gloo, which notices when
-one has died. A room has no name in the file system, and ends when nobody has it in his memory any more.
+rank 0: each rank writes its own share of them, when nobody reads. Ranks wait for one another by their bells, which
+notice when one has died. A room has no name in the file system, and ends when nobody has it in his memory any more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,13 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pretraining.engine.buckets import Bucket
+from pretraining.processes.bells import Door, system
 from pretraining.processes.group import gather, host_group, place, wait_for_all
 
 WHOLE = -1
 """Noted of a parameter that is shown whole, where of others the number of their rows is."""
 ALIGNED = 64
 """Bytes of which the parts of a room are multiples."""
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 TOKEN = 16
 """Bytes at the end of a room by which its owner is known."""
 
@@ -122,16 +121,15 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     rank, ranks = place()
     if ranks == 1 or dist.get_backend(host_group()) != "gloo":  # a group that is pretended says nothing
         return None
-    kernels = {*gather(_kernel())}
-    if len(kernels) > 1 or None in kernels:
+    if len(systems := {*gather(system())}) > 1 or None in systems:
         return None
     spare = ranks * ALIGNED * len(parameters)  # what DeepSpeed may add at the ends of its flat tensors
     sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare
     notes, weights = most_notes(parameters), sum(map(_bytes_of, parameters)) + spare
     length = _aligned(8 * notes) + _aligned(4 * sums) + _aligned(weights)
     own = _make_room(length + TOKEN)
-    told = gather((os.getpid(), own[1], own[0][-TOKEN:]) if own else None)
-    rooms = [own[0] if own and other == rank else _enter(door, length + TOKEN) for other, door in enumerate(told)]
+    told = gather((Door(os.getpid(), own[1]), own[0][-TOKEN:]) if own else None)
+    rooms = [own[0] if own and other == rank else _enter(each, length + TOKEN) for other, each in enumerate(told)]
     entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
     all_entered = all(gather(len(entered) == ranks))
     if own:
@@ -152,13 +150,6 @@ def _aligned(length: int) -> int:
     return -(-length // ALIGNED) * ALIGNED
 
 
-def _kernel() -> tuple[str, str] | None:
-    """What ranks have in common that see the same processes under the same numbers; None where nobody can say."""
-    with suppress(OSError):
-        return BOOT.read_text(), os.readlink("/proc/self/ns/pid")
-    return None
-
-
 def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
     """Memory that others can enter by its file; None where the system has no such thing."""
     with suppress(OSError, AttributeError):
@@ -174,11 +165,11 @@ def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
     return None
 
 
-def _enter(door: tuple[int, int, bytes] | None, length: int) -> mmap.mmap | None:
+def _enter(told: tuple[Door, bytes] | None, length: int) -> mmap.mmap | None:
     """Another rank's room; None where this process may not enter it."""
-    if door is not None:
-        process, file, token = door
-        with suppress(OSError, ValueError), open(f"/proc/{process}/fd/{file}", "r+b", buffering=0) as opened:
+    if told is not None:
+        door, token = told
+        with suppress(OSError, ValueError), open(door.path, "r+b", buffering=0) as opened:
             room = mmap.mmap(opened.fileno(), length)
             return room if room[-TOKEN:] == token else None
     return None

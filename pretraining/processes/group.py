@@ -36,6 +36,7 @@ from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.devices import explain_absence, explain_unused, find_kind, require_code
+from pretraining.processes.bells import Bells, hang_bells
 from pretraining.processes.cores import own_cores
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.meeting import ask_rank_0, meet
@@ -102,6 +103,9 @@ _connection: tuple[Any, Any, dict[str, str | None]] | None = None
 _host_group: Any = None
 """a group beside that of NCCL"""
 
+_bells: Bells | None = None
+"""by which ranks of one machine tell one another small things sooner than by gloo"""
+
 
 def connect(world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
     """Joins the process group: gloo between CPUs, NCCL between GPUs, whose hosts have a group of gloo besides.
@@ -135,12 +139,14 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
 
 def disconnect() -> None:
     """Leaves the process group after work that went well, if that comes to an end; after errors use `exit_now`."""
-    global _connection, _host_group
+    global _connection, _host_group, _bells
+    if _bells is not None:
+        _bells.close()
     if dist.is_initialized():
         leaving = threading.Thread(target=_leave_group, daemon=True)
         leaving.start()
         leaving.join(LEAVE_SECONDS)
-    _host_group = None
+    _host_group = _bells = None
     if _connection is not None:
         _restore(_connection[2])
         _connection = None
@@ -168,7 +174,8 @@ def host_group() -> Any:
 
 def wait_for_all() -> None:
     """Waits until all ranks have come here on their hosts, whatever their GPUs still do."""
-    dist.barrier(host_group())
+    if _bells is None or _bells.ring(b"!") is None:
+        dist.barrier(host_group())  # which says why somebody does not come
 
 
 def open_stores() -> tuple[Any, Any]:
@@ -203,7 +210,7 @@ def _restore(before: Mapping[str, str | None]) -> None:
 
 def _join_group(store: Any, world: World, device: torch.device, timeout: float) -> Any:
     """Makes torch's process group; returns a second connection to the store."""
-    global _host_group
+    global _host_group, _bells
     try:
         watch_store = store.clone()
         store.set_timeout(timedelta(seconds=timeout))  # of ranks for one another, where torch begins to use the group
@@ -217,6 +224,7 @@ def _join_group(store: Any, world: World, device: torch.device, timeout: float) 
         if device.type == "cuda":
             _host_group = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
         find_greatest(torch.zeros(1), host_group())  # connects the ranks: one that dies from here on is noticed
+        _bells = hang_bells(world.rank, world.size, gather, timeout) if world.one_machine else None
     except RuntimeError as error:
         raise LostError(error) from error
     return watch_store
@@ -318,6 +326,8 @@ def find_greatest(own: Tensor, group: Any = None) -> Tensor:
     last, everyone has heard of everyone; of some twice, which changes no maximum.
     """
     group = dist.group.WORLD if group is None else group
+    if group is host_group() and (brought := _ring(own)) is not None:
+        return brought.amax(0)
     rank, ranks, distance = group.rank(), group.size(), 1
     while distance < ranks:
         heard = torch.empty_like(own)
@@ -327,3 +337,17 @@ def find_greatest(own: Tensor, group: Any = None) -> Tensor:
         own = torch.maximum(own, heard)
         distance *= 2
     return own
+
+
+def add_up(own: Tensor, group: Any = None) -> Tensor:
+    """The sum of what the ranks of a group bring, by default of all; the same bits on all of them."""
+    if group is None and own.device.type == "cpu" and (brought := _ring(own)) is not None:
+        return brought.sum(0)
+    dist.all_reduce(own, group=group)
+    return own
+
+
+def _ring(own: Tensor) -> Tensor | None:
+    """What all ranks bring, in the order of ranks, by their bells; None where there are none, or one does not ring."""
+    told = None if _bells is None else _bells.ring(own.numpy().tobytes())
+    return None if told is None else torch.frombuffer(bytearray(b"".join(told)), dtype=own.dtype).view(-1, *own.shape)

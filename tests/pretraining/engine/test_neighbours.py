@@ -90,7 +90,7 @@ def elsewhere(rank: int, ranks: int, parameters: list[Tensor]) -> bool:
     """The last rank is on another machine."""
     with pytest.MonkeyPatch.context() as patched:
         if rank == ranks - 1:
-            patched.setattr(neighbours, "_kernel", lambda: ("another", "pid:[1]"))
+            patched.setattr(neighbours, "system", lambda: ("another", "pid:[1]"))
         return find_neighbours(parameters, 1) is None
 
 
@@ -107,7 +107,7 @@ def locked_out(rank: int, ranks: int, parameters: list[Tensor]) -> bool:
     with pytest.MonkeyPatch.context() as patched:
         if rank == ranks - 1:
             enter = neighbours._enter
-            patched.setattr(neighbours, "_enter", lambda door, length: door and enter((*door[:2], b"?" * 16), length))
+            patched.setattr(neighbours, "_enter", lambda told, length: told and enter((told[0], b"?" * 16), length))
         return find_neighbours(parameters, 1) is None
 
 
