@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from pretraining.engine.clipping import sum_of_squares
 from pretraining.engine.joining import Share
 from pretraining.model import cpu_kernels as kernels
 
@@ -96,6 +97,20 @@ class Bucket:
                 end = max(low, min(place.stop, low + len(share.sums)))
         if begin < end:
             yield slice(begin, end)
+
+    def squares(self, share: Share) -> Tensor:
+        """The squares of a share's sums, added up; of tables that are zeros but for some rows, these alone are read."""
+        parts = [self.sums[part] for part in self.parts_of(share, without=self.rows)]
+        for number, rows in self.rows.items():
+            table, begin = self.views[number], self.place(number).start
+            low = share.sums.storage_offset() - self.sums.storage_offset() - begin
+            high, width = min(low + len(share.sums), table.numel()), table.numel() // len(table)
+            low = max(low, 0)
+            first, last = -(-low // width), high // width  # rows that lie in the share whole
+            whole = table[rows[(rows >= first) & (rows < last)]]
+            ends = [slice(low, min(first * width, high)), slice(max(last * width, low, first * width), high)]
+            parts += [whole.flatten(), *(table.view(-1)[end] for end in ends if end.start < end.stop)]
+        return torch.stack([sum_of_squares(part) for part in parts]).sum() if parts else torch.zeros(()).double()
 
     def end_pass(self) -> None:
         """Ends a backward pass."""

@@ -172,7 +172,12 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
     def _norm(self) -> Tensor | float:
         """The norm of the sum of all ranks' gradients, over all weights; it stays on a GPU."""
-        squares = torch.stack([sum_of_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
+        if any(bucket.rows for bucket in self._buckets):
+            rank = dist.get_rank(self._group)
+            own = [(bucket, share) for bucket in self._buckets for share in bucket.shares if share.owner == rank]
+            squares = torch.stack([bucket.squares(share) for bucket, share in own]).sum()
+        else:
+            squares = torch.stack([sum_of_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1:
             squares = add_up(squares)
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))

@@ -35,6 +35,7 @@ struct Kernel {
 // Every parameter is a pointer, an int64_t or a double, so that a caller needs no list of types.
 extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bfloat16, "bfloat16"),
                                   {"lamb_update_float32", reinterpret_cast<void*>(lamb_update)},
+                                  {"add_squares_float32", reinterpret_cast<void*>(add_squares)},
                                   {"turn_bfloat16", reinterpret_cast<void*>(turn)},
                                   {"answer_float32", reinterpret_cast<void*>(answer<Floats>)},
                                   {"pack_floats_float32", reinterpret_cast<void*>(pack_floats)},

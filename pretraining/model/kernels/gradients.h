@@ -1,4 +1,4 @@
-// Gradients of a step, added up.
+// Gradients of a step: added up, and how large they are.
 
 #pragma once
 
@@ -20,6 +20,23 @@ void add_gradient(const T* gradient, float* sum, int64_t count, int64_t adds, in
         else
             for (int64_t i = begin; i < end; ++i) sum[i] = load(gradient[i]);
     }
+}
+
+// sum = the squares of some numbers, added up in double, in blocks of a fixed size: the number of threads does not matter.
+void add_squares(const float* numbers, double* sum, int64_t count, int64_t threads) {
+    constexpr int64_t block = 1 << 14;
+    const int64_t blocks = (count + block - 1) / block;
+    std::vector<double> sums(blocks);
+#pragma omp parallel for num_threads(threads_for(blocks, threads)) schedule(static)
+    for (int64_t index = 0; index < blocks; ++index) {
+        const int64_t begin = index * block, end = std::min(count, begin + block);
+        double squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t i = begin; i < end; ++i) squares += double(numbers[i]) * numbers[i];
+        sums[index] = squares;
+    }
+    *sum = 0;
+    for (const double squares : sums) *sum += squares;
 }
 
 }  // namespace

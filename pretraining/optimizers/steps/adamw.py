@@ -23,44 +23,35 @@ class AdamW(FlatOptimizer):
     keeps_zeros = True  # it multiplies gradients in their place, by the scale; ours leaves them alone
 
     def rounds(self, weights: Tensor) -> bool:
-        return is_ours(weights) and id(weights) in self.rounded
+        return self._is_ours(weights) and id(weights) in self.rounded
+
+    def _is_ours(self, weights: Tensor) -> bool:
+        """Whether our kernel moves them: on a CPU, where the host knows the scale."""
+        return isinstance(self.scale, float) and kernels.usable(weights) and weights.dtype == torch.float32
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         states = [self.state_of(tensor) for tensor in tensors]
         for state in states:
             state["step"] += 1
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        if isinstance(self.scale, float) and all(map(is_ours, [*tensors, *gradients])):
+        if all(map(self._is_ours, tensors)):
             for tensor, gradient, state in zip(tensors, gradients, states, strict=True):
-                rounded = self.rounded.get(id(tensor), tensor)
-                move_by_our_kernel(rounded, tensor, gradient, state, self.settings, learning_rate, decay, self.scale)
+                self._move_by_our_kernel(tensor, gradient, state, learning_rate, decay)
             return
         first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         if isinstance(self.scale, Tensor):
             torch._foreach_sub_(steps, [_is_no_number(self.scale)] * len(steps))
         adam(tensors, gradients, first, second, steps, self.settings, learning_rate, decay, self.scale)
 
-
-def is_ours(flat: Tensor) -> bool:
-    """Whether our kernel can work on a flat tensor."""
-    return kernels.usable(flat) and flat.dtype == torch.float32 and flat.is_contiguous()
-
-
-def move_by_our_kernel(
-    rounded: Tensor,
-    weights: Tensor,
-    gradients: Tensor,
-    state: Mapping[str, Tensor],
-    settings: OptimizerSettings,
-    learning_rate: float,
-    decay: float,
-    scale: float,
-) -> None:
-    """Moves averages and weights in one pass over memory, which leaves in `rounded` what the weights become; it may be
-    the weights themselves."""
-    flats = (rounded, weights, gradients, state["exp_avg"], state["exp_avg_sq"])
-    factors = (scale, 1.0 - learning_rate * decay, learning_rate)
-    kernels.call("adamw", *flats, weights.numel(), *numbers_of(settings, float(state["step"])), *map(float, factors))
+    def _move_by_our_kernel(
+        self, weights: Tensor, gradients: Tensor, state: Mapping[str, Tensor], learning_rate: float, decay: float
+    ) -> None:
+        """Moves averages and weights in one pass over memory, which rounds the weights too where they have a place."""
+        rounded = self.rounded.get(id(weights), weights)
+        flats = (rounded, weights, gradients.contiguous(), state["exp_avg"], state["exp_avg_sq"])
+        factors = (self.scale, 1.0 - learning_rate * decay, learning_rate)
+        numbers = numbers_of(self.settings, float(state["step"]))
+        kernels.call("adamw", *flats, weights.numel(), *numbers, *map(float, factors))
 
 
 def numbers_of(settings: OptimizerSettings, steps: float) -> tuple[float, ...]:

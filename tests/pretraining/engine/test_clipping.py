@@ -10,13 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretraining.engine.clipping import ROW, clipping, sum_of_squares
+from pretraining.model import cpu_kernels as kernels
 
 
+@pytest.mark.parametrize(("ours", "tolerance"), [(True, 1e-13), (False, 1e-6)])
 @given(sizes=st.lists(st.integers(0, 3 * ROW), min_size=1, max_size=3))
-def test_squares_add_up(sizes: list[int]) -> None:
+def test_squares_add_up(ours: bool, tolerance: float, sizes: list[int]) -> None:
+    kernels.allow(ours)
     for size in sizes:
         flat = torch.randn(size, generator=torch.Generator().manual_seed(size))
-        assert float(sum_of_squares(flat)) == pytest.approx(float(flat.double().square().sum()), rel=1e-6)
+        assert float(sum_of_squares(flat)) == pytest.approx(float(flat.double().square().sum()), rel=tolerance)
+    kernels.allow(True)
 
 
 def test_the_squares_of_many_elements_do_not_stand_still() -> None:

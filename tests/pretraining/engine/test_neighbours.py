@@ -76,6 +76,8 @@ def on_ranks() -> dict[str, Any]:
             near.join(buckets)
             wait_for_all()  # as when they measure the norm together
             found[f"{most} {step}"] = flat[rank * share : (rank + 1) * share].clone()
+            own = [(bucket, each) for bucket in buckets for each in bucket.shares if each.owner == rank]
+            found[f"squares {most} {step}"] = sum(float(bucket.squares(each)) for bucket, each in own)
     assert near is not None
     common = near.have_in_common(torch.full((10,), float(rank), dtype=torch.bfloat16))
     common[rank] = 10 + rank
@@ -125,6 +127,9 @@ def test_each_rank_has_the_sums_of_its_share(ranks: list[dict[str, Any]], most: 
     wanted = wanted_sums(step, len(ranks))
     found = torch.cat([rank[f"{most} {step}"] for rank in ranks])
     assert torch.equal(found[: len(wanted)], wanted)
+    assert sum(rank[f"squares {most} {step}"] for rank in ranks) == pytest.approx(
+        float(wanted.square().sum()), rel=1e-6
+    )
 
 
 def test_the_weights_of_rank_0_are_those_of_all(ranks: list[dict[str, Any]]) -> None:

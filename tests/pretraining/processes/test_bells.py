@@ -84,7 +84,7 @@ def test_ranks_wait_vote_and_add_up_by_their_bells() -> None:
 
 
 def hang_in_vain(fault: Callable[[pytest.MonkeyPatch], object]) -> object:
-    """The last rank has a fault when they hang bells once more: whether there are none, and how many files stay open."""
+    """The last rank has a fault when they hang bells again: whether there are none, and how many files stay open."""
     world = meet()
     files = len(os.listdir(FILES))
     with pytest.MonkeyPatch.context() as patched:
