@@ -86,7 +86,7 @@ def compare(rows: int, outputs: int, inputs: int, rounds: int) -> dict[str, Any]
         "inputs": inputs,
         **{f"{name}_ms": round(1e3 * taken[name], 2) for name in ("plain", "turned", "turning")},
         **{f"{name}_share": round(ideal / taken[name], 2) for name in ("plain", "turned")},
-        "taken": "turned" if pays(rows, outputs, inputs) else "plain",
+        "taken": "turned" if cpu_kernels.small_products() and pays(rows, outputs, inputs) else "plain",
     }
 
 
@@ -99,8 +99,8 @@ def measure(settings: WeightGradients, console: Console) -> None:
     torch.set_num_threads(settings.threads)
     found = [compare(n, o, i, settings.rounds) for n in settings.rows for o, i in weights()]
     show(console, [matrix(f"Gradients of weights on {settings.threads} threads", found)])
-    if not cpu_kernels.has_tiles():
-        console.print("no tiles in this processor, or no compiler that knows them: the plain product is taken")
+    if cpu_kernels.small_products() is None:
+        console.print("no bf16 in this processor, or no compiler that knows it: the plain product is taken")
     results = {"format": FORMAT, "benchmark": "weight_gradients", "environment": environment(["torch"])}
     write_results(settings.out or results_file("weight-gradients"), {**results, "rows": found})
 

@@ -1,4 +1,4 @@
-"""Products with a weight, whose backward pass is ours on a GPU and on a CPU that multiplies tiles.
+"""Products with a weight, whose backward pass is ours on a GPU and on a CPU that multiplies bf16.
 
 On tiles, rows are rounded up too: see `rounded`.
 """
@@ -17,8 +17,10 @@ from pretraining.model import gpu_operations as gpu
 
 TILE_ROWS = 16
 WIDE, WORTH = 1024, 600
-"""From which width of a weight on, and for how many multiplications to a number that is turned, turning pays: measured
-on two cores with AMX by `benchmarks/weight_gradients.py`, see benchmarks/NOTES.md."""
+"""From which width of a weight on, and for how many multiplications to a number that is turned, turning pays on tiles:
+measured on two cores with AMX by `benchmarks/weight_gradients.py`, see benchmarks/NOTES.md."""
+NARROW = 256
+"""Up to how many inputs turning pays without tiles, whatever the outputs: measured likewise with AVX512-BF16."""
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
@@ -47,7 +49,7 @@ def _is_ours(x: Tensor, weight: Tensor) -> bool:
 
 def turns(x: Tensor) -> bool:
     """Whether gradients of weights are computed from an operand that is turned around before."""
-    return kernels.usable(x) and x.dtype == torch.bfloat16 and x.dim() == 2 and kernels.has_tiles()
+    return kernels.usable(x) and x.dtype == torch.bfloat16 and x.dim() == 2 and kernels.small_products() is not None
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -55,7 +57,7 @@ def rounded(x: Tensor) -> Tensor:
 
     The product takes no longer. oneDNN makes code for every new number of rows, which takes several times as long.
     """
-    spare = -len(x) % TILE_ROWS if turns(x) else 0
+    spare = -len(x) % TILE_ROWS if turns(x) and kernels.has_tiles() else 0
     return F.pad(x, (0, 0, 0, spare)) if spare else x
 
 
@@ -63,7 +65,8 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """grad.t() @ x, (outputs, inputs), for a weight.
 
     oneDNN turns an operand of such a product around in every call, which takes about as long as the product itself on
-    tiles. Where it pays, our kernel turns the narrower one; then the product is made from rows as they lie.
+    tiles, and a tenth of it elsewhere. Where it pays, our kernel turns the narrower one; then the product is made from
+    rows as they lie.
     """
     if not (turns(x) and pays(len(x), grad.shape[1], x.shape[1])):
         return grad.t() @ x
@@ -73,8 +76,10 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def pays(rows: int, outputs: int, inputs: int) -> bool:
-    """Whether a weight's gradient is made sooner by turning an operand first. It decides by sizes alone, so that all
-    ranks and a run that goes on compute alike."""
+    """Whether a weight's gradient is made sooner by turning an operand first. Sizes and the kind of processor decide
+    alone, so that all ranks and a run that goes on compute alike."""
+    if not kernels.has_tiles():
+        return outputs < inputs or inputs <= NARROW
     numbers = outputs * rows if outputs <= inputs else inputs * (rows + outputs)  # that are turned: the result too
     return max(outputs, inputs) >= WIDE and rows * outputs * inputs >= WORTH * numbers
 

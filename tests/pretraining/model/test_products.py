@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ 
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for a processor that multiplies tiles, and for sizes at which turning pays."""
+    monkeypatch.setattr(kernels, "small_products", lambda: "tiles")
     monkeypatch.setattr(kernels, "has_tiles", lambda: True)
     monkeypatch.setattr(products, "pays", lambda *_: True)
 
@@ -95,19 +96,32 @@ def test_a_loss_is_the_same_where_rows_fill_tiles(predictions: int, monkeypatch:
 
 
 def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    # heads of 16 are too narrow for tiles, so that attention is the same
+    # heads of 16 are too narrow for tiles and lanes, so that attention is the same
     shape = Shape(vocabulary=100, layers=2, hidden=64, heads=4, intermediate=256, positions=64)
     batch = random_batch((40, 7, 64), 100)
     monkeypatch.setattr(products, "pays", lambda *_: True)
     found = []
-    for ways in (False, True):
-        monkeypatch.setattr(kernels, "has_tiles", lambda ways=ways: ways)
+    for ways in (None, "lanes", "tiles"):
+        monkeypatch.setattr(kernels, "small_products", lambda ways=ways: ways)
+        monkeypatch.setattr(kernels, "has_tiles", lambda ways=ways: ways == "tiles")
         model = build_model(shape).initialize(0).bfloat16()
         loss = mean_loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         found.append([loss.detach(), *(gradient(each).float() for each in model.parameters())])
-    for plain, by_tiles in zip(*found, strict=True):
-        torch.testing.assert_close(by_tiles, plain, rtol=2**-7, atol=2**-8 * float(plain.abs().max()))
+    for plain, *turned_around in zip(*found, strict=True):
+        for ours in turned_around:
+            torch.testing.assert_close(ours, plain, rtol=2**-7, atol=2**-8 * float(plain.abs().max()))
+
+
+def test_whether_turning_pays_is_known_by_sizes_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without tiles it does for the weights of a mini, and where the gradient is the narrower operand."""
+    monkeypatch.setattr(kernels, "has_tiles", lambda: False)
+    assert products.pays(6144, 1024, 256)
+    assert products.pays(6144, 768, 3072)
+    assert not products.pays(6144, 3072, 768)
+    monkeypatch.setattr(kernels, "has_tiles", lambda: True)
+    assert products.pays(6144, 3072, 768)
+    assert not products.pays(6144, 256, 256)
 
 
 def test_a_processor_whose_tiles_linux_forbids_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
