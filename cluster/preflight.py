@@ -162,7 +162,7 @@ def look_again(report: Health, wanted: Preflight, overrides: Sequence[str], worl
     looks, parted, reports = 0, 0, gather(report)
     while any(STORAGE & own.faults.keys() for own in reports):
         seeing = {own.node for own in reports} - {own.node for own in reports if own.gone}
-        parted = parted + 1 if seeing else 0  # looks in a row at which only some nodes found it amiss
+        parted = parted + 1 if seeing else 0  # looks in a row at which some nodes saw the data
         if parted > FEW or (not seeing and looks * AGAIN_SECONDS >= patience(0)):
             break
         looks += 1

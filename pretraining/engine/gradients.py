@@ -157,8 +157,9 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
     def update_lp_params(self) -> None:
         """Rounds this rank's share of the weights, and gives it to the others, who may have it in common already."""
         for own in self.fp32_groups_flat_partition:
-            if not self.optimizer.rounds(own):
+            if id(own) not in self.optimizer.written:
                 self.optimizer.rounded[id(own)].copy_(own)
+        self.optimizer.written.clear()
         if self._neighbours is not None:
             wait_for_all()
             return
@@ -179,7 +180,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         else:
             squares = torch.stack([sum_of_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1:
-            squares = add_up(squares)
+            squares = add_up(squares, self._group)
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:

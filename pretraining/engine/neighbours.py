@@ -2,8 +2,8 @@
 
 Between sockets, each number would be copied four times on its way. Here each rank has a room that the others can enter.
 It shows its gradients there, waits until all have come, and reads what the others show. The weights lie in the room of
-rank 0: each rank writes its own share of them, when nobody reads. Ranks wait for one another by their bells, which
-notice when one has died. A room has no name in the file system, and ends when nobody has it in his memory any more.
+rank 0: each rank writes its own share of them, when nobody reads. Ranks wait for one another by their bells, or
+by gloo, which notice when one has died. A room has no name in the file system, and ends when nobody has it in memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ WHOLE = -1
 """Noted of a parameter that is shown whole, where of others the number of their rows is."""
 ALIGNED = 64
 """Bytes of which the parts of a room are multiples."""
-TOKEN = 16
-"""Bytes at the end of a room by which its owner is known."""
 
 
 class Spot(NamedTuple):
@@ -127,9 +125,9 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare
     notes, weights = most_notes(parameters), sum(map(_bytes_of, parameters)) + spare
     length = _aligned(8 * notes) + _aligned(4 * sums) + _aligned(weights)
-    own = _make_room(length + TOKEN)
-    told = gather((Door(os.getpid(), own[1]), own[0][-TOKEN:]) if own else None)
-    rooms = [own[0] if own and other == rank else _enter(each, length + TOKEN) for other, each in enumerate(told)]
+    own = _make_room(length)
+    told = gather(Door.to(own[1]) if own else None)
+    rooms = [own[0] if own and other == rank else _enter(each, length) for other, each in enumerate(told)]
     entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
     all_entered = all(gather(len(entered) == ranks))
     if own:
@@ -160,16 +158,13 @@ def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
         except OSError:
             os.close(file)
             raise
-        room[-TOKEN:] = os.urandom(TOKEN)
         return room, file
     return None
 
 
-def _enter(told: tuple[Door, bytes] | None, length: int) -> mmap.mmap | None:
+def _enter(door: Door | None, length: int) -> mmap.mmap | None:
     """Another rank's room; None where this process may not enter it."""
-    if told is not None:
-        door, token = told
-        with suppress(OSError, ValueError), open(door.path, "r+b", buffering=0) as opened:
-            room = mmap.mmap(opened.fileno(), length)
-            return room if room[-TOKEN:] == token else None
+    if door is not None:
+        with suppress(OSError, ValueError), open(door.enter(os.O_RDWR), "r+b", buffering=0) as opened:
+            return mmap.mmap(opened.fileno(), length)
     return None

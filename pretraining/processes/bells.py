@@ -18,8 +18,6 @@ MOST = 32
 """Ranks that have bells: each has a pipe to each other."""
 SPIN = 50e-6
 """Seconds for which a rank that is early looks for a message before it sleeps, which costs as long as that."""
-GREETING = 10.0
-"""Seconds that ranks have to ring for the first time."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -28,11 +26,36 @@ class Door(NamedTuple):
 
     process: int
     file: int
+    device: int
+    number: int
+    """of the file on its device: where processes have other numbers, the same path leads to another file"""
+
+    @classmethod
+    def to(cls, file: int) -> Door:
+        """The door to a file that this process has open."""
+        found = os.fstat(file)
+        return cls(os.getpid(), file, found.st_dev, found.st_ino)
 
     @property
     def path(self) -> str:
         """What another process of the same user opens."""
         return f"/proc/{self.process}/fd/{self.file}"
+
+    def enter(self, flags: int) -> int:
+        """Opens the file in this process; OSError where it cannot, or where another one is behind the door."""
+        self._recognize(os.stat(self.path))
+        file = os.open(self.path, flags | os.O_NONBLOCK)
+        try:
+            self._recognize(os.fstat(file))
+        except OSError:
+            os.close(file)
+            raise
+        os.set_blocking(file, True)
+        return file
+
+    def _recognize(self, found: os.stat_result) -> None:
+        if (found.st_dev, found.st_ino) != (self.device, self.number):
+            raise OSError(f"{self.path}: another file")
 
 
 def system() -> tuple[str, str] | None:
@@ -45,10 +68,9 @@ def system() -> tuple[str, str] | None:
 class Bells:
     """A rank's pipes from all others, and to them."""
 
-    def __init__(self, rank: int, heard: Mapping[int, int], rung: Mapping[int, int]) -> None:
-        self._rank, self._heard, self._rung = rank, heard, rung
-        self.patience = GREETING
-        """seconds for which it waits for another rank"""
+    def __init__(self, rank: int, heard: Mapping[int, int], rung: Mapping[int, int], patience: float) -> None:
+        """Hears others by the reading ends of pipes, rings theirs by writing ends; has so many seconds of patience."""
+        self._rank, self._heard, self._rung, self.patience = rank, heard, rung, patience
         self._polls = {other: select.poll() for other in heard}
         for other, file in heard.items():
             os.set_blocking(file, False)
@@ -56,7 +78,7 @@ class Bells:
 
     def ring(self, message: bytes) -> list[bytes] | None:
         """Tells all others a message, and hears theirs, which are as long: those of all ranks, in their order. None
-        where one has ended, or does not come for longer than patience lasts."""
+        where one has ended, or does not come for longer than patience lasts: then nobody must ring any more."""
         assert 0 < len(message) <= select.PIPE_BUF  # so that it comes whole
         try:
             for file in self._rung.values():
@@ -64,7 +86,8 @@ class Bells:
         except OSError:
             return None
         told = {self._rank: message} | {other: self._hear(other, len(message)) for other in self._heard}
-        return [told[rank] for rank in sorted(told)] if all(told.values()) else None
+        complete = all(len(each) == len(message) for each in told.values())
+        return [told[rank] for rank in sorted(told)] if complete else None
 
     def _hear(self, other: int, size: int) -> bytes:
         """A message of another rank; nothing where none comes."""
@@ -88,21 +111,22 @@ def hang_bells(rank: int, ranks: int, gather: Callable[[Any], list[Any]], patien
     """
     if not 1 < ranks <= MOST:
         return None
-    pipes = {other: os.pipe() for other in range(ranks) if other != rank}
-    told = gather((system(), {other: Door(os.getpid(), write) for other, (_, write) in pipes.items()}))
+    pipes: dict[int, tuple[int, int]] = {}
+    with suppress(OSError):  # too many files are open
+        for other in range(ranks):
+            if other != rank:
+                pipes[other] = os.pipe()
+    told = gather((system(), {other: Door.to(write) for other, (_, write) in pipes.items()}))
     rung: dict[int, int] = {}
-    with suppress(OSError):
+    with suppress(OSError, KeyError):
         for other in pipes:
-            rung[other] = os.open(told[other][1][rank].path, os.O_WRONLY)
+            rung[other] = told[other][1][rank].enter(os.O_WRONLY)
     alike = told[0][0] is not None and all(each == told[0][0] for each, _ in told)
-    complete = all(gather(alike and len(rung) == len(pipes)))
+    complete = all(gather(alike and len(rung) == ranks - 1))
     for _, write in pipes.values():
         os.close(write)  # so that a pipe ends with who rings it
-    bells = Bells(rank, {other: read for other, (read, _) in pipes.items()}, rung)
-    numbers = [each.to_bytes(4, "big") for each in range(ranks)]
-    greeted = complete and bells.ring(numbers[rank]) == numbers  # or a number of a process means another one there
-    if not all(gather(greeted)):
-        bells.close()
-        return None
-    bells.patience = patience
-    return bells
+    bells = Bells(rank, {other: read for other, (read, _) in pipes.items()}, rung, patience)
+    if complete:
+        return bells
+    bells.close()
+    return None

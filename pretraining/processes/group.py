@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
 import socket
 import sys
 import threading
@@ -139,14 +140,13 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
 
 def disconnect() -> None:
     """Leaves the process group after work that went well, if that comes to an end; after errors use `exit_now`."""
-    global _connection, _host_group, _bells
-    if _bells is not None:
-        _bells.close()
+    global _connection, _host_group
+    _take_bells_down()
     if dist.is_initialized():
         leaving = threading.Thread(target=_leave_group, daemon=True)
         leaving.start()
         leaving.join(LEAVE_SECONDS)
-    _host_group = _bells = None
+    _host_group = None
     if _connection is not None:
         _restore(_connection[2])
         _connection = None
@@ -174,8 +174,8 @@ def host_group() -> Any:
 
 def wait_for_all() -> None:
     """Waits until all ranks have come here on their hosts, whatever their GPUs still do."""
-    if _bells is None or _bells.ring(b"!") is None:
-        dist.barrier(host_group())  # which says why somebody does not come
+    if _ring(b"!") is None:
+        dist.barrier(host_group())
 
 
 def open_stores() -> tuple[Any, Any]:
@@ -323,10 +323,10 @@ def find_greatest(own: Tensor, group: Any = None) -> Tensor:
     gloo's own all-reduce hands numbers from rank to rank around all of them, twice: among 1,024 ranks, 2,046 messages
     one after another in every step. Here it is 10, and each rank needs connections to few others: in each turn it tells
     what it knows to the one so many places after it, and hears the one as many before it: 1, 2, 4 … places. After the
-    last, everyone has heard of everyone; of some twice, which changes no maximum.
+    last, everyone has heard of everyone; of some twice, which changes no maximum. On one machine they ring their bells.
     """
     group = dist.group.WORLD if group is None else group
-    if group is host_group() and (brought := _ring(own)) is not None:
+    if group is host_group() and (brought := _brought(own)) is not None:
         return brought.amax(0)
     rank, ranks, distance = group.rank(), group.size(), 1
     while distance < ranks:
@@ -340,14 +340,33 @@ def find_greatest(own: Tensor, group: Any = None) -> Tensor:
 
 
 def add_up(own: Tensor, group: Any = None) -> Tensor:
-    """The sum of what the ranks of a group bring, by default of all; the same bits on all of them."""
-    if group is None and own.device.type == "cpu" and (brought := _ring(own)) is not None:
+    """The sum of what the ranks of a group bring, by default of all; the same bits on all of them. May write it over
+    `own`."""
+    everyone = dist.get_world_size(group) == dist.get_world_size()
+    if everyone and own.device.type == "cpu" and (brought := _brought(own)) is not None:
         return brought.sum(0)
     dist.all_reduce(own, group=group)
     return own
 
 
-def _ring(own: Tensor) -> Tensor | None:
-    """What all ranks bring, in the order of ranks, by their bells; None where there are none, or one does not ring."""
-    told = None if _bells is None else _bells.ring(own.numpy().tobytes())
+def _brought(own: Tensor) -> Tensor | None:
+    """What all ranks bring, in the order of ranks, by their bells; None where these do not ring for so much."""
+    message = own.numpy().tobytes()
+    told = _ring(message) if 0 < len(message) <= select.PIPE_BUF else None
     return None if told is None else torch.frombuffer(bytearray(b"".join(told)), dtype=own.dtype).view(-1, *own.shape)
+
+
+def _ring(message: bytes) -> list[bytes] | None:
+    """Rings the bells of all ranks; None where there are none. Where one does not answer nobody rings any more: gloo is
+    asked instead, and says why."""
+    told = None if _bells is None else _bells.ring(message)
+    if told is None:
+        _take_bells_down()
+    return told
+
+
+def _take_bells_down() -> None:
+    global _bells
+    if _bells is not None:
+        _bells.close()
+        _bells = None

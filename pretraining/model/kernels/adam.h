@@ -29,7 +29,7 @@ class Adam {
 };
 
 // Moves weights by Adam with decoupled decay: they are multiplied by `kept`, and the update by `rate`. `rounded` has them
-// afterwards in another type, while they are in the cache. It may be `weight` itself.
+// afterwards in its own type, while they are in the cache. It may be `weight` itself.
 template <class T>
 void adamw(T* rounded, float* weight, const float* gradient, float* first, float* second, int64_t count, double beta1,
            double beta2, double correction1, double correction2, double epsilon, double scale, double kept, double rate,

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <cfloat>
+
 #include "numbers.h"
 
 namespace {
@@ -23,6 +25,7 @@ void add_gradient(const T* gradient, float* sum, int64_t count, int64_t adds, in
 }
 
 // sum = the squares of some numbers, added up in double, in blocks of a fixed size: the number of threads does not matter.
+// What is more than a float can be is infinite, since an optimizer keeps squares as floats.
 void add_squares(const float* numbers, double* sum, int64_t count, int64_t threads) {
     constexpr int64_t block = 1 << 14;
     const int64_t blocks = (count + block - 1) / block;
@@ -37,6 +40,7 @@ void add_squares(const float* numbers, double* sum, int64_t count, int64_t threa
     }
     *sum = 0;
     for (const double squares : sums) *sum += squares;
+    if (*sum > double(FLT_MAX)) *sum = INFINITY;
 }
 
 }  // namespace

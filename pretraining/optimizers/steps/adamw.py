@@ -22,9 +22,6 @@ class AdamW(FlatOptimizer):
     counts_on_host = False  # PyTorch's kernel reads them where the weights are
     keeps_zeros = True  # it multiplies gradients in their place, by the scale; ours leaves them alone
 
-    def rounds(self, weights: Tensor) -> bool:
-        return self._is_ours(weights) and id(weights) in self.rounded
-
     def _is_ours(self, weights: Tensor) -> bool:
         """Whether our kernel moves them: on a CPU, where the host knows the scale."""
         return isinstance(self.scale, float) and kernels.usable(weights) and weights.dtype == torch.float32
@@ -52,6 +49,7 @@ class AdamW(FlatOptimizer):
         factors = (self.scale, 1.0 - learning_rate * decay, learning_rate)
         numbers = numbers_of(self.settings, float(state["step"]))
         kernels.call("adamw", *flats, weights.numel(), *numbers, *map(float, factors))
+        self.written |= {id(weights)} & self.rounded.keys()
 
 
 def numbers_of(settings: OptimizerSettings, steps: float) -> tuple[float, ...]:

@@ -60,7 +60,9 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.scale: Tensor | float = 1.0
         """what gradients are multiplied with in a step"""
         self.rounded: dict[int, Tensor] = {}
-        """where a step that `rounds` a flat tensor writes what its weights become, in another type, by its id"""
+        """where a step may write what the weights of a flat tensor become, in the type that the model has, by its id"""
+        self.written: set[int] = set()
+        """the ids of those of which the last step has written it, so that nobody need copy them"""
 
     def prepare(
         self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
@@ -75,6 +77,7 @@ class FlatOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
+        self.written.clear()
         for group in self.param_groups:
             tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
             if tensors:
@@ -83,10 +86,6 @@ class FlatOptimizer(torch.optim.Optimizer):
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         """Makes one step of tensors that have the same place on every rank: stage 3 brings them one at a time."""
         raise NotImplementedError
-
-    def rounds(self, weights: Tensor) -> bool:  # noqa: ARG002
-        """Whether a step of a flat tensor writes its rounded weights too, so that nobody need copy them after it."""
-        return False
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """What the last step has to show as distributions: by name, then by part of the model."""

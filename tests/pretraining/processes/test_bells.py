@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -88,7 +89,6 @@ def hang_in_vain(fault: Callable[[pytest.MonkeyPatch], object]) -> object:
     world = meet()
     files = len(os.listdir(FILES))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(bells, "GREETING", 0.5)
         if world.rank == world.size - 1:
             fault(patched)
         found = hang_bells(world.rank, world.size, gather, 60)
@@ -110,14 +110,24 @@ def be_locked_out(patched: pytest.MonkeyPatch) -> None:
 
 
 def be_led_astray(patched: pytest.MonkeyPatch) -> None:
-    """The number of a file means another one there."""
-    patched.setattr(bells.Door, "path", property(lambda _: os.devnull))
+    """Processes have other numbers there, so that a path leads to a file of somebody else, which stays as it is."""
+    patched.setattr(bells.Door, "path", property(lambda _: os.environ["ASTRAY"]))
 
 
-@pytest.mark.parametrize("fault", [be_elsewhere, know_no_system, be_locked_out, be_led_astray])
-def test_where_one_has_no_bells_none_has(fault: Callable[[pytest.MonkeyPatch], object]) -> None:
-    done = spawn(3, hang_in_vain, fault)
+def have_too_many_open(patched: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    patched.setattr(os, "pipe", fail)
+
+
+@pytest.mark.parametrize("fault", [be_elsewhere, know_no_system, be_locked_out, be_led_astray, have_too_many_open])
+def test_where_one_has_no_bells_none_has(fault: Callable[[pytest.MonkeyPatch], object], tmp_path: Path) -> None:
+    astray = tmp_path / "astray"
+    astray.write_text("of somebody else")
+    done = spawn(3, hang_in_vain, fault, environment={"ASTRAY": str(astray)})
     assert [(rank.result, rank.errors) for rank in done] == [((True, 0), "")] * 3
+    assert astray.read_text() == "of somebody else"
 
 
 def wait_without_bells() -> object:
@@ -138,17 +148,40 @@ def test_without_bells_they_agree_by_gloo() -> None:
 # A rank that does not come
 
 
-def grow_impatient() -> object:
+def come_late() -> object:
+    """Rank 1 comes when rank 0 has given up its bell; both go on by gloo, where nothing of before is heard."""
     world = meet()
-    own_bells().patience = 0.3
-    heard = own_bells().ring(b"here") if world.rank == 0 else None
-    gather(None)  # the other is there, but has not rung
+    bell = own_bells()
+    bell.patience = 0.3 if world.rank == 0 else 60
+    time.sleep(1.0 * world.rank)
+    wait_for_all()
+    gone = group._bells is None
+    found = float(find_greatest(torch.tensor([float(world.rank)]))), float(add_up(torch.tensor(1.0 + world.rank)))
     disconnect()
-    return heard
+    return gone, found
 
 
-def test_one_who_does_not_ring_is_not_heard() -> None:
-    assert [rank.result for rank in spawn(2, grow_impatient)] == [None, None]
+def test_after_a_bell_was_not_heard_all_agree_by_gloo() -> None:
+    done = spawn(2, come_late)
+    assert [(rank.result, rank.errors) for rank in done] == [((True, (1.0, 3.0)), "")] * 2
+
+
+def meet_twice() -> object:
+    files = []
+    for _ in range(3):
+        meet()
+        own_bells()
+        wait_for_all()
+        disconnect()
+        names = [os.readlink(path) for path in FILES.iterdir() if path.is_symlink()]
+        files.append(sum(name.startswith("pipe:") for name in names))
+    return len(set(files))
+
+
+def test_ranks_that_meet_again_have_new_bells() -> None:
+    """And none of those of before."""
+    done = spawn(2, meet_twice)
+    assert [(rank.result, rank.errors) for rank in done] == [(1, "")] * 2
 
 
 def wait_after_a_death(world: World) -> None:
