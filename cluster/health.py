@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass, field
@@ -84,8 +84,7 @@ class Health:
 def code_and_versions() -> dict[str, str]:
     """A digest of the code and the recipes as this node sees them, and the versions of all that they stand on."""
     digest, driver = hashlib.sha256(), Path("/sys/module/nvidia/version")
-    files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES)
-    for path in sorted(files):
+    for path in sorted(path for folder in FOLDERS for path in _sources(ROOT / folder)):
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
     nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else ()  # type: ignore[no-untyped-call]
     return {
@@ -96,6 +95,19 @@ def code_and_versions() -> dict[str, str]:
         "driver": driver.read_text().strip() if driver.exists() else "none",
         "NCCL": ".".join(map(str, nccl)) or "none",
     }
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """The files of code and recipes in a folder. Where Python keeps what it has compiled nobody looks: there files and
+    folders come and go while other processes begin."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # what is not there makes another digest
+            raise error
+
+    for place, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        yield from (path for path in map(Path(place).joinpath, names) if path.suffix in SOURCES)
 
 
 def check_data(folder: Path) -> Manifest:

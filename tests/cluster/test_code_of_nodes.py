@@ -1,0 +1,61 @@
+"""What a node says of the code that it sees, for all nodes to compare."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cluster import health
+from cluster.health import code_and_versions
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Code of a few files."""
+    monkeypatch.setattr(health, "ROOT", tmp_path)
+    for folder in health.FOLDERS:
+        (tmp_path / folder / "__pycache__").mkdir(parents=True)
+        (tmp_path / folder / "code.py").write_text(f"# of {folder}\n")
+    return tmp_path
+
+
+def test_other_code_is_seen_and_another_place_is_not(root: Path) -> None:
+    before = code_and_versions()["code"]
+    elsewhere = shutil.copytree(root, root.parent / "elsewhere")
+    health.ROOT = elsewhere  # undone with the fixture
+    assert code_and_versions()["code"] == before
+    (elsewhere / health.FOLDERS[0] / "more").mkdir()
+    (elsewhere / health.FOLDERS[0] / "more" / "code.py").write_text("more = 1\n")
+    assert code_and_versions()["code"] != before
+
+
+def test_what_python_compiles_meanwhile_is_no_matter(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others begin at the same time: folders of caches come and go while this node looks."""
+    before, scan = code_and_versions()["code"], os.scandir
+
+    def scan_or_miss(path: str) -> object:
+        if "__pycache__" in str(path):
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    (root / health.FOLDERS[0] / "__pycache__" / "code.py").write_text("compiled = 1\n")
+    monkeypatch.setattr(os, "scandir", scan_or_miss)
+    assert code_and_versions()["code"] == before
+
+
+def test_code_that_is_missing_is_other_code(root: Path) -> None:
+    before = code_and_versions()["code"]
+    shutil.rmtree(root / health.FOLDERS[0])
+    assert code_and_versions()["code"] != before
+
+
+def test_code_that_may_not_be_read_is_a_fault(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> object:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match=str(root / health.FOLDERS[0])):
+        code_and_versions()
