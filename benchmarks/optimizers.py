@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what a step of each optimizer takes, beside PyTorch's fused AdamW: from the gradients to the moved weights.
+"""Measures what a step of each optimizer takes, beside our AdamW: from the gradients to the moved weights.
 
     python benchmarks/optimizers.py
     python benchmarks/optimizers.py --size mini --optimizers adamw lamb --rounds 15
@@ -47,7 +47,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Optimizers:
-    """Measures what a step of each optimizer takes, beside fused AdamW."""
+    """Measures what a step of each optimizer takes, beside AdamW."""
 
     shards: Path | None = None
     """Folder of shards (default: made of real text, or of the corpus that is built in)."""
