@@ -15,11 +15,12 @@ from cluster.health import code_and_versions
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Code of a few files."""
-    monkeypatch.setattr(health, "ROOT", tmp_path)
+    root = tmp_path / "root"
+    monkeypatch.setattr(health, "ROOT", root)
     for folder in health.FOLDERS:
-        (tmp_path / folder / "__pycache__").mkdir(parents=True)
-        (tmp_path / folder / "code.py").write_text(f"# of {folder}\n")
-    return tmp_path
+        (root / folder / "__pycache__").mkdir(parents=True)
+        (root / folder / "code.py").write_text(f"# of {folder}\n")
+    return root
 
 
 def test_other_code_is_seen_and_another_place_is_not(root: Path) -> None:

@@ -14,6 +14,8 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
 from pretraining.optimizers.steps.flat import FlatOptimizer
 
+pytestmark = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
+
 LENGTH, STEPS, SCALE = 40_007, 4, 0.37
 DECAY = 0.1
 
