@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,8 +28,11 @@ def sum_of_squares(flat: Tensor) -> Tensor:
 
 
 def clipping(norm: Tensor | float, limit: float) -> Tensor | float:
-    """The factor that brings a gradient of this norm down to the limit, as PyTorch has it; 0 is no limit."""
-    if not limit:
-        return 1.0
-    factor = limit / (norm + 1e-6)
-    return factor.clamp(max=1.0) if isinstance(factor, Tensor) else min(1.0, factor)
+    """The factor that brings a gradient of this norm down to the limit, as PyTorch has it; 0 is no limit.
+
+    Of a norm on a device that is not finite it makes NaN, which tells the optimizer to move nothing.
+    """
+    if isinstance(norm, Tensor):
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
+        return torch.where(norm.isfinite(), factor, math.nan)
+    return min(1.0, limit / (norm + 1e-6)) if limit else 1.0

@@ -123,8 +123,7 @@ class Engine:
 
     @property
     def gradient_norm(self) -> Tensor | float | None:
-        """The norm of the last step's gradient, before clipping. Where it is not finite, ZeRO has left the step out;
-        on a GPU under ZeRO 1 AdamW alone has, since the host has not looked at it yet."""
+        """The norm of the last step's gradient, before clipping. Where it is not finite, the step has moved nothing."""
         norm: Tensor | float | None = self.deepspeed.get_global_grad_norm() if self.zero else self._whole_norm
         return norm
 

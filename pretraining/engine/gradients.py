@@ -132,16 +132,14 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
     def step(self) -> None:
         """Moves this rank's share of the weights, and gives it to the others.
 
-        A gradient that is not finite moves nothing on a CPU. On a GPU the host goes on without a look at it: then the
-        factor of the gradient is no number. AdamW moves nothing by that; with others, the weights are no numbers either
-        until whoever trains has a look, and goes back to a checkpoint.
+        A gradient that is not finite moves nothing. On a GPU the host goes on without a look at it: then the factor of
+        the gradient is NaN, and the optimizer's step leaves everything as it is.
         """
         norm = self._norm() / self._ranks  # of the mean over ranks, which DeepSpeed's other optimizers make too
         self.overflow = not isinstance(norm, Tensor) and not math.isfinite(norm)
         self._global_grad_norm = math.inf if self.overflow else norm
         if not self.overflow:
-            scale = clipping(norm, self.clip_grad) / self._ranks
-            self.optimizer.scale = torch.where(norm.isfinite(), scale, math.nan) if isinstance(norm, Tensor) else scale
+            self.optimizer.scale = clipping(norm, self.clip_grad) / self._ranks
             for weights, sums in zip(
                 self.fp32_groups_flat_partition, self.fp32_groups_gradient_flat_partition, strict=True
             ):

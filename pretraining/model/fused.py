@@ -20,6 +20,7 @@ from pretraining.model.products import rounded
 
 TAKES_ROWS = "takes_rows"
 """The attribute of a table of which whoever adds up gradients can take some rows, as a sparse tensor; others are 0."""
+torch.sparse.check_sparse_tensor_invariants.disable()  # torch 2.11 warns where nobody has chosen
 MOST_LOGITS = 1 << 22
 """Logits that are in memory at once where log-probabilities alone are asked for."""
 

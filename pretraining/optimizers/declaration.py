@@ -120,14 +120,15 @@ class Optimizer(ABC):
         weight: Tensor,
         gradient: Tensor,
         state: Mapping[str, Tensor],
-        step: int,
+        step: Tensor,
         settings: OptimizerSettings,
     ) -> Tensor:
         """Returns what is taken off a weight, times the learning rate and without decay; moves the state in place.
 
         All have the shape of the parameter where `whole_matrices` says so, and are flat stretches of it otherwise.
         `name` is that of the parameter: `embeddings.word.weight`, or `layers.0.attention.qkv.weight`, whose whole
-        matrices are query, key and value, one by one. `step` counts from 1. The gradient is clipped already.
+        matrices are query, key and value, one by one. The gradient is clipped already. `step`, a tensor
+        where the weights are, counts from 1.
         """
         raise NotImplementedError
 

@@ -48,7 +48,7 @@ class MuonDeclaration(Optimizer):
         weight: Tensor,
         gradient: Tensor,
         state: Mapping[str, Tensor],
-        step: int,
+        step: Tensor,
         settings: OptimizerSettings,
     ) -> Tensor:
         if name.startswith("layers.") and weight.ndim == 2:

@@ -239,7 +239,7 @@ class Poison:
     micro: int = 0
     """how many micro-batches of the step have been computed"""
     unseen: bool = False
-    """whether the norm of the gradient stays where it is, as on a GPU, so that the step moves the weights"""
+    """whether the norm of the gradient stays where it is, as on a GPU, and the host learns of it later"""
 
     def __call__(self) -> None:
         if self.unseen:

@@ -84,7 +84,7 @@ class PretendedGpu(TorchFunctionMode):
         if here and function not in ON_BOTH and any(not isinstance(each, GpuTensor) and each.dim() for each in given):
             raise RuntimeError(f"{function.__name__}: expected all tensors on one device, found cpu and cuda:0")
         device = _wanted_device(function, args, kwargs) or (GPU if here else HOST)
-        self.waits += bool(here) and (function in WAITS or device == HOST)
+        self.waits += bool(here) and (function in WAITS or (device == HOST and not kwargs.get("non_blocking")))
         found = function(*tree_map(on_host, args), **tree_map(on_host, kwargs))
         if function in WAITS or not (here or device == GPU):
             return found

@@ -43,7 +43,7 @@ MODULES = [
     "typeguard",
     "tyro._backends._tyro_backend",
 ]
-"""what runs and tests load sooner or later"""
+"""what runs and tests load sooner or later, where it is there"""
 ARROW = "jemalloc_bg_thd"
 """the thread of Arrow's memory, which starts it anew after a fork"""
 DEFAULT = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -137,7 +137,8 @@ def prepare() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in MODULES:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # not every torch and DeepSpeed has each of them
+            importlib.import_module(name)
     core_watch.STRETCH = math.inf  # tests take one another's cores, and long runs of theirs would say so
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")  # it is kept
     gc.collect()

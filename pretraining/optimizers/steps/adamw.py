@@ -19,7 +19,6 @@ SETTLED = 1 << 30
 class AdamW(FlatOptimizer):
     """Adam with decoupled decay; without bias correction where the settings say so."""
 
-    counts_on_host = False  # PyTorch's kernel reads them where the weights are
     keeps_zeros = True  # it multiplies gradients in their place, by the scale; ours leaves them alone
 
     def _is_ours(self, weights: Tensor) -> bool:
@@ -27,18 +26,16 @@ class AdamW(FlatOptimizer):
         return isinstance(self.scale, float) and kernels.usable(weights) and weights.dtype == torch.float32
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+        steps = self.count_step(tensors)
         states = [self.state_of(tensor) for tensor in tensors]
-        for state in states:
-            state["step"] += 1
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
         if all(map(self._is_ours, tensors)):
             for tensor, gradient, state in zip(tensors, gradients, states, strict=True):
                 self._move_by_our_kernel(tensor, gradient, state, learning_rate, decay)
             return
-        first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-        if isinstance(self.scale, Tensor):
-            torch._foreach_sub_(steps, [_is_no_number(self.scale)] * len(steps))
-        adam(tensors, gradients, first, second, steps, self.settings, learning_rate, decay, self.scale)
+        first, second = ([state[name] for state in states] for name in self.kind.state)
+        numbers = (self.settings, learning_rate, decay, self.scale, self.found_inf())
+        adam(tensors, gradients, first, second, steps, *numbers)
 
     def _move_by_our_kernel(
         self, weights: Tensor, gradients: Tensor, state: Mapping[str, Tensor], learning_rate: float, decay: float
@@ -68,13 +65,14 @@ def adam(
     learning_rate: float,
     decay: float,
     scale: Tensor | float = 1.0,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Moves averages and weights by one step of Adam; `steps` count this one already. May overwrite the gradients.
 
-    A scale on the device that is no number moves nothing, and the host need not look at it.
+    A `found_inf` of 1 on the device moves nothing, and the host need not look at it.
     """
-    corrected = settings.bias_correction
-    counts = [count - 1 if corrected else torch.full_like(count, SETTLED) for count in steps]  # PyTorch adds the 1
+    before = -1.0 if settings.bias_correction else float(SETTLED)  # PyTorch adds 1
+    counts = list(torch._foreach_add(list(steps), before))
     adamw(
         list(weights),
         list(gradients),
@@ -84,7 +82,7 @@ def adam(
         counts,
         fused=True,
         grad_scale=_divisor(scale, weights[0].device),
-        found_inf=_is_no_number(scale) if isinstance(scale, Tensor) else None,
+        found_inf=found_inf,
         amsgrad=False,
         beta1=settings.betas[0],
         beta2=settings.betas[1],
@@ -95,13 +93,8 @@ def adam(
     )
 
 
-def _is_no_number(scale: Tensor) -> Tensor:
-    """1 where a factor is no number, and 0 otherwise."""
-    return scale.isfinite().logical_not().float()
-
-
 def _divisor(scale: Tensor | float, device: torch.device) -> Tensor | None:
     """Turns a factor of the gradients into the divisor that PyTorch's fused Adam takes."""
     if isinstance(scale, Tensor):
-        return scale.reciprocal()
+        return scale.reciprocal().float()
     return None if scale == 1.0 else torch.full((), 1 / scale, device=device)

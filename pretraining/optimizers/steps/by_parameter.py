@@ -35,16 +35,20 @@ class ByParameter(FlatOptimizer):
         gradients = flat.tensor.grad
         assert gradients is not None
         gradients.mul_(self.scale)
+        [step], found_inf = self.count_step([flat.tensor]), self.found_inf()
         state = self.state_of(flat.tensor)
-        state["step"] += 1
-        step = int(state["step"])
         sources = {WEIGHT: flat.tensor, GRADIENT: gradients, **{name: state[name] for name in self.kind.state}}
         for name in flat.sizes:
             parts = [part for part in flat.parts if part.name == name]
             for values in self._values(flat, name, parts, sources):
-                weight, gradient = values.pop(WEIGHT), values.pop(GRADIENT)
-                change = self.kind.update(name, weight, gradient, values, step, self.settings)
-                weight.mul_(1 - learning_rate * decay).sub_(change, alpha=learning_rate)
+                gradient = values.pop(GRADIENT)
+                before = {kind: value.clone() for kind, value in values.items() if found_inf is not None}
+                averages = {kind: value for kind, value in values.items() if kind != WEIGHT}
+                change = self.kind.update(name, values[WEIGHT], gradient, averages, step.double(), self.settings)
+                values[WEIGHT].mul_(1 - learning_rate * decay).sub_(change, alpha=learning_rate)
+                if found_inf is not None:
+                    for kind, value in before.items():
+                        values[kind].copy_(torch.where(found_inf > 0, value, values[kind]))
 
     def _values(
         self, flat: FlatTensor, name: str, parts: list[Slice], sources: Mapping[str, Tensor]

@@ -44,8 +44,6 @@ class FlatTensor:
 class FlatOptimizer(torch.optim.Optimizer):
     """An optimizer that knows what DeepSpeed's flat tensors hold. `prepare` comes before the first step."""
 
-    counts_on_host: ClassVar[bool] = True
-    """whether the number of steps lies in the host's memory, where it is read without waiting for a GPU"""
     keeps_zeros: ClassVar[bool] = False
     """whether a step leaves gradients 0 that are 0; other steps may write anything over them"""
 
@@ -58,7 +56,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
         """the norm over all weights and ranks, which a step may ask for"""
         self.scale: Tensor | float = 1.0
-        """what gradients are multiplied with in a step"""
+        """what gradients are multiplied with in a step; NaN on a device where they are not finite, and nothing moves"""
         self.rounded: dict[int, Tensor] = {}
         """where a step may write what the weights of a flat tensor become, in the type that the model has, by its id"""
         self.written: set[int] = set()
@@ -87,16 +85,27 @@ class FlatOptimizer(torch.optim.Optimizer):
         """Makes one step of tensors that have the same place on every rank: stage 3 brings them one at a time."""
         raise NotImplementedError
 
+    def found_inf(self) -> Tensor | None:
+        """(), on the device: 1 where gradients are not finite, and 0 otherwise; None where the host has looked."""
+        return self.scale.isfinite().logical_not().float() if isinstance(self.scale, Tensor) else None
+
+    def count_step(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Adds this step to the number of those that have moved each tensor, and returns these numbers."""
+        steps, found_inf = [self.state_of(tensor)["step"] for tensor in tensors], self.found_inf()
+        torch._foreach_add_(steps, 1.0)
+        if found_inf is not None:
+            torch._foreach_sub_(steps, [found_inf] * len(steps))
+        return steps
+
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """What the last step has to show as distributions: by name, then by part of the model."""
         return {}
 
     def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Gives the state of a tensor, and the number of steps that it has seen; zeros at first."""
+        """Gives the state of a tensor, and the number of steps that have moved it; zeros at first."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            device = "cpu" if self.counts_on_host else parameter.device
-            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             for name in self.kind.state:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state

@@ -73,9 +73,10 @@ class Lamb(FlatOptimizer):
         return {"trust_ratio": by_layer(self.trust_ratios())}
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
-        for tensor in tensors:
-            self.state_of(tensor)["step"] += 1
-        steps = float(self.state_of(tensors[0])["step"])
+        looks = self._amp_c is not None or kernels.usable(tensors[0])
+        if looks and (found_inf := self.found_inf()) is not None and bool(found_inf):
+            return  # only PyTorch's kernels leave a step out by themselves; with apex, the host waits for the GPU here
+        steps = self.count_step(tensors)[0]
         tables = [self._tables[id(tensor)] for tensor in tensors]
         move = self._move_one_by_one if kernels.usable(tensors[0]) else self._move_together
         ratios = move(tensors, tables, steps, learning_rate, decay)
@@ -83,11 +84,11 @@ class Lamb(FlatOptimizer):
             self._ratios[_names(tables)] = ratios
 
     def _move_one_by_one(
-        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: float, learning_rate: float, decay: float
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor | None:
         """Moves tensors on a CPU: a slot that is whole here moves at once, while it is still in the cache."""
         adapts = self._adapts(decay)
-        numbers = (*numbers_of(self.lamb, steps), float(decay), float(self._scale()))
+        numbers = (*numbers_of(self.lamb, float(steps)), float(decay), float(self._scale()))
         limits = self._limits if adapts else (1.0, 1.0)
         found = []
         for tensor, table in zip(tensors, tables, strict=True):
@@ -110,7 +111,7 @@ class Lamb(FlatOptimizer):
         return torch.tensor(ratios, dtype=torch.float64)
 
     def _move_together(
-        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: float, learning_rate: float, decay: float
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor | None:
         """Moves tensors on a GPU: all stretches in one operation at a time, and no ratio comes to the host."""
         places, lists = self._views(tensors, tables)
@@ -122,7 +123,9 @@ class Lamb(FlatOptimizer):
             squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
         ratios = self._trust(_joined(squares, tables[0].group)) if self._adapts(decay) else None
         if updates and ratios is not None:
-            factors = ratios.float()
+            factors, found_inf = ratios.float(), self.found_inf()
+            if found_inf is not None:
+                factors = factors * (1.0 - found_inf)  # then the updates are the decay alone
             torch._foreach_mul_(updates, [factors[place] for place in places])
         if updates:
             torch._foreach_add_(lists[0], updates, alpha=-learning_rate)
@@ -157,16 +160,26 @@ class Lamb(FlatOptimizer):
             begin += len(table.slots)
         return places, lists
 
-    def _updates(self, lists: list[list[Tensor]], steps: float, decay: float) -> tuple[list[Tensor], Tensor]:
+    def _updates(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> tuple[list[Tensor], Tensor]:
         """Moves the averages; returns the updates with decay, and the squares of weight and update of every stretch."""
         weights, gradients, *_ = lists
-        scale = self._scale()
-        if isinstance(scale, Tensor) or scale != 1.0:
-            torch._foreach_mul_(gradients, scale)
         if self._amp_c is not None and weights[0].is_cuda:
-            return apex_updates(self._amp_c, lists, self.lamb, steps, decay)
-        updates = _torch_updates(lists, self.lamb, steps, decay)
+            torch._foreach_mul_(gradients, self._scale())
+            return apex_updates(self._amp_c, lists, self.lamb, float(steps), decay)
+        updates = self._torch_updates(lists, steps, decay)
         return updates, _squares(weights, updates)
+
+    def _torch_updates(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> list[Tensor]:
+        """Computes updates by PyTorch's fused Adam, which moves zeros by -1 times its update."""
+        weights, gradients, first, second = lists
+        updates = [torch.zeros_like(weight) for weight in weights]
+        counts = list(steps.to(weights[0].device).repeat(len(weights)).unbind())
+        scaled = (self._scale(), self.found_inf())
+        adam(updates, gradients, first, second, counts, self.lamb, 1.0, 0.0, *scaled)
+        torch._foreach_neg_(updates)
+        if decay:
+            torch._foreach_add_(updates, weights, alpha=decay)
+        return updates
 
     def _trust_of(self, weight: float, update: float) -> float:
         """The trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
@@ -227,18 +240,6 @@ def _joined(squares: Tensor, group: Any) -> Tensor:
     joined = squares.to(device_of(group))
     dist.all_reduce(joined, group=group)
     return joined.to(squares.device)
-
-
-def _torch_updates(lists: list[list[Tensor]], settings: OptimizerSettings, steps: float, decay: float) -> list[Tensor]:
-    """Computes updates by PyTorch's fused Adam, which moves zeros by -1 times its update."""
-    weights, gradients, first, second = lists
-    updates = [torch.zeros_like(weight) for weight in weights]
-    counts = [torch.full((), steps, device=weight.device) for weight in weights]
-    adam(updates, gradients, first, second, counts, settings, learning_rate=1.0, decay=0.0)
-    torch._foreach_neg_(updates)
-    if decay:
-        torch._foreach_add_(updates, weights, alpha=decay)
-    return updates
 
 
 def _squares(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from support.pretraining_reference import SMALL, random_batch
 from support.processes import spawn
 from support.training import connect_ranks
 from torch import Tensor, nn
@@ -22,6 +23,11 @@ from pretraining.engine import gradients as gradients
 from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
+from pretraining.engine.step import Seeds, train_step
+from pretraining.model import cpu_kernels
+from pretraining.model.batch import PretrainingBatches
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.group import connect, disconnect
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=9)
@@ -243,6 +249,32 @@ def test_a_step_whose_gradient_is_not_finite_is_left_out_on_every_rank(ranks: li
         steps, told = found[kind][2]
         assert math.isinf(told)
         assert not any(bool(part.any()) for part in steps.values())
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
+@pytest.mark.parametrize(("zero", "on_device"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.usefixtures("alone")
+def test_no_optimizer_takes_a_gradient_that_is_not_finite(
+    name: str, zero: int, on_device: bool, poison: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither weights, averages nor the number of steps; nor where the host does not look, as with a GPU's norm."""
+    if on_device:
+        monkeypatch.setattr(gradients, "stays_on_device", lambda _: True)
+        monkeypatch.setattr(cpu_kernels, "usable", lambda *_: False)
+    settings = EngineSettings(Optimizer.model_validate({"name": name}), Precision(dtype="fp32"), Parallel(zero=zero))
+    engine = Engine(build_model(SMALL).initialize(1), settings, torch.device("cpu"))
+    kept: list[list[Tensor]] = []
+    for step, factor in enumerate((1.0, poison, 1.0)):
+        batch = random_batch([9, 5, 12], SMALL.vocabulary, step)
+        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
+        train_step(engine, batches, 1e-3, Seeds(step, step), lambda *given, by=factor: MLM.loss(*given) * by)
+        states = [each for flat in engine.flat_tensors for each in engine.optimizer.state_of(flat.tensor).values()]
+        kept.append([each.clone() for each in (*(weight for _, weight in engine.weights()), *states)])
+    assert engine.optimizer_steps == 2
+    engine.close()
+    assert all(map(torch.equal, kept[0], kept[1]))
+    assert not all(map(torch.equal, kept[1], kept[2]))
 
 
 def test_a_step_that_was_broken_off_leaves_nothing_behind() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from support import twice
 from support.pretraining_reference import SMALL, random_batch
-from support.processes import ROOT, spawn
+from support.processes import ROOT, run_program, spawn
 from support.training import connect_ranks
 from torch import Tensor, nn
 
@@ -84,3 +87,10 @@ def test_what_fine_tuning_stands_on_needs_neither_training_nor_its_data() -> Non
     code = f"import sys, {', '.join(f'pretraining.{name}' for name in wings.split())}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not [name for name in done.stdout.split() if name.startswith(("pretraining.training", "pretraining.data"))]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_a_run_gives_the_same_bits_twice(optimizer: str, tmp_path: Path) -> None:
+    """By the program that tests of GPUs start."""
+    done = run_program(twice.__file__, ["cpu", "fp32", optimizer], tmp_path)
+    assert (done.output.split(), done.errors) == (["True", "True"], "")

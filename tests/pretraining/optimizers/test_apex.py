@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -45,6 +46,10 @@ class Twin:
             group["lr"] = 0.5
         self.lamb.step()
 
+    def everything(self) -> list[Tensor]:
+        """Weights, and all that is kept of them: averages, and the number of steps."""
+        return [*self.flats, *(each for flat in self.flats for each in self.lamb.state_of(flat).values())]
+
     def moves(self) -> list[Tensor]:
         """How far the next step moves each parameter."""
         before = [flat.to(CPU, copy=True) for flat in self.flats]
@@ -87,16 +92,44 @@ def test_lamb_by_apex_is_lamb(monkeypatch: pytest.MonkeyPatch, chosen: dict[str,
                 assert float((ours - theirs).norm()) < tolerance * float(theirs.norm()), (step, tolerance)
 
 
-@pytest.mark.parametrize("kernels", ["apex", "torch"])
+@pytest.mark.parametrize(("kernels", "waits"), [("apex", 2), ("torch", 0)])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_the_host_does_not_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str, normalize: bool) -> None:
+def test_the_host_does_not_wait_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, kernels: str, waits: int, normalize: bool
+) -> None:
+    """Only apex wants two numbers on the host, once for all tensors of a group: the steps, and whether this is one."""
     monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
     with PretendedGpu() as gpu:
         twin = Twin(kernels, GPU, normalize=normalize)
-        twin.step()  # makes the averages, and the count of steps on the host
-        gpu.waits = 0
+        for factor in (1.0, math.nan):
+            twin.lamb.scale = torch.tensor(factor).to(GPU)
+            twin.step()  # makes the averages
+            gpu.waits = 0
+            twin.step()
+            assert gpu.waits <= waits * len(twin.lamb.param_groups)
+
+
+@pytest.mark.parametrize("kernels", ["apex", "torch"])
+def test_a_gradient_that_is_not_finite_moves_nothing(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    with PretendedGpu():
+        twin = Twin(kernels, GPU)
         twin.step()
-        assert gpu.waits == 0
+        before = [each.to(CPU, copy=True) for each in twin.everything()]
+        twin.lamb.scale = torch.tensor(math.nan).to(GPU)
+        twin.step()
+        assert all(map(torch.equal, before, [each.to(CPU) for each in twin.everything()]))
+        twin.lamb.scale = 1.0
+        twin.step()
+        after = [each.to(CPU) for each in twin.everything()]
+    assert not any(map(torch.equal, before, after))
+
+
+def test_the_host_looks_at_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PretendedGpu() as gpu:
+        twin = Twin("torch", GPU)
+        twin.step()
+        gpu.waits = 0
         twin.lamb.trust_ratios()
         assert gpu.waits > 0, "here it must"
 

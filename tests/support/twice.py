@@ -1,0 +1,63 @@
+"""Trains a small model twice on a device, and says whether its weights moved and whether both runs gave the same bits.
+
+python tests/support/twice.py cuda bf16 lamb
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+import torch
+from support.pretraining_reference import SMALL, random_batch
+from torch import Tensor
+
+from data_prep.common.launchers import World
+from pretraining.config.settings import Compute, Optimizer, Precision
+from pretraining.engine.deepspeed_config import EngineSettings
+from pretraining.engine.engine import Engine
+from pretraining.engine.precision import set_arithmetic
+from pretraining.engine.step import Seeds, train_step
+from pretraining.model.batch import PretrainingBatches
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
+from pretraining.processes.group import connect, disconnect
+
+SHAPE = replace(SMALL, hidden=128, heads=2)
+"""Heads of 64, which the flash kernels take."""
+STEPS = 5
+
+
+def train(settings: EngineSettings, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    """The weights before and after some steps."""
+    engine = Engine(build_model(SHAPE).initialize(1), settings, device)
+    before = [weight.clone() for _, weight in engine.weights()]
+    for step in range(STEPS):
+        batch = random_batch([96, 64, 30] * 100, SHAPE.vocabulary, step)
+        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
+        train_step(engine, batches, 1e-3, Seeds(step, step), MLM.loss)
+    after = [weight.clone() for _, weight in engine.weights()]
+    engine.close()
+    return before, after
+
+
+def main(kind: str, dtype: str, optimizer: str) -> None:
+    """Prints two words: whether all weights moved, and whether they are the same after both runs."""
+    device = torch.device(kind, 0)
+    precision = Precision.model_validate({"dtype": dtype, "loss_scale_power": 8})
+    compute = Compute(deterministic=True)
+    set_arithmetic(precision, compute, device)
+    connect(World(), device)
+    settings = EngineSettings(Optimizer.model_validate({"name": optimizer}), precision, compute=compute)
+    (before, first), (_, second) = (train(settings, device) for _ in range(2))
+    disconnect()
+    moved = not any(torch.equal(*pair) for pair in zip(before, first, strict=True))
+    print(moved, all(torch.equal(*pair) for pair in zip(first, second, strict=True)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
