@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.parts import FIRST, SETUP, GpuPart
+from benchmarks.measure import commit
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 
 RESULTS_FILE, LOG, PROFILE = "results.json", "log.txt", "profile"
 SUBJECT = ("gpu", "torch", "commit")
 """What all numbers depend on: where the setup finds another one, parts are measured anew."""
+MOST_BYTES = 16 << 20
+"""Of a file that is copied: machines that are lent give no larger ones back."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class PartResults:
@@ -30,11 +34,12 @@ class PartResults:
 
     def is_done(self, part: GpuPart) -> bool:
         """Whether a part need not run again."""
-        return part.name not in FIRST and self.parts.get(part.name, {}).get("ended") == "done"
+        record = self.parts.get(part.name, {})
+        return record.get("ended") == "done" and (part.name not in FIRST or record.get("where") == where())
 
     def add(self, part: GpuPart, record: dict[str, Any]) -> None:
         """Keeps what a part has measured."""
-        self.parts[part.name] = record
+        self.parts[part.name] = record | ({"where": where()} if part.name in FIRST else {})
         write_json(self.path, self.content)
         self.copy()
 
@@ -43,25 +48,30 @@ class PartResults:
         if self._copies is None or self._copies.resolve() == self.folder.resolve():
             return
         self._copies.mkdir(parents=True, exist_ok=True)
-        for name in (RESULTS_FILE, LOG):
-            with suppress(FileNotFoundError):
-                shutil.copyfile(self.folder / name, self._copies / name)
-        if (self.folder / PROFILE).is_dir():
-            shutil.copytree(self.folder / PROFILE, self._copies / PROFILE, dirs_exist_ok=True)
+        for path in (self.path, self.folder / LOG, *sorted(self.folder.glob(f"{PROFILE}/*/*/*"))):  # flat: few come far
+            if path.exists() and path.stat().st_size <= MOST_BYTES:
+                shutil.copyfile(path, self._copies / path.name)
 
     def missing(self) -> dict[str, str]:
         """The packages that the setup has not found, and why."""
         found: dict[str, str] = self.parts.get(SETUP, {}).get("measured", {}).get("missing", {})
         return found
 
-    def forget_others(self, setup: dict[str, Any]) -> bool:
-        """Drops what was measured on another subject than what the setup has found; whether there was any."""
+    def set_others_aside(self, setup: dict[str, Any]) -> bool:
+        """Sets aside what was measured on another subject than what the setup has found; whether there was any."""
         subject = {name: setup.get(name) for name in SUBJECT}
         is_other: bool = self.content.get("subject", subject) != subject
         if is_other:
+            aside = {"subject": self.content["subject"], "parts": dict(self.parts)}
+            self.content.setdefault("earlier", []).append(aside)
             self.parts.clear()
         self.content["subject"] = subject
         return is_other
+
+
+def where() -> dict[str, str]:
+    """This start of this machine, and what it runs: parts that say so need not be run twice here."""
+    return {"boot": BOOT.read_text().strip() if BOOT.exists() else "", "commit": commit(), "torch": version("torch")}
 
 
 def take_over(earlier: Path | None, folder: Path) -> None:

@@ -11,7 +11,7 @@ from data_prep.common.errors import UserError
 
 SETUP, SHARDS, SMOKE = "setup", "data", "smoke"
 FIRST = (SETUP, SHARDS)
-"""What all others need: run each time, since a results folder may have come from another machine."""
+"""What all others need: run on each machine once, since a results folder may have come from another one."""
 BASICS = "gpu/basics.py"
 PEER = ("transformers",)
 
@@ -53,14 +53,14 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
         GpuPart(SETUP, "what is installed, and on what machine", (BASICS, SETUP, *["--dry"] * dry), 0.3),
         GpuPart(SHARDS, "shards to train on", (BASICS, SHARDS, "--shards", str(shards)), 0.3),
         GpuPart(SMOKE, "steps: plain, compiled, LAMB, the same bits, fp16", ("gpu/smoke.py", *smoke), 1.0),
-        GpuPart("large-128", "large at 128, compiled and not", throughput("large-128-256", *compiled), 1.2),
-        GpuPart("large-512", "large at 512, compiled and not", throughput("large-512-64", *compiled), 1.2),
-        GpuPart("auto-128", "large at 128, as many as fit", throughput("large-128-auto", *compiled, "--apart"), 1.3),
-        GpuPart("auto-512", "large at 512, as many as fit", throughput("large-512-auto", *compiled, "--apart"), 1.3),
+        GpuPart("large-128", "large at 128, compiled and not", throughput("large-128-256", *compiled), 1.6),
         GpuPart("profile", "which kernels take the time of a step", throughput("large-128-256", *profile(folder)), 0.7),
-        GpuPart("tests-kernels", "tests of kernels, LAMB and waits", (*tests, "kernels"), 1.0, TESTING),
-        GpuPart("peer-128", "large at 128, and transformers", throughput("large-128-256", *theirs), 2.0, PEER),
-        GpuPart("peer-512", "large at 512, and transformers", throughput("large-512-64", *theirs), 2.0, PEER),
+        GpuPart("large-512", "large at 512, compiled and not", throughput("large-512-64", *compiled), 1.6),
+        GpuPart("auto-128", "large at 128, as many as fit", throughput("large-128-auto", *compiled, "--apart"), 3.0),
+        GpuPart("auto-512", "large at 512, as many as fit", throughput("large-512-auto", *compiled, "--apart"), 3.0),
+        GpuPart("tests-kernels", "tests of kernels, LAMB and waits", (*tests, "kernels"), 4.5, TESTING),
+        GpuPart("peer-128", "large at 128, and transformers", throughput("large-128-256", *theirs), 3.5, PEER),
+        GpuPart("peer-512", "large at 512, and transformers", throughput("large-512-64", *theirs), 3.5, PEER),
         GpuPart("trainer", "a run by its command, killed once", ("gpu/trainer.py", *on(shards), *brief(dry)), 3.5),
         GpuPart("lamb", "what LAMB's step costs", throughput("large-128-64", *against("cloze, LAMB")), 0.8),
         GpuPart("base-128", "base at 128, and transformers", throughput("base-128-512", *theirs), 1.5, PEER),

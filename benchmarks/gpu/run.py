@@ -149,8 +149,8 @@ def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun,
             continue
         record = run_part(part, settings, min(settings.limit, clock.left()), say)
         made[part.command] = record
-        if part.name == SETUP and "measured" in record and measured.forget_others(record["measured"]):
-            say("another GPU, torch or commit than that of the results: all parts are measured anew")
+        if part.name == SETUP and "measured" in record and measured.set_others_aside(record["measured"]):
+            say("another GPU, torch or commit than that of the results: they are set aside, and all is measured anew")
         measured.add(part, record)
         say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
         if record["ended"] != "done":

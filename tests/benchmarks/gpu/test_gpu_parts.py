@@ -54,10 +54,10 @@ def test_every_part_is_a_command_that_its_script_understands(dry: bool) -> None:
 
 def test_what_is_worth_most_fits_into_nine_minutes_and_all_into_a_rental() -> None:
     names = [part.name for part in parts()]
-    first = parts()[: names.index("tests-kernels") + 1]
-    assert {"smoke", "large-128", "large-512", "auto-128", "auto-512", "profile"} <= {part.name for part in first}
+    first = parts()[: names.index("auto-128") + 1]
+    assert {"smoke", "large-128", "large-512", "profile"} <= {part.name for part in first}
     assert sum(part.minutes for part in first) < 9 - 0.25
-    assert INSTALLATION + sum(part.minutes for part in parts()) < 26
+    assert INSTALLATION + sum(part.minutes for part in parts()) < 38
 
 
 def test_the_tests_of_kernels_and_the_others_are_all() -> None:

@@ -16,7 +16,7 @@ import pytest
 import tyro
 from conftest import ROOT
 
-from benchmarks.gpu import run
+from benchmarks.gpu import kept, run
 from benchmarks.gpu.bare_machine import bare, hidden_modules
 from benchmarks.gpu.parts import GpuPart
 from benchmarks.measure import read_results
@@ -146,8 +146,32 @@ def test_nothing_is_measured_where_the_setup_fails(run_parts: Runner, folder: Pa
     assert "one" not in results(folder)
     assert run_parts({"setup": GOOD, "one": GOOD}) == 0
     assert run_parts({"setup": GOOD, "one": GOOD}) == 0
-    assert times_run(tmp_path, "setup") == 2  # it may be another machine
-    assert times_run(tmp_path, "one") == 1
+    assert times_run(tmp_path, "setup") == times_run(tmp_path, "one") == 1
+
+
+def test_the_setup_is_looked_at_on_each_machine_and_for_each_commit(
+    run_parts: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot = tmp_path / "boot_id"
+    monkeypatch.setattr(kept, "BOOT", boot)
+    for count, (machine, commit) in enumerate([("one", "abc"), ("two", "abc"), ("two", "def")], 1):
+        boot.write_text(machine)
+        monkeypatch.setattr(kept, "commit", lambda commit=commit: commit)
+        for _ in range(2):
+            assert run_parts({"setup": GOOD, "one": GOOD}) == 0
+            assert times_run(tmp_path, "setup") == count
+
+
+def test_copies_lie_flat_and_none_is_too_large(
+    run_parts: Runner, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = folder / "profile" / "large-128-256" / "profile"
+    profile.mkdir(parents=True)
+    (profile / "table.txt").write_text("kernels")
+    (profile / "trace.json.gz").write_bytes(b"trace" * 1000)
+    monkeypatch.setattr(kept, "MOST_BYTES", 4000)
+    run_parts({"one": GOOD}, "--copies", str(tmp_path / "copies"))
+    assert {path.name for path in (tmp_path / "copies").rglob("*")} == {"results.json", "log.txt", "table.txt"}
 
 
 def finds(**found: str) -> str:
@@ -156,18 +180,21 @@ def finds(**found: str) -> str:
 
 
 @pytest.mark.parametrize("other", [{"gpu": "T4"}, {"torch": "2.11"}, {"commit": "def"}])
-def test_what_was_measured_on_another_machine_is_forgotten(
+def test_what_was_measured_on_another_machine_is_set_aside(
     run_parts: Runner, folder: Path, tmp_path: Path, other: dict[str, str]
 ) -> None:
     here = {"gpu": "H200", "torch": "2.13", "commit": "abc"}
     run_parts({"setup": finds(**here, date="Monday"), "one": GOOD, "two": GOOD})
-    run_parts({"setup": finds(**here, date="Tuesday"), "one": GOOD, "two": GOOD})
+    run_parts({"setup": finds(**here, date="Tuesday"), "one": GOOD, "two": GOOD}, "--parts", "setup", "--again")
     assert times_run(tmp_path, "one") == 1
-    run_parts({"setup": BAD, "one": GOOD, "two": GOOD})  # which says nothing of the machine
-    run_parts({"setup": finds(**{**here, **other}), "one": GOOD, "two": GOOD}, "--parts", "one")
+    run_parts({"setup": BAD, "one": GOOD, "two": GOOD}, "--again")  # which says nothing of the machine
+    run_parts({"setup": finds(**{**here, **other}), "one": GOOD, "two": GOOD}, "--parts", "one", "--again")
     assert times_run(tmp_path, "one") == 2
     assert set(results(folder)) == {"setup", "one"}
-    assert "all parts are measured anew" in (folder / "log.txt").read_text()
+    [aside] = json.loads((folder / "results.json").read_text())["earlier"]
+    assert aside["subject"] == here
+    assert aside["parts"]["two"]["measured"] == {"figure": 7}
+    assert "all is measured anew" in (folder / "log.txt").read_text()
 
 
 def test_no_part_is_started_that_cannot_end_in_time(run_parts: Runner, folder: Path) -> None:
@@ -237,8 +264,8 @@ def test_results_of_a_gpu_alone_are_kept(
         run_parts({"one": GOOD}, "--keep")
     run_parts({"one": GOOD})
     assert run_parts({"one": GOOD}, "--keep") == 0
-    [kept] = (tmp_path / "kept").glob("gpu-*.json")
-    assert read_results(kept)["parts"]["one"]["measured"] == {"figure": 7}
+    [path] = (tmp_path / "kept").glob("gpu-*.json")
+    assert read_results(path)["parts"]["one"]["measured"] == {"figure": 7}
     (folder / "results.json").unlink()
     run_parts({"one": GOOD}, "--dry")
     with pytest.raises(UserError, match="no results of a GPU"):
