@@ -37,10 +37,15 @@ class Turns:
         return spread(self.seconds[side], digits=4)
 
 
-def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 0) -> Turns:
+def alternate(
+    sides: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    warm_up: int = 0,
+    keep: Callable[[Turns], None] = lambda _: None,
+) -> Turns:
     """Lets all sides take turns, so that what disturbs one disturbs all; the first turns of each warm it up.
 
-    A side that returns a float has measured its seconds by its own clock.
+    A side that returns a float has measured its seconds by its own clock. `keep` gets all turns after each round.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(warm_up + rounds):
@@ -49,6 +54,8 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int 
             said = take_turn()
             if number >= warm_up:
                 seconds[name].append(said if isinstance(said, float) else time.perf_counter() - start)
+        if number >= warm_up:
+            keep(Turns(seconds))
     return Turns(seconds)
 
 

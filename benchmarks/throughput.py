@@ -25,7 +25,7 @@ if __name__ == "__main__":
     begin()
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -55,6 +55,8 @@ from pretraining.reporting.hardware import matrix_rate, memory_rate, total_memor
 
 WARM_UP = 5
 """Steps that do not count: memory is written for the first time, and products get code for new numbers of rows."""
+EACH = 5
+"""Rounds after which the ceiling is measured once more, which takes as long as some steps, and all so far is kept."""
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 PATIENCE = 240.0
@@ -175,28 +177,21 @@ def usual(bench: Bench, ceiling: float) -> Iterator[Contest]:
         yield smaller
 
 
-def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
+Keep = Callable[[dict[str, Any]], object]
+"""Keeps what a contest has measured so far: what ends it costs no more than what it was at."""
+
+
+def run_contest(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
     """Steps of all sides on the same batches, in turns, or `apart`, one side after another."""
     shape, read = contest.open(bench.shards)
     batches = [read(step) for step in range(WARM_UP + bench.rounds)]
     kinds = {name: SIDES[name] for name in bench.sides}
     groups = [{name: kind} for name, kind in (kinds | {AGAIN: kinds[OURS]}).items()] if bench.apart else [kinds]
-    before = gpu_state(bench.device)
-    ran = [Run(contest, bench, shape, batches).together(group) for group in groups]
-    taken = Turns({name: each for run in ran for name, each in run.turns.seconds.items()})
-    peaks = {name: each for run in ran for name, each in run.peaks.items()}
-    ceiling = statistics.median(each for run in ran for each in run.ceilings)
-    figures = {name: summarise(shape, batches[WARM_UP:], each, ceiling) for name, each in taken.seconds.items()}
-    clocks = {"gpu": {"before": before, "after": gpu_state(bench.device)}} if before else {}
-    return {
-        "sequences": contest.sequences,
-        "matrix_gflops": round(ceiling / 1e9),
-        **of_batches(batches),
-        **clocks,
-        "apart": bench.apart,
-        "sides": {name: {**each, "peak_memory_gib": peaks[name]} for name, each in figures.items()},
-        "times_as_fast_as": taken.against(),
-    }
+    run, ran = Run(contest, bench, shape, batches, gpu_state(bench.device)), list[Steps]()
+    for group in groups:
+        ran.append(run.together(group, lambda steps: None if ran else keep(run.describe([steps]))))
+        keep(run.describe(ran))
+    return run.describe(ran)
 
 
 class Steps(NamedTuple):
@@ -216,26 +211,56 @@ class Run:
     bench: Bench
     shape: Shape
     batches: Sequence[PretrainingBatch]
+    clocks: dict[str, float]
+    """of the GPU, before the first step"""
 
-    def together(self, kinds: Mapping[str, Kind]) -> Steps:
-        """Steps of these sides, which take turns and are there at once."""
-        bench, contest, ceilings, first = self.bench, self.contest, [], next(iter(kinds))
+    def describe(self, ran: Sequence[Steps]) -> dict[str, Any]:
+        """What is known of the contest by the steps of these groups of sides."""
+        taken = Turns({name: each for steps in ran for name, each in steps.turns.seconds.items()})
+        peaks = {name: each for steps in ran for name, each in steps.peaks.items()}
+        ceiling = statistics.median(each for steps in ran for each in steps.ceilings)
+        batches = self.batches[WARM_UP:]
+        figures = {name: summarise(self.shape, batches, each, ceiling) for name, each in taken.seconds.items()}
+        clocks = {"gpu": {"before": self.clocks, "after": gpu_state(self.bench.device)}} if self.clocks else {}
+        return {
+            "sequences": self.contest.sequences,
+            "matrix_gflops": round(ceiling / 1e9),
+            **of_batches(self.batches),
+            **clocks,
+            "apart": self.bench.apart,
+            "sides": {name: {**each, "peak_memory_gib": peaks[name]} for name, each in figures.items()},
+            "times_as_fast_as": taken.against(),
+        }
+
+    def together(self, kinds: Mapping[str, Kind], keep: Callable[[Steps], object]) -> Steps:
+        """Steps of these sides, which take turns and are there at once. `keep` gets those so far, now and then."""
+        bench, contest, first, count, ceilings = self.bench, self.contest, next(iter(kinds)), 0, list[float]()
         loading = bench.console.status(f"{contest}: {', '.join(kinds)} are loading")
         with loading as live, open_sides(kinds, self.shape, bench.device, bench.dtype) as sides:
 
             def take_turn(side: Side, coming: Iterator[PretrainingBatch]) -> float:
+                nonlocal count
                 if side.name == first:
-                    ceilings.append(matrix_rate(bench.device, bench.dtype))
-                live.update(f"{contest}: step {len(ceilings)} of {len(self.batches)}, {side.name}")
+                    if count % EACH == 0:
+                        ceilings.append(matrix_rate(bench.device, bench.dtype))
+                    count += 1
+                live.update(f"{contest}: step {count} of {len(self.batches)}, {side.name}")
                 side.ask("take", next(coming))
                 return side.turn("step")
 
+            def so_far(turns: Turns) -> Steps:
+                peaks = {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
+                return Steps(turns, peaks, ceilings)
+
+            def keep_some(turns: Turns) -> None:
+                if count % EACH == 0 and count < len(self.batches):
+                    keep(so_far(turns))
+
             turns = {name: partial(take_turn, side, iter(self.batches)) for name, side in sides.items()}
-            taken = alternate(turns, bench.rounds, WARM_UP)
-            peaks = {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
+            steps = so_far(alternate(turns, bench.rounds, WARM_UP, keep_some))
             if bench.profile is not None and OURS in sides:
                 sides[OURS].ask("write_profile", bench.profile / str(contest))
-        return Steps(taken, peaks, ceilings)
+        return steps
 
 
 def of_batches(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
@@ -262,7 +287,7 @@ def summarise(
     shape: Shape, batches: Sequence[PretrainingBatch], seconds: Sequence[float], ceiling: float
 ) -> dict[str, dict[str, float]]:
     """What a side did in its steps."""
-    steps = list(zip(batches, seconds, strict=True))
+    steps = list(zip(batches[: len(seconds)], seconds, strict=True))
     flops = [step_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     computed = [computed_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     return {
@@ -275,13 +300,15 @@ def summarise(
     }
 
 
-def run_smaller(contest: Contest, bench: Bench) -> tuple[Contest, dict[str, Any]]:
+def run_smaller(
+    contest: Contest, bench: Bench, keep: Callable[[dict[str, Any]], object]
+) -> tuple[Contest, dict[str, Any]]:
     """Runs a contest, with half the sequences again and again where a side has no memory for it."""
     if contest.sequences == AUTO:
         contest = as_many_as_fit(contest, bench)
     while True:
         try:
-            return contest, run_contest(contest, bench)
+            return contest, run_contest(contest, bench, keep)
         except SideShortError as error:
             bench.console.print(f"{contest}: {error}; with half the sequences")
             contest = contest.halved()
@@ -307,12 +334,16 @@ def measure(settings: Throughput, console: Console) -> None:
     keeper = Keeper("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
     kept = keeper.earlier.get("contests", {}) if given else keeper.readable.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
-    written = None
+    about, written = {"dtype": name_dtype(dtype), "vocabulary": vocabulary, **when()}, None
+
+    def keep(name: str, found: dict[str, Any]) -> Path:
+        kept[name] = found | about
+        return keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
+
     for contest in given or usual(bench, matrix):
-        smaller, found = run_smaller(contest, bench)
-        kept[contest.name] = {**found, "dtype": name_dtype(dtype), "vocabulary": vocabulary, **when()}
+        smaller, found = run_smaller(contest, bench, partial(keep, contest.name))
         show_contest(console, str(smaller), found)
-        written = keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
+        written = keep(contest.name, found)
     if written is None:
         raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")
     console.print(f"kept in {written}")

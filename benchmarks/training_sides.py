@@ -101,7 +101,7 @@ class Training:
 
     def __init__(self, shape: Shape, settings: EngineSettings, device: torch.device, seed: int = 0, rank: int = 0):
         set_arithmetic(settings.precision, settings.compute, device)
-        model = build_model(shape, settings.compute.checkpoint_activations).initialize(seed)
+        model = build_model(shape, settings.compute.checkpoint_activations).to(device).initialize(seed)
         self.engine, self.rank, self.steps = Engine(model, settings, device), rank, 0
 
     def step(self, batches: PretrainingBatches, mark: Callable[[], Any] = lambda: None) -> StepResult:
@@ -192,8 +192,8 @@ class TheirTraining(Contestant):
 
         self.device, self.dtype = device, dtype
         config = BertConfig(**config_of(shape, Special(*range(5)), torch.float32))
-        self.model: Any = BertForPreTraining(config).train()
-        self.model.to(device)
+        with device:  # where large's weights are drawn in no time
+            self.model: Any = BertForPreTraining(config).train()
         if compiled:
             self.model.compile()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)

@@ -183,8 +183,9 @@ class Encoder(Trainable):
         self.compiled = False
 
     def initialize(self: AnyEncoder, seed: int) -> AnyEncoder:
-        """Draws fresh weights from a normal distribution cut at two deviations: the same for a seed on any ranks."""
-        generator = torch.Generator().manual_seed(seed)
+        """Draws fresh weights from a normal distribution cut at two deviations: the same for a seed on any ranks. A GPU
+        draws others than a CPU."""
+        generator = torch.Generator(next(self.parameters()).device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

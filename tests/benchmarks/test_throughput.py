@@ -156,10 +156,27 @@ def test_what_does_not_fit_is_made_smaller(tiny_shards: Path, monkeypatch: pytes
 def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, ("cloze",), 3, None, Console(quiet=True))
 
-    def run(contest: Contest, _: Bench) -> dict[str, Any]:
+    def run(contest: Contest, *_: object) -> dict[str, Any]:
         if contest.sequences > 2:
             raise SideShortError("peer: no memory for such a step")
         return {"ran": contest.sequences}
 
     monkeypatch.setattr(throughput, "run_contest", run)
-    assert throughput.run_smaller(Contest.parse("tiny-32-8"), bench)[1] == {"ran": 2}
+    assert throughput.run_smaller(Contest.parse("tiny-32-8"), bench, print)[1] == {"ran": 2}
+
+
+def break_down(*_: object) -> None:
+    raise UserError("no such side")
+
+
+def test_what_is_measured_is_kept_before_the_next_side_begins(
+    tiny_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And while sides take turns, now and then."""
+    monkeypatch.setitem(throughput.SIDES, "broken", Kind(break_down))
+    monkeypatch.setattr(throughput, "matrix_rate", lambda *_: 1e9)
+    names, keeps = ("cloze", "broken"), list[dict[str, Any]]()
+    bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, names, 6, None, Console(quiet=True), apart=True)
+    with pytest.raises(SideFailedError, match="no such side"):
+        throughput.run_contest(Contest.parse("tiny-32-2"), bench, keeps.append)
+    assert [[*found["sides"]] for found in keeps] == [["cloze"], ["cloze"]]
