@@ -87,8 +87,8 @@ gpu-keep: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 	$(GPU) --keep
 
 gpu-wheels: .venv/installed-dev
-	$(BIN)/python benchmarks/gpu/wheels.py --out build/gpu-wheels --python $(PYTHON_VERSION) --has $(HAS)
 	$(BIN)/python benchmarks/gpu/basics.py data --shards build/gpu-shards
+	$(BIN)/python benchmarks/gpu/wheels.py --out build/gpu-wheels --python $(PYTHON_VERSION) --has $(HAS)
 
 build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard build/gpu-wheels)
 	timeout 480 $(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels

@@ -29,8 +29,8 @@ CORE = ("deepspeed", "numpy", "pyarrow", "safetensors", "pydantic", "tyro", "ric
 """Packages without which nothing can be measured, besides torch."""
 TESTING = ("pytest", "pytest-timeout", "hypothesis")
 """Packages that tests need besides."""
-NEEDED = (*CORE, "transformers", *TESTING)
-"""Packages that all parts of `make gpu` together import."""
+NEEDED = (*CORE, "transformers", "sentencex", *TESTING)
+"""Packages that all parts of `make gpu` together import, and that fit among wheels."""
 PREPARING = ("numba", "sentencex", "tokenizers")
 """Packages that making shards needs besides."""
 UNLOCKED = ("setuptools",)

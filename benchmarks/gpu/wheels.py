@@ -18,7 +18,7 @@ if __name__ == "__main__":
 import os
 import shutil
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from packaging.requirements import Requirement
@@ -30,6 +30,8 @@ from benchmarks.measure import COMMIT, commit, run_command
 from data_prep.common.errors import UserError
 
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+MOST = 64
+"""MiB of a working tree, with all that goes along, that machines which are lent take."""
 SOURCES_ONLY = ("deepspeed",)
 """Packages of which the index has no wheel: it is built here, of Python alone."""
 
@@ -44,6 +46,8 @@ class Wheels:
     """Python of the machine."""
     has: tuple[str, ...] = ("torch", "numpy", "pyarrow")
     """What the machine has."""
+    shards: Path = Path("build/gpu-shards")
+    """Folder of shards that goes along."""
 
 
 def locked(names: Collection[str], lock: str, python: str) -> list[str]:
@@ -79,8 +83,36 @@ def prepare(settings: Wheels, console: Console) -> None:
     for name in sorted(sizes, key=lambda each: -sizes[each]):
         console.print(f"{sizes[name]:7.2f} MiB  {name}")
     (settings.out / COMMIT.name).write_text(f"{commit()}\n")
-    total = f"{sum(sizes.values()):7.2f} MiB  in {len(sizes)} wheels"
-    console.print(f"{total} for Python {settings.python}: {settings.out}")
+    total = sum(sizes.values())
+    console.print(f"{total:7.2f} MiB  in {len(sizes)} wheels for Python {settings.python}: {settings.out}")
+    console.print(
+        "\n".join(tell_load(total, mib_of(settings.shards.rglob("*")), mib_of(tracked_files()))), markup=False
+    )
+
+
+def mib_of(paths: Iterable[Path]) -> float:
+    """What the files among these paths take, in MiB."""
+    return sum(path.stat().st_size for path in paths if path.is_file()) / 2**20
+
+
+def tracked_files() -> list[Path]:
+    """The files of this checkout; none outside of one."""
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False)
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+def tell_load(wheels: float, shards: float, tree: float) -> list[str]:
+    """What goes to the machine, in MiB, and what can stay behind where that is more than lent machines take."""
+    load = wheels + shards + tree
+    lines = [f"{load:7.2f} MiB  go to the machine: wheels {wheels:.1f}, shards {shards:.1f}, tree {tree:.1f}"]
+    if load > MOST:
+        lines.append(f"that is more than the {MOST} MiB that lent machines take; leave out what that one has:")
+        lines.append('make gpu-wheels HAS="torch numpy pyarrow transformers pydantic numba"')
+        if shards > wheels:
+            lines.append(
+                "those of real text, which CLOZE_DATA names, are smaller than those of the demo corpus"
+            )
+    return lines
 
 
 if __name__ == "__main__":
