@@ -109,9 +109,7 @@ def tell_load(wheels: float, shards: float, tree: float) -> list[str]:
         lines.append(f"that is more than the {MOST} MiB that lent machines take; leave out what that one has:")
         lines.append('make gpu-wheels HAS="torch numpy pyarrow transformers pydantic numba"')
         if shards > wheels:
-            lines.append(
-                "those of real text, which CLOZE_DATA names, are smaller than those of the demo corpus"
-            )
+            lines.append("those of real text, which CLOZE_DATA names, are smaller than those of the demo corpus")
     return lines
 
 

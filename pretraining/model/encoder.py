@@ -240,6 +240,8 @@ class Encoder(Trainable):
         hidden, attention = self.dropouts(batch)
         x = self.embeddings(batch, hidden)
         yield x
+        if self.compiled:
+            hidden = hidden.for_compiled(SITES * (len(self.layers) + 1), self.shape.hidden)
         layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled, self.shape.one_way)
         n, spare = len(x), layout.spare_rows(x)
         if spare:
@@ -279,9 +281,9 @@ class Encoder(Trainable):
     def dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
         """What is dropped of hidden states, and what of the probabilities of attention.
 
-        Of hidden states our kernels drop by the keys of rows, on a CPU and on a GPU: neither the rank nor its device
-        decides. The flash kernels of a GPU, and what torch.compile translates, draw from PyTorch's generator, which is
-        another one for each rank.
+        Of hidden states our kernels and compiled layers drop by the keys of rows, on a CPU and on a GPU: neither the
+        rank nor its device decides. The flash kernels of a GPU draw from PyTorch's generator, which is another one for
+        each rank.
         """
         shape = self.shape
         hidden, attention = (shape.dropout, shape.attention_dropout) if self.training else (0.0, 0.0)

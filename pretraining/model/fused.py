@@ -3,7 +3,7 @@ elsewhere. They are equal but for rounding, and for the masks of dropout, of whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,24 +36,59 @@ class Dropout:
 
     probability: float
     keys: Tensor
-    """(n,) int32, for each row; none where PyTorch's generator decides"""
+    """(n,) int32, for each row; none where PyTorch's generator decides. Or (sites, n), by `for_compiled`"""
     site: int = 0
+    columns: Tensor | None = None
+    """(width,) int32, for each column; given where PyTorch makes the masks, and keys have the site in them"""
 
     def at(self, site: int) -> Dropout:
-        """For another place of the model: other masks."""
-        return Dropout(self.probability, self.keys, site)
+        """For another place of the model: other masks. Keys that have the site in them are copied, since torch.compile
+        would translate a layer anew for views that lie elsewhere."""
+        return replace(self, site=site, keys=self.keys if self.columns is None else self.keys[site].clone())
 
     def of(self, rows: Tensor) -> Dropout:
         """For these rows alone."""
-        return Dropout(self.probability, self.keys[rows] if len(self.keys) else self.keys, self.site)
+        return replace(self, keys=self.keys[..., rows]) if len(self.keys) else self
 
     def with_spare(self, rows: int) -> Dropout:
         """For so many more rows, that belong to no piece."""
-        return Dropout(self.probability, F.pad(self.keys, (0, rows)) if len(self.keys) else self.keys, self.site)
+        return replace(self, keys=F.pad(self.keys, (0, rows))) if len(self.keys) else self
+
+    def for_compiled(self, sites: int, width: int) -> Dropout:
+        """For layers that torch.compile translates: the masks of our kernels, at so many places of the model.
+
+        Inductor's own masks repeat in torch 2.13. A site that lies in the keys is no number for which a layer would be
+        translated anew.
+        """
+        if not (len(self.keys) and self.probability):
+            return self
+        steps = torch.arange(max(sites, width), dtype=torch.int32, device=self.keys.device)
+        keys = _scrambled(self.keys ^ _scrambled(steps[:sites] + HASH_STEP)[:, None])
+        return replace(self, keys=keys, columns=steps[:width] * HASH_STEP)
 
     @property
     def for_kernels(self) -> tuple[Tensor, int, float]:
         return self.keys, self.site, float(self.probability)
+
+
+HASH_STEP = 0x9E3779B9 - 2**32
+
+
+def _scrambled(x: Tensor) -> Tensor:
+    """The hash of kernels/numbers.h, of int32."""
+    x = (x ^ (x >> 16 & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ (x >> 15 & 0x1FFFF)) * (0x846CA68B - 2**32)
+    return x ^ (x >> 16 & 0xFFFF)
+
+
+def _drop(x: Tensor, dropout: Dropout) -> Tensor:
+    """Dropout by PyTorch's operations."""
+    if dropout.columns is None:
+        return F.dropout(x, dropout.probability) if dropout.probability else x
+    threshold = int(dropout.probability * 2**32)
+    hashed = _scrambled(dropout.columns + dropout.keys[:, None])
+    drops = (hashed ^ -(2**31)) < threshold - 2**31  # the order of unsigned numbers
+    return torch.where(drops, 0.0, x * (1 / (1 - threshold / 2**32)))
 
 
 def row_keys(dropout_seed: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
@@ -79,8 +114,7 @@ def add_and_norm(
         return _AddAndNorm.apply(x, bias, residual, weight, shift, epsilon, dropout)
     if gpu.usable("add_and_norm", x, dropout.for_kernels):
         return gpu.add_and_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
-    dropped = F.dropout(x + bias, dropout.probability) if dropout.probability else x + bias
-    return F.layer_norm(residual + dropped, weight.shape, weight, shift, epsilon)
+    return F.layer_norm(residual + _drop(x + bias, dropout), weight.shape, weight, shift, epsilon)
 
 
 def drop(x: Tensor, dropout: Dropout) -> Tensor:
@@ -91,7 +125,7 @@ def drop(x: Tensor, dropout: Dropout) -> Tensor:
         return _Drop.apply(x, dropout)
     if gpu.usable("drop", x, dropout.for_kernels):
         return gpu.drop(x, dropout.for_kernels)
-    return F.dropout(x, dropout.probability)
+    return _drop(x, dropout)
 
 
 def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Tensor, Tensor]) -> Tensor:

@@ -146,12 +146,12 @@ def test_the_host_never_waits_for_the_gpu(dtype: torch.dtype, recompute: bool) -
 
 
 def test_layers_share_a_translation() -> None:
-    """By the backend that training uses, in several sizes; and they compute what they do without. The last layer has
-    a translation of its own."""
+    """By the backend that training uses, in several sizes; and they compute and drop what they do without. The last
+    layer has a translation of its own."""
     needs_flash()
     torch._dynamo.reset()
     counters.clear()
-    shape = replace(SHAPE, layers=3, dropout=0.0, attention_dropout=0.0)
+    shape = replace(SHAPE, layers=3, dropout=0.3, attention_dropout=0.0)
     plain, other = (build_model(shape).initialize(1).cuda().bfloat16() for _ in range(2))
     other.compile_layers()
     for lengths in (LENGTHS, [9, 8], [96] * 5):

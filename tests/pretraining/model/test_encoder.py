@@ -171,9 +171,12 @@ def test_all_sizes_need_few_translations_on_a_cpu(compiled: Compiled) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_compiled_layers_compute_the_same() -> None:
-    shape = replace(SHAPE, layers=2, dropout=0.0, attention_dropout=0.0)
-    plain, other = build_model(shape).initialize(1), build_model(shape).initialize(1)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compiled_layers_compute_the_same(recompute: bool) -> None:
+    """They drop the same too, by the keys of rows: Inductor's own masks repeat in torch 2.13 (pytorch issue 198333)."""
+    shape = replace(SHAPE, layers=3, dropout=0.3, attention_dropout=0.0)
+    plain, other = (build_model(shape, recompute).initialize(1) for _ in range(2))
+    plain.dropout_seed = other.dropout_seed = 7
     other.compile_layers()
     batch = random_batch([5, 70, 96, 17], shape.vocabulary)
     losses = [mean_loss(model, batch) for model in (plain, other)]
