@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from data_prep.common.launchers import World
+from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
@@ -40,12 +41,14 @@ SHAPE = replace(SMALL, hidden=HIDDEN, heads=HEADS)
 def test_a_mark_counts_when_the_gpu_has_come_to_it() -> None:
     """The number is in the host's memory, where no thread has to ask the GPU for it."""
     marks = GpuMarks(torch.device("cuda"))
+    marks.add()
+    torch.cuda.synchronize()  # the first one loads kernels, which may wait for the GPU
     torch.cuda._sleep(2 * 10**8)  # cycles: a tenth of a second at least
     marks.add()
     marks.add()
-    assert marks.reached == 0
+    assert marks.reached == 1
     torch.cuda.synchronize()
-    assert marks.reached == 2
+    assert marks.reached == 3
 
 
 def inputs(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
@@ -228,13 +231,34 @@ def one_rank() -> Iterator[None]:
 @pytest.mark.usefixtures("one_rank")
 def test_lamb_is_lamb_on_one_process(dtype: str, zero: int, kernels: str) -> None:
     """By PyTorch alone, and by NVIDIA apex where it is installed. The forces are exact in bf16, nearly so in fp16,
-    where the scale of the loss grows on the way."""
+    where the scale of the loss grows on the way. Trust ratios are 1.6e-6 off, since PyTorch's kernel has 1 - 0.999^6 in
+    fp32, of which 5 digits are right; the updates are that much too large, so that weights move as they should."""
     chosen = {**NVIDIA, "kernels": kernels}
     weights, ratios = run_engine(make_engine(dtype, zero, chosen, device="cuda"))
     wanted, wanted_ratios = reference(1, chosen)
     tolerance = 2**-10 if dtype == "fp16" else 1e-6
     assert error(weights, wanted) < tolerance
-    assert ratios == pytest.approx(wanted_ratios, rel=tolerance)
+    assert ratios == pytest.approx(wanted_ratios, rel=max(tolerance, 2e-6))
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.usefixtures("one_rank")
+def test_no_optimizer_takes_a_gradient_that_is_not_finite(name: str, zero: int) -> None:
+    """Neither weights, averages nor the number of steps, and the host need not look."""
+    settings = EngineSettings(Optimizer.model_validate({"name": name}), Precision(dtype="fp32"), Parallel(zero=zero))
+    engine = Engine(build_model(SHAPE).initialize(1), settings, torch.device("cuda", 0))
+    kept: list[list[Tensor]] = []
+    for step, factor in enumerate((1.0, float("nan"), 1.0)):
+        batch = random_batch(LENGTHS, SHAPE.vocabulary, step)
+        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
+        train_step(engine, batches, 1e-3, Seeds(step, step), lambda *given, by=factor: MLM.loss(*given) * by)
+        states = [each for flat in engine.flat_tensors for each in engine.optimizer.state_of(flat.tensor).values()]
+        kept.append([each.clone() for each in (*(weight for _, weight in engine.weights()), *states)])
+    assert engine.optimizer_steps == 2
+    engine.close()
+    assert all(map(torch.equal, kept[0], kept[1]))
+    assert not all(map(torch.equal, kept[1], kept[2]))
 
 
 @pytest.mark.parametrize("zero", [1, 2])
