@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pretraining.model.gpu_kernels import _read, launch
+from pretraining.model.gpu_kernels import _read
 
 CHUNK = 4096
 """Logits of a row that a program holds at a time, at most."""
@@ -72,6 +72,6 @@ def cross_entropies(
     right = logits.new_empty(rows, dtype=torch.int8)
     if rows:
         chunk = min(CHUNK, triton.next_power_of_2(width))
-        tensors = (logits, bias, labels, losses, right)
-        launch(_cross_entropy, (rows, 1, 1), 8, (*tensors, vocabulary), (slopes, width, chunk))
+        sizes = {"slopes": slopes, "width": width, "chunk": chunk}
+        _cross_entropy[(rows,)](logits, bias, labels, losses, right, vocabulary, **sizes, num_warps=8)
     return losses, right

@@ -8,7 +8,6 @@ dropout is stored: it is the hash of kernels/numbers.h, which the backward pass 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +19,11 @@ HASH_STEP = tl.constexpr(0x9E3779B9)
 DENSITY_AT_0, HALF_ROOT_OF_HALF = tl.constexpr(0.3989422804014327), tl.constexpr(0.3535533905932738)
 HALF_IN_BITS = tl.constexpr(-0.7213475204444817)
 
-ELEMENTS = 2048
-"""Elements of every tensor that a program holds at a time."""
-GELU_COLUMNS, SUM_COLUMNS = 256, 32
+COLUMNS, SUM_COLUMNS = 256, 32
 """of rows that need not be seen as a whole"""
-GELU_BLOCKS, NORM_BLOCKS = 128, 256
-"""Blocks of rows that sums are taken by, at most: they keep a GPU busy, and their sums are small beside the rows."""
+GELU_BLOCKS, JOIN_BLOCKS, NORM_BLOCKS = 66, 128, 640
+"""Blocks of rows that sums are taken by, at most: they keep a GPU busy, and their sums are small beside the rows. These
+and the sizes of tiles are the fastest of some that were measured on an H200, for large."""
 LEAST_BLOCK = 32
 """Rows of a block, at least."""
 
@@ -41,10 +39,21 @@ class Tile(NamedTuple):
 
     @classmethod
     @functools.cache
-    def of(cls, width: int, most: int | None = None) -> Tile:
-        """Of whole rows, or of so many columns at most."""
+    def of(cls, width: int, most: int | None = None, elements: int = 2048, each: int = 8) -> Tile:
+        """Of whole rows, or of so many columns at most; of about so many elements, of which each thread has so many."""
         columns = triton.next_power_of_2(width if most is None else min(width, most))
-        return cls(width, max(1, ELEMENTS // columns), columns, 16 if columns > ELEMENTS else 8)
+        rows = max(1, elements // columns)
+        return cls(width, rows, columns, min(max(rows * columns // (32 * each), 1), 32))
+
+    @classmethod
+    def of_gelu(cls, width: int) -> Tile:
+        """Of GELU, forward and backward."""
+        return cls.of(width, COLUMNS, 4096, 16)
+
+    @classmethod
+    def of_norm(cls, width: int, backward: bool = False) -> Tile:
+        """Of a norm; backward it has more numbers for each element."""
+        return cls.of(width, None, 1024, 8 if backward else 16)
 
     @property
     def parts(self) -> int:
@@ -338,14 +347,14 @@ def _join(
 
 def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
     """gelu(x + bias)."""
-    out, tile = torch.empty_like(x), Tile.of(x.shape[1], GELU_COLUMNS)
+    out, tile = torch.empty_like(x), Tile.of_gelu(x.shape[1])
     _launch_rows(_gelu_forward, tile, x, bias, out, len(x))
     return out
 
 
 def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the bias."""
-    grad_x, tile = torch.empty_like(x), Tile.of(x.shape[1], GELU_COLUMNS)
+    grad_x, tile = torch.empty_like(x), Tile.of_gelu(x.shape[1])
     count, block = tile.blocks(len(x), GELU_BLOCKS)
     sums = x.new_empty(count, x.shape[1], dtype=torch.float32)
     _launch(_gelu_backward, (count, tile.parts), tile, grad, x, bias, grad_x, sums, len(x), block)
@@ -356,7 +365,7 @@ def norm_forward(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, drops: Drops
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The layer norm of residual + dropout(x + bias), and the mean and the scale of every row."""
-    out, tile = torch.empty_like(x), Tile.of(x.shape[1])
+    out, tile = torch.empty_like(x), Tile.of_norm(x.shape[1])
     means, scales = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
     tensors = (x, bias, residual, weight, shift, drops.keys, out, means, scales)
     _launch_rows(_norm_forward, tile, *tensors, len(x), *drops[1:], epsilon, drops=drops.keys is not None)
@@ -374,7 +383,7 @@ def norm_backward(
     drops: Drops,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, the residual, the weight, the shift and the bias. Without dropout the first two are one."""
-    grad_residual, tile = torch.empty_like(x), Tile.of(x.shape[1])
+    grad_residual, tile = torch.empty_like(x), Tile.of_norm(x.shape[1], backward=True)
     grad_x = grad_residual if drops.keys is None else torch.empty_like(x)
     count, block = tile.blocks(len(x), NORM_BLOCKS)
     sums = x.new_empty(count, 3 * x.shape[1], dtype=torch.float32)
@@ -389,7 +398,7 @@ def dropped(x: Tensor, drops: Drops) -> Tensor:
     """Dropout, which is also its own backward pass."""
     if drops.keys is None:
         return x.clone()
-    out, tile = torch.empty_like(x), Tile.of(x.shape[1], GELU_COLUMNS)
+    out, tile = torch.empty_like(x), Tile.of(x.shape[1], COLUMNS)
     _launch_rows(_dropout, tile, x, drops.keys, out, len(x), *drops[1:])
     return out
 
@@ -397,8 +406,8 @@ def dropped(x: Tensor, drops: Drops) -> Tensor:
 def joined(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of three tensors side by side, and the sum over all rows, in the type of the bias."""
     rows, width = len(query), query[0].numel() if len(query) else bias.numel() // 3
-    out, tile = query.new_empty(rows, 3 * width), Tile.of(width, GELU_COLUMNS)
-    count, block = tile.blocks(rows, GELU_BLOCKS)
+    out, tile = query.new_empty(rows, 3 * width), Tile.of(width, COLUMNS)
+    count, block = tile.blocks(rows, JOIN_BLOCKS)
     sums = query.new_empty(count, 3 * width, dtype=torch.float32)
     _launch(_join, (count, tile.parts, 3), tile, query, key, value, out, sums, rows, block)
     return out, _summed(sums, bias)
@@ -411,36 +420,12 @@ def _summed(sums: Tensor, like: Tensor) -> Tensor:
     return out
 
 
-def _launch_rows(kernel: Any, tile: Tile, first: Tensor, *arguments: Any, drops: bool | None = None) -> None:
+def _launch_rows(kernel: Any, tile: Tile, first: Tensor, *arguments: Any, **constants: Any) -> None:
     """One program for every tile of the first tensor."""
-    _launch(kernel, (-(-len(first) // tile.rows), tile.parts), tile, first, *arguments, drops=drops)
+    _launch(kernel, (-(-len(first) // tile.rows), tile.parts), tile, first, *arguments, **constants)
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], tile: Tile, *arguments: Any, drops: bool | None = None) -> None:
-    """Launches a kernel whose last arguments are `drops`, where it is given, and the tile."""
-    constants = (*tile[:3],) if drops is None else (drops, *tile[:3])
+def _launch(kernel: Any, grid: tuple[int, ...], tile: Tile, *arguments: Any, **constants: Any) -> None:
     if grid[0]:
-        launch(kernel, (*grid, 1, 1)[:3], tile.warps, arguments, constants)
-
-
-_compiled: dict[tuple[Any, ...], Any] = {}
-
-
-def launch(
-    kernel: Any, grid: tuple[int, ...], warps: int, arguments: Sequence[Any], constants: tuple[Any, ...]
-) -> None:
-    """Launches a kernel on all its arguments, of which the last are constants.
-
-    Triton looks at each argument and its settings anew at every launch, for longer than most of these kernels take: a
-    step of large spent more time in that than its GPU in all kernels. What it compiled is launched directly here, for
-    tensors of the same types, aligned alike. All whole numbers among the arguments must be marked `do_not_specialize`.
-    """
-    kinds = [(each.dtype, each.data_ptr() % 16) if isinstance(each, Tensor) else each.__class__ for each in arguments]
-    key = (kernel.fn, torch.cuda.current_device() if arguments[0].is_cuda else -1, warps, constants, *kinds)
-    compiled = _compiled.get(key)
-    if compiled is not None:
-        compiled[grid](*arguments, *constants)
-        return
-    compiled = kernel[grid](*arguments, *constants, num_warps=warps)
-    if compiled is not None:  # an interpreter compiles nothing
-        _compiled[key] = compiled
+        sizes = {"width": tile.width, "tile_rows": tile.rows, "tile_columns": tile.columns}
+        kernel[grid](*arguments, **constants, **sizes, num_warps=tile.warps)

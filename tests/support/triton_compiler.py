@@ -1,4 +1,4 @@
-"""Compiles our kernels for GPUs that need not be here: python -m support.triton_compiler 90."""
+"""Compiles our kernels for GPUs that need not be here: python -m support.triton_compiler 90 bf16."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from pretraining.model import gpu_cross_entropy, gpu_row_keys
 from pretraining.model import gpu_kernels as kernels
 from pretraining.model.gpu_operations import USUAL_WORDS
 
-HIDDEN = 768
+WIDTHS = (256, 768, 1024)
+"""of mini, base and large"""
 KEYS = {"sequences": "*i64", "positions": "*i64", "starts": "*i32", "keys": "*i32"}
 TYPES = {
     **dict.fromkeys(("rows", "block", "count", "site", "threshold", "vocabulary"), "i32"),
@@ -31,10 +33,11 @@ TYPES = {
 """Of arguments; all others are the model's numbers."""
 
 
-def compiled(kernel: Any, tile: kernels.Tile, capability: int, numbers: str = "*fp16") -> bytes:
-    """The machine code of a kernel for these numbers, with dropout."""
+def compiled(kernel: Any, tile: kernels.Tile, capability: int, numbers: str, drops: bool = True) -> bytes:
+    """The machine code of a kernel for these numbers."""
     sizes = {"width": tile.width, "tile_rows": tile.rows, "tile_columns": tile.columns}
-    constants = {**sizes, "drops": True, "slopes": True, "chunk": gpu_cross_entropy.CHUNK, "tile": gpu_row_keys.PIECES}
+    constants: dict[str, Any] = {**sizes, "drops": drops, "slopes": True, **({} if drops else {"keys": None})}
+    constants |= {"chunk": gpu_cross_entropy.CHUNK, "tile": gpu_row_keys.PIECES}
     names = kernel.arg_names
     types = {name: "constexpr" if name in constants else TYPES.get(name, numbers) for name in names}
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if types[name].startswith("*")}
@@ -55,21 +58,29 @@ def spills(code: bytes) -> int:
     return sum(map(int, re.findall(r"STACK:(\d+)", told)))
 
 
-def main(capability: int) -> None:
+def cases(width: int) -> Iterator[tuple[Any, kernels.Tile, bool]]:
+    """The kernels that a model of this width calls, with their tiles, and whether they drop something."""
+    for inner in (width, 4 * width):  # of the head and of layers
+        yield kernels._gelu_forward, kernels.Tile.of_gelu(inner), True
+        yield kernels._gelu_backward, kernels.Tile.of_gelu(inner), True
+    for drops in (True, False):
+        yield kernels._norm_forward, kernels.Tile.of_norm(width), drops
+        yield kernels._norm_backward, kernels.Tile.of_norm(width, backward=True), drops
+    for kernel in (kernels._dropout, kernels._join):
+        yield kernel, kernels.Tile.of(width, kernels.COLUMNS), True
+    for parts in (3, 4):  # of norms and joined gradients, and of GELU
+        yield kernels._sum_blocks, kernels.Tile.of(parts * width, kernels.SUM_COLUMNS), True
+
+
+def main(capability: int, numbers: str) -> None:
     """Compiles all kernels and says how many there are, and what their threads spill."""
-    wide, rows = kernels.Tile.of(4 * HIDDEN, kernels.GELU_COLUMNS), kernels.Tile.of(HIDDEN)
-    sums = kernels.Tile.of(3 * HIDDEN, kernels.SUM_COLUMNS)
-    tiles = {
-        **dict.fromkeys((kernels._gelu_forward, kernels._gelu_backward, kernels._dropout), wide),
-        **dict.fromkeys((gpu_row_keys._row_keys, kernels._join), wide),
-        **dict.fromkeys((kernels._norm_forward, kernels._norm_backward), rows),
-        kernels._sum_blocks: sums,
-    }
-    found = [spills(compiled(kernel, tile, capability)) for kernel, tile in tiles.items()]
-    words = kernels.Tile(USUAL_WORDS, 1, 1, 8)
-    found.append(spills(compiled(gpu_cross_entropy._cross_entropy, words, capability, "*bf16")))
+    chosen = [case for width in WIDTHS for case in cases(width)]
+    chosen.append((gpu_row_keys._row_keys, kernels.Tile(1, 1, 1, 4), True))
+    if numbers != "fp16":  # in which losses are computed by PyTorch
+        chosen.append((gpu_cross_entropy._cross_entropy, kernels.Tile(USUAL_WORDS, 1, 1, 8), True))
+    found = [spills(compiled(kernel, tile, capability, f"*{numbers}", drops)) for kernel, tile, drops in chosen]
     print(f"{len(found)} kernels, {sum(found)} spills")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])
