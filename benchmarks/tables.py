@@ -127,7 +127,7 @@ def contests_of(found: Results) -> Iterator[tuple[str, dict[str, Results]]]:
 
 def contest_name(name: str, contest: Results) -> str:
     """`base-128` of 32 sequences in words."""
-    parts = re.fullmatch(r"([a-z]+)-(\d+)", name)
+    parts = re.fullmatch(r"([a-z]+)-(\d+)(?:-auto|-\d+)?", name)
     return f"{parts[1]} at {parts[2]}, {contest['sequences']} sequences" if parts and "sequences" in contest else name
 
 
@@ -149,10 +149,10 @@ def in_short(found: Results) -> Iterator[ResultTable]:
     for model, contests in contests_of(found):
         rows = []
         for name, each in contests.items():
-            if taken := times(each):
-                ours = each.get("sides", {}).get("cloze", {})
-                along = {f"our {figure}": ours[figure] for figure in ALONG if figure in ours}
-                own = {figure: cell(middle(value), figure) for figure, value in along.items()}
+            taken, ours = times(each), each.get("sides", {}).get("cloze", {})
+            along = {f"our {figure}": ours[figure] for figure in ALONG if figure in ours}
+            own = {figure: cell(middle(value), figure) for figure, value in along.items()}
+            if own or taken:
                 rows.append({model or "contest": contest_name(name, each), **own, **taken})
         if rows:
             yield matrix("How many times as fast we are", rows)
