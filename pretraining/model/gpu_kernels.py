@@ -22,8 +22,8 @@ HALF_IN_BITS = tl.constexpr(-0.7213475204444817)
 COLUMNS, SUM_COLUMNS = 256, 32
 """of rows that need not be seen as a whole"""
 GELU_BLOCKS, JOIN_BLOCKS, NORM_BLOCKS = 66, 128, 640
-"""Blocks of rows that sums are taken by, at most: they keep a GPU busy, and their sums are small beside the rows. These
-and the sizes of tiles are the fastest of some that were measured on an H200, for large."""
+"""Blocks of rows that sums are taken by, at most: they keep a GPU busy, and their sums are small beside the rows. Of
+some that were measured on an H200 for large, these and the sizes of tiles are about the fastest."""
 LEAST_BLOCK = 32
 """Rows of a block, at least."""
 
