@@ -181,7 +181,7 @@ def try_network(report: Health, device: torch.device, names: Sequence[str], limi
     """
     group, fine = None, True
     if device.type == "cuda":
-        os.environ[NCCL_ENDS] = "0"  # torch would end the rank that is to name another
+        os.environ.update(dict.fromkeys(NCCL_ENDS, "0"))  # torch would end the rank that is to name another
         group = dist.new_group(backend="nccl", timeout=timedelta(hours=1))
     for other in health.partners(names, dist.get_rank()):
         look, speed = partial(report.look, time.monotonic() + limit), None

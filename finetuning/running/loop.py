@@ -160,7 +160,7 @@ class Tuner(Loop):
     def train(self, keep: Callable[[Tuner, Outputs], None]) -> TuningState:
         """Trains what is left; `keep` is called with the outputs of all splits when the weights are worth keeping."""
         self._keep, control = keep, self.context.control
-        with self.log, self.saver, control.interruptible(self.log.say, lambda: CONTINUES):
+        with self.log, self.saver, self.garbage, control.interruptible(self.log.say, lambda: CONTINUES):
             try:
                 self.keep_activations()
                 with closing(self.batches.iterate(self.state.step, self.context.device)) as ahead:
@@ -171,6 +171,7 @@ class Tuner(Loop):
                         self.show_progress()
                         self.step(*next(ahead))
                         self.after_step()
+                        self.garbage.after_step(self.state.step)
             except GivenUpError:
                 self.stop(control.decide(wrong=False, saving=0.0))
             except CollapseError:

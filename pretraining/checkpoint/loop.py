@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from pathlib import Path
 from typing import NoReturn
@@ -45,6 +46,7 @@ class Loop:
             name=context.run,
         )
         self.saver = Saver(folder, checkpoints, self.log.say)
+        self.garbage = GarbageCollection()
         self._cores = CoreWatch()
         if engine.device.type == "cpu":
             tell_of_cpus(context)
@@ -65,6 +67,36 @@ class Loop:
         self.saver.finish()
         stopped = f"{name}stopped by {decision.cause} after step {step:,}, and saved"
         raise StoppedError(f"{stopped}; the same command continues from there", decision)
+
+
+class GarbageCollection:
+    """Surrounds a loop in which Python's collector looks for garbage at the same steps on all ranks.
+
+    It would otherwise look whenever it has counted enough, at another step on each rank, for up to half a second where
+    many modules are loaded, while all others wait.
+    """
+
+    EVERY = 1000
+    """steps"""
+
+    def __enter__(self) -> GarbageCollection:
+        self._is_frozen = False
+        return self
+
+    def after_step(self, step: int) -> None:
+        """Collects now, where it is time to. What is there after the first step stays, and is not looked at again."""
+        if not self._is_frozen:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+            self._is_frozen = True
+        elif is_due(step, self.EVERY):
+            gc.collect()
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_frozen:
+            gc.enable()
+            gc.unfreeze()
 
 
 def is_due(step: int, every: int) -> bool:

@@ -46,9 +46,9 @@ from pretraining.processes.network import CHOICE, find_interface
 LAZY = "TORCH_GLOO_LAZY_INIT"
 """The variable by which PyTorch lets gloo connect two ranks when they first speak; otherwise every rank is connected to
 every other before the first step."""
-NCCL_ENDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-"""The variable by which torch ends a rank whose NCCL operation fails or takes too long, before `Watch` has named the
-rank that is to blame, and with a code that nobody understands."""
+NCCL_ENDS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
+"""The variables by which torch ends a rank whose NCCL operation fails or takes too long, or whose thread that watches
+NCCL is silent: before `Watch` has named the rank that is to blame, and with a code that nobody understands."""
 NCCL_CHOICE = "NCCL_SOCKET_IFNAME"
 """The variable that names the network interface by which NCCL's ranks find one another."""
 TAG = 0x766F7465  # of the messages of `find_greatest`, among others of the same group
@@ -195,7 +195,7 @@ def _set_environment(world: World, device: torch.device) -> dict[str, str | None
         new[CHOICE] = "lo"  # the machine's own name may lead nowhere
     new[LAZY] = os.environ.get(LAZY, "1")
     if device.type == "cuda":
-        new[NCCL_ENDS] = os.environ.get(NCCL_ENDS, "0")
+        new |= {name: os.environ.get(name, "0") for name in NCCL_ENDS}
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     return before

@@ -81,7 +81,7 @@ class Trainer(Loop):
     def train(self) -> None:
         """Trains the phases that are left."""
         begin, request = time.monotonic(), self.request
-        with self.log, self.saver, self.profile or nullcontext():
+        with self.log, self.saver, self.garbage, self.profile or nullcontext():
             self.log.text("recipe", request.recipe.as_toml())
             for line in request.notes:
                 self.log.say(line)
@@ -187,6 +187,7 @@ class Trainer(Loop):
         if saves:
             self.save(phase)
         self.saver.report()
+        self.garbage.after_step(step)
 
     def evaluate_what_a_stop_left(self, phase: TrainingPhase) -> None:
         """Evaluates where the last start has stopped before it could; what the end of a phase needs, that does."""

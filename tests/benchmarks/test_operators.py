@@ -11,8 +11,8 @@ from benchmarks.operators import Count, Operators, sides
 from pretraining.model.shape import Shape
 
 BOUND = 0.505
-"""The share of PyTorch's traffic between products that ours may be. It was a half until an H200 showed that norms are 15%
-faster backward with more blocks of rows, whose sums are 0.7 U more."""
+"""The share of PyTorch's traffic between products that ours may be. It was a half until an H200 showed that norms are
+15% faster backward with more blocks of rows, whose sums are 0.7 U more."""
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.pretraining_reference import SMALL
 from torch import Tensor
 
 from data_prep.common.errors import DamageError
+from data_prep.common.launchers import World
 from pretraining.checkpoint import writing
 from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD
-from pretraining.checkpoint.writing import retire
-from pretraining.config.settings import Checkpoints
+from pretraining.checkpoint.writing import Snapshots, retire
+from pretraining.config.settings import Checkpoints, Parallel, Precision
+from pretraining.engine.deepspeed_config import EngineSettings
+from pretraining.engine.engine import Engine
 from pretraining.huggingface.weights_file import save_tensors
+from pretraining.objectives.declaration import build_model
+from pretraining.processes.group import connect, disconnect
 
 
 def test_a_damaged_checkpoint_is_never_removed(tmp_path: Path) -> None:
@@ -40,3 +46,22 @@ def test_a_file_that_reads_otherwise_than_it_was_written_is_no_checkpoint(
     monkeypatch.setattr(writing, "save_tensors", save_with_a_wrong_bit)
     with pytest.raises(DamageError, match=r"wrong\.safetensors"):
         writing._write_file(tmp_path, "wrong.safetensors", tensors)
+
+
+def test_a_snapshot_takes_one_copy_for_each_flat_tensor_and_has_every_weight() -> None:
+    """However many parameters there are: a GPU gives many small copies slowly."""
+    connect(World(), torch.device("cpu"))
+    model = build_model(SMALL).initialize(1)
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    settings = EngineSettings(precision=Precision(dtype="fp32"), parallel=Parallel(zero=1))
+    engine = Engine(model, settings, torch.device("cpu"))
+    snapshots = Snapshots()
+    with torch.profiler.profile() as profile:
+        found = snapshots.take(engine)
+    engine.close()
+    disconnect()
+    copies = sum(event.count for event in profile.key_averages() if event.key == "aten::copy_")
+    assert copies == len(found) * len(engine.flat_tensors)
+    assert {*found} == {"weight", "exp_avg", "exp_avg_sq"}
+    assert all(torch.equal(found["weight"][f"{name}:0"], weight.flatten()) for name, weight in weights.items())
+    assert {*map(len, found.values())} == {len(weights)}

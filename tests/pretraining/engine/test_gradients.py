@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from data_prep.common.launchers import World
 from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine import gradients as gradients
+from pretraining.engine import joining, partition
 from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -275,6 +278,63 @@ def test_no_optimizer_takes_a_gradient_that_is_not_finite(
     engine.close()
     assert all(map(torch.equal, kept[0], kept[1]))
     assert not all(map(torch.equal, kept[1], kept[2]))
+
+
+def join_as_last_of(ranks: int) -> dict[str, Any]:
+    """Steps of the last of so many ranks, whom nobody answers, with NCCL's ways: which operations it calls."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    calls: list[str] = []
+
+    def count(name: str, operation: Any) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
+            calls.append(name)
+            return operation(*given, **named)
+
+        return counted
+
+    for place, name in ((joining, "reduce_scatter"), (dist, "reduce")):
+        setattr(place, name, count(name, getattr(place, name)))
+    for place in (joining, gradients):
+        setattr(place, "launches_together", lambda _: True)  # noqa: B010
+    setattr(gradients, "BUCKET_SIZE", 100_000)  # noqa: B010
+    setattr(partition, "_check", lambda *_: None)  # noqa: B010
+    os.environ |= {"RANK": str(ranks - 1), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}
+    dist.init_process_group("fake", store=FakeStore(), rank=ranks - 1, world_size=ranks)
+    engine = Engine(
+        build_model(SMALL).initialize(1),
+        EngineSettings(precision=Precision(dtype="bf16"), parallel=Parallel(zero=1)),
+        torch.device("cpu"),
+    )
+    calls.clear()
+    batch = random_batch([9, 5, 12], SMALL.vocabulary, 1)
+    batches = PretrainingBatches((batch, batch), 6 * ranks, 2 * ranks * len(batch.labels))
+    train_step(engine, batches, 1e-3, Seeds(1, 1), MLM.loss)
+    flats = len(engine.deepspeed.optimizer.fp32_groups_gradients_flat)
+    return {"calls": calls, "flats": flats, "buckets": len(engine.deepspeed.optimizer._buckets)}
+
+
+@pytest.mark.parametrize("ranks", [2, 256])
+def test_many_ranks_join_whole_tensors_at_once(ranks: int) -> None:
+    """NCCL reduces to one rank after another, which takes long where a bucket has the shares of many."""
+    [done] = spawn(1, join_as_last_of, ranks)
+    found = done.result
+    assert found is not None, done.errors
+    if ranks == 2:
+        assert found["buckets"] <= len(found["calls"]) <= found["buckets"] + 1
+    else:
+        assert found["calls"] == ["reduce_scatter"] * found["flats"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_under_way_comes_to_its_end_before_its_memory_is_used_again() -> None:
+    engine = Engine(build_model(SMALL).initialize(1), EngineSettings(), torch.device("cpu"))
+    finished: list[bool] = []
+    engine.deepspeed.optimizer._under_way.append(SimpleNamespace(finish=lambda: finished.append(True)))
+    engine.forget_gradients()
+    engine.forget_gradients()
+    engine.close()
+    assert finished == [True]
 
 
 def test_a_step_that_was_broken_off_leaves_nothing_behind() -> None:

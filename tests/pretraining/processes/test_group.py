@@ -80,6 +80,18 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda", World())
 
 
+def test_torch_ends_no_rank_before_we_know_the_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user wants it: by NCCL's errors, or by the thread that watches over NCCL."""
+    for name in group.NCCL_ENDS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(group.NCCL_ENDS[1], "1")
+    before = group._set_environment(World(), torch.device("cuda", 0))
+    try:
+        assert [os.environ[name] for name in group.NCCL_ENDS] == ["0", "1"]
+    finally:
+        group._restore(before)
+
+
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "num_cores", lambda: 8)
     assert default_threads(World(), {}) == 8
