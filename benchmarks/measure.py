@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -20,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import is_stream, replacing
+from data_prep.common.files import is_stream, replacing, sha256
 from data_prep.common.terminal import open_console
 
 Settings = TypeVar("Settings")
@@ -30,7 +31,8 @@ RESULTS = Path(__file__).parent / "results"
 SHARD = ROOT / "data_prep" / "shard.py"
 DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
 COMMIT = ROOT / "build" / "gpu-wheels" / "commit.txt"
-"""Says what commit a tree is that goes to a machine without git, or without its history."""
+"""Says what commit a tree is that goes to a machine without git, or without its history; and the digest of its code."""
+CODE = ("data_prep", "pretraining", "finetuning", "benchmarks")
 PARTIAL = "-partial"
 """Ending of the name of a file that lacks contests or sides which the kept results have."""
 FORMAT = 2
@@ -88,15 +90,25 @@ def instruction_sets() -> list[str]:
 
 
 def commit() -> str:
-    """The commit that is measured, with + where files were changed since. Outside of a checkout it is that whose wheels
-    were gathered for `make gpu`, if any were."""
+    """The commit that is measured, with + where files were changed since. Outside of a checkout, or where that has not
+    all of its history, it is the one whose wheels were gathered for `make gpu`, if any were."""
     git = ["git", "-C", str(ROOT)]
     questions = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", "*.py", "*.cpp", "*.h")
+    gathered, _, digest = COMMIT.read_text().strip().partition(" ") if COMMIT.is_file() else ("", "", "")
     try:
         head, changes = (subprocess.check_output([*git, *asked], stderr=subprocess.DEVNULL) for asked in questions)
     except (OSError, subprocess.CalledProcessError):
-        return COMMIT.read_text().strip() if COMMIT.is_file() else ""
+        return gathered
+    if changes.strip() and digest == code_digest():
+        return gathered
     return head.decode().strip() + ("+" if changes.strip() else "")
+
+
+def code_digest() -> str:
+    """The digest of all code that can be measured: trees with the same digest measure the same."""
+    paths = (path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cpp", ".h"))
+    lines = [f"{path.relative_to(ROOT)} {sha256(path)}" for path in sorted(paths)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _version(library: str) -> str:

@@ -17,8 +17,6 @@ from data_prep.common.errors import UserError
 
 OLDER = "the build for CUDA 12.6 (cu126), from PyTorch's own index"
 """The last with code for GPUs below compute capability 7.5, such as V100 (7.0)."""
-ADA = (8, 9)
-"""The compute capability from which NVIDIA's GPUs multiply numbers of eight bits (FP8)."""
 AMPERE = (8, 0)
 """The compute capability from which NVIDIA's GPUs have flash attention and TF32."""
 NODES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
@@ -54,13 +52,6 @@ def has_flash(device: torch.device) -> bool:
     """Whether the flash kernels of this PyTorch run on a GPU; those for AMD's were not tried."""
     built: bool = torch.backends.cuda.is_flash_attention_available()
     return built and not is_amd() and torch.cuda.get_device_capability(device) >= AMPERE
-
-
-def explain_no_fp8(device: torch.device) -> str:
-    """Why a device does not multiply numbers in FP8; empty where it does. Those of AMD's have other kinds of them."""
-    if device.type == "cuda" and (is_amd() or torch.cuda.get_device_capability(device) < ADA):
-        return f"{name_of(device)} has no products in FP8, which NVIDIA's GPUs have from compute capability 8.9 on"
-    return ""
 
 
 def can_translate() -> bool:

@@ -111,7 +111,6 @@ FASTER = f"{OWN}: what makes it worth to change over"
 NVIDIA = "NVIDIA's DeepLearningExamples publishes 580 for an A100 in fp16, on data about 100 pieces long"
 T4 = "NVIDIA publishes 2.2 for a T4, with TensorRT"
 BASE, P50 = ("models", "base"), ("sides", "cloze bf16", "p50_ms")
-LARGE = ("widths", "1024", "layer", "times_as_fast")
 GOALS = (
     Goal("smoke", "ways to train that work", lambda found: found["passed"], least=1, source=OWN),
     Goal("smoke", "ways to train that fail", lambda found: found["failed"], most=0, source=OWN),
@@ -151,8 +150,6 @@ GOALS = (
     ),
     Goal("inference", "base, 1 x 384: milliseconds", _at(*BASE, "1 x 384", *P50), most=2.2, source=T4),
     Goal("inference", "base, 1 x 128: milliseconds", _at(*BASE, "1 x 128", *P50)),
-    Goal("fp8", "large's products in FP8: times as fast as bf16", _at(*LARGE, "FP8", "median")),
-    Goal("fp8", "the same, rounded before", _at(*LARGE, "FP8, rounded before", "median")),
     Goal("deterministic", "a deterministic step, times a usual one's", _ratio("cloze, deterministic")),
     Goal("tests-others", "other tests that fail", lambda found: found["failed"], most=0, source=OWN),
 )

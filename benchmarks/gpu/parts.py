@@ -66,7 +66,6 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
         GpuPart("base-128", "base at 128, and transformers", throughput("base-128-512", *theirs), 1.5, PEER),
         GpuPart("fine-tuning", "fine-tuning, and transformers", ("fine_tuning.py", *tuning(dry)), 0.9, PREPARING),
         GpuPart("inference", "answers of base, and of transformers", ("inference.py", *answers(dry)), 1.1),
-        GpuPart("fp8", "a layer's products in FP8 and in bf16", ("gpu/eight_bits.py", *eight_bits(dry)), 0.5),
         GpuPart("deterministic", "what the same bits cost", throughput("large-128-256", *exact()), 0.8),
         GpuPart("ranks", "as many ranks as there are GPUs", ("scaling.py", *scaling(shards, dry)), 1.0),
         GpuPart("tests-others", "the other tests that need a GPU", (*tests, "others"), 2.0, TESTING),
@@ -106,11 +105,6 @@ def answers(dry: bool) -> tuple[str, ...]:
     few = ("--sizes", "tiny", "--batches", "2", "--rounds", "1", "--sides", *ours)
     usual = ("--sizes", "base", "--batches", "1", "32", "--lengths", "128", "384", "--sides", *ours, *theirs)
     return ("--sentences", "0", *(few if dry else usual))
-
-
-def eight_bits(dry: bool) -> tuple[str, ...]:
-    """Says how large the products are."""
-    return ("--widths", "64", "--pieces", "128") if dry else ()
 
 
 def scaling(shards: Path, dry: bool) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from benchmarks.gpu.bare_machine import TORCH, holds, with_all_they_need
 from benchmarks.gpu.install import NEEDED, ROOT
-from benchmarks.measure import COMMIT, commit, run_command
+from benchmarks.measure import COMMIT, code_digest, commit, run_command
 from data_prep.common.errors import UserError
 
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -82,7 +82,7 @@ def prepare(settings: Wheels, console: Console) -> None:
     sizes = {wheel.name: wheel.stat().st_size / 2**20 for wheel in settings.out.iterdir()}
     for name in sorted(sizes, key=lambda each: -sizes[each]):
         console.print(f"{sizes[name]:7.2f} MiB  {name}")
-    (settings.out / COMMIT.name).write_text(f"{commit()}\n")
+    (settings.out / COMMIT.name).write_text(f"{commit()} {code_digest()}\n")
     total = sum(sizes.values())
     console.print(f"{total:7.2f} MiB  in {len(sizes)} wheels for Python {settings.python}: {settings.out}")
     console.print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,3 +65,25 @@ def test_what_is_none_of_ours_is_measured_anew_and_never_mixed_in(content: str, 
     assert Keeper("throughput", [], path).readable == {}
     with pytest.raises(UserError, match=r"found\.json"):
         _ = Keeper("throughput", [], path).earlier
+
+
+def test_a_machine_with_a_part_of_the_history_measures_the_commit_of_its_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the code is that of the wheels; otherwise it is some commit with changes."""
+    root = tmp_path / "tree"
+    (root / "benchmarks").mkdir(parents=True)
+    code = root / "benchmarks" / "one.py"
+    code.write_text("1")
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(measure, "ROOT", root)
+    monkeypatch.setattr(measure, "COMMIT", tmp_path / "commit.txt")
+    code.write_text("2")
+    old = measure.commit()
+    (tmp_path / "commit.txt").write_text(f"abcdef {measure.code_digest()}\n")
+    assert old.endswith("+")
+    assert measure.commit() == "abcdef"
+    code.write_text("3")
+    assert measure.commit() == old

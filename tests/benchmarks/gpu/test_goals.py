@@ -76,8 +76,6 @@ def test_figures_of_answers_are_found_where_they_are() -> None:
     said = {"models": {"base": {"1 x 384": {"sides": {"cloze bf16": {"p50_ms": 1.9}}}, "1 x 128": {"sides": {}}}}}
     assert "1.9  met" in line_of({"inference": {"measured": said}}, "base, 1 x 384: milliseconds")
     assert line_of({"inference": {"measured": said}}, "base, 1 x 128: milliseconds").split()[-1] == "-"
-    no_fp8 = {"fp8": {"measured": {"widths": {"absent": "V100 has none"}}}}
-    assert line_of(no_fp8, "large's products in FP8").split()[-1] == "-"
 
 
 def test_what_was_easier_than_meant_is_told() -> None:

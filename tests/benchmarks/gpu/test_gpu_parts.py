@@ -14,7 +14,6 @@ from support.shards import make_shards
 
 from benchmarks.fine_tuning import FineTuningSpeed
 from benchmarks.gpu.basics import OwnPart, marked_tests
-from benchmarks.gpu.eight_bits import EightBits
 from benchmarks.gpu.parts import GpuPart, build_parts
 from benchmarks.gpu.smoke import Smoke
 from benchmarks.gpu.trainer import Trainer, speed_of
@@ -27,7 +26,6 @@ KINDS = {
     "gpu/basics.py": OwnPart,
     "gpu/smoke.py": Smoke,
     "gpu/trainer.py": Trainer,
-    "gpu/eight_bits.py": EightBits,
     "fine_tuning.py": FineTuningSpeed,
     "inference.py": Inference,
     "throughput.py": Throughput,
