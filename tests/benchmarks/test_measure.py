@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import measure
 from benchmarks.measure import Keeper, environment, write_results
 from benchmarks.report import read_all
 from data_prep.common.errors import UserError
