@@ -23,7 +23,7 @@ GPU_WORDS = $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PA
   $(if $(MINUTES),--minutes $(MINUTES) --since $(SINCE)) $(if $(EARLIER),--earlier $(EARLIER))
 GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out build/gpu$(if $(DRY),-dry)
 
-.PHONY: demo cluster test test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
+.PHONY: demo cluster test test-lowest test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -52,6 +52,11 @@ test-slow: .venv/installed-dev
 # The jobs of cluster/ on a small Slurm on this machine; as root, with the packages that .ci/run installs.
 test-slurm: .venv/installed-dev
 	$(TESTS) -m slurm
+
+# The tests that stand closest to torch, with the lowest version that pyproject.toml allows; its Triton wants an older NumPy.
+test-lowest: .venv-lowest/installed
+	.venv-lowest/bin/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
+	  tests/pretraining/model tests/pretraining/engine tests/pretraining/optimizers
 
 test-all: .venv/installed-dev lint
 	$(TESTS) -m ""
@@ -86,6 +91,13 @@ gpu-parts: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 gpu-keep: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 	$(GPU) --keep
 
+# Table 5 in minutes; gpu-text packs on a machine with the data what this needs in build/gpu-tables.
+gpu-tables: build/gpu-venv/installed
+	build/gpu-venv/bin/python benchmarks/gpu/tables.py run --minutes $(or $(MINUTES),9) $(if $(OUT),--copies $(OUT))
+
+gpu-text: .venv/installed-dev
+	$(BIN)/python benchmarks/gpu/tables.py pack
+
 gpu-wheels: .venv/installed-dev
 	$(BIN)/python benchmarks/gpu/basics.py data --shards build/gpu-shards
 	$(BIN)/python benchmarks/gpu/wheels.py --out build/gpu-wheels --python $(PYTHON_VERSION) --has $(HAS)
@@ -112,8 +124,15 @@ build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard
 	$(INSTALL) -e '.[dev,mpi]'
 	touch .venv/installed .venv/installed-mpi $@
 
+.venv-lowest/installed: pyproject.toml requirements.lock
+	$(PYTHON) -m venv --clear .venv-lowest
+	grep -vE '^(torch|triton|numpy|setuptools)=' requirements.lock > .venv-lowest/constraints.txt
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/constraints.txt \
+	  'torch==2.11.0' 'numpy<2.4' pytest pytest-timeout pytest-xdist hypothesis transformers -e .
+	touch $@
+
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache
 
 clean-venv:
-	rm -rf .venv
+	rm -rf .venv .venv-lowest

@@ -20,7 +20,7 @@ from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Positive, Section
 
 HERE = Path(__file__).parent
-ScaleName = Literal["demo", "tiny", "mini", "base", "large"]
+ScaleName = Literal["demo", "tiny", "mini", "gpu", "base", "large"]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 SCRATCH = "from scratch"
@@ -158,8 +158,8 @@ class Scale(Section):
 
     what: str
     """For whom it is, in words."""
-    text: Words
-    """What shards are made of, as words of shard.py after --docs."""
+    text: Words = ()
+    """What shards are made of, as words of shard.py after --docs; none where `shards` names documents in pieces."""
     shards: Words = ()
     """More words of shard.py."""
     recipe: str

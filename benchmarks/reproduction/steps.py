@@ -125,7 +125,8 @@ class Planner:
         """Makes the data of a row."""
         scale = self._scale
         label = " ".join(("text", *(word.strip("-") for word in row.shards)))
-        return Step("shards", label, "data_prep/shard.py", merged("--docs", *scale.text, *scale.shards, *row.shards))
+        text = ("--docs", *scale.text) if scale.text else ()
+        return Step("shards", label, "data_prep/shard.py", merged(*text, *scale.shards, *row.shards))
 
     def train(self, row: Row, seed: int) -> Step:
         """Pre-trains the model of a row."""

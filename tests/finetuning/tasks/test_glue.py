@@ -339,9 +339,9 @@ def test_predictions_of_a_split_have_the_probability_of_each_class(glue: Path, t
 
 @pytest.mark.realdata
 def test_the_real_tasks_have_their_official_numbers_of_items(real_data: Path) -> None:
-    assert find_glue(real_data / "glue") == ("cola", "sst2", "stsb", "rte")
+    """Of those that are there; of QNLI's training set, the data have the beginning."""
     found = {}
-    for name in ("cola", "sst2", "stsb", "rte"):
+    for name in find_glue(real_data / "glue"):
         task = open_task(name, real_data / "glue")
         found[name] = [len(task.train), len(task.dev["dev"]), *map(len, task.test.values())]
         for split, items in task.test.items():
@@ -350,6 +350,8 @@ def test_the_real_tasks_have_their_official_numbers_of_items(real_data: Path) ->
     assert found == {
         "cola": [8551, 1043, 1063],
         "sst2": [67349, 872],
+        "mrpc": [3668, 408, 1725],
+        "qnli": [9999, 5463],
         "stsb": [5749, 1500, 1379],
         "rte": [2490, 277, 3000],
     }
