@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
+from shutil import which
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -38,6 +39,13 @@ FILES = "wiki/AA/wiki_0*"
 """Real text for the shards: 5 MB, which are 12,000 sequences at 128."""
 MODULES = {"pytest-timeout": "pytest_timeout"}
 """Packages whose modules are called otherwise."""
+PROGRAMS = {
+    "gcc": "Triton needs a C compiler, so that PyTorch's operations stand in for our kernels, and nothing is compiled",
+    "nvidia-smi": "clocks, power and temperature stay unknown",
+}
+"""Programs whose lack costs something, and what. Neither nvcc nor make is needed."""
+LEAST_MEMORY = 60
+"""GiB of a GPU for which the contests are made."""
 KERNELS = (
     "tests/pretraining/engine/test_gpu.py",
     "tests/pretraining/model/test_gpu_kernels.py",
@@ -83,7 +91,19 @@ def describe_machine(dry: bool) -> dict[str, Any]:
     if not dry and "gpu" not in found:
         why, cure = explain_absence()
         raise UserError(f"torch {torch.__version__} finds no GPU: {why}\n{cure}, or take make gpu DRY=1")
-    return {**found, "gpus": torch.cuda.device_count(), "gpu_state": gpu_state(None if dry else "cuda")}
+    notes = note_lacks(None if dry else found["gpu_memory_gib"])
+    state = gpu_state(None if dry else "cuda")
+    return {**found, "gpus": torch.cuda.device_count(), "gpu_state": state, "notes": notes}
+
+
+def note_lacks(gpu_memory: float | None) -> list[str]:
+    """What the machine lacks that costs something, a line each; the parts that do without run all the same."""
+    notes = [f"no {name}: {cost}" for name, cost in PROGRAMS.items() if which(name) is None]
+    if gpu_memory is not None and gpu_memory < LEAST_MEMORY:
+        notes.append(
+            f"{gpu_memory:g} GiB: contests of large are for {LEAST_MEMORY}, and have fewer sequences"
+        )
+    return notes
 
 
 def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import importlib.metadata
 import re
 import subprocess
 import tempfile
-import venv
 from collections.abc import Mapping
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,6 +56,8 @@ def locked_versions(lines: str, has: Mapping[str, str]) -> str:
 
 def create(folder: Path) -> Path:
     """An environment that sees this Python's packages and this project; returns its Python."""
+    import venv  # which Debian has in a package of its own
+
     venv.create(folder, clear=True)
     python = folder / "bin" / "python"
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -81,7 +82,12 @@ def main(folder: Path, wheels: Path) -> int:
     if "torch" not in has:
         print(f"error: {sys.executable} has no torch: install one for your GPU, or name another: make gpu PYTHON=…")
         return 2
-    python = create(folder)
+    try:
+        python = create(folder)
+    except ImportError as error:
+        target = f"{sys.executable} -m pip install --no-index --no-deps --target build/site {wheels}/*.whl"
+        print(f"error: {error}; install python3-venv, or do without: {target}, and PYTHONPATH=build/site:.")
+        return 2
     with tempfile.TemporaryDirectory() as scratch:
         options = pip_options(wheels, Path(scratch) / "constraints.txt", has)
         pip = [str(python), "-m", "pip", "--disable-pip-version-check"]

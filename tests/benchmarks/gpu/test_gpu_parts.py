@@ -13,6 +13,7 @@ from support.processes import run_program
 from support.shards import make_shards
 
 from benchmarks.fine_tuning import FineTuningSpeed
+from benchmarks.gpu import basics
 from benchmarks.gpu.basics import OwnPart, marked_tests
 from benchmarks.gpu.parts import GpuPart, build_parts
 from benchmarks.gpu.smoke import Smoke
@@ -63,6 +64,14 @@ def test_the_tests_of_kernels_and_the_others_are_all() -> None:
     assert kernels
     assert others
     assert sorted([*kernels, *others]) == sorted(marked_tests("all"))
+
+
+def test_what_a_machine_lacks_is_told_in_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(basics, "which", lambda name: None if name == "gcc" else name)
+    [compiler, memory] = basics.note_lacks(23.6)
+    assert compiler.startswith("no gcc: ")
+    assert memory.startswith("23.6 GiB: ")
+    assert basics.note_lacks(139.8) == [compiler]
 
 
 def test_the_first_steps_of_a_start_count_for_no_speed() -> None:

@@ -51,6 +51,15 @@ def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "venv").exists()
 
 
+def test_a_python_without_the_venv_module_is_told_what_to_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "venv", None)
+    assert install.main(tmp_path / "venv", tmp_path / "wheels") == 2
+    [line] = capfd.readouterr().out.splitlines()
+    assert "install python3-venv, or do without: " in line
+
+
 def test_versions_are_those_of_the_lock_but_for_what_the_machine_has() -> None:
     lock = "numpy==2.5.5 ; python_version >= '3.12'\nPy_Arrow==22.0\nsetuptools==84.2.1\ntorch==2.13.0\ntyro==1.0"
     assert locked_versions(lock, {"numpy": "2.1.0", "py-arrow": "19.0", "torch": "2.11.0+cu130"}).splitlines() == [
