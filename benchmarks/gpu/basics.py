@@ -100,9 +100,7 @@ def note_lacks(gpu_memory: float | None) -> list[str]:
     """What the machine lacks that costs something, a line each; the parts that do without run all the same."""
     notes = [f"no {name}: {cost}" for name, cost in PROGRAMS.items() if which(name) is None]
     if gpu_memory is not None and gpu_memory < LEAST_MEMORY:
-        notes.append(
-            f"{gpu_memory:g} GiB: contests of large are for {LEAST_MEMORY}, and have fewer sequences"
-        )
+        notes.append(f"{gpu_memory:g} GiB: contests of large are for {LEAST_MEMORY}, and have fewer sequences")
     return notes
 
 

@@ -46,6 +46,11 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
     choose_dtype(precision.dtype, device)
     if compute.compile:
         _require_translators(device)
+        if compute.kernels == "torch" and device.type == "cuda":  # pytorch issue 198333
+            raise UserError(
+                'compute.kernels = "torch": not with compute.compile = true on a GPU, where compiled layers drop by\n'
+                'keys that a kernel of ours makes, since torch 2.13 repeats masks of its own; take "auto"'
+            )
     if device.type != "cuda":
         return  # where results are the same bits anyway
     if precision.tf32 and not devices.has_tf32(device):

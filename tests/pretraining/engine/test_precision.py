@@ -77,6 +77,8 @@ def test_compiling_for_a_gpu_needs_triton(h200: None, monkeypatch: pytest.Monkey
         set_arithmetic(Precision(), Compute(compile=True), GPU)
     monkeypatch.setattr(devices, "has_triton", lambda: True)
     set_arithmetic(Precision(), Compute(compile=True), GPU)
+    with pytest.raises(UserError, match=r'compute.kernels = "torch": not with compute.compile = true on a GPU'):
+        set_arithmetic(Precision(), Compute(compile=True, kernels="torch"), GPU)
 
 
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
