@@ -193,7 +193,8 @@ def keep(folder: Path) -> Path:
     if content["dry"]:
         raise UserError(f"{folder}: has no results of a GPU to keep; run make gpu there first")
     setup = content["parts"].get(SETUP, {}).get("measured", {})
-    results = {"format": FORMAT, "benchmark": "gpu", "environment": setup, **content}
+    about = {name: value for name, value in setup.items() if not isinstance(value, dict)}  # a row of the page
+    results = {"format": FORMAT, "benchmark": "gpu", "environment": about, **content}
     return write_results(RESULTS / f"gpu-{setup.get('hardware', 'unknown')}.json", results)
 
 

@@ -262,10 +262,12 @@ def test_results_of_a_gpu_alone_are_kept(
     monkeypatch.setattr(run, "RESULTS", tmp_path / "kept")
     with pytest.raises(UserError, match="no results of a GPU"):
         run_parts({"one": GOOD}, "--keep")
-    run_parts({"one": GOOD})
+    found = finds(gpu="H200", hardware="h200", missing={"numba": "none"}, instruction_sets=["avx2"])  # type: ignore[arg-type]
+    run_parts({"setup": found, "one": GOOD})
     assert run_parts({"one": GOOD}, "--keep") == 0
     [path] = (tmp_path / "kept").glob("gpu-*.json")
     assert read_results(path)["parts"]["one"]["measured"] == {"figure": 7}
+    assert read_results(path)["environment"] == {"gpu": "H200", "hardware": "h200", "instruction_sets": ["avx2"]}
     (folder / "results.json").unlink()
     run_parts({"one": GOOD}, "--dry")
     with pytest.raises(UserError, match="no results of a GPU"):

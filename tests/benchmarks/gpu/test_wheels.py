@@ -68,7 +68,7 @@ def pretend_installed(place: Path, **versions: str) -> None:
 
 @pytest.mark.slow
 def test_wheels_are_all_that_a_bare_machine_needs_and_they_are_small(tmp_path: Path) -> None:
-    """Without an index; beside what the machine has, which is here by name alone. With the shards they are 40 MiB."""
+    """Without an index; beside what the machine has, which is here by name alone. With the shards they are 45 MiB."""
     wheels, machine = tmp_path / "wheels", tmp_path / "machine"
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     prepare(Wheels(wheels, python=own), Console(file=io.StringIO()))
@@ -79,4 +79,4 @@ def test_wheels_are_all_that_a_bare_machine_needs_and_they_are_small(tmp_path: P
     done = subprocess.run(install, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     subprocess.run([*pip, "check"], check=True)
-    assert sum(path.stat().st_size for path in wheels.iterdir()) < 34 * 2**20
+    assert sum(path.stat().st_size for path in wheels.iterdir()) < 36 * 2**20
