@@ -124,11 +124,12 @@ build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard
 	$(INSTALL) -e '.[dev,mpi]'
 	touch .venv/installed .venv/installed-mpi $@
 
+LOWEST_TORCH = $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 .venv-lowest/installed: pyproject.toml requirements.lock
 	$(PYTHON) -m venv --clear .venv-lowest
 	grep -vE '^(torch|triton|numpy|setuptools)=' requirements.lock > .venv-lowest/constraints.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/constraints.txt \
-	  'torch==2.11.0' 'numpy<2.4' pytest pytest-timeout pytest-xdist hypothesis transformers -e .
+	  'torch==$(LOWEST_TORCH).0' 'numpy<2.4' pytest pytest-timeout pytest-xdist hypothesis transformers -e .
 	touch $@
 
 clean:

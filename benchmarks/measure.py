@@ -90,17 +90,17 @@ def instruction_sets() -> list[str]:
 
 
 def commit() -> str:
-    """The commit that is measured, with + where files were changed since. Outside of a checkout, or where that has not
-    all of its history, it is the one whose wheels were gathered for `make gpu`, if any were."""
+    """The commit that is measured, with + where files were changed since. Where the code is that for which wheels were
+    gathered, it is theirs: the machine that measures may have no checkout, or one without the history."""
     git = ["git", "-C", str(ROOT)]
     questions = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", "*.py", "*.cpp", "*.h")
     gathered, _, digest = COMMIT.read_text().strip().partition(" ") if COMMIT.is_file() else ("", "", "")
+    if digest and digest == (now := code_digest()):
+        return gathered
     try:
         head, changes = (subprocess.check_output([*git, *asked], stderr=subprocess.DEVNULL) for asked in questions)
     except (OSError, subprocess.CalledProcessError):
-        return gathered
-    if changes.strip() and digest == code_digest():
-        return gathered
+        return f"{gathered}+{now[:7]}" if digest else gathered  # so that two changes are two
     return head.decode().strip() + ("+" if changes.strip() else "")
 
 

@@ -56,7 +56,7 @@ def locked_versions(lines: str, has: Mapping[str, str]) -> str:
 
 def create(folder: Path) -> Path:
     """An environment that sees this Python's packages and this project; returns its Python."""
-    import venv  # which Debian has in a package of its own
+    import venv  # which not every Python has
 
     venv.create(folder, clear=True)
     python = folder / "bin" / "python"
@@ -86,7 +86,7 @@ def main(folder: Path, wheels: Path) -> int:
         python = create(folder)
     except ImportError as error:
         target = f"{sys.executable} -m pip install --no-index --no-deps --target build/site {wheels}/*.whl"
-        print(f"error: {error}; install python3-venv, or do without: {target}, and PYTHONPATH=build/site:.")
+        print(f"error: {error}; take another Python, or do without: {target}, and PYTHONPATH=build/site:.")
         return 2
     with tempfile.TemporaryDirectory() as scratch:
         options = pip_options(wheels, Path(scratch) / "constraints.txt", has)

@@ -35,11 +35,11 @@ class PartResults:
     def is_done(self, part: GpuPart) -> bool:
         """Whether a part need not run again."""
         record = self.parts.get(part.name, {})
-        return record.get("ended") == "done" and (part.name not in FIRST or record.get("where") == where())
+        return record.get("ended") == "done" and (part.name not in FIRST or record.get("where") == identify_machine())
 
     def add(self, part: GpuPart, record: dict[str, Any]) -> None:
         """Keeps what a part has measured."""
-        self.parts[part.name] = record | ({"where": where()} if part.name in FIRST else {})
+        self.parts[part.name] = record | ({"where": identify_machine()} if part.name in FIRST else {})
         write_json(self.path, self.content)
         self.copy()
 
@@ -49,7 +49,7 @@ class PartResults:
             return
         self._copies.mkdir(parents=True, exist_ok=True)
         for path in (self.path, self.folder / LOG, *sorted(self.folder.glob(f"{PROFILE}/*/*/*"))):  # flat: few come far
-            if path.exists() and path.stat().st_size <= MOST_BYTES:
+            if path.is_file() and path.stat().st_size <= MOST_BYTES:
                 shutil.copyfile(path, self._copies / path.name)
 
     def missing(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class PartResults:
         return is_other
 
 
-def where() -> dict[str, str]:
+def identify_machine() -> dict[str, str]:
     """This start of this machine, and what it runs: parts that say so need not be run twice here."""
     return {"boot": BOOT.read_text().strip() if BOOT.exists() else "", "commit": commit(), "torch": version("torch")}
 

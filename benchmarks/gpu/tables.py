@@ -23,6 +23,8 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,7 +32,7 @@ import tyro
 from rich.console import Console
 
 from benchmarks.measure import DATA, ROOT, run_command
-from benchmarks.processes import end_group, start
+from benchmarks.processes import end_group, pass_on, start
 from benchmarks.reproduce import Reproduce, conclude
 from benchmarks.reproduction.declaration import ScaleName, declared
 from benchmarks.reproduction.ledger import Ledger
@@ -42,8 +44,11 @@ from data_prep.common.errors import UserError
 TABLE = 5
 CARRIED = ("glue/STS-B", "glue/SST-2", "glue/MRPC", "glue/RTE", "pairs")
 """Of the data besides the text."""
+ARCHIVE = "data.tar.xz"
 MOST = 40
-"""MiB of what is packed, at most: a lent machine takes 64 with the tree and its wheels."""
+"""MiB of what is packed, at most: a lent machine takes 64 with the tree and few wheels (make gpu-wheels HAS=…)."""
+LAST_LINES = 3
+"""Lines of a share that failed which are told of it."""
 ENDING = 45.0
 """Seconds at the end of the minutes in which runs save and stop, and the table is made."""
 
@@ -70,7 +75,7 @@ class GpuTables:
 
 def pack(settings: GpuTables, console: Console) -> None:
     """Makes documents of the text, and puts them with the tasks into one file."""
-    archive = settings.out / "data.tar.xz"
+    archive = settings.out / ARCHIVE
     with tempfile.TemporaryDirectory() as scratch:
         documents = Path(scratch) / "documents"
         words = [
@@ -97,40 +102,59 @@ def pack(settings: GpuTables, console: Console) -> None:
 
 def run(settings: GpuTables, console: Console) -> int:
     """Unpacks the data, trains all models at once, and makes the table of what is done in time."""
-    end, data = time.monotonic() + 60 * settings.minutes - ENDING, settings.out / "data"
-    archive = settings.out / "data.tar.xz"
-    if archive.exists() and not data.exists():
-        with tarfile.open(archive) as tar:
-            tar.extractall(data, filter="data")
-    root = settings.out / "made"
-    environment = {
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",
-        **({"CLOZE_DATA": str(data.resolve())} if data.exists() else {}),
-    }
+    end = time.monotonic() + 60 * settings.minutes - ENDING
+    os.environ |= {"PYTHONUNBUFFERED": "1", **unpack(settings.out)}
+    root, results = settings.out / "made", settings.copies or settings.out
     command = [sys.executable, str(ROOT / "benchmarks/reproduce.py"), "--table", str(TABLE), "--scale", settings.scale]
-    shares = [
-        start([*command, "--out", str(root), "--share", f"{number}/{settings.shares}"], environment)
-        for number in range(1, settings.shares + 1)
+    names = [f"{number}/{settings.shares}" for number in range(1, settings.shares + 1)]
+    shares = [start([*command, "--out", str(root), "--share", name], os.environ) for name in names]
+    said = [deque[str](maxlen=LAST_LINES) for _ in shares]
+    readers = [
+        threading.Thread(target=pass_on, args=(share, lines.append), daemon=True)
+        for share, lines in zip(shares, said, strict=True)
     ]
-    readers = [threading.Thread(target=share.communicate, daemon=True) for share in shares]
     for reader in readers:
         reader.start()
-    for reader in readers:
-        reader.join(max(0.0, end - time.monotonic()))
+    wait_for(readers, end)
     late = [share for share in shares if share.poll() is None]
     for share in late:
+        share.terminate()  # all of them first: they save
+    wait_for(readers, end + ENDING / 2)
+    for share in shares:
         end_group(share)
-    os.environ.update(environment)  # the table looks for the data, too
+    failed = [
+        f"share {name} failed with {share.returncode}: {' '.join(lines)}"
+        for name, share, lines in zip(names, shares, said, strict=True)
+        if share not in late and share.returncode
+    ]
     table = declared(f"table{TABLE}", settings.scale)
-    results = settings.copies or settings.out
     results.mkdir(parents=True, exist_ok=True)
     wanted = Reproduce(table=TABLE, scale=settings.scale, out=root, results=results)
-    summing = Summing(table, [*Planner(table).cells()], Ledger(table, root / settings.scale, results))
-    conclude(wanted, table, summing, console)
-    if late:
-        console.print(f"{len(late)} of {len(shares)} shares were not done in time; the same command goes on")
-    return Code.STOPPED if late else Code.DONE
+    conclude(
+        wanted, table, Summing(table, [*Planner(table).cells()], Ledger(table, root / wanted.scale, results)), console
+    )
+    console.print("\n".join([*failed, *[f"{len(late)} of {len(shares)} shares were not done in time"] * bool(late)]))
+    return Code.MISTAKE if failed else Code.STOPPED if late else Code.DONE
+
+
+def unpack(folder: Path) -> dict[str, str]:
+    """Unpacks the data where that was not done yet; returns the variable that names them."""
+    archive, data = folder / ARCHIVE, folder / "data"
+    if not data.exists():
+        if not archive.exists():
+            if "CLOZE_DATA" in os.environ:
+                return {}
+            raise UserError(f"{archive}: no such file; make gpu-text packs it on a machine with the data")
+        with tempfile.TemporaryDirectory(dir=folder) as scratch, tarfile.open(archive) as tar:
+            tar.extractall(Path(scratch) / "data", filter="data")
+            (Path(scratch) / "data").rename(data)
+    return {"CLOZE_DATA": str(data.resolve())}
+
+
+def wait_for(threads: Sequence[threading.Thread], end: float) -> None:
+    """Waits until all threads have ended, or it is so late by the clock of `time.monotonic`."""
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 if __name__ == "__main__":

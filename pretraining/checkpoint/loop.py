@@ -84,7 +84,8 @@ class GarbageCollection:
         return self
 
     def after_step(self, step: int) -> None:
-        """Collects now, where it is time to. What is there after the first step stays, and is not looked at again."""
+        """Collects garbage after the first step that is made and after each 1,000th. Objects that are alive after the
+        first are frozen: later collections pass over them."""
         if not self._is_frozen:
             gc.collect()
             gc.freeze()

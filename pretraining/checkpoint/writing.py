@@ -199,7 +199,7 @@ class Saver:
     def _write(self, save: Save) -> None:
         files = []
         for kind in list(save.tensors):
-            tensors = save.tensors.pop(kind)  # so that its memory is free when it is written
+            tensors = save.tensors.pop(kind)  # so that its memory is free when it is written, on a CPU
             record = patiently(partial(_write_file, save.unfinished, self._own(kind), tensors), save.unfinished)
             files.append(record.as_json())
         note = {"files": files, "state": save.rank_state}
@@ -281,7 +281,10 @@ class Snapshots:
         if not like.is_cuda:
             return torch.empty(size, dtype=like.dtype)
         if kind not in self._pinned:
-            self._pinned[kind] = torch.empty(size, dtype=like.dtype, pin_memory=True)
+            try:
+                self._pinned[kind] = torch.empty(size, dtype=like.dtype, pin_memory=True)
+            except RuntimeError:  # no more of it may be pinned
+                self._pinned[kind] = torch.empty(size, dtype=like.dtype)
         return self._pinned[kind]
 
 

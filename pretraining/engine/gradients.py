@@ -62,6 +62,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             grad_acc_dtype=torch.float32,
         )
         self._under_way: list[Joining] = []
+        self._broken_off: list[Joining] = []
         self._sent = 0
         """how many buckets are under way or joined"""
         self._group = self.real_dp_process_group[0]
@@ -124,9 +125,6 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             self._send_whole()
         while self._sent < len(self._buckets):
             self._send_next()
-        self._finish_joining()
-
-    def _finish_joining(self) -> None:
         for joining in self._under_way:
             joining.finish()
         self._under_way.clear()
@@ -205,9 +203,14 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:
-        """Forgets the gradients, also those of a step that was broken off; the next one overwrites the sums. What is on
-        its way to other ranks must come to its end first, since its memory is used again."""
-        self._finish_joining()
+        """Forgets the gradients, also those of a step that was broken off; the next one overwrites the sums.
+
+        What is then on its way to other ranks keeps its memory, into which they may still write: nobody waits for them,
+        since they may have ended.
+        """
+        self._broken_off += self._under_way
+        self._under_way.clear()
+        self._sent = 0
         for bucket in self._buckets:
             bucket.forget()
 

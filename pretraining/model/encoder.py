@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from data_prep.common.errors import UserError
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.attention import Layout, lay_out
+from pretraining.model.attention import Layout, Padded, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, row_keys
 from pretraining.model.products import product, product_and_past
@@ -153,6 +154,15 @@ class FinalLayer(Layer):
         return self.feed_forward(self.attention(x, layout, dropouts, asked), dropouts.feed_forward)
 
 
+def require_own_masks(hidden: Dropout, attention: Dropout, layout: Layout) -> None:
+    """Refuses what torch.compile would draw masks for: those repeat in torch 2.13 (pytorch issue 198333)."""
+    if (hidden.probability and hidden.columns is None) or (attention.probability and isinstance(layout, Padded)):
+        raise UserError(
+            "compute.compile = true: not with dropout on this GPU, which lacks the flash kernels or a kernel of ours;\n"
+            "take compute.compile = false, or model.dropout = 0 and model.attention_dropout = 0"
+        )
+
+
 class Trainable(nn.Module):
     """What an engine can train: a model of these sizes, whose dropout follows a seed."""
 
@@ -243,6 +253,8 @@ class Encoder(Trainable):
         if self.compiled:
             hidden = hidden.for_compiled(SITES * (len(self.layers) + 1), self.shape.hidden)
         layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled, self.shape.one_way)
+        if self.compiled and x.is_cuda:
+            require_own_masks(hidden, attention, layout)
         n, spare = len(x), layout.spare_rows(x)
         if spare:
             x = F.pad(x, (0, 0, 0, spare))

@@ -173,7 +173,7 @@ class Lamb(FlatOptimizer):
         """Computes updates by PyTorch's fused Adam, which moves zeros by -1 times its update."""
         weights, gradients, first, second = lists
         updates = [torch.zeros_like(weight) for weight in weights]
-        counts = list(steps.to(weights[0].device).repeat(len(weights)).unbind())
+        counts = list(steps.repeat(len(weights)).unbind())
         scaled = (self._scale(), self.found_inf())
         adam(updates, gradients, first, second, counts, self.lamb, 1.0, 0.0, *scaled)
         torch._foreach_neg_(updates)

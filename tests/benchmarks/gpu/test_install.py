@@ -57,7 +57,7 @@ def test_a_python_without_the_venv_module_is_told_what_to_do(
     monkeypatch.setitem(sys.modules, "venv", None)
     assert install.main(tmp_path / "venv", tmp_path / "wheels") == 2
     [line] = capfd.readouterr().out.splitlines()
-    assert "install python3-venv, or do without: " in line
+    assert "take another Python, or do without: " in line
 
 
 def test_versions_are_those_of_the_lock_but_for_what_the_machine_has() -> None:

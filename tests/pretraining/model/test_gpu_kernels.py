@@ -279,4 +279,5 @@ def test_kernels_compile_for_gpus(capability: int, numbers: str, tmp_path: Path)
     command = [sys.executable, "-m", "support.triton_compiler", str(capability), numbers]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split()[1:] == ["kernels,", "16" if capability == 100 else "0", "spills"]
+    count = "37" if numbers == "fp16" else "38"  # in fp16 PyTorch computes the loss
+    assert done.stdout.split() == [count, "kernels,", "16" if capability == 100 else "0", "spills"]
