@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 from pretraining.model import gpu_cross_entropy, gpu_row_keys
 from pretraining.model import gpu_kernels as kernels
 from pretraining.model.gpu_operations import USUAL_WORDS
+from pretraining.model.gpu_tiles import COLUMNS, SUM_COLUMNS, Tile
 
 WIDTHS = (256, 768, 1024)
 """of mini, base and large"""
@@ -33,7 +34,7 @@ TYPES = {
 """Of arguments; all others are the model's numbers."""
 
 
-def compiled(kernel: Any, tile: kernels.Tile, capability: int, numbers: str, drops: bool = True) -> bytes:
+def compiled(kernel: Any, tile: Tile, capability: int, numbers: str, drops: bool = True) -> bytes:
     """The machine code of a kernel for these numbers."""
     sizes = {"width": tile.width, "tile_rows": tile.rows, "tile_columns": tile.columns}
     constants: dict[str, Any] = {**sizes, "drops": drops, "slopes": True, **({} if drops else {"keys": None})}
@@ -58,26 +59,26 @@ def spills(code: bytes) -> int:
     return sum(map(int, re.findall(r"STACK:(\d+)", told)))
 
 
-def cases(width: int) -> Iterator[tuple[Any, kernels.Tile, bool]]:
+def cases(width: int) -> Iterator[tuple[Any, Tile, bool]]:
     """The kernels that a model of this width calls, with their tiles, and whether they drop something."""
     for inner in (width, 4 * width):  # of the head and of layers
-        yield kernels._gelu_forward, kernels.Tile.of_gelu(inner), True
-        yield kernels._gelu_backward, kernels.Tile.of_gelu(inner), True
+        yield kernels._gelu_forward, Tile.of_gelu(inner), True
+        yield kernels._gelu_backward, Tile.of_gelu(inner), True
     for drops in (True, False):
-        yield kernels._norm_forward, kernels.Tile.of_norm(width), drops
-        yield kernels._norm_backward, kernels.Tile.of_norm(width, backward=True), drops
+        yield kernels._norm_forward, Tile.of_norm(width), drops
+        yield kernels._norm_backward, Tile.of_norm(width, backward=True), drops
     for kernel in (kernels._dropout, kernels._join):
-        yield kernel, kernels.Tile.of(width, kernels.COLUMNS), True
+        yield kernel, Tile.of(width, COLUMNS), True
     for parts in (3, 4):  # of norms and joined gradients, and of GELU
-        yield kernels._sum_blocks, kernels.Tile.of(parts * width, kernels.SUM_COLUMNS), True
+        yield kernels._sum_blocks, Tile.of(parts * width, SUM_COLUMNS), True
 
 
 def main(capability: int, numbers: str) -> None:
     """Compiles all kernels and says how many there are, and what their threads spill."""
     chosen = [case for width in WIDTHS for case in cases(width)]
-    chosen.append((gpu_row_keys._row_keys, kernels.Tile(1, 1, 1, 4), True))
+    chosen.append((gpu_row_keys._row_keys, Tile(1, 1, 1, 4), True))
     if numbers != "fp16":  # in which losses are computed by PyTorch
-        chosen.append((gpu_cross_entropy._cross_entropy, kernels.Tile(USUAL_WORDS, 1, 1, 8), True))
+        chosen.append((gpu_cross_entropy._cross_entropy, Tile(USUAL_WORDS, 1, 1, 8), True))
     found = [spills(compiled(kernel, tile, capability, f"*{numbers}", drops)) for kernel, tile, drops in chosen]
     print(f"{len(found)} kernels, {sum(found)} spills")
 

@@ -254,12 +254,12 @@ def test_kernels_move_few_bytes() -> None:
 
 def test_sums_of_blocks_are_few_beside_many_rows() -> None:
     """Of a batch that fills a GPU: a fiftieth of what a kernel moves besides."""
-    from pretraining.model import gpu_kernels
+    from pretraining.model.gpu_tiles import GELU_BLOCKS, NORM_BLOCKS, Tile
 
     rows, hidden = 32768, 1024
     for tile, most, moved in (
-        (gpu_kernels.Tile.of_gelu(4 * hidden), gpu_kernels.GELU_BLOCKS, 3 * 4),
-        (gpu_kernels.Tile.of_norm(hidden, backward=True), gpu_kernels.NORM_BLOCKS, 5),
+        (Tile.of_gelu(4 * hidden), GELU_BLOCKS, 3 * 4),
+        (Tile.of_norm(hidden, backward=True), NORM_BLOCKS, 5),
     ):
         count, block = tile.blocks(rows, most)
         sums = 3 * hidden if tile.width == hidden else tile.width
