@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import triton
 from torch import Tensor
 
 COLUMNS, SUM_COLUMNS = 256, 32
@@ -30,7 +29,7 @@ class Tile(NamedTuple):
     @functools.cache
     def of(cls, width: int, most: int | None = None, elements: int = 2048, each: int = 8) -> Tile:
         """Of whole rows, or of so many columns at most; of about so many elements, of which each thread has so many."""
-        columns = triton.next_power_of_2(width if most is None else min(width, most))
+        columns = 1 << ((width if most is None else min(width, most)) - 1).bit_length()
         rows = max(1, elements // columns)
         return cls(width, rows, columns, min(max(rows * columns // (32 * each), 1), 32))
 
