@@ -188,10 +188,12 @@ def run_contest(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
     kinds = {name: SIDES[name] for name in bench.sides}
     groups = [{name: kind} for name, kind in (kinds | {AGAIN: kinds[OURS]}).items()] if bench.apart else [kinds]
     run, ran = Run(contest, bench, shape, batches, gpu_state(bench.device)), list[Steps]()
+    found: dict[str, Any] = {}
     for group in groups:
         ran.append(run.together(group, lambda steps: None if ran else keep(run.describe([steps]))))
-        keep(run.describe(ran))
-    return run.describe(ran)
+        found = run.describe(ran)
+        keep(found)
+    return found
 
 
 class Steps(NamedTuple):
@@ -300,9 +302,7 @@ def summarise(
     }
 
 
-def run_smaller(
-    contest: Contest, bench: Bench, keep: Callable[[dict[str, Any]], object]
-) -> tuple[Contest, dict[str, Any]]:
+def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> tuple[Contest, dict[str, Any]]:
     """Runs a contest, with half the sequences again and again where a side has no memory for it."""
     if contest.sequences == AUTO:
         contest = as_many_as_fit(contest, bench)

@@ -86,11 +86,11 @@ def prepare(settings: Wheels, console: Console) -> None:
     total = sum(sizes.values())
     console.print(f"{total:7.2f} MiB  in {len(sizes)} wheels for Python {settings.python}: {settings.out}")
     console.print(
-        "\n".join(tell_load(total, mib_of(settings.shards.rglob("*")), mib_of(tracked_files()))), markup=False
+        "\n".join(describe_load(total, count_mib(settings.shards.rglob("*")), count_mib(tracked_files()))), markup=False
     )
 
 
-def mib_of(paths: Iterable[Path]) -> float:
+def count_mib(paths: Iterable[Path]) -> float:
     """What the files among these paths take, in MiB."""
     return sum(path.stat().st_size for path in paths if path.is_file()) / 2**20
 
@@ -101,7 +101,7 @@ def tracked_files() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split("\0") if name]
 
 
-def tell_load(wheels: float, shards: float, tree: float) -> list[str]:
+def describe_load(wheels: float, shards: float, tree: float) -> list[str]:
     """What goes to the machine, in MiB, and what can stay behind where that is more than lent machines take."""
     load = wheels + shards + tree
     lines = [f"{load:7.2f} MiB  go to the machine: wheels {wheels:.1f}, shards {shards:.1f}, tree {tree:.1f}"]

@@ -245,8 +245,8 @@ def making(engine: Engine, ranks: int) -> MadeBy:
 
 
 class Snapshots:
-    """Copies of what this rank writes, in the host's memory. From a GPU they come in one piece for each flat tensor,
-    into memory that is pinned and kept: its parts one by one, into memory that is new, take ten times as long."""
+    """Copies of what this rank writes, in the host's memory. From a GPU each flat tensor is copied whole, into memory
+    that is pinned and kept: thousands of small copies into new memory would hold up training for longer."""
 
     def __init__(self) -> None:
         self._pinned: dict[str, Tensor] = {}

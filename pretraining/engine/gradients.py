@@ -8,7 +8,7 @@ it takes another optimizer, which copies each gradient several times. Here, in b
     added     a bucket of neighbouring parameters at a time; on a CPU each as it comes, in one pass while it is cached
     joined    bucket by bucket while the last backward pass still runs; a sum goes to the rank whose share it is, alone.
               Between so many GPUs that a bucket has shares of many ranks, all at once after it: NCCL reduces to one
-              rank after another, which takes 0.3 to 0.5 s between 1,024, and scatters a whole tensor in 45 ms
+              rank after another, which is reckoned to take 0.3 to 0.5 s between 1,024; a whole tensor takes 45 ms
     measured  by the norm of each rank's share
     clipped   by a factor that the optimizer's step multiplies with in passing
 """

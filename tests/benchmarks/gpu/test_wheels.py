@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.gpu.bare_machine import with_all_they_need
 from benchmarks.gpu.install import NEEDED
-from benchmarks.gpu.wheels import Wheels, locked, prepare, tell_load
+from benchmarks.gpu.wheels import Wheels, describe_load, locked, prepare
 
 LOCK = """\
 deepspeed==0.19.8
@@ -50,9 +50,9 @@ def test_versions_are_those_of_the_lock_for_the_machines_python() -> None:
 
 
 def test_what_is_too_much_for_a_lent_machine_is_told() -> None:
-    [fits] = tell_load(33.3, 8.9, 5.4)
+    [fits] = describe_load(33.3, 8.9, 5.4)
     assert "47.60 MiB" in fits
-    assert "HAS=" in "".join(tell_load(33.3, 37.0, 5.4))
+    assert "HAS=" in "".join(describe_load(33.3, 37.0, 5.4))
 
 
 def pretend_installed(place: Path, **versions: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import apex_kernels, twice
 from support.lamb_reference import NVIDIA, error, make_engine, reference, run_engine
+from support.poison import poison_second_step
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -248,13 +249,7 @@ def test_no_optimizer_takes_a_gradient_that_is_not_finite(name: str, zero: int) 
     """Neither weights, averages nor the number of steps, and the host need not look."""
     settings = EngineSettings(Optimizer.model_validate({"name": name}), Precision(dtype="fp32"), Parallel(zero=zero))
     engine = Engine(build_model(SHAPE).initialize(1), settings, torch.device("cuda", 0))
-    kept: list[list[Tensor]] = []
-    for step, factor in enumerate((1.0, float("nan"), 1.0)):
-        batch = random_batch(LENGTHS, SHAPE.vocabulary, step)
-        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
-        train_step(engine, batches, 1e-3, Seeds(step, step), lambda *given, by=factor: MLM.loss(*given) * by)
-        states = [each for flat in engine.flat_tensors for each in engine.optimizer.state_of(flat.tensor).values()]
-        kept.append([each.clone() for each in (*(weight for _, weight in engine.weights()), *states)])
+    kept = poison_second_step(engine, LENGTHS, float("nan"))
     assert engine.optimizer_steps == 2
     engine.close()
     assert all(map(torch.equal, kept[0], kept[1]))

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from support.poison import poison_second_step
 from support.pretraining_reference import SMALL, random_batch
 from support.processes import spawn
 from support.training import connect_ranks
@@ -268,13 +269,7 @@ def test_no_optimizer_takes_a_gradient_that_is_not_finite(
         monkeypatch.setattr(cpu_kernels, "usable", lambda *_: False)
     settings = EngineSettings(Optimizer.model_validate({"name": name}), Precision(dtype="fp32"), Parallel(zero=zero))
     engine = Engine(build_model(SMALL).initialize(1), settings, torch.device("cpu"))
-    kept: list[list[Tensor]] = []
-    for step, factor in enumerate((1.0, poison, 1.0)):
-        batch = random_batch([9, 5, 12], SMALL.vocabulary, step)
-        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
-        train_step(engine, batches, 1e-3, Seeds(step, step), lambda *given, by=factor: MLM.loss(*given) * by)
-        states = [each for flat in engine.flat_tensors for each in engine.optimizer.state_of(flat.tensor).values()]
-        kept.append([each.clone() for each in (*(weight for _, weight in engine.weights()), *states)])
+    kept = poison_second_step(engine, [9, 5, 12], poison)
     assert engine.optimizer_steps == 2
     engine.close()
     assert all(map(torch.equal, kept[0], kept[1]))

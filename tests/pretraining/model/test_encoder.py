@@ -18,10 +18,13 @@ from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 
+from data_prep.common.errors import UserError
 from pretraining.model import attention
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model.attention import Packed, Padded
 from pretraining.model.bert import Bert
-from pretraining.model.encoder import FinalLayer, Layer
+from pretraining.model.encoder import FinalLayer, Layer, require_own_masks
+from pretraining.model.fused import Dropout
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 
@@ -197,3 +200,15 @@ def test_what_is_not_compiled_keeps_our_kernels(monkeypatch: pytest.MonkeyPatch)
     model.compile_layers()
     model(random_batch([5, 7], SHAPE.vocabulary))
     assert {"dropout_rows", "gelu_forward", "cross_entropy"} == set(called)
+
+
+def test_compiled_layers_on_a_gpu_take_no_masks_of_the_compiler() -> None:
+    """Without keys of rows, or where attention is PyTorch's own: those masks repeat in torch 2.13."""
+    none, keys, starts = torch.empty(0, dtype=torch.int32), torch.zeros(3, dtype=torch.int32), torch.tensor([0, 3])
+    padded, packed = Padded(starts, 3, 3), Packed(starts, 3)
+    ours = Dropout(0.1, keys).for_compiled(8, 4)
+    require_own_masks(ours, Dropout(0.1, keys), packed)
+    require_own_masks(Dropout(0.0, none), Dropout(0.0, none), padded)
+    for hidden, layout in ((Dropout(0.1, none).for_compiled(8, 4), packed), (ours, padded)):
+        with pytest.raises(UserError, match=r"compute.compile = true: not with dropout on this GPU"):
+            require_own_masks(hidden, Dropout(0.1, keys), layout)
