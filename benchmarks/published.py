@@ -2,7 +2,8 @@
 
     pytest -s tests/benchmarks/test_published.py     prints every figure
 
-Constants are fitted to rows of one node alone; the model then says what more nodes do, and so does linear scaling.
+Constants are fitted to rows of one node alone; the model then says what more nodes do, and so does linear scaling. Rows
+that are `held_out` fit no constant of the model: they show how far software differs that it has never seen.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from data_prep.common.toml_text import read_toml
-from pretraining.config.settings import VOCABULARY
+from pretraining.config.settings import VOCABULARY, Dtype
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters
@@ -71,18 +70,25 @@ def work_of(row: Row, length: int) -> MicroBatch:
     """A micro-batch of full sequences, as the model has it."""
     shape = Shape.named(row["model"], VOCABULARY)
     statistics = measure_sequences(shape, length, None)
-    return MicroBatch.of(shape, "fp16", row["micro_batch"], statistics.pieces, statistics.flops)
+    return MicroBatch.of(shape, dtype_of(row), row["micro_batch"], statistics.pieces, statistics.flops)
+
+
+def dtype_of(row: Row) -> Dtype:
+    """What a row keeps activations and gradients in: products in TF32 are of numbers in fp32."""
+    return "fp32" if row.get("precision") == "tf32" else "fp16"
 
 
 def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float:
     """A step where a micro-batch takes `pace` times as long as modelled.
 
-    All published runs join gradients in fp16, without ZeRO, after the last backward pass (NVIDIA's scripts:
-    allreduce_post_accumulation_fp16; DeepSpeed's: delay_allreduce).
+    All published runs join gradients without ZeRO after the last backward pass, in fp16 but where products are in TF32
+    (NVIDIA's scripts: allreduce_post_accumulation_fp16; DeepSpeed's: delay_allreduce).
     """
     per_node, network = min(row["gpus"], row["gpus_per_node"]), find_network(row["network"])
-    cluster = gpu_cluster(GPUS[row["gpu"]], "fp16", row["gpus"] // per_node, per_node, network)
-    exchange = Exchange(parameters_of(row), 0, 2, optimizers()["lamb"].traffic, gradient_bytes=2, hides=False)
+    dtype, tf32 = dtype_of(row), row.get("precision") == "tf32"
+    cluster = gpu_cluster(GPUS[row["gpu"]], dtype, row["gpus"] // per_node, per_node, network, tf32)
+    size = 2 if dtype == "fp16" else 4
+    exchange = Exchange(parameters_of(row), 0, size, optimizers()["lamb"].traffic, gradient_bytes=size, hides=False)
     work = work_of(row, length)
     slower = replace(work, flops=pace * work.flops, traffic=pace * work.traffic)
     return step_time(cluster, slower, exchange, accumulation).total
@@ -114,6 +120,11 @@ def is_single(row: Row) -> bool:
     return bool(row["gpus"] <= row["gpus_per_node"])
 
 
+def is_node(row: Row) -> bool:
+    """Whether a row is of all GPUs of one node."""
+    return bool(row["gpus"] == row["gpus_per_node"])
+
+
 def fit_paces(rows: Sequence[Row]) -> dict[Key, float]:
     """How much longer than modelled micro-batches take, by the rows of one node alone, for every run and length."""
     alone = [row for row in rows if "accumulation" in row and is_single(row)]
@@ -138,7 +149,7 @@ def _fit_pace(rows: Sequence[Row]) -> float:
 def compare(content: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
     """Compares every published figure of several nodes with the model."""
     rows, paces = [row for row in content["rows"] if "accumulation" in row], fit_paces(content["rows"])
-    nodes = {key_of(row): row for row in rows if row["gpus"] == row["gpus_per_node"]}
+    nodes = {key_of(row): row for row in rows if is_node(row)}
     for row in rows:
         if not is_single(row):
             node, gpus, speed = nodes[key_of(row)], row["gpus"], modelled_speed(row, paces[key_of(row)])
@@ -156,37 +167,59 @@ def compare(content: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
 
 
 def fit_margin(content: Mapping[str, Sequence[Row]]) -> tuple[float, float]:
-    """The middle 80% of what published series took, as times of what a model says that was fitted without their run."""
-    low, high = np.quantile([*foretell(content).values()], (0.1, 0.9))
-    return float(low), float(high)
+    """What the fastest and the slowest published series took, as times of what a model says that was fitted without
+    their source: how far the software of others differs."""
+    times = foretell(content).values()
+    return min(times), max(times)
 
 
 def foretell(content: Mapping[str, Sequence[Row]]) -> dict[tuple[str, str], float]:
     """What every run took, at each length and in hours, as times of what the model says; the median of its rows.
 
-    The share of the matrix rate is fitted to the rows of all other runs. Only rows of full sequences are compared: the
-    model is asked about these.
+    The share of the matrix rate is fitted to the rows of all other sources.
     """
-    rows = [row for row in content["rows"] if "accumulation" in row and row["padded"]]
-    found = defaultdict(list)
-    for run in dict.fromkeys(row["run"] for row in rows):
-        pace = REACH / fit_reach([row for row in rows if row["run"] != run])
-        for row in rows:
-            if row["run"] == run:
-                times = modelled_speed(row, pace) / row["sequences_per_second"]
-                found[run, f"at {row['length']}"].append(times)
-        for row in content["hours"]:
-            if row.get("run") == run and "phases" in row:
-                paces = {(run, phase["length"]): pace for phase in row["phases"]}
-                found[run, "in hours"].append(row["hours"] / modelled_hours(row, paces))
+    rows, found = full_rows(content), defaultdict(list)
+    for row in rows:
+        found[row["run"], f"at {row['length']}"].append(times_modelled(row, rows))
+    first = {row["run"]: row for row in reversed(rows)}
+    for row in content["hours"]:
+        if row.get("run") in first and "phases" in row:
+            pace = pace_without(first[row["run"]]["source"], rows)
+            paces = {(row["run"], phase["length"]): pace for phase in row["phases"]}
+            found[row["run"], "in hours"].append(row["hours"] / modelled_hours(row, paces))
     return {series: median(times) for series, times in found.items()}
+
+
+def cover(content: Mapping[str, Sequence[Row]]) -> dict[str, tuple[int, int]]:
+    """How many rows of each source lie within the range that all other sources give, and how many there are."""
+    rows, found = full_rows(content), {}
+    for source in dict.fromkeys(row["source"] for row in rows):
+        low, high = fit_margin({**content, "rows": [row for row in rows if row["source"] != source]})
+        own = [times_modelled(row, rows) for row in rows if row["source"] == source]
+        found[source] = sum(low <= times <= high for times in own), len(own)
+    return found
+
+
+def full_rows(content: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The throughputs of full sequences, whose batches are known: the model is asked about these."""
+    return [row for row in content["rows"] if "accumulation" in row and row["padded"]]
+
+
+def times_modelled(row: Row, rows: Sequence[Row]) -> float:
+    """What a row took, as times of what the model says that is fitted to all `rows` of other sources."""
+    return modelled_speed(row, pace_without(row["source"], rows)) / float(row["sequences_per_second"])
+
+
+def pace_without(source: str, rows: Sequence[Row]) -> float:
+    """How much longer than modelled micro-batches take, by the rows of all other sources."""
+    return REACH / fit_reach([row for row in rows if row["source"] != source])
 
 
 def fit_reach(rows: Sequence[Row]) -> float:
     """The share of the matrix rate that products reach: the median of the rows of one GPU, full sequences of 128."""
     found = []
     for row in rows:
-        if row["gpus"] == 1 and row["length"] == 128 and row["padded"]:
+        if row["gpus"] == 1 and row["length"] == 128 and row["padded"] and "held_out" not in row:
             gpu, work = GPUS[row["gpu"]], work_of(row, 128)
             seconds = work.sequences / row["sequences_per_second"] - work.traffic / (OF_DATASHEET * gpu.bandwidth)
             found.append(work.flops / seconds / gpu.products)
@@ -198,7 +231,7 @@ def fit_slowest(rows: Sequence[Row]) -> float:
     found = []
     for one, node in product(rows, rows):
         same = all(one.get(key) == node.get(key) for key in ("run", "length"))
-        if same and "run" in one and one["gpus"] == 1 and node["gpus"] == node["gpus_per_node"]:
+        if same and "run" in one and "held_out" not in one and one["gpus"] == 1 and is_node(node):
             lost = node["gpus"] * one["sequences_per_second"] / node["sequences_per_second"] - 1
             found.append(lost / math.sqrt(2 * math.log(node["gpus"])))
     return float(median(found))

@@ -76,7 +76,7 @@ TITLES = {
 }
 """Titles of the benchmarks, in the order of the page; others follow by their own names."""
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
-PUBLISHED = ("model", "length", "gpus", "gpu", "software", "sequences_per_second", "hours", "padded", "source")
+PUBLISHED = "model length gpus gpu software sequences_per_second hours padded precision source".split()
 """Columns of published figures."""
 
 

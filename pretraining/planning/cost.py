@@ -69,8 +69,9 @@ class Margin(NamedTuple):
         return f"from {low} to {high}: {said}"
 
 
-PUBLISHED = Margin(0.84, 1.39, "published runs, each with a model fitted without it,")
-"""The middle 80% of the series in benchmarks/published.toml, as benchmarks/published.py finds it (`fit_margin`)."""
+PUBLISHED = Margin(0.83, 1.88, "published runs of other software")
+"""From the fastest to the slowest series in benchmarks/published.toml, each beside a model that was fitted without its
+source (benchmarks/published.py: `fit_margin`): rather how far software differs than hardware."""
 
 
 @dataclass(frozen=True)

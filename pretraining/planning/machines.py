@@ -13,7 +13,7 @@ from data_prep.shards import Manifest
 from pretraining.config.settings import Dtype, Recipe
 from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, Device, Network
 from pretraining.planning.memory import Room
-from pretraining.planning.plan import Target
+from pretraining.planning.plan import Target, name_numbers
 
 PER_NODE = 8
 """GPUs of a node, where nothing else is said."""
@@ -38,7 +38,7 @@ class Gpu:
     """what the maker's own nodes of 8 are joined by: taken where no other network is named"""
     source: str
     bf16: bool = True
-    """whether it multiplies in bf16; otherwise fp16 is taken"""
+    """whether it multiplies in bf16 and TF32; otherwise fp16 is taken"""
 
 
 GPUS = {
@@ -104,7 +104,7 @@ def gpu_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Netw
     """Nodes of GPUs, at what encoders reach of them."""
     products = gpu.products
     if dtype == "fp32":
-        products = gpu.products / 2 if tf32 and gpu.bf16 else gpu.products_fp32
+        products = gpu.products / 2 if tf32 else gpu.products_fp32
     device = Device(REACH * products, OF_DATASHEET * gpu.bandwidth)
     return Cluster(device, nodes, per_node, gpu.link, network)
 
@@ -143,8 +143,8 @@ def name_site(
         cluster,
         dtype,
         Room(size),
-        f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {size / 1e9:.0f} GB{joined}; {dtype}; "
-        f"{REACH:.0%} of a GPU's matrix rate is taken to be reached",
+        f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {size / 1e9:.0f} GB{joined}; "
+        f"{name_numbers(recipe, dtype)}; {REACH:.0%} of a GPU's matrix rate is taken to be reached",
     )
 
 
@@ -183,4 +183,6 @@ def dtype_on(gpu: Gpu, name: str, recipe: Recipe) -> Dtype:
         return "bf16" if gpu.bf16 else "fp16"
     if wanted == "bf16" and not gpu.bf16:
         raise UserError(f'precision.dtype = "bf16": {name} has none; take "fp16" or "auto"')
+    if recipe.precision.tf32 and not gpu.bf16:
+        raise UserError(f"precision.tf32 = true: {name} has none; take false")
     return wanted

@@ -33,6 +33,11 @@ USEFUL_SHARE = 0.5
 """How much of the measured matrix rate a run reaches, where nothing better is known."""
 
 
+def name_numbers(recipe: Recipe, dtype: Dtype) -> str:
+    """What a recipe computes in, where its type is `dtype`."""
+    return "fp32 with products in TF32" if recipe.precision.tf32 else dtype
+
+
 @dataclass(frozen=True)
 class Target:
     """A run that is planned, and the ranks that are to train it."""

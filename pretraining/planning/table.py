@@ -13,7 +13,7 @@ from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
 from pretraining.objectives.declaration import num_parameters
 from pretraining.planning.cost import StepTime
-from pretraining.planning.plan import Plan, Target, known_sum
+from pretraining.planning.plan import Plan, Target, known_sum, name_numbers
 from pretraining.planning.sweep import Choice, Option
 
 UNKNOWN = "?"
@@ -36,9 +36,10 @@ def render_plan(plan: Plan) -> RenderableType:
 
 def _model_line(plan: Plan) -> str:
     target, shape = plan.target, plan.target.shape
+    numbers = name_numbers(target.recipe, target.dtype)
     return (
         f"{num_parameters(shape) / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
-        f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {target.dtype} on {target.ranks} "
+        f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {numbers} on {target.ranks} "
         f"rank{'s' * (target.ranks > 1)}, ZeRO {target.recipe.parallel.zero}, {target.recipe.optimizer.name}"
     )
 

@@ -58,9 +58,9 @@ def test_a_large_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 
 
 def minutes(spelled: str) -> float:
-    found = re.fullmatch(r"(\d+) m (\d+) s", spelled)
+    found = re.fullmatch(r"(?:(\d+) h )?(\d+) m(?: (\d+) s)?", spelled)
     assert found
-    return int(found[1]) + int(found[2]) / 60
+    return 60 * int(found[1] or 0) + int(found[2]) + int(found[3] or 0) / 60
 
 
 def test_the_range_of_the_run_of_53_minutes_has_what_was_published(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +74,7 @@ def test_the_range_of_the_run_of_53_minutes_has_what_was_published(capsys: pytes
         published["gpus_per_node"],
     ]
     shown = " ".join(plan(capsys, "--recipe", "bert_large_1472_gpus", "--nodes", 92, *words).split())
-    found = re.search(r"ZeRO 1 \(this recipe\): from (\d+ m \d+ s) to (\d+ m \d+ s): published runs", shown)
+    found = re.search(r"ZeRO 1 \(this recipe\): from ([\w ]+) to ([\w ]+): published runs", shown)
     assert found
     assert minutes(found[1]) < 60 * published["hours"] < minutes(found[2])
 
@@ -101,6 +101,15 @@ def test_faster_networks_and_gpus_take_less(capsys: pytest.CaptureFixture[str]) 
     assert slow > fast
     old, new = (hours(plan(capsys, "--gpu", name)) for name in ("a100-40", "h200"))
     assert old > 2 * new
+
+
+def test_tf32_is_a_precision_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    fp32 = ("--gpu", "a100-80", "--precision.dtype", "fp32")
+    shown = plan(capsys, *fp32, "--precision.tf32", "true")
+    assert "; fp32 with products in TF32;" in shown
+    assert hours(plan(capsys, *fp32)) > 3 * hours(shown)
+    said = fault("--gpu", "v100-32", "--precision.dtype", "fp32", "--precision.tf32", "true")
+    assert said == "precision.tf32 = true: v100-32 has none; take false"
 
 
 def test_a_v100_computes_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
