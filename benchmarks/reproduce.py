@@ -82,13 +82,15 @@ def make(wanted: Reproduce, console: Console) -> int:
     ledger = Ledger(table, root, wanted.results)
     cells = [*Planner(table, wanted.trivia).cells()]
     there = [cell for cell in cells if cell.column not in lacking(table)]
-    own = {step.name for step in (divided(in_order(there), part[1])[part[0] - 1] if part else in_order(there))}
+    listed = in_order(cells if wanted.plan else there)
+    own = {step.name for step in (divided(listed, part[1])[part[0] - 1] if part else listed)}
     for line in (*ledger.damaged, *gaps(table, wanted.trivia)):
         console.print(line, markup=False)
     if wanted.plan:
-        steps = [step for step in ledger.to_do(there) if step.name in own]
-        show(console, [plan_table(table.title, in_order(there), steps, ledger)])
-        console.print("\n".join([total(steps, ledger), *ledger.remarks(in_order(cells))]), markup=False)
+        left = [step for step in ledger.to_do(cells) if step.name in own]
+        waiting = {cell.step.name for cell in cells if cell.column in lacking(table)}
+        show(console, [plan_table(table.title, listed, left, waiting, ledger)])
+        console.print("\n".join([total(listed, left, waiting, ledger), *ledger.remarks(listed)]), markup=False)
         return Code.DONE
     hear_signals()
     signal.signal(signal.SIGUSR1, lambda *_: None)  # by which Slurm announces the end of a job: runs look at the clock

@@ -35,13 +35,6 @@ class Kept(NamedTuple):
     outcome: Outcome
 
 
-class Minutes(NamedTuple):
-    """How long a command takes, and how that is known."""
-
-    minutes: float | None
-    source: str
-
-
 class Ledger:
     """The outcomes of the commands of a table, here and in committed results."""
 
@@ -145,15 +138,18 @@ class Ledger:
         outcome = self.find(step)[1]
         return outcome is not None and (outcome.diverged or (outcome.is_well and is_made(step, self._root)))
 
-    def minutes(self, step: Step) -> Minutes:
-        """How long a command takes: as one of its kind took here, or as the scale says."""
-        if own := self._seconds_here.get(plain(step)):
-            return Minutes(median(own) / 60, "measured")
+    def measured(self, step: Step) -> float | None:
+        """How many minutes a command took, or one that makes the same; None where none ran on such hardware."""
+        own = self._seconds_here.get(plain(step))
+        return median(own) / 60 if own else None
+
+    def said(self, step: Step) -> float | None:
+        """How many minutes a command takes by the scale; None where that does not say."""
         key = step.column if step.kind in ("tune", "pairs") else step.kind
         said = self._declared.scale.minutes.get(key)
         if said is not None and step.kind == "tune":
             said *= self._declared.restarts / self._declared.scale.restarts
-        return Minutes(said, "unknown" if said is None else "as the scale says")
+        return said
 
     @cached_property
     def _seconds_here(self) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 
@@ -238,6 +239,27 @@ def test_a_plan_says_what_is_left_and_runs_nothing(place: Place) -> None:
     assert place.make("table5", StandIn(), plan=True) == 0
     assert "0 runs are left" in place.shown
     assert not (place.folder / "table5-tiny.json").exists()
+
+
+def test_a_table_is_planned_before_its_data_is_there(place: Place) -> None:
+    place.lacks = {"STS-B", "SST-2", "BLiMP"}
+    assert place.make("table5", StandIn(), "mini", plan=True) == 0
+    assert re.search(r"17 runs are left: [1-9].*; 13 of them when their data is there", place.shown)
+    assert re.search(r"stsb base seed 1 +to do, no data ", place.shown)
+    assert re.search(r" base seed 1 +to do  ", place.shown), "text is there, so that models can be pre-trained"
+
+
+def test_a_plan_takes_what_was_measured_for_runs_of_the_same_kind(place: Place) -> None:
+    assert place.make("table5", StandIn(), "tiny") == 0
+    for note in (place.folder / "made" / "tiny" / "notes" / "tune").iterdir():
+        write_json(note, {**json.loads(note.read_text()), "seconds": 3600.0})
+    (place.folder / "table5-tiny.json").unlink()
+    assert place.make("table7", StandIn(), "tiny", plan=True) == 0
+    [line] = [line for line in place.shown.splitlines() if "sst2 embeddings base" in line]
+    found = re.search(r"(\d+) h \d+ m +as the scale says, x (\d+)", line)
+    assert found
+    assert int(found[1]) >= 1
+    assert int(found[2]) > 20
 
 
 @pytest.mark.parametrize(
