@@ -22,12 +22,20 @@ from typing import Any
 
 from benchmarks.charts import planning_chart
 from benchmarks.measure import mistakes_told, read_recipe_command, read_results
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, check_all
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.planning.cost import Cluster, Device, Margin
-from pretraining.planning.machines import PER_NODE, Site, check_numbers, check_size, find_network, name_site
+from pretraining.planning.machines import (
+    PER_NODE,
+    Site,
+    check_names,
+    check_numbers,
+    check_size,
+    find_network,
+    name_site,
+)
 from pretraining.planning.memory import Room
 from pretraining.planning.sweep import check_batches, check_fit, scale, sweep
 from pretraining.planning.table import render_cluster, render_scale
@@ -67,9 +75,12 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings, overrides = read_recipe_command(Planner, arguments)
     names = ("nodes", "gpus_per_node", "gpu_memory", "price_per_gpu_hour")
-    check_numbers(**{name: getattr(settings, name) for name in names})
     console = open_console()
-    recipe, manifest = load_recipe_and_data(settings.recipe, overrides, settings.data)
+    *_, (recipe, manifest) = check_all(
+        lambda: check_numbers(**{name: getattr(settings, name) for name in names}),
+        lambda: check_names(settings.gpu, settings.network),
+        lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
+    )
     site = find_site(settings, recipe)
     check_batches(recipe, site.cluster.nodes, site.cluster.per_node)
     target = site.target(choosing(recipe), manifest)

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, datetime, timezone
 from typing import Any
 
 import jinja2
@@ -44,9 +44,11 @@ from benchmarks.tables import (
     middle,
     shortly,
     times,
+    titled,
 )
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
+from pretraining.objectives.declaration import loss_curves
 from pretraining.reporting.loss_chart import PLACES, loss_chart
 from pretraining.reporting.metrics_file import METRICS, evaluations, newest_records, step_records
 
@@ -164,17 +166,21 @@ def sections(results: Mapping[str, Results], run: Path | None = None) -> Iterato
 
 
 def summary(results: Mapping[str, Results]) -> ResultTable:
-    """From how many to how many times as fast as each peer we are in all contests, by the kind of hardware."""
-    ratios: dict[tuple[str, str], dict[str, list[float]]] = {}
+    """How many times as fast as each peer we are, in the contests where we lead least and most, by hardware."""
+    ratios: dict[tuple[str, str], dict[str, list[tuple[float, str]]]] = {}
     for benchmark, title in TITLES.items():
         for found in (each for each in results.values() if each["benchmark"] == benchmark):
-            contests = [contest for _, several in contests_of(found) for contest in several.values()]
-            for peer, ratio in (item for contest in contests for item in times(contest).items()):
-                row = ratios.setdefault((title, peer), {})
-                row.setdefault(found["environment"]["hardware"], []).append(middle(ratio))
+            contests = [(model, *each) for model, several in contests_of(found) for each in several.items()]
+            for model, name, contest in contests:
+                for peer, ratio in times(contest).items():
+                    row = ratios.setdefault((title, peer), {}).setdefault(found["environment"]["hardware"], [])
+                    row.append((middle(ratio), f"{model} {contest_name(name, contest)}".strip()))
     rows: list[dict[str, str]] = []
     for (title, peer), kinds in ratios.items():
-        ranges = {kind: " to ".join(dict.fromkeys(map(cell, (min(many), max(many))))) for kind, many in kinds.items()}
+        ranges = {
+            kind: " to ".join(dict.fromkeys(f"{cell(ratio)} ({name})" for ratio, name in (min(many), max(many))))
+            for kind, many in kinds.items()
+        }
         told_before = any(title in row.values() for row in rows)
         rows.append({"times as fast": "" if told_before else title, "beside": peer, **ranges})
     return matrix("", rows)
@@ -211,9 +217,17 @@ def chapter_of_run(folder: Path) -> Chapter:
     trained = step_records(path, PLACES) if path.is_file() else []
     if not trained:
         raise UserError(f"{folder}: has no losses in {METRICS}; give the folder of a run, the --out of train.py")
-    newest = [matrix("", [record]) for record in newest_records(path, ("step", "evaluation")).values()]
-    chart = embedded(loss_chart(trained, list(evaluations(path)), name, {"loss": "loss"}))
+    newest = [table_of_record(record) for record in newest_records(path, ("step", "evaluation")).values()]
+    chart = embedded(loss_chart(trained, list(evaluations(path)), name, loss_curves()))
     return Chapter(f"Run {name}", [PagePart(tables=newest, chart=chart)])
+
+
+def table_of_record(record: Mapping[str, Any]) -> ResultTable:
+    """A record of a run, a figure a row."""
+    shown = {titled(figure): cell(value, figure) for figure, value in record.items() if figure != "kind"}
+    if "time" in record:
+        shown["time"] = f"{datetime.fromtimestamp(record['time'], timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    return ResultTable(f"The newest {record['kind']}", ("figure", ""), [*shown.items()])
 
 
 def published(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> Chapter:

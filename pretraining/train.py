@@ -36,7 +36,7 @@ if __name__ == "__main__":
 import tyro
 from rich.console import Console
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, check_all
 from data_prep.common.launchers import World, find_world, missing_tasks
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.reading import peek, peek_device
@@ -46,7 +46,7 @@ from pretraining.checkpoint.models import Model
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
-from pretraining.planning.machines import check_numbers, name_site, split_ranks
+from pretraining.planning.machines import check_names, check_numbers, name_site, split_ranks
 from pretraining.planning.sweep import check_fit
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
@@ -136,9 +136,12 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     """Prints the plan of the run."""
     if world.rank == 0:
         names = ("ranks", "gpus_per_node", "gpu_memory", "pieces_per_second")
-        check_numbers(**{name: getattr(wanted, name) for name in names})
-        ranks = wanted.ranks or world.size
-        recipe, manifest, _ = read_all(wanted, overrides, ranks)
+        ranks = world.size if wanted.ranks is None else wanted.ranks
+        *_, (recipe, manifest, _) = check_all(
+            lambda: check_numbers(**{name: getattr(wanted, name) for name in names}),
+            lambda: check_names(wanted.gpu, wanted.network),
+            lambda: read_all(wanted, overrides, max(1, ranks)),
+        )
         pairs, notes = read_sample(recipe.evaluation.pairs), list[str]()
         if manifest is not None and wanted.data is not None:
             notes = about_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
@@ -161,8 +164,9 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
-    if out is not None and wanted.data is not None and out.resolve() == wanted.data.resolve():
-        faults.append(f"--out {out}: is --data {wanted.data}, which a run must not change; name another --out")
+    if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):
+        place = "is" if out.resolve() == wanted.data.resolve() else "lies within"
+        faults.append(f"--out {out}: {place} --data {wanted.data}, which a run must not change; name another --out")
     limit = time_limit(wanted.time_limit)
     found = find_kind()
     try:

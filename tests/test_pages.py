@@ -16,6 +16,8 @@ from conftest import ROOT, write_wiki
 from support.processes import run_program
 from support.task_files import write_tasks
 
+from pretraining.objectives.declaration import objectives
+
 README = [ROOT / "README.md"]
 PAGES = [*README, *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS_MORE = (
@@ -112,6 +114,12 @@ def test_downloads_are_understood(command: str) -> None:
     entry = [sys.executable, str(ROOT / words[0]), *words[1:]]
     done = subprocess.run([*entry, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_all_figures_of_objectives_are_explained() -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    figures = {figure.name for objective in objectives().values() for figure in objective.figures}
+    assert {name for name in figures if f"`{name}`" not in page} == set()
 
 
 def test_make_targets_exist() -> None:

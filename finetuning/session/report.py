@@ -159,6 +159,7 @@ def summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType
                 scores.add_row(*(place if not begin else ("", "", "")), ", ".join(said[begin : begin + TOGETHER]))
     yield from ("", runs, "", tasks, "", scores, "")
     yield from averages_of(results)
+    models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
     for result in results:
         for text, names in (("the same answer for every item", result.degenerate), ("failed", result.failed)):
             if names:
@@ -168,8 +169,11 @@ def summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType
                 f"{result.task}: {', '.join(result.unanswered)} came after the best run, and is not answered: give "
                 f"--evaluate --model {out / result.task / MODEL}"
             )
-    yield f"the best models, their predictions and all figures are in {out}"
-    models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
+        if result.failed:
+            place = out / result.task
+            kept = f"the best model is in {place / MODEL}" if place in models else "no run left a model"
+            yield f"{result.task}: {kept}"
+    yield f"{'the best models, their ' * bool(models)}predictions and all figures are in {out}"
     if models:
         yield f"next:\n    python finetuning/predict.py {models[0]}"
 

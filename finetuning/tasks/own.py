@@ -121,6 +121,7 @@ def read_own(path: Path) -> OwnTask:
 def _checks(own: OwnTask) -> Checks:
     """What must go together."""
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
+    yield own.second != own.text, f'second = "{own.second}": is the column of text too; a pair has two texts'
     yield own.kind != "tags" or not own.metric, 'metric: kind = "tags" is compared by F1 of its entities'
     yield own.kind != "labels" or own.labels, 'labels: is missing: the column of each label, ["…", "…"]'
     yield (

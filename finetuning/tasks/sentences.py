@@ -218,8 +218,12 @@ def read_scores(table: TextTable, column: str | int, limits: tuple[float, float]
     wrong = ~np.isfinite(numbers) | (numbers < limits[0]) | (numbers > limits[1])
     if wrong.any():
         row = int(wrong.argmax())
-        needed = "a finite number" if np.isinf(limits[0]) else f"a number from {limits[0]:g} to {limits[1]:g}"
-        table.fail(row, f"the score {values[row]!r} is not {needed}" if values[row] else "the score is empty")
+        fault = (
+            "is not a finite number" if np.isinf(limits[0]) else f"is not a number from {limits[0]:g} to {limits[1]:g}"
+        )
+        if np.isinf(limits[0]) and np.isfinite(_number(values[row])):
+            fault = f"does not fit fp32, which ends at {np.finfo(np.float32).max:.2g}: give numbers of another unit"
+        table.fail(row, f"the score {values[row]!r} {fault}" if values[row] else "the score is empty")
     return numbers[:, None]
 
 

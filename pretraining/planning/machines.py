@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, check_all
 from data_prep.shards import Manifest
 from pretraining.config.settings import Dtype, Recipe
 from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, Device, Network
@@ -73,6 +74,11 @@ LINKS = {  # of one port: bytes a second, latency, source
     "10gbe": (1.25e9, ETHERNET, "Ethernet of 10 Gbit/s"),
     "1gbe": (0.125e9, ETHERNET, "Ethernet of 1 Gbit/s"),
 }
+
+
+def check_names(gpu: str | None, network: str | None) -> None:
+    """UserError for a GPU and a network that no table has."""
+    check_all(*[partial(find, name) for find, name in ((find_gpu, gpu), (find_network, network)) if name is not None])
 
 
 def find_gpu(name: str) -> Gpu:

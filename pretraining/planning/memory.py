@@ -176,6 +176,11 @@ def plan_activations(
     )
 
 
+PROCESS = 0.8e9
+"""Bytes of a process on a CPU besides its model: Python, PyTorch and its libraries. Runs of the demo held 0.9 GB, of
+which the model was 0.1."""
+
+
 @dataclass(frozen=True)
 class Room:
     """The memory of a rank that a micro-batch is to fit into."""

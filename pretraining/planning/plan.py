@@ -19,6 +19,7 @@ from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.amount import disproportion, measure_phase
 from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime, efficiency, step_time
 from pretraining.planning.memory import (
+    PROCESS,
     Activations,
     Heaviest,
     Memory,
@@ -223,6 +224,7 @@ def _estimate(target: Target, phase: Phase) -> int:
 def _guesses(phases: Iterable[PhasePlan], room: Room) -> Iterator[str]:
     """What was estimated in place of the micro-batches that a run finds, and for which memory."""
     if room.on_cpu:
+        yield f"the process takes some {PROCESS / 1e9:.1f} GB besides the model: Python, PyTorch and its libraries"
         yield "activations are those of a CPU whose attention keeps its probabilities (with AMX in bf16 it keeps none)"
     if any(planned.phase.micro_batch == "auto" for planned in phases):
         where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
@@ -260,7 +262,7 @@ def _notes(
     elif not assumed:
         yield "hours: give the throughput, --pieces-per-second"
     yield from assumed
-    yield "memory is an estimate: fragments, buffers and the kernels' own memory come on top"
+    yield "memory is an estimate for the model: fragments, buffers and the kernels' own memory come on top"
 
 
 def known_sum(values: Iterable[float | None]) -> float | None:

@@ -103,6 +103,11 @@ def test_faster_networks_and_gpus_take_less(capsys: pytest.CaptureFixture[str]) 
     assert old > 2 * new
 
 
+def test_all_faults_of_a_command_are_told_at_once() -> None:
+    said = fault("--nodes", 0, "--gpu", "h1000", "--model.siz", "base").splitlines()
+    assert [line.partition(":")[0] for line in said] == ["--nodes 0", "--gpu h1000", "--model.siz"]
+
+
 def test_tf32_is_a_precision_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     fp32 = ("--gpu", "a100-80", "--precision.dtype", "fp32")
     shown = plan(capsys, *fp32, "--precision.tf32", "true")

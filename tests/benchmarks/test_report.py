@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -130,11 +131,23 @@ def test_results_of_any_shape_become_tables() -> None:
 
 
 def test_the_loss_of_a_run_is_drawn(tmp_path: Path) -> None:
-    lines = [{"kind": "step", "step": step, "loss": 10 / step} for step in range(1, 50)]
+    lines = [
+        {"kind": "step", "step": step, "loss": 10 / step, "masked_loss": 9 / step, "time": 1795691054.0}
+        for step in range(1, 50)
+    ]
+    lines.append({"kind": "evaluation", "step": 49, "masked_loss": 0.5, "perplexity": 1.65})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     [part] = chapter_of_run(tmp_path).parts
     assert part.chart.startswith("data:image/svg+xml;base64,")
-    assert part.tables[0].rows == [["step", "49", "0.204"]]
+    drawn = base64.b64decode(part.chart.partition(",")[2]).decode()
+    assert "<!-- validation -->" in drawn
+    assert dict(part.tables[0].rows) == {
+        "step": "49",
+        "loss": "0.204",
+        "masked loss": "0.184",
+        "time": "2026-11-26 11:04:14 UTC",
+    }
+    assert dict(part.tables[1].rows)["perplexity"] == "1.65"
 
 
 def test_days_are_written_as_people_write_them() -> None:
@@ -145,7 +158,8 @@ def test_a_summary_comes_first() -> None:
     turns = {"median": 3.0}, {"median": 2.0}
     contests = {f"base-{128 * n}": contest(times_as_fast_as={"transformers": one}) for n, one in enumerate(turns, 1)}
     first, *_ = sections({"a": results(contests=contests)})
-    assert first.parts[0].tables[0].rows == [["Steps of pre-training", "transformers", "2 to 3"]]
+    told = "2 (base at 256, 8 sequences) to 3 (base at 128, 8 sequences)"
+    assert first.parts[0].tables[0].rows == [["Steps of pre-training", "transformers", told]]
 
 
 def test_cells() -> None:

@@ -35,6 +35,13 @@ from pretraining.checkpoint.record import finished_checkpoints
 from pretraining.processes.ending import Code
 
 
+def test_a_run_is_not_put_into_its_shards(tmp_path: Path) -> None:
+    [done] = train(["--recipe", "demo", "--data", str(tmp_path), "--out", str(tmp_path / "run")], ranks=1)
+    assert done.code == 2
+    assert f"--out {tmp_path / 'run'}: lies within --data {tmp_path}, which a run must not change" in done.errors
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_folder_belongs_to_one_run(place: Place) -> None:
     command, run = place.command("run", *ENDLESS), place.folder / "run"
     first = launch(command)

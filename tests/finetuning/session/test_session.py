@@ -25,9 +25,9 @@ from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model, summary_of
-from finetuning.results import RunResult
+from finetuning.results import RunResult, TaskResult
 from finetuning.running import records
-from finetuning.session.report import items_of, rows_of, splits_of
+from finetuning.session.report import items_of, rows_of, splits_of, summary
 from finetuning.settings import FineTuning
 from finetuning.tasks.spans import TextWindows
 from pretraining.huggingface.folders import write_fine_tuned
@@ -280,6 +280,11 @@ def test_a_long_grid_is_shown_by_its_best() -> None:
         ("same", "80.0", "3.0 s", "degenerate"),
         ("bad", "", "", "failed"),
     ]
+
+
+def test_no_model_is_promised_where_all_runs_failed(tmp_path: Path) -> None:
+    lines = list(summary([TaskResult(task="toy", metric="accuracy", runs={}, failed=["lr1"])], tmp_path))
+    assert lines[-2:] == ["toy: no run left a model", f"predictions and all figures are in {tmp_path}"]
 
 
 def test_the_plan_tells_splits_and_windows_apart(toy: Toy) -> None:

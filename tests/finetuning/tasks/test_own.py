@@ -182,6 +182,7 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     ("toml", "said"),
     [
         ('kind = "tags"\nsecond = "b"\nmetric = "f1"', ["second: ", "metric: "]),
+        ('kind = "classes"\ntext = "a"\nsecond = "a"', ['second = "a": is the column of text too']),
         ('kind = "labels"', ["labels: is missing"]),
         ('kind = "labels"\nlabel = "a"\nlabels = ["a", "a"]', ["label: ", "labels: a name stands there twice"]),
         ('kind = "score"\nlabels = ["a", "b"]', ['labels: kind = "score" has none']),
@@ -197,6 +198,21 @@ def test_what_does_not_go_together_is_told(toml: str, said: list[str], tmp_path:
     assert len(lines) == len(said)
     for line, start in zip(lines, said, strict=True):
         assert line.startswith(f"{tmp_path}/task.toml: {start}")
+
+
+@pytest.mark.parametrize(
+    ("score", "fault"),
+    [
+        ("1e301", "does not fit fp32, which ends at 3.4e+38"),
+        ("inf", "is not a finite number"),
+        ("x", "is not a finite"),
+    ],
+)
+def test_a_score_that_fp32_cannot_hold_is_told_as_that(score: str, fault: str, tmp_path: Path) -> None:
+    toml = 'name = "a"\nkind = "score"\ntrain = "a.csv"\ndev = "a.csv"\n'
+    with pytest.raises(UserError) as error:
+        open_any(write(tmp_path, {"task.toml": toml, "a.csv": f"text,label\na b,1\nc,{score}\n"}))
+    assert str(error.value).startswith(f"{tmp_path}/a.csv:3: the score '{score}' {fault}")
 
 
 @pytest.mark.parametrize(

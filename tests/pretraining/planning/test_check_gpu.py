@@ -39,6 +39,13 @@ def test_a_given_micro_batch_that_is_too_large() -> None:
     assert check(*given[:-2], "--phases.0.micro_batch", "auto").code == 0
 
 
+def test_unknown_gpus_and_networks_are_told_beside_all_other_faults() -> None:
+    done = check("--gpu", "h1000", "--network", "ndr4000", "--optimizer.nam", "lamb")
+    assert done.code == 2
+    for fault in ("--gpu h1000: unknown", "--network ndr4000: unknown", "--optimizer.nam: unknown"):
+        assert fault in done.errors
+
+
 def test_a_network_needs_gpus() -> None:
     done = check("--network", "hdr200x8")
     assert done.code == 2

@@ -244,6 +244,12 @@ def test_a_cpu_keeps_the_probabilities_of_attention() -> None:
     assert on_cpu.kept > on_gpu.kept
 
 
+def test_on_a_cpu_the_memory_of_the_process_is_told_beside_that_of_the_model() -> None:
+    told = "the process takes some 0.8 GB besides the model"
+    for room in (Room(80e9), Room(80e9, on_cpu=True)):
+        assert any(note.startswith(told) for note in plan("bert_mini", room=room).notes) == room.on_cpu
+
+
 def test_checkpointing_saves_activations() -> None:
     for name in ("bert_mini", "bert_large_lamb"):
         activations = plan(name).activations
