@@ -170,8 +170,8 @@ def summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType
                 f"--evaluate --model {out / result.task / MODEL}"
             )
         if result.failed:
-            place = out / result.task
-            kept = f"the best model is in {place / MODEL}" if place in models else "no run left a model"
+            own = out / result.task
+            kept = f"the best model is in {own / MODEL}" if own in models else "no run left a model"
             yield f"{result.task}: {kept}"
     yield f"{'the best models, their ' * bool(models)}predictions and all figures are in {out}"
     if models:
