@@ -81,14 +81,15 @@ def make(wanted: Reproduce, console: Console) -> int:
     root = wanted.out / wanted.scale
     ledger = Ledger(table, root, wanted.results)
     cells = [*Planner(table, wanted.trivia).cells()]
-    there = [cell for cell in cells if cell.column not in lacking(table)]
+    lacks = lacking(table)
+    there = [cell for cell in cells if cell.column not in lacks]
     listed = in_order(cells if wanted.plan else there)
     own = {step.name for step in (divided(listed, part[1])[part[0] - 1] if part else listed)}
     for line in (*ledger.damaged, *gaps(table, wanted.trivia)):
         console.print(line, markup=False)
     if wanted.plan:
         left = [step for step in ledger.to_do(cells) if step.name in own]
-        waiting = {cell.step.name for cell in cells if cell.column in lacking(table)}
+        waiting = {cell.step.name for cell in cells if cell.column in lacks}
         show(console, [plan_table(table.title, listed, left, waiting, ledger)])
         console.print("\n".join([total(listed, left, waiting, ledger), *ledger.remarks(listed)]), markup=False)
         return Code.DONE

@@ -52,8 +52,8 @@ def reckon(steps: Iterable[Step], left: Iterable[Step], ledger: Ledger) -> dict[
     commands of its kind that were measured took of that."""
     ratios = defaultdict(list)
     for step in steps:
-        took, (said, _) = ledger.measured(step), expect(step, ledger)
-        if took and said:
+        took = ledger.measured(step)
+        if took and (said := expect(step, ledger).minutes):
             ratios[step.kind].append(took / said)
     found = {}
     for step in left:
@@ -100,7 +100,9 @@ def total(steps: Iterable[Step], left: Sequence[Step], waiting: Collection[str],
     again = sum(ledger.find(step)[0] in USED for step in left)
     lacking = sum(step.name in waiting for step in left)
     others = f", and {unknown} of which nobody knows how long they take" if unknown else ""
-    others += f"; {again} of them again, since what others need of them is not here" if again else ""
+    others += (
+        f"; {again} of them again, since what others need of them, or they are made from, is not here" if again else ""
+    )
     others += f"; {lacking} of them when their data is there" if lacking else ""
     return f"{len(left)} runs are left: {known}{others}"
 

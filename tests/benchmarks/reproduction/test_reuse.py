@@ -66,7 +66,7 @@ def test_a_table_goes_on_from_results_that_are_kept(place: Place) -> None:
     assert clone.result("table5", "mini").rows == place.result("table5", "mini").rows
     assert clone.make("table8", StandIn(), "mini", plan=True) == 0
     assert len(re.findall(r" (?:text|base seed 1) +kept, again ", clone.shown)) == 2
-    assert "; 2 of them again, since what others need of them is not here" in clone.shown
+    assert "; 2 of them again, since what others need of them, or they are made from, is not here" in clone.shown
     more = StandIn()
     assert clone.make("table8", more, "mini") == 0
     assert sum(name.startswith("train/") for name in more.ran) == 7  # six ways of masks, and the base again
