@@ -95,7 +95,9 @@ def read_vocabulary(folder: Path) -> Vocabulary:
             "since its weights mean nothing without its pieces"
         )
     _check_kind(folder, tokenizer, config)
-    normalizer = tokenizer.get("normalizer") or {}
+    if "model" in tokenizer and (others := _pieces_of(tokenizer, folder / TOKENIZER)) != pieces:
+        raise UserError(f"{folder}: {_difference(pieces, others)}: copy both again from where the model comes from")
+    normalizer = _part(tokenizer, "normalizer", folder / TOKENIZER) or {}
     said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
     says = {name: value for table in (said, config) for name, value in table.items() if value is not None}
     lower = says.get("do_lower_case", not has_capitals(pieces))
@@ -115,7 +117,7 @@ def _check_kind(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any])
     if (words := config.get("word_tokenizer_type", "basic")) != "basic":
         raise UserError(f"{folder / TOKENIZER_CONFIG}: finds words by {words}; only as {KINDS[0]} does is known here")
     for (step, key), needed in STEPS.items() if "model" in tokenizer else ():
-        part = tokenizer.get(step) or {"type": None}
+        part = _part(tokenizer, step, folder / TOKENIZER) or {"type": None}
         if (says := part.get(key, needed)) != needed:
             how = f"{step}.{key} = {json.dumps(says)}"
             raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {needed} is known here")
@@ -131,15 +133,31 @@ def folder_of_vocabulary(folder: Path) -> Path:
     return run / IN_A_RUN if (run / IN_A_RUN).is_dir() else folder
 
 
+def _part(tokenizer: dict[str, Any], step: str, path: Path) -> dict[str, Any]:
+    """Finds what a tokenizer.json says of a step; empty where it says nothing."""
+    part = tokenizer.get(step) or {}
+    if not isinstance(part, dict):
+        raise UserError(f"{path}: {step} is {json.dumps(part)[:40]}, not a table of names and values")
+    return part
+
+
 def _pieces_of(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
     """The pieces in a tokenizer.json, in the order of their ids."""
-    ids = (tokenizer.get("model") or {}).get("vocab")
-    if not isinstance(ids, dict):
+    ids = _part(tokenizer, "model", path).get("vocab")
+    if not isinstance(ids, dict) or not all(type(number) is int for number in ids.values()):
         raise UserError(f"{path}: no model.vocab that gives ids to pieces")
     pieces = tuple(sorted(ids, key=ids.__getitem__))
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"{path}: the ids of its pieces are not 0, 1, 2, …")
     return check_pieces(pieces, path)
+
+
+def _difference(pieces: tuple[str, ...], others: tuple[str, ...]) -> str:
+    """Says where the pieces of vocab.txt and of tokenizer.json are not the same."""
+    if len(pieces) != len(others):
+        return f"{VOCABULARY} has {len(pieces):,} pieces, {TOKENIZER} {len(others):,}"
+    number = next(number for number, (one, other) in enumerate(zip(pieces, others, strict=True)) if one != other)
+    return f"piece {number} is {pieces[number]!r} in {VOCABULARY}, {others[number]!r} in {TOKENIZER}"
 
 
 def has_capitals(pieces: tuple[str, ...]) -> bool:

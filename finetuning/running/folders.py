@@ -30,7 +30,7 @@ from pretraining.checkpoint.models import LANGUAGE, Model
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, write_bare, write_fine_tuned
 from pretraining.huggingface.model_card import TaskProvenance, task_card
 from pretraining.huggingface.verify import verify_fine_tuned
-from pretraining.huggingface.weights import TaskHead
+from pretraining.huggingface.weights import TaskHead, check_finite
 from pretraining.huggingface.weights_file import read_weights
 from pretraining.model.shape import Shape
 
@@ -136,6 +136,7 @@ def read_without_class(folder: Path) -> tuple[TaskModel | FeatureModel, TaskHead
         vocabulary = read_vocabulary(folder)
     if made.state_dict().keys() != trained.keys():
         raise UserError(f"{folder / WEIGHTS}: not the weights that task.json tells of; fine-tune it anew")
+    check_finite(str(folder / WEIGHTS), trained)
     made.load_state_dict(trained)
     return made, head, vocabulary
 

@@ -36,7 +36,13 @@ from pretraining.huggingface.folders import (
     read_task,
 )
 from pretraining.huggingface.model_card import BaseSummary, read_base_model, read_licence
-from pretraining.huggingface.weights import TaskHead, count_segments, list_weights, with_first_segment_alone
+from pretraining.huggingface.weights import (
+    TaskHead,
+    check_finite,
+    count_segments,
+    list_weights,
+    with_first_segment_alone,
+)
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
@@ -142,6 +148,7 @@ class Model:
         require_whole_weights(self.folder)
         saved = Saved.read(self.folder)
         weights = read_weights_together(self.folder, parameter_sizes(saved.record.shape))
+        check_finite(str(self.folder), weights)
         return with_first_segment_alone(weights) if saved.run.state.trained_segments == 1 else weights
 
     def pretrained(self) -> Bert:

@@ -25,6 +25,7 @@ from pretraining.checkpoint.record import (
 )
 from pretraining.checkpoint.state import Saved
 from pretraining.engine.engine import Engine
+from pretraining.huggingface.weights import check_finite
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.errors import SharedError
@@ -184,7 +185,9 @@ def load_checkpoint(run: Path, name: str | None = None) -> tuple[Saved, dict[str
     if fault := find_fault(checkpoint):
         raise DamageError(fault)
     saved = Saved.read(checkpoint)
-    return saved, read_weights(checkpoint, parameter_sizes(saved.record.shape))
+    weights = read_weights(checkpoint, parameter_sizes(saved.record.shape))
+    check_finite(str(checkpoint), weights)
+    return saved, weights
 
 
 def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -4,7 +4,8 @@
       config.json              the sizes, as transformers' BertConfig names them
       model.safetensors        the weights of BertForPreTraining, of BertForMaskedLM where the model has no
                                next-sentence head, or of a model that was fine-tuned; read also in parts, or from
-                               pytorch_model.bin; what is written here has its checksum in it
+                               pytorch_model.bin; what is written here has its checksum in it, and those of all other
+                               files but the model card, which is for people to edit
       vocab.txt  tokenizer.json  tokenizer_config.json
       README.md                the model card
       task.json                what was fine-tuned here: what must be known to use it, besides its config
@@ -38,9 +39,9 @@ from pretraining.huggingface.weights import (
     ARCHITECTURES,
     LISTED,
     TaskHead,
+    check_finite,
     from_transformers,
     has_pairs,
-    refuse_faults,
     to_transformers,
 )
 from pretraining.huggingface.weights_file import read_weights, write_weights
@@ -248,10 +249,7 @@ def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
 def _checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Weights as they are written; UserError where some are no numbers."""
     weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    refuse_faults(
-        str(folder),
-        [f"{name} has values that are no numbers" for name, weight in weights.items() if not weight.isfinite().all()],
-    )
+    check_finite(str(folder), weights)
     return weights
 
 
@@ -265,7 +263,7 @@ def _new_model(
         with replacing(unfinished / CARD) as file:
             file.write(card.encode())
         try:
-            write_weights(weights, unfinished / WEIGHTS)
+            write_weights(weights, unfinished / WEIGHTS, [name for name in FILES if name not in (WEIGHTS, CARD)])
         except SafetensorError as error:
             raise UserError(f"{unfinished / WEIGHTS}: cannot be written: {error}") from error
         if check is not None:

@@ -202,6 +202,7 @@ def from_transformers(
     lost = [weight for weight in missing if isinstance(heads, TaskHead) or not _may_be_missing(weight, found)]
     faults += [f"{name} is missing" for weight in lost for name in weight.theirs if name not in found]
     refuse_faults(where, faults)
+    check_finite(where, {given: tensor for name, (given, tensor) in found.items() if name in places})
     for weight in weights:
         if weight not in missing:
             parts = [found[name][1] for name in weight.theirs]
@@ -258,6 +259,12 @@ def _stack(parts: Sequence[Tensor], size: tuple[int, ...]) -> Tensor:
     for number, part in enumerate(parts):
         whole[number * rows : (number + 1) * rows] = part
     return whole
+
+
+def check_finite(where: str, weights: Mapping[str, Tensor]) -> None:
+    """Raises UserError with the names of weights that have values which are not finite."""
+    wrong = [name for name, weight in weights.items() if not weight.isfinite().all()]
+    refuse_faults(where, [f"{name} has values that are no numbers" for name in wrong])
 
 
 def refuse_faults(where: str, faults: list[str]) -> None:

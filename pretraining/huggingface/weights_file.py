@@ -1,7 +1,7 @@
-"""A file of weights that knows its own checksum, which stands in its header, where transformers reads past it.
+"""A file of weights with its own checksum and those of files beside it in its header, where transformers reads past.
 
-It is that of the whole file with zeros in its place, and goes with the file wherever that is copied to. Files of others
-have none, and are read as they are.
+Its own is that of the whole file with zeros in its place, and goes with the file wherever that is copied to. Files of
+others have none, and are read as they are.
 """
 
 from __future__ import annotations
@@ -9,21 +9,24 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import ne
 from pathlib import Path
 from typing import BinaryIO
 
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data_prep.common.errors import DamageError
-from data_prep.common.files import BLOCK
+from data_prep.common.files import BLOCK, sha256
 
 SIZE = 8
 """Bytes before the header, which say how long it is."""
-BEFORE, DIGITS, AFTER = b'{"__metadata__":{"format":"pt","cloze_sha256":"', 64, b'"}'
+BEFORE, DIGITS = b'{"__metadata__":{"format":"pt","cloze_sha256":"', 64
 """How the header of a file with a checksum begins."""
+BESIDE = "cloze_files"
+"""The key in the header of the files beside it, as NAME=CHECKSUM."""
 CHANGED = 8
 """Bytes by which such a beginning may differ and still be taken for one that was damaged."""
 
@@ -36,14 +39,18 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, 
     path.chmod(mode)
 
 
-def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Writes a file of weights with its checksum; what it holds decides every byte."""
-    save_tensors(weights, path, {"format": "pt", "cloze_sha256": "0" * DIGITS})
+def write_weights(weights: Mapping[str, Tensor], path: Path, beside: Iterable[str] = ()) -> None:
+    """Writes a file of weights with its checksum, and with those of the files of these names that lie beside it; what
+    it holds decides every byte."""
+    there = [f"{name}={sha256(path.with_name(name))}" for name in beside if path.with_name(name).is_file()]
+    files = {BESIDE: " ".join(there)} if there else {}
+    save_tensors(weights, path, {"format": "pt", "cloze_sha256": "0" * DIGITS, **files})
+    after = "".join(f',"{name}":"{value}"' for name, value in files.items())
     with path.open("r+b") as file:
         file.seek(SIZE)
         assert file.read(len(BEFORE)).startswith(b'{"__metadata__":{"')
         file.seek(SIZE)
-        file.write(BEFORE + b"0" * DIGITS + AFTER)  # safetensors puts the two in either order
+        file.write(BEFORE + b"0" * DIGITS + f'"{after}}}'.encode())  # safetensors puts them in any order
         checksum = _checksum(file)
         file.seek(SIZE + len(BEFORE))
         file.write(checksum)
@@ -52,7 +59,7 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Reads a file of safetensors; DamageError where it is not what its checksum says."""
+    """Reads a file of safetensors; DamageError where it, or a file beside it, is not what its checksum says."""
     weights = load_file(path)
     with path.open("rb") as file:
         file.seek(SIZE)
@@ -63,6 +70,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 f"{path}: its SHA-256 is not that of its header: the content changed after it was written; copy it "
                 "again, make it anew, or save what another program made of it without the metadata of its header"
             )
+    with safe_open(path, "pt") as header:
+        for name, _, checksum in (file.partition("=") for file in (header.metadata() or {}).get(BESIDE, "").split()):
+            if path.with_name(name).is_file() and sha256(path.with_name(name)) != checksum:
+                raise DamageError(
+                    f"{path.with_name(name)}: its SHA-256 is not the one in the header of {path.name}: the content "
+                    "changed after both were written; copy it again, or save the weights anew with transformers"
+                )
     return weights
 
 

@@ -52,9 +52,9 @@ class Finding:
 class Guard:
     """Keeps what each step gave until it is looked at, so that the host need not wait for a GPU in between."""
 
-    def __init__(self, rank: int, spike: float, scaled: bool):
+    def __init__(self, rank: int, ranks: int, spike: float, scaled: bool):
         """`scaled`: the loss is, so that a gradient that is not finite only lowers the scale."""
-        self._rank, self._spike, self._scaled = rank, spike, scaled
+        self._rank, self._ranks, self._spike, self._scaled = rank, ranks, spike, scaled
         self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
         self.losses: deque[float] = deque(maxlen=REMEMBERED)
         """the latest losses that were logged in this phase"""
@@ -73,8 +73,11 @@ class Guard:
                     text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {named(own)}"
                     return Finding(step, batch, text)
             if norm is not None and not self._scaled and not math.isfinite(norm):
-                text = f"the norm of the gradient is {float(norm)} at step {step}; rank {self._rank} had "
-                return Finding(step, batch, text + named([row for rows in examples for row in rows]), True)
+                whose = f"it is not known which of {self._ranks} ranks had what made it so"
+                if self._ranks == 1:
+                    whose = f"rank 0 had {named([row for rows in examples for row in rows])}"
+                text = f"the norm of the gradient is {float(norm)} at step {step}; {whose}"
+                return Finding(step, batch, text, True)
         return None
 
     def leaps(self, loss: float) -> bool:

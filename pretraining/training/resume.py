@@ -17,6 +17,7 @@ from pretraining.config.schedule import build_schedules
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
+from pretraining.huggingface.weights import check_finite
 from pretraining.objectives.declaration import build_model, configured, num_parameters
 from pretraining.planning.amount import disproportion
 from pretraining.processes.context import Context
@@ -42,6 +43,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     begins = None
     if latest is not None:
         restore_model(latest.folder, model)
+        check_finite(str(latest.folder), model.state_dict())
         state = latest.run.state
     elif request.origin is not None:
         begins = begin_with(model, state, request.origin, read_vocabulary(request.data))

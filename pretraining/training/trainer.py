@@ -52,7 +52,7 @@ class Trainer(Loop):
         self.base = request.origin.summary(read_vocabulary(request.data)) if request.origin else None
         """the model whose weights the run began with"""
         self.remaining = RemainingWork(recipe, request.manifest)
-        self.guard = Guard(world.rank, recipe.guards.spike, scaled=engine.loss_scale is not None)
+        self.guard = Guard(world.rank, world.size, recipe.guards.spike, scaled=engine.loss_scale is not None)
         profiles = request.profile > 0 and world.rank == 0
         self.profile = step_profile(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = 0

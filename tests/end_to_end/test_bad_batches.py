@@ -70,7 +70,7 @@ def test_a_bad_batch_is_left_out(
     """Exactly that, and for the rest the run is as if it had never been."""
     messages = {
         "loss": f"the loss is nan at step 3 on rank 1, of {in_order(place, 1)[1]}",
-        "gradient": f"the norm of the gradient is inf at step 3; rank 0 had {in_order(place, 0)[0]}, … (12 examples)",
+        "gradient": "the norm of the gradient is inf at step 3; it is not known which of 2 ranks had what made it so",
         "collapse": "gradients overflow up to step 3 with the smallest scale of the loss",
     }
     going = launch(place.command("run", *SAVES), fault=Poison(what, "batch"))
@@ -89,7 +89,9 @@ def test_a_bad_gradient_that_nobody_looks_at_in_its_step_is_left_out_too(place: 
     more = ["--optimizer.name", optimizer, "--checkpoints.every", "4"]
     wanted = without(place, "without", BAD, *more)
     going = launch(place.command("run", *more, "--logging.every", "4"), fault=Poison("gradient", "batch", unseen=True))
-    errors = assert_ended(going, 0, "warning: the norm of the gradient is ", " at step 3; rank 0 had shard ")
+    errors = assert_ended(
+        going, 0, "warning: the norm of the gradient is ", " at step 3; it is not known which of 2 ranks"
+    )
     assert errors.count("\n") == 1
     assert_left_out(place.folder / "run", (BAD, 1))
     assert distance(place.folder / "run", wanted) < 1e-5
@@ -98,7 +100,7 @@ def test_a_bad_gradient_that_nobody_looks_at_in_its_step_is_left_out_too(place: 
 @pytest.mark.parametrize("zero", [slow(0), slow(2), slow(3)])
 def test_a_bad_gradient_under_other_stages(place: Place, zero: int) -> None:
     going = launch(place.command("run", *SAVES, "--parallel.zero", zero), fault=Poison("gradient", "batch"))
-    assert_ended(going, 0, "warning: the norm of the gradient is ", " at step 3; rank 0 had shard ")
+    assert_ended(going, 0, "warning: the norm of the gradient is ", " at step 3; it is not known which of ")
     assert_left_out(place.folder / "run", (BAD, 1))
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
 

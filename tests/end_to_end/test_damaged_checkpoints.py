@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.damage import FILES, flip, truncate
+from support.damage import FILES, flip, spoil_weight, truncate
 from support.marks import slow
 from support.training import SAVES, Place, assert_ended, assert_same, contents, launch, stopped_at
 
@@ -46,6 +47,14 @@ def test_a_run_with_damaged_checkpoints_alone_does_not_begin_anew(place: Place, 
         assert after.pop(DAMAGED)
         assert after == before
     assert len(list((run / FOLDER).iterdir())) == 2
+
+
+def test_a_weight_that_is_no_number_is_named_before_any_work(place: Place, straight: Path) -> None:
+    run = stopped_at(straight, place.folder / "run", 2)
+    newest = finished_checkpoints(run)[-1]
+    message = f"error: {newest}: {spoil_weight(newest, math.nan)} has values that are no numbers"
+    assert_ended(launch(place.command("run", *SAVES)), 2, message)
+    assert_ended(launch(place.command("other", "--init", run)), 2, message)
 
 
 def test_what_is_kept_and_what_goes(place: Place, straight: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from safetensors.torch import load_file, save_file
 from support.commands import start
 from support.fine_tuned_models import LABELS, MODELS, save_models
 from support.transformers_models import PIECES, SHAPE, their_model
@@ -284,6 +286,20 @@ def test_fewer_bits_say_nearly_the_same(
     exact = [row["probabilities"] for row in load(folders["classes"], "fp32")(TEXTS)]
     assert fewer != exact
     assert fewer == [{name: pytest.approx(share, abs=0.1) for name, share in row.items()} for row in exact]
+
+
+def test_a_model_that_is_no_number_answers_nothing(
+    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(folders["classes"], tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights["classifier.weight"][0, 0] = float("nan")
+    save_file(weights, model / "model.safetensors")
+    (tmp_path / "a.txt").write_text("a\n")
+    assert predict.main([str(model), str(tmp_path / "a.txt")]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err == f"error: {model}: classifier.weight has values that are no numbers\n"
 
 
 @pytest.mark.slow

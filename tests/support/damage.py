@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from pretraining.checkpoint.record import RECORD, WEIGHT
+from safetensors.torch import load_file, save_file
+
+from data_prep.common.files import FileRecord
+from pretraining.checkpoint.record import RECORD, WEIGHT, read_record, write_record
 from pretraining.optimizers.declaration import DEFAULT, optimizers
 
 FILES = [*(f"{kind}-00001-of-00002.safetensors" for kind in (WEIGHT, *optimizers()[DEFAULT].state)), RECORD]
@@ -26,3 +30,16 @@ def change_number(path: Path) -> None:
     content = path.read_text()
     assert '"phase_step": 1,' in content
     path.write_text(content.replace('"phase_step": 1,', '"phase_step": 0,'))
+
+
+def spoil_weight(checkpoint: Path, value: float) -> str:
+    """Gives a weight a value that is no number, with checksums as if it had always been there; returns its name."""
+    path = min(checkpoint.glob(f"{WEIGHT}-*"))
+    weights = load_file(path)
+    key = min(weights)
+    weights[key].view(-1)[-1] = value
+    save_file(weights, path)
+    record = read_record(checkpoint)
+    files = [FileRecord.of(checkpoint, file.path, file.rows) for file in record.files]
+    write_record(checkpoint, replace(record, files=tuple(files)))
+    return key.partition(":")[0]

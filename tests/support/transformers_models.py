@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from support.pretraining_reference import their_config
 from torch import Tensor
 from transformers import BertForPreTraining
@@ -47,6 +49,11 @@ def their_weights(kind: Any = BertForPreTraining) -> dict[str, Tensor]:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def leave_out_checksums(folder: Path) -> None:
+    """Saves the weights of a folder anew, as programs of others do, so that its other files may change."""
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def with_old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:

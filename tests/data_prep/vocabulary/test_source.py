@@ -129,6 +129,39 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
         read_vocabulary(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("river\n", "rover\n", "piece 8 is 'rover' in vocab.txt, 'river' in tokenizer.json"),
+        ("river\n", "", "vocab.txt has 8 pieces, tokenizer.json 9"),
+        ("a\n##b\n", "##b\na\n", "piece 6 is '##b' in vocab.txt, 'a' in tokenizer.json"),
+    ],
+)
+def test_a_vocabulary_that_its_tokenizer_contradicts_is_refused(old: str, new: str, says: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "bert", LOWER, cased=False)
+    (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace(old, new))
+    with pytest.raises(UserError, match=says):
+        read_vocabulary(folder)
+
+
+@pytest.mark.parametrize("keys", [("model", "vocab", "river"), ("model",), ("normalizer",), ("pre_tokenizer",)])
+@pytest.mark.parametrize("value", [None, "x", 1.5, [1]])
+@pytest.mark.parametrize("alone", [False, True])
+def test_parts_of_a_tokenizer_that_are_none_are_refused(
+    keys: tuple[str, ...], value: Any, alone: bool, tmp_path: Path
+) -> None:
+    folder = written(tmp_path / "bert", LOWER, cased=False)
+    content = table = json.loads((folder / "tokenizer.json").read_text())
+    for key in keys[:-1]:
+        table = table[key]
+    table[keys[-1]] = value
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    if alone:
+        (folder / "vocab.txt").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json: "):
+        read_vocabulary(folder)
+
+
 def test_a_run_and_its_checkpoints_have_the_vocabulary_of_the_run(tmp_path: Path) -> None:
     written(tmp_path / "run" / "tokenizer", MIXED, cased=True)
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from support.damage import FILES, change_number, flip, truncate
+from support.damage import FILES, change_number, flip, spoil_weight, truncate
 from support.training import contents, stopped_at
 
-from pretraining.checkpoint.reading import newest_whole, restore_engine
+from data_prep.common.errors import UserError
+from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.reading import load_checkpoint, newest_whole, restore_engine
 from pretraining.checkpoint.record import (
     DAMAGED,
     FOLDER,
@@ -49,6 +52,18 @@ def test_a_damaged_checkpoint_is_named_and_left(
     assert marked == there
     assert newest_whole(run, warnings.append) == before
     assert len(warnings) == 1, "it is told once"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_weight_that_is_no_number_is_named_by_whatever_loads_a_model(
+    value: float, straight: Path, tmp_path: Path
+) -> None:
+    run = stopped_at(straight, tmp_path / "run", 6)
+    name = spoil_weight(finished_checkpoints(run)[-1], value)
+    for load in (load_checkpoint, lambda run: Model.open(str(run)).read_weights()):
+        with pytest.raises(UserError, match=rf"step-00000006: {name} has values that are no numbers"):
+            load(run)
 
 
 @pytest.mark.usefixtures("alone")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTrainin
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
-from pretraining.huggingface.folders import read_folder, read_length, write_folder
+from pretraining.huggingface.folders import read_encoder, read_folder, read_length, write_folder
 from pretraining.huggingface.weights import to_transformers
 
 
@@ -236,6 +237,38 @@ def test_a_length_that_no_tokenizer_means_is_that_of_the_positions(said: Any, wa
     assert read_length(exported, SHAPE) == wanted
     (exported / "tokenizer_config.json").unlink()
     assert read_length(exported, SHAPE) == SHAPE.positions
+
+
+def test_a_change_of_any_file_beside_the_weights_is_named(exported: Path) -> None:
+    """The model card is for people to edit, and a folder without one of the files says so where that is needed."""
+    for path in sorted(exported.iterdir()):
+        content = path.read_bytes()
+        path.write_bytes(content + b"\n")
+        if path.name == "README.md":
+            read_folder(exported)
+        else:
+            with pytest.raises(UserError, match=rf"{path.name}: "):
+                read_folder(exported)
+        path.write_bytes(content)
+    (exported / "vocab.txt").unlink()
+    read_folder(exported)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_weight_that_is_no_number_is_named(value: float, folder: Path) -> None:
+    name = "bert.encoder.layer.1.attention.self.key.bias"
+    state = load_file(folder / "model.safetensors")
+    state[name][3] = value
+    save_file(state, folder / "model.safetensors")
+    for read in (read_folder, read_encoder):
+        with pytest.raises(UserError, match=f"{folder}: {name} has values that are no numbers"):
+            read(folder)
+
+
+def test_what_transformers_saves_anew_has_no_checksums(exported: Path, tmp_path: Path) -> None:
+    AutoModelForPreTraining.from_pretrained(exported).save_pretrained(tmp_path / "again")
+    (tmp_path / "again/vocab.txt").write_text("another\n")
+    assert same(read_folder(tmp_path / "again")[1], our_weights())
 
 
 def test_other_types_of_numbers(tmp_path: Path, vocabulary: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.transformers_models import PIECES, SHAPE, our_weights
+from support.transformers_models import PIECES, SHAPE, leave_out_checksums, our_weights
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -43,7 +43,7 @@ def test_a_weight_that_changed_on_its_way_is_noticed(name: str, value: float, ex
     weights = load_file(exported / "model.safetensors")
     weights[name] = weights[name] + value * torch.randn(weights[name].shape)
     save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"not exported: .* logits read back by Cloze differ"):
+    with pytest.raises(UserError, match=r"not exported: .* logits read back by Cloze differ|no numbers"):
         verify_export(exported, SHAPE, our_weights())
 
 
@@ -68,6 +68,7 @@ def test_a_weight_that_transformers_misses_is_noticed(exported: Path, monkeypatc
 
 
 def test_a_config_that_changed_is_noticed(exported: Path) -> None:
+    leave_out_checksums(exported)
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-5}))
     with pytest.raises(UserError, match="not exported"):

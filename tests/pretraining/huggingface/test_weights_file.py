@@ -18,7 +18,8 @@ WEIGHTS = {"b": torch.arange(6.0).view(2, 3), "a.weight": torch.ones(5, dtype=to
 
 def test_any_changed_bit_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    write_weights(WEIGHTS, path)
+    (tmp_path / "vocab.txt").write_text("river\n")
+    write_weights(WEIGHTS, path, ["vocab.txt", "task.json"])
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
@@ -29,8 +30,9 @@ def test_any_changed_bit_is_named(tmp_path: Path) -> None:
 
 
 def test_equal_weights_have_equal_bytes_which_others_read(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("river\n")
     for number in range(8):
-        write_weights(WEIGHTS, tmp_path / str(number))
+        write_weights(WEIGHTS, tmp_path / str(number), ["vocab.txt"])
     assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
     assert load_file(tmp_path / "0").keys() == WEIGHTS.keys()
 

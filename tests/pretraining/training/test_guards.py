@@ -22,7 +22,7 @@ def add(guard: Guard, step: int, losses: list[float], norm: float) -> None:
 
 
 def test_a_guard_names_the_first_thing_wrong() -> None:
-    guard = Guard(1, spike=2.0, scaled=False)
+    guard = Guard(1, 2, spike=2.0, scaled=False)
     add(guard, 7, [GOOD, GOOD], 1.0)
     add(guard, 8, [GOOD, BAD], 1.0)
     add(guard, 9, [BAD, BAD], math.nan)
@@ -33,7 +33,7 @@ def test_a_guard_names_the_first_thing_wrong() -> None:
 
 
 def test_a_loss_says_more_than_a_gradient() -> None:
-    guard = Guard(1, spike=2.0, scaled=False)
+    guard = Guard(1, 2, spike=2.0, scaled=False)
     add(guard, 8, [GOOD, BAD], 1.0)
     loss = guard.first_fault()
     add(guard, 8, [GOOD, GOOD], math.nan)
@@ -42,16 +42,30 @@ def test_a_loss_says_more_than_a_gradient() -> None:
     assert first_of([gradient, None, loss]) == loss
 
 
+def test_a_gradient_of_several_ranks_is_blamed_on_none() -> None:
+    texts = []
+    for rank, ranks in ((0, 1), (0, 2), (1, 2)):
+        guard = Guard(rank, ranks, spike=2.0, scaled=False)
+        add(guard, 8, [GOOD, GOOD], math.nan)
+        found = guard.first_fault()
+        assert found is not None
+        texts.append(found.text)
+    assert "rank 0 had shard 0 row 1" in texts[0]
+    assert texts[1] == texts[2]
+    assert "not known which of 2 ranks" in texts[1]
+    assert "row" not in texts[1]
+
+
 def test_where_the_loss_is_scaled_a_gradient_that_overflows_lowers_the_scale() -> None:
-    guard = Guard(1, spike=2.0, scaled=True)
+    guard = Guard(1, 2, spike=2.0, scaled=True)
     add(guard, 7, [GOOD, GOOD], math.inf)
     assert guard.first_fault() is None
 
 
 def test_a_loss_leaps_above_the_median_of_many() -> None:
-    guard = Guard(0, spike=2.0, scaled=False)
+    guard = Guard(0, 1, spike=2.0, scaled=False)
     assert not any(guard.leaps(loss) for loss in [9.0, 3.0] + [6.0] * 8)
     assert guard.leaps(8.01)
     assert not guard.leaps(7.99)
-    never = Guard(0, spike=0.0, scaled=False)
+    never = Guard(0, 1, spike=0.0, scaled=False)
     assert not any(never.leaps(loss) for loss in [6.0] * 20 + [1e9])
