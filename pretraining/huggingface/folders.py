@@ -56,6 +56,8 @@ anew the heads of pre-training are what is checked, which say nothing of such ve
 OLD_WEIGHTS = "pytorch_model.bin"
 PARTS = [unfinished_name(Path(name)).name for name in FILES]
 INDEX = ".index.json"
+SMALL = 1 << 20
+"""Weights of a model that is built whatever its files are: what is wrong with them says more than their size."""
 
 
 def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]]:
@@ -95,7 +97,14 @@ def read_shape(folder: Path) -> Shape:
         raise UserError(f"{folder}: {absence(folder, 'folder')}")
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: no {CONFIG}: not a folder of transformers")
-    return shape_of(read_table(folder / CONFIG), str(folder / CONFIG))
+    shape = shape_of(read_table(folder / CONFIG), str(folder / CONFIG))
+    size = sum(path.stat().st_size for ending in (".safetensors", ".bin") for path in folder.glob(f"*{ending}"))
+    if 0 < size < shape.encoder_parameters - SMALL:  # at a byte each
+        raise UserError(
+            f"{folder / CONFIG}: {shape.encoder_parameters:,} weights, but the files of weights beside it have "
+            f"{size:,} bytes: one of them is damaged; copy or download the folder again"
+        )
+    return shape
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTrainin
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
-from pretraining.huggingface.folders import read_encoder, read_folder, read_length, write_folder
+from pretraining.huggingface.folders import read_encoder, read_folder, read_length, read_shape, write_folder
 from pretraining.huggingface.weights import to_transformers
 
 
@@ -262,6 +262,16 @@ def test_a_weight_that_is_no_number_is_named(value: float, folder: Path) -> None
     save_file(state, folder / "model.safetensors")
     for read in (read_folder, read_encoder):
         with pytest.raises(UserError, match=f"{folder}: {name} has values that are no numbers"):
+            read(folder)
+
+
+@pytest.mark.parametrize("size", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
+@pytest.mark.parametrize("many", [10**9, 10**18])
+def test_sizes_that_the_weights_cannot_have_are_refused_at_once(size: str, many: int, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, size: many}))
+    for read in (read_shape, read_folder, read_encoder):
+        with pytest.raises(UserError, match=r"config\.json: [\d,]+ weights, but the files .* have [\d,]+ bytes"):
             read(folder)
 
 
