@@ -169,7 +169,10 @@ def model_card(
         + (_origin(base) if base else ""),
         _sizes(shape, num_parameters(shape), licence, facts),
         *(
-            [_loading(objective.auto_class(shape), folder, length), *filter(None, [objective.loading_remark(shape)])]
+            [
+                _loading(objective.auto_class(shape), folder, length),
+                *filter(None, [objective.loading_remark(shape), warn_of_classifiers(shape)]),
+            ]
             if is_theirs(shape)
             else [_loading_here(shape), _command("run_task.py TASK.toml --model", folder)]
         ),
@@ -206,6 +209,16 @@ def task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: Tas
         if told:
             parts.append(f"## {title}\n\n{_toml({**told})}")
     return "\n\n".join(parts) + "\n"
+
+
+def warn_of_classifiers(shape: Shape) -> str:
+    """Says why a classifier of transformers learns nothing on top of a model that it loads; empty where it learns."""
+    if shape.sees != "before" or not is_theirs(shape):
+        return ""
+    return (
+        "A classifier of transformers on top, such as `AutoModelForSequenceClassification`, reads `[CLS]`, which sees "
+        "itself alone: all texts are the same to it. Fine-tune with Cloze, or read the last piece."
+    )
 
 
 def read_base_model(card: Path) -> str | None:

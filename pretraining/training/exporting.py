@@ -30,7 +30,7 @@ from pretraining.huggingface.folders import (
     read_vocabulary,
     write_folder,
 )
-from pretraining.huggingface.model_card import Provenance, model_card, read_licence
+from pretraining.huggingface.model_card import Provenance, model_card, read_licence, warn_of_classifiers
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, with_first_segment_alone
 from pretraining.model.shape import DROPOUT, Shape
@@ -50,6 +50,8 @@ class Exported:
     """who read it back"""
     left_out: str = ""
     """heads and files of the source that were not written, and why"""
+    remark: str = ""
+    """what it cannot be used for in transformers, though that loads it"""
     warning: str = ""
     """a doubt about the licence; empty where there is none"""
 
@@ -59,7 +61,7 @@ class Exported:
         left_out = f"; left out: {self.left_out}" * bool(self.left_out)
         return (
             f"{self.folder}: exported {self.parameters:,} parameters; logits read back by {readers} agree {agree}"
-            f"{left_out}"
+            f"{left_out}{f'. {self.remark}' * bool(self.remark)}"
         )
 
 
@@ -122,7 +124,8 @@ def export(
         )
     readers, differences = zip(*results, strict=True)
     warning = _other_licence(model, licence)
-    return Exported(out, num_parameters(model.shape), max(differences), readers, model.left_out, warning)
+    remark, parameters = warn_of_classifiers(model.shape), num_parameters(model.shape)
+    return Exported(out, parameters, max(differences), readers, model.left_out, remark, warning)
 
 
 def _other_licence(model: Exportable, licence: str | None) -> str:

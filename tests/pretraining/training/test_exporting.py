@@ -12,10 +12,11 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
+from support.base_models import write_bert
 from support.shards import make_shards
 from support.transformers_models import PIECES, our_weights, their_model
 from torch import Tensor
-from transformers import AutoTokenizer, BertForMaskedLM, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM, pipeline
 from transformers import BertConfig as TheirConfig
 from transformers import BertModel as TheirEncoder
 
@@ -67,6 +68,22 @@ def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monk
     monkeypatch.setattr(exporting, "_read_run", read_run)
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
+
+
+@pytest.mark.parametrize(("objective", "warns"), [("ltr", True), ("rtl", False), ("mlm", False)])
+def test_who_exports_what_transformers_would_classify_with_is_warned(
+    objective: str, warns: bool, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a model that looks back alone transformers would read [CLS], which sees itself: one answer for all texts."""
+    source, out = write_bert(tmp_path / "source", data, objective=objective), tmp_path / "out"
+    assert main([str(source), "--out", str(out)]) == 0
+    for text in (" ".join(capsys.readouterr().out.split()), (out / "README.md").read_text()):
+        assert ("AutoModelForSequenceClassification" in text) == warns
+    if warns:
+        classifier = AutoModelForSequenceClassification.from_pretrained(out).eval()
+        tokenizer = AutoTokenizer.from_pretrained(out)
+        one, other = (classifier(**tokenizer(text, return_tensors="pt")).logits for text in ("a", "the river is"))
+        assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_a_run_becomes_a_folder(
