@@ -96,6 +96,8 @@ class RunRecord:
     """micro-batches that were found, by the names of their phases"""
     base: BaseSummary | None = None
     """the model whose weights the run began with; None where they were drawn"""
+    leapt: float | None = None
+    """the loss of the last step where it leapt over those before it, so that no run goes back there"""
 
     @property
     def is_trained(self) -> bool:
@@ -112,6 +114,7 @@ class RunRecord:
             "logged_losses": self.logged_losses,
             "micro_batches": {name: asdict(found) for name, found in self.micro_batches.items()},
             "base": None if self.base is None else asdict(self.base),
+            "leapt": self.leapt,
         }
 
     @classmethod
@@ -127,6 +130,7 @@ class RunRecord:
                 logged_losses=section["logged_losses"],
                 micro_batches={name: FoundMicroBatch(**found) for name, found in section["micro_batches"].items()},
                 base=BaseSummary(**section["base"]) if section["base"] else None,
+                leapt=section.get("leapt"),
             )
         except ValidationError as error:
             faults = [f"{dotted(fault['loc'])}{explain(fault, False, Recipe)}" for fault in error.errors()]

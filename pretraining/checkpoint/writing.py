@@ -230,7 +230,7 @@ class Saver:
         folder = save.folder
         replaced = folder.with_name(folder.name + REPLACED)
         if folder.exists():
-            folder.rename(replaced if is_finished(folder) else _free_name(folder))
+            folder.rename(replaced if is_finished(folder) else free_name(folder))
         save.unfinished.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -326,8 +326,8 @@ def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
     return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
 
 
-def _free_name(folder: Path) -> Path:
-    """Finds a name for a damaged checkpoint whose place is needed."""
+def free_name(folder: Path) -> Path:
+    """Finds a name for a damaged checkpoint whose place is needed, or one that nobody is to go on from."""
     names = (folder.with_name(f"{folder.name}{ASIDE}{number or ''}") for number in itertools.count())
     return next(name for name in names if not name.exists())
 

@@ -20,6 +20,7 @@ from data_prep.common.arrays import Array
 from pretraining.engine.step import StepResult
 from pretraining.model.batch import StepBatches
 from pretraining.processes.errors import SharedError
+from pretraining.processes.group import add_up, host_group
 from pretraining.training.skips import Skip
 
 CURE = "lower the learning rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
@@ -58,6 +59,8 @@ class Guard:
         self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
         self.losses: deque[float] = deque(maxlen=REMEMBERED)
         """the latest losses that were logged in this phase"""
+        self.recent: deque[float] = deque(maxlen=REMEMBERED)
+        """this rank's parts of the losses of the latest steps of this phase that were looked at"""
 
     def add(self, step: int, batch: int, result: StepResult, batches: StepBatches[Any]) -> None:
         """Keeps what a step of this rank gave, and the examples of its micro-batches."""
@@ -78,6 +81,7 @@ class Guard:
                     whose = f"rank 0 had {named([row for rows in examples for row in rows])}"
                 text = f"the norm of the gradient is {float(norm)} at step {step}; {whose}"
                 return Finding(step, batch, text, True)
+            self.recent.append(sum(map(float, losses)))
         return None
 
     def leaps(self, loss: float) -> bool:
@@ -86,6 +90,19 @@ class Guard:
             return True
         self.losses.append(loss)
         return False
+
+    def leapt(self) -> float | None:
+        """The loss of the last step where it is far above those before it, however few they are: too few to end the run
+        for, but enough never to go back there. All ranks call it together."""
+        if not self._spike or not self.recent:
+            return None
+        *before, last = add_up(torch.tensor([*self.recent], dtype=torch.float64), host_group()).tolist()
+        return last if last > median([*self.losses, *before] or [last]) + self._spike else None
+
+    def begin_phase(self) -> None:
+        """Forgets the losses of the phase before: at the beginning of one they may well leap."""
+        self.losses.clear()
+        self.recent.clear()
 
 
 def first_of(findings: Iterable[Finding | None]) -> Finding:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import replacing
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.reading import newest_whole, restore_engine, restore_model
 from pretraining.checkpoint.record import RECIPE, TOKENIZER, finished_checkpoints
 from pretraining.checkpoint.state import RunState, Saved
+from pretraining.checkpoint.writing import free_name
 from pretraining.config.schedule import build_schedules
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -22,7 +24,7 @@ from pretraining.objectives.declaration import build_model, configured, num_para
 from pretraining.planning.amount import disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.cores import keep_near
-from pretraining.processes.group import default_threads, gather
+from pretraining.processes.group import default_threads, gather, shared_errors
 from pretraining.training.changes import what_has_changed
 from pretraining.training.origin import StartingPoint, begin_with
 from pretraining.training.request import Request
@@ -72,6 +74,24 @@ def find_latest(request: Request, context: Context) -> Saved | None:
         raise UserError(f"--out {out}: has checkpoints; name a new folder, or leave out --resume never")
     checkpoint = newest_whole(out, context.warn)
     return None if checkpoint is None else Saved.read(checkpoint)
+
+
+def set_leaps_aside(request: Request, context: Context) -> None:
+    """Gives other names to the newest checkpoints whose loss had leapt, so that no run goes on from them. All ranks
+    call it together; the first stays where the run cannot begin anew, for want of the model it began with."""
+    can_begin = request.origin is not None or request.recipe.base_model is None
+    there = finished_checkpoints(request.out) if context.world.rank == 0 else []
+    with shared_errors():
+        for checkpoint in reversed(there if can_begin else there[1:]):
+            with suppress(DamageError):
+                if (leapt := Saved.read(checkpoint).run.leapt) is None:
+                    break
+                aside = free_name(checkpoint)
+                try:
+                    checkpoint.rename(aside)
+                except OSError as error:
+                    raise UserError(f"{checkpoint}: cannot be renamed: {error}") from error
+                context.warn(f"{aside}: saved when the loss had leapt to {leapt:.3g}: no run goes on from it")
 
 
 def write_run_folder(request: Request) -> None:

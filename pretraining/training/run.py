@@ -33,7 +33,7 @@ from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError
 from pretraining.training.origin import StartingPoint
 from pretraining.training.request import Request
-from pretraining.training.resume import find_latest, find_starting_point, make_trainer
+from pretraining.training.resume import find_latest, find_starting_point, make_trainer, set_leaps_aside
 from pretraining.training.skips import Skip, write_skips
 from pretraining.training.trainer import Trainer
 
@@ -101,6 +101,8 @@ def train_through(request: Request, context: Context, start: StartingPoint) -> T
         except DivergedError as error:  # which would keep the whole trainer alive, beyond this block
             wrong = error.skip
         with context.watch.pause():
+            trainer.saver.finish()
+            set_leaps_aside(request, context)
             leave_out(wrong, request, context, trainer)
             trainer.close()
             del trainer, start
@@ -120,7 +122,6 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
     if context.world.rank == 0:
         write_skips(request.out, [*trainer.skips, wrong])
         context.warn(f"{wrong.reason}; the run goes back to its last checkpoint and leaves that out")
-    trainer.saver.finish()
 
 
 def finish(request: Request, context: Context, trained_now: bool) -> None:

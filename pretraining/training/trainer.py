@@ -206,8 +206,9 @@ class Trainer(Loop):
             self.stop(phase, decision)
         self.evaluate(phase, ends=True)
         self.state.begin_phase(phase.number + 1)
-        self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
-        self.write_checkpoint(self.state.step, self.section())
+        leapt = self.guard.leapt()
+        self.guard.begin_phase()
+        self.write_checkpoint(self.state.step, self.section(leapt))
 
     @property
     def looks_at_once(self) -> bool:
@@ -324,10 +325,10 @@ class Trainer(Loop):
         self.show_progress(phase, "saving")
         self.state.phase_seconds = phase.clock.seconds
         self.batch_saved = phase.batch_number(self.state.phase_step)
-        self.write_checkpoint(self.state.step, self.section())
+        self.write_checkpoint(self.state.step, self.section(self.guard.leapt()))
 
-    def section(self) -> RunRecord:
+    def section(self, leapt: float | None) -> RunRecord:
         """The section of a checkpoint's record that says where the run stands."""
         data, losses = DataSummary.of(self.request.manifest), list(self.guard.losses)
         found = self.micro_batches.found
-        return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, self.base)
+        return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, self.base, leapt)

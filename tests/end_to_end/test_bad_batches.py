@@ -135,6 +135,17 @@ def test_a_fault_that_follows_the_step_ends_the_run(place: Place) -> None:
     assert finished_checkpoints(run)[-1].name == "step-00000002"
 
 
+@pytest.mark.parametrize("logging", [1, 10])
+def test_no_run_goes_back_to_where_the_loss_had_leapt(place: Place, logging: int) -> None:
+    """Nor on from there: the run begins anew, and so would the next one."""
+    wild = f"--phases.0.learning_rate 1e9 --phases.0.warmup 0 --checkpoints.every 2 --logging.every {logging}"
+    errors = assert_ended(launch(place.command("run", *wild.split(), "--guards.rollbacks", 1), 1), 2, "\nerror: the ")
+    folder = place.folder / "run" / "checkpoints"
+    for name in ("step-00000002.damaged", "step-00000002.damaged1"):
+        assert f"warning: {folder / name}: saved when the loss had leapt to " in errors
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002.damaged", "step-00000002.damaged1"]
+
+
 @pytest.mark.slow
 def test_a_loss_that_leaps(place: Place) -> None:
     more = [*SAVES, "--phases.0.steps", 14, "--guards.spike", 4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from support.pretraining_reference import random_batch
 
@@ -60,6 +61,22 @@ def test_where_the_loss_is_scaled_a_gradient_that_overflows_lowers_the_scale() -
     guard = Guard(1, 2, spike=2.0, scaled=True)
     add(guard, 7, [GOOD, GOOD], math.inf)
     assert guard.first_fault() is None
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_leap_over_few_losses_is_known_where_the_state_is_saved() -> None:
+    guard = Guard(0, 1, spike=2.0, scaled=False)
+    assert guard.leapt() is None
+    for step, (loss, leapt) in enumerate([(1e19, None), (3.0, None), (2.9, None), (5.5, 11.0), (2.0, None)]):
+        add(guard, step, [loss, loss], 1.0)
+        assert guard.first_fault() is None
+        assert guard.leapt() == leapt
+    guard.begin_phase()
+    add(guard, 5, [5.5, 5.5], 1.0)
+    assert guard.first_fault() is None
+    assert guard.leapt() is None
+    guard.losses.extend([8.0, 8.5])
+    assert guard.leapt() == 11.0
 
 
 def test_a_loss_leaps_above_the_median_of_many() -> None:
