@@ -77,7 +77,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     rows, columns = matrix.shape
     if rows > columns:
         return orthogonal(matrix.T).T
-    matrix = matrix / (matrix.norm() + 1e-7)
+    matrix = matrix / matrix.norm().clamp(min=1e-7)
     square = matrix @ matrix.T
     product = factor = polynomial(square)
     for _ in range(ROUNDS - 1):

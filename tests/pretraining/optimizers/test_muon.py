@@ -35,31 +35,32 @@ def random(seed: int, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def train(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor]) -> Tensor:
-    """Weights, one below the other, after a step for each of RATES, with gradients that are always the same."""
+def train(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor], size: float = 1.0) -> Tensor:
+    """Weights, one below the other, after a step for each of RATES, with gradients that are always the same, of a
+    size."""
     shape = (sum(len(weight) for weight in weights), *weights[0].shape[1:])
     for number, rate in enumerate(RATES):
         optimizer.param_groups[0]["lr"] = rate
-        for weight, gradient in zip(weights, random(number + 1, shape).chunk(len(weights)), strict=True):
+        for weight, gradient in zip(weights, (size * random(number + 1, shape)).chunk(len(weights)), strict=True):
             weight.grad = gradient
         optimizer.step()
     return torch.cat([weight.detach() for weight in weights])
 
 
-def ours(parameter: str, begin: Tensor, settings: dict[str, Any], fused_parts: int = 1) -> Tensor:
+def ours(parameter: str, begin: Tensor, settings: dict[str, Any], fused_parts: int = 1, size: float = 1.0) -> Tensor:
     """What becomes of a weight that has this name in the model."""
     model = nn.ParameterDict({"only": begin.clone()})
     optimizer = build_optimizer(model, recipe.Optimizer.model_validate(settings))
     weight = model["only"]
     flat = FlatTensor(weight, {parameter: weight.numel()}, (Slice(parameter, 0, weight.numel(), 0),))
     optimizer.prepare([flat], lambda _: fused_parts, {parameter: weight.shape})
-    return train(optimizer, [weight])
+    return train(optimizer, [weight], size)
 
 
-def pytorchs(begin: Tensor, parts: int) -> Tensor:
+def pytorchs(begin: Tensor, parts: int, size: float) -> Tensor:
     """The same by PyTorch's Muon, as so many matrices."""
     weights = [nn.Parameter(part.clone()) for part in begin.chunk(parts)]
-    return train(torch.optim.Muon(weights, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"), weights)
+    return train(torch.optim.Muon(weights, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"), weights, size)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,15 @@ def pytorchs(begin: Tensor, parts: int) -> Tensor:
         ("attention.qkv", (72, 24), 3),
     ],
 )
-def test_matrices_of_layers_move_as_pytorch_moves_them(name: str, shape: tuple[int, int], parts: int) -> None:
-    """PyTorch's iterates in bf16, which has 3 digits. Query, key and value are matrices of their own."""
+@pytest.mark.parametrize("size", [1.0, 1e-7])
+def test_matrices_of_layers_move_as_pytorch_moves_them(
+    name: str, shape: tuple[int, int], parts: int, size: float
+) -> None:
+    """PyTorch's iterates in bf16, which has 3 digits. Query, key and value are matrices of their own, and what they
+    are given in the first steps is as small as this."""
     begin = random(0, shape)
-    found = ours(f"layers.0.{name}.weight", begin, {"name": "muon", "weight_decay": 0.1}, parts)
-    wanted = pytorchs(begin, parts)
+    found = ours(f"layers.0.{name}.weight", begin, {"name": "muon", "weight_decay": 0.1}, parts, size)
+    wanted = pytorchs(begin, parts, size)
     assert (found - wanted).norm() < 0.02 * (wanted - begin).norm()
 
 
@@ -96,6 +101,16 @@ def test_the_nearest_orthogonal_matrix_is_that_of_the_plain_iteration(shape: tup
     assert (orthogonal(matrix) - plainly(matrix)).norm() < 1e-3 * plainly(matrix).norm()
     values = torch.linalg.svdvals(orthogonal(random(4, (24, 96))))
     assert 0.65 < values.min() <= values.max() < 1.25
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_nearest_orthogonal_matrix_does_not_depend_on_the_size(dtype: torch.dtype) -> None:
+    """Down to where PyTorch's own does, which divides by the norm, or by 1e-7 where that is more."""
+    matrix = random(5, (24, 96)).to(dtype)
+    wanted = orthogonal(matrix).float()
+    for exponent in (10, -10, -20, -28):
+        torch.testing.assert_close(orthogonal(2.0**exponent * matrix).float(), wanted, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(orthogonal(2.0**-60 * matrix).float(), wanted)
 
 
 @pytest.mark.parametrize(
