@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from data_prep.common.storage import patiently
 from pretraining.checkpoint.reading import REPLACED
 from pretraining.checkpoint.record import (
     FOLDER,
+    RECORD,
     WEIGHT,
     CheckpointRecord,
     MadeBy,
@@ -230,7 +232,7 @@ class Saver:
         folder = save.folder
         replaced = folder.with_name(folder.name + REPLACED)
         if folder.exists():
-            folder.rename(replaced if is_finished(folder) else free_name(folder))
+            shutil.move(folder, replaced if is_finished(folder) else free_name(folder))  # copies where it must
         save.unfinished.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -363,5 +365,21 @@ def retire(run: Path, settings: Checkpoints) -> None:
         if not settings.keep_every or step_of(old) % settings.keep_every:
             gone = old.with_name(old.name + UNFINISHED)  # a kill while it is removed must not leave half a checkpoint
             with suppress(OSError):  # what is left of it, the next save removes
-                old.rename(gone)
+                try:
+                    old.rename(gone)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:  # overlayfs renames no folder of a lower layer
+                        raise
+                    (old / RECORD).unlink()  # first, so that half of it is no checkpoint
+                    gone = old
                 shutil.rmtree(gone)
+
+
+def require_room(run: Path) -> None:
+    """Raises UserError where nothing can be written among the checkpoints of a run, if it has any."""
+    if (folder := run / FOLDER).exists():
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written: {error.strerror}; nothing could be saved there") from error

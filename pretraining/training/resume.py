@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -88,9 +89,9 @@ def set_leaps_aside(request: Request, context: Context) -> None:
                     break
                 aside = free_name(checkpoint)
                 try:
-                    checkpoint.rename(aside)
+                    shutil.move(checkpoint, aside)
                 except OSError as error:
-                    raise UserError(f"{checkpoint}: cannot be renamed: {error}") from error
+                    raise UserError(f"{checkpoint}: cannot be moved to {aside.name}: {error}") from error
                 context.warn(f"{aside}: saved when the loss had leapt to {leapt:.3g}: no run goes on from it")
 
 

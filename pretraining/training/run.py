@@ -16,6 +16,7 @@ from rich.console import Console
 from data_prep.common.errors import UserError
 from data_prep.common.locks import LOCK, locked
 from pretraining.checkpoint.record import EXPORT
+from pretraining.checkpoint.writing import require_room
 from pretraining.huggingface.config import is_theirs
 from pretraining.huggingface.folders import CONFIG
 from pretraining.model.shape import Shape
@@ -73,6 +74,8 @@ def run(
             if latest is not None:
                 request = continued(request, latest)
             trained = latest is not None and latest.run.is_trained
+            if not trained:
+                require_room(request.out)
             with waiting(console, "making the model", world.rank == 0):
                 start = None if trained else find_starting_point(request, context, latest)
         with watch:

@@ -35,6 +35,16 @@ def test_a_read_only_disk_at_the_start(place: Place, disk: Path) -> None:
     assert_ended(going, 2, f"error: rank 0: --out {disk / 'run'}: cannot be written: Read-only file system")
 
 
+def test_checkpoints_that_cannot_be_written_are_told_at_the_start(place: Place) -> None:
+    (place.folder / "run").mkdir()
+    (place.folder / "run" / FOLDER).symlink_to("/sys")  # where nobody makes a file
+    errors = assert_ended(
+        launch(place.command("run")), 2, f"error: {place.folder / 'run' / FOLDER}: cannot be written: "
+    )
+    assert errors.count("\n") == 1
+    assert not (place.folder / "run" / "metrics.jsonl").exists()
+
+
 def test_a_disk_that_is_full_at_the_start(place: Place, disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,size=64k", disk], check=True)
     with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:

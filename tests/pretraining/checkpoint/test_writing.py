@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from pretraining.huggingface.weights_file import save_tensors
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import connect, disconnect
 
+RENAME = os.rename
+
 
 def test_a_damaged_checkpoint_is_never_removed(tmp_path: Path) -> None:
     for step in range(1, 6):
@@ -30,6 +34,33 @@ def test_a_damaged_checkpoint_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / FOLDER / "step-00000003" / RECORD).unlink()
     retire(tmp_path, Checkpoints(keep=1))
     assert sorted(path.name[-1] for path in (tmp_path / FOLDER).iterdir()) == ["2", "3", "5"]
+
+
+def rename_no_folder(source: Path, target: Path) -> None:
+    """As overlayfs answers where a folder lies in a lower layer."""
+    if os.path.isdir(source):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+    RENAME(source, target)
+
+
+def test_checkpoints_are_removed_where_no_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record first: what is left by a kill must not be taken for a checkpoint."""
+    removed = []
+    rmtree = writing.shutil.rmtree
+
+    def remove(folder: Path) -> None:
+        removed.append((folder.name, (folder / RECORD).exists()))
+        rmtree(folder)
+
+    monkeypatch.setattr(os, "rename", rename_no_folder)
+    monkeypatch.setattr(writing.shutil, "rmtree", remove)
+    for step in range(1, 4):
+        folder = tmp_path / FOLDER / f"step-{step:08}"
+        folder.mkdir(parents=True)
+        (folder / RECORD).touch()
+    retire(tmp_path, Checkpoints(keep=1))
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["step-00000003"]
+    assert removed == [("step-00000001", False), ("step-00000002", False)]
 
 
 def test_a_file_that_reads_otherwise_than_it_was_written_is_no_checkpoint(
