@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -42,17 +45,27 @@ def test_each_row_of_a_pipe_is_answered_before_the_next_is_written(model: Path) 
     assert [each["label"] for each in answers] == [each["label"] for each in load(model, "fp32")(TEXTS)]
 
 
+def ask_at_once(port: int, clients: int, body: bytes) -> set[bytes]:
+    """What the server answers clients that are all connected before the first of them asks."""
+    request = b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(clients)]
+        for each in opened:
+            each.sendall(request)
+        return {each.makefile("rb").read().partition(b"\r\n\r\n")[2] for each in opened}
+
+
 def test_the_server_of_the_page_answers(model: Path, tmp_path: Path) -> None:
     page, port = (ROOT / "docs" / "predicting.md").read_text(), free_port()
-    (code,) = (block for block in page.split("```python\n") if "HTTPServer((" in block)
+    (code,) = (block for block in page.split("```python\n") if "HTTPServer" in block)
     code = code.partition("```")[0].replace("runs/seeds/sst2/model", str(model)).replace("8000", str(port))
-    assert len([line for line in code.splitlines() if line]) <= 15
+    assert len([line for line in code.splitlines() if line]) <= 25
     (tmp_path / "server.py").write_text(code)
     place = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen([sys.executable, tmp_path / "server.py"], env=place, stderr=subprocess.DEVNULL)
 
-    def ask() -> list[dict[str, object]]:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}", json.dumps(TEXTS).encode())
+    def ask(rows: object = TEXTS) -> list[dict[str, object]]:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}", json.dumps(rows).encode())
         with urllib.request.urlopen(request, timeout=30) as found:
             answers: list[dict[str, object]] = json.load(found)
             return answers
@@ -67,6 +80,11 @@ def test_the_server_of_the_page_answers(model: Path, tmp_path: Path) -> None:
     try:
         wait_for(answers)
         assert [each["label"] for each in ask()] == [each["label"] for each in load(model)(TEXTS)]
+        for wrong in ({"text": "a"}, "ab", 5, [5], [None], [{"other": "a"}], [["a", "b", "c"]], ["a", ["b", "c"]]):
+            with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+                ask(wrong)
+            assert json.load(refused.value)["error"]
+        assert ask_at_once(port, 300, json.dumps(TEXTS[:1]).encode()) == {json.dumps(ask(TEXTS[:1])).encode()}
     finally:
         server.kill()
         server.wait()
