@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,14 @@ def rename_no_folder(source: Path, target: Path) -> None:
 def test_checkpoints_are_removed_where_no_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record first: what is left by a kill must not be taken for a checkpoint."""
     removed = []
-    rmtree = writing.shutil.rmtree
+    rmtree = shutil.rmtree
 
     def remove(folder: Path) -> None:
         removed.append((folder.name, (folder / RECORD).exists()))
         rmtree(folder)
 
     monkeypatch.setattr(os, "rename", rename_no_folder)
-    monkeypatch.setattr(writing.shutil, "rmtree", remove)
+    monkeypatch.setattr(shutil, "rmtree", remove)
     for step in range(1, 4):
         folder = tmp_path / FOLDER / f"step-{step:08}"
         folder.mkdir(parents=True)
