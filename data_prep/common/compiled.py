@@ -19,6 +19,8 @@ from typing import Any, TypeVar, cast
 import llvmlite.binding
 import numba
 
+from data_prep.common.private_folders import open_private, require_private, tell_refusal
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 PREFIX = "cloze-numba-"
 SOURCES = Path(__file__).parent.parent
@@ -39,22 +41,31 @@ def _version() -> str:
 
 
 def _cache_folder() -> Path:
-    """Makes a folder for what this version of the sources compiles, where it may; removes those of earlier versions."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    """Makes a folder for what this version of the sources compiles, where it may; removes those of earlier versions.
+
+    numba loads pickles from it, so nobody else may have written there.
+    """
+    cache, name = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")), f"{PREFIX}{_version()}"
+    refusal = ""
     for place in (SOURCES / "__pycache__", cache):
-        folder = place / f"{PREFIX}{_version()}"
+        folder = place / name
         try:
+            require_private(place.resolve())
             if not folder.is_dir():
                 for old in place.glob(f"{PREFIX}*"):
                     if old != folder:  # another process may have made it by now
                         shutil.rmtree(old, ignore_errors=True)
-                folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
+            folder = open_private(folder)
+        except OSError as error:
+            refusal = str(error)
             continue
         if os.access(folder, os.W_OK):
-            return folder
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    os.environ["NUMBA_CACHE_DIR"] = str(folder)  # for the workers of this process too
+            break
+    else:
+        refusal, folder = refusal or f"{folder}: cannot be written", Path(tempfile.mkdtemp(prefix=PREFIX))
+    if refusal and (name in refusal or folder.name != name):  # a clone that is another's is nothing to tell of
+        os.environ["NUMBA_CACHE_DIR"] = str(folder)  # for the workers of this process too
+        tell_refusal(f"{refusal}; what numba compiles is kept in {folder}")
     return folder
 
 

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_prep.common.private_folders import open_private, require_private, tell_refusal
+
 SOURCES = Path(__file__).with_name("kernels")
 MAIN_SOURCE = SOURCES / "cpu_kernels.cpp"
 FLAGS = (
@@ -31,6 +34,7 @@ FLAGS = (
 ).split()
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS.append("-mprefer-vector-width=512")
+CHECKSUM_SIZE = hashlib.sha256().digest_size
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -106,8 +110,8 @@ def _passed(argument: Any) -> Any:
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler of this machine; None where there is none."""
-    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    """The C++ compiler of this machine, which may have arguments (`CXX="ccache g++"`); None where there is none."""
+    return os.environ.get("CXX", "").strip() or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
 
 
 @functools.cache
@@ -119,7 +123,7 @@ def _functions() -> dict[str, Any]:
         return {}
     try:
         library = _loaded(compiler)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
         reason = error.stderr.strip()[-500:] if isinstance(error, subprocess.CalledProcessError) else error
         warnings.warn(
             f"{MAIN_SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2
@@ -134,15 +138,16 @@ def _loaded(compiler: str) -> ctypes.CDLL:
     """The library, from the cache of this user where it is there; built again where that is damaged, as by a crash."""
     name = _name(compiler)
     try:
-        library = _built_in(cache_folder(), name, compiler)
-        try:
-            return ctypes.CDLL(str(library))
-        except OSError:
-            library.unlink()
-            return ctypes.CDLL(str(_built_in(cache_folder(), name, compiler)))
-    except OSError:  # a home that is not there, full, or may not be written or run from: for this process alone
+        library = open_private(cache_folder()) / name
+        if not _is_whole(library):
+            _install(compiler, library)
+        return ctypes.CDLL(str(library))
+    except OSError as error:  # a home that is not there, full, another's, or may not be written or run from
+        tell_refusal(f"{error}; the kernels for CPUs are built for this process alone")
         with tempfile.TemporaryDirectory(prefix="cloze-") as place:
-            return ctypes.CDLL(str(_built_in(Path(place), name, compiler)))
+            library = Path(place) / name
+            _install(compiler, library)
+            return ctypes.CDLL(str(library))
 
 
 def cache_folder() -> Path:
@@ -150,35 +155,52 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cloze"
 
 
+def _words(compiler: str) -> list[str]:
+    """The program and its arguments, as a shell would split them."""
+    return [compiler] if shutil.which(compiler) else shlex.split(compiler)
+
+
 def _name(compiler: str) -> str:
     """What the library is called: by all that decides what is in it."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    words = _words(compiler)
+    version = subprocess.run([*words, "--version"], capture_output=True, check=True).stdout
     parts = [
         *(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*"))),
-        " ".join(FLAGS).encode(),
+        " ".join((*words[1:], *FLAGS)).encode(),
         version,
         _processor().encode(),
     ]
     return f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
 
 
-def _built_in(place: Path, name: str, compiler: str) -> Path:
-    """Built beside its place and renamed, so that ranks that build at the same time do not meet."""
-    library = place / name
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there as it was built; raises PermissionError where others can have written it. A part of
+    one would end the process with a bus error."""
     if not library.exists():
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place) as work:
-            _build(compiler, Path(work)).replace(library)
-    return library
+        return False
+    require_private(library)
+    content = library.read_bytes()
+    return hashlib.sha256(content[:-CHECKSUM_SIZE]).digest() == content[-CHECKSUM_SIZE:]
+
+
+def _install(compiler: str, library: Path) -> None:
+    """Builds a library, its checksum behind it, beside its place and renames it: ranks that build at the same time do
+    not meet, and a crash leaves no part of it."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as work:
+        built = _build(compiler, Path(work))
+        with built.open("rb+") as file:
+            file.write(hashlib.sha256(file.read()).digest())
+            file.flush()
+            os.fsync(file.fileno())
+        built.chmod(0o700)
+        built.replace(library)
 
 
 def _build(compiler: str, work: Path) -> Path:
     """Compiles and links apart: -fopenmp in linking would bring a second OpenMP beside the one that PyTorch has."""
     compiled, library = work / "kernels.o", work / "kernels.so"
-    subprocess.run(
-        [compiler, *FLAGS, "-c", str(MAIN_SOURCE), "-o", str(compiled)], capture_output=True, text=True, check=True
-    )
-    subprocess.run([compiler, "-shared", str(compiled), "-o", str(library)], capture_output=True, text=True, check=True)
+    for step in ([*FLAGS, "-c", str(MAIN_SOURCE), "-o", str(compiled)], ["-shared", str(compiled), "-o", str(library)]):
+        subprocess.run([*_words(compiler), *step], capture_output=True, text=True, check=True)
     return library
 
 

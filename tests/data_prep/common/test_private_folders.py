@@ -1,0 +1,90 @@
+"""Nobody but this user and root can have written compiled code that is loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from data_prep.common.private_folders import open_private, require_private
+
+OTHER = 12345
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+def test_a_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = open_private(tmp_path / "home" / ".cache" / "cloze")
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent, folder.parents[1])] == [0o700] * 3
+    assert open_private(folder) == folder
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "cloze").mkdir()
+    (tmp_path / "cloze").chmod(mode)
+    with pytest.raises(PermissionError, match="cloze: other users can write it"):
+        open_private(tmp_path / "cloze")
+
+
+def test_of_the_folders_above_only_sticky_ones_may_be_open_to_others(tmp_path: Path) -> None:
+    (tmp_path / "cloze").mkdir(0o700)
+    tmp_path.chmod(0o1777)
+    assert open_private(tmp_path / "cloze") == tmp_path / "cloze"
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="other users can write it"):
+        open_private(tmp_path / "cloze")
+    tmp_path.chmod(0o700)
+
+
+@as_root
+def test_what_belongs_to_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cloze").mkdir(0o700)
+    (tmp_path / "cloze" / "library").touch(0o700)
+    os.chown(tmp_path / "cloze" / "library", OTHER, -1)
+    with pytest.raises(PermissionError, match=f"library: belongs to another user .{OTHER}."):
+        require_private(tmp_path / "cloze" / "library")
+    os.chown(tmp_path / "cloze", OTHER, -1)
+    (tmp_path / "link").symlink_to(tmp_path / "cloze")
+    with pytest.raises(PermissionError, match="cloze: belongs to another user"):
+        open_private(tmp_path / "link" / "new")
+    assert not (tmp_path / "cloze" / "new").exists()
+
+
+def test_a_link_of_this_user_leads_to_its_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "scratch")
+    assert open_private(tmp_path / "link" / "cloze") == tmp_path / "scratch" / "cloze"
+
+
+FIND = "import sys; from pathlib import Path; from data_prep.common import compiled; compiled.SOURCES = Path('/proc'); "
+FIND += (
+    "import os; os.environ.pop('NUMBA_CACHE_DIR', None); print(compiled._version()); print(compiled._cache_folder())"
+)
+
+
+def test_pickles_of_numba_that_others_may_have_planted_are_not_loaded(tmp_path: Path) -> None:
+    """Whoever knows the sources knows the folder's name."""
+
+    def find() -> tuple[str, str, str]:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", FIND], env=environment, capture_output=True, text=True, check=True)
+        version, folder = done.stdout.split()
+        return f"cloze-numba-{version}", folder, done.stderr
+
+    name, folder, said = find()
+    assert (folder, said) == (str(tmp_path / name), "")
+    (tmp_path / name).chmod(0o777)
+    _, folder, said = find()
+    assert folder.startswith(str(tmp_path / "cloze-numba-"))
+    assert not folder.endswith(name)
+    assert said == (
+        f"warning: {tmp_path / name}: other users can write it (remove it); what numba compiles is kept in {folder}\n"
+    )

@@ -1,0 +1,83 @@
+"""The library of CPU kernels that is loaded is whole, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pretraining.model import cpu_kernels as kernels
+
+pytestmark = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
+COMPILER = kernels.find_compiler() or ""
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Where a library was built; each is a copy of the one that this process has, which takes no time."""
+    made = list[Path]()
+    kernels._functions()
+    original = kernels.cache_folder() / kernels._name(COMPILER)
+
+    def build(_: str, work: Path) -> Path:
+        made.append(work)
+        (work / "kernels.so").write_bytes(original.read_bytes()[: -kernels.CHECKSUM_SIZE])
+        return work / "kernels.so"
+
+    monkeypatch.setattr(kernels, "_build", build)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return made
+
+
+@pytest.mark.parametrize("size", [0, 1, 9000, -1])
+def test_a_part_of_a_library_is_built_again(builds: list[Path], tmp_path: Path, size: int) -> None:
+    """The system ends who runs a part of a library with a bus error, and would at each start."""
+    assert kernels._loaded(COMPILER).kernels
+    [library] = (tmp_path / "cloze").iterdir()
+    whole = library.read_bytes()
+    library.unlink()  # this process runs it
+    library.write_bytes(whole[:size])
+    library.chmod(0o700)
+    assert kernels._loaded(COMPILER).kernels
+    assert (library.read_bytes() == whole, len(builds)) == (True, 2)
+
+
+@pytest.mark.parametrize("planted", ["folder", "library", "another user's"])
+def test_a_library_that_others_may_have_planted_is_not_loaded(
+    builds: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], planted: str
+) -> None:
+    folder = tmp_path / "cloze"
+    library = folder / kernels._name(COMPILER)
+    assert kernels._loaded(COMPILER).kernels
+    inode = library.stat().st_ino
+    (folder if planted == "folder" else library).chmod(0o777)
+    if planted == "another user's":
+        if os.geteuid():
+            pytest.skip("only root gives files away")
+        library.chmod(0o755)
+        os.chown(library, 12345, -1)
+    assert kernels._loaded(COMPILER).kernels
+    assert len(builds) == 2
+    assert not builds[-1].exists()
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {tmp_path / 'cloze'}")
+    assert line.endswith("; the kernels for CPUs are built for this process alone")
+    assert library.stat().st_ino == inode
+
+
+def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spaced = tmp_path / "my tools" / "wrapper"
+    spaced.parent.mkdir()
+    spaced.write_text('#!/bin/sh\nexec "$@"\n')
+    spaced.chmod(0o755)
+    plain = shutil.which("g++") or COMPILER
+    monkeypatch.setenv("CXX", f"'{spaced}' {plain} -O1")
+    assert kernels.find_compiler() == f"'{spaced}' {plain} -O1"
+    names = {kernels._name(compiler) for compiler in (plain, f"'{spaced}' {plain}", f"'{spaced}' {plain} -O1")}
+    assert len(names) == 3, "arguments decide what is built"
+    monkeypatch.setattr(kernels, "FLAGS", [])
+    monkeypatch.setattr(kernels, "MAIN_SOURCE", tmp_path / "small.cpp")
+    kernels.MAIN_SOURCE.write_text("int small = 1;\n")
+    assert kernels._build(kernels.find_compiler() or "", tmp_path).exists()
