@@ -173,13 +173,8 @@ earlier_shards() {
 }
 
 # The newest folder of finished shards.
-newest_shards() {
-  local newest='' manifest
-  for manifest in data/*/manifest.json; do
-    [[ -e $manifest && (-z $newest || $manifest -nt $newest) ]] && newest=$manifest
-  done
-  [[ -n $newest ]] && dirname "$newest"
-}
+# shellcheck disable=SC2012
+newest_shards() { ls -t data/*/manifest.json 2>/dev/null | head -1 | sed 's:/manifest.json$::'; }
 
 # Adds a line on this job to jobs.jsonl of a folder, which status.py reads.
 note() {
@@ -268,19 +263,25 @@ requeue() {
   fi
 }
 
-# Copies the shards, without the documents beside them, to each node's own disk where they fit, and says in `staged` where
-# they are.
+# Copies the shards, without the documents beside them, to a folder of this user alone on each node's own disk where they
+# fit, and says in `staged` where they are. A copy that an earlier start left is taken where it is one of these shards.
 stage() {
+  staged=$stage_folder/cloze-$SLURM_JOB_ID
   # shellcheck disable=SC2016
   on_nodes bash -c '
     set -o pipefail
+    found=$(stat -c %u:%a "$2" 2>/dev/null || echo "$EUID:")
+    if [[ $found != "$EUID":* ]]; then echo "$(hostname): $2: of another user; the shards are read from $1" && exit 1; fi
+    if [[ $found == *700 ]] && cmp -s "$1/manifest.json" "$2/manifest.json"; then exit 0; fi
+    rm -rf "$2" "$2".??????
     needed=$(du -skL --exclude=documents "$1" | cut -f1) free=$(df -k --output=avail "$(dirname "$2")" | tail -1)
-    if [[ -e $2/manifest.json ]]; then exit 0; fi
-    if ((free > needed + needed / 20)) && mkdir -p "$2.part" &&
-      tar -C "$1" --exclude=./documents -cf - . | tar -C "$2.part" -xf - && mv "$2.part" "$2"; then exit 0; fi
+    if ((free > needed + needed / 20)) && part=$(mktemp -d "$2.XXXXXX") && tar -C "$1" --exclude=./documents -cf - . |
+      tar -C "$part" --no-overwrite-dir --no-same-owner -xf - && mv -T "$part" "$2"; then exit 0; fi
     echo "$(hostname): no room for $((needed >> 10)) MB in $(dirname "$2"); the shards are read from $1"
-    rm -rf "$2.part" && ln -sfn "$(realpath "$1")" "$2"' stage "$shards" "$stage_folder/cloze-$SLURM_JOB_ID" &&
-    staged=$stage_folder/cloze-$SLURM_JOB_ID
+    rm -rf "$2".??????; ln -sn "$(realpath "$1")" "$2"' stage "$shards" "$staged" && return
+  # shellcheck disable=SC2016
+  on_nodes bash -c 'find "$1" -maxdepth 0 -user "$EUID" -exec rm -rf {} + 2>/dev/null; exit 0' unstage "$staged"
+  staged=''
 }
 
 # Makes shards of text in as many MPI ranks as the job has processors; `$@` goes to shard.py.
@@ -305,12 +306,9 @@ pretrain() {
   shift
   run=${CLOZE_RUN:-runs/$(basename "$recipe" .toml)}
   await_earlier "$run/jobs.jsonl"
-  shards=${CLOZE_SHARDS:-$(earlier_shards "$run")} chosen=''
-  if [[ -z $shards ]]; then
-    shards=$(newest_shards) chosen=', the newest'
-  elif [[ -z ${CLOZE_SHARDS:-} ]]; then
-    chosen=', as at an earlier start'
-  fi
+  shards=${CLOZE_SHARDS:-$(earlier_shards "$run")} chosen=', as at an earlier start'
+  [[ -z ${CLOZE_SHARDS:-} ]] || chosen=''
+  [[ -n $shards ]] || shards=$(newest_shards) chosen=', the newest'
   await_earlier ${shards:+"$shards/manifest.json"}
   [[ -n $shards ]] || refuse "no finished shards under data/; make some, with sbatch cluster/prepare.slurm, or set CLOZE_SHARDS"
   [[ -e $shards/manifest.json ]] || refuse "$shards: no finished shards; CLOZE_SHARDS names the folder that shard.py made"
@@ -334,8 +332,7 @@ pretrain() {
 scale() {
   local folder=${CLOZE_SCALING:-runs/scaling-$SLURM_JOB_ID} ranks counts=() nodes round
   local words=(benchmarks/scaling.py --notes "$folder/notes.jsonl" --out "$folder/scaling.json")
-  if [[ -n ${CLOZE_RECIPE:-} ]]; then words+=(--recipe "$CLOZE_RECIPE"); fi
-  if [[ -n ${CLOZE_SHARDS:-} ]]; then words+=(--data "$CLOZE_SHARDS"); fi
+  words+=(${CLOZE_RECIPE:+--recipe "$CLOZE_RECIPE"} ${CLOZE_SHARDS:+--data "$CLOZE_SHARDS"})
   mkdir -p "$folder" || refuse "$folder: cannot be made"
   rm -f "$folder/notes.jsonl" # of another job, whose rounds did not alternate with these
   ranks=$(ranks_per_node)

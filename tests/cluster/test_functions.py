@@ -209,3 +209,59 @@ def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped
     del job.variables["SLURM_ARRAY_TASK_ID"]
     code, log = job.start(script="reproduce", words=words)
     assert "benchmarks/reproduce.py --out runs/tables --table 5 --scale base" in log
+
+
+@pytest.fixture
+def disk(job: Job, tmp_path: Path) -> Path:
+    """A node's own disk, to which the shards of a job are copied; they stay where a rank was lost."""
+    write_json(job.folder / "data" / "first" / "manifest.json", {"fingerprint": "ours"})
+    job.variables |= {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path / "disk")}
+    job.variables["TRAIN"] = 'cat "$5/manifest.json"; exit 76'
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+def test_shards_are_copied_for_this_user_alone_and_taken_again_at_the_next_start(job: Job, disk: Path) -> None:
+    shards, copy = job.folder / "data" / "first", disk / "cloze-7"
+    (shards / "documents").mkdir()
+    shards.chmod(0o777)
+    code, log = job.start()
+    assert code == 76, log
+    assert [path.name for path in disk.iterdir()] == ["cloze-7"]
+    assert copy.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in copy.iterdir()] == ["manifest.json"]
+    (copy / "mark").touch()
+    code, log = job.start(1)
+    assert f"--data {copy} " in log
+    assert (copy / "mark").exists()
+
+
+@pytest.mark.parametrize("left", ["of other shards", "open to all", "a link"])
+def test_a_copy_that_is_not_of_these_shards_is_made_again(job: Job, disk: Path, left: str) -> None:
+    """Job numbers begin again some day, and others can compute the folder's name."""
+    copy = disk / "cloze-7"
+    write_json(disk / "elsewhere" / "manifest.json", {"fingerprint": "ours"})
+    if left == "a link":
+        copy.symlink_to(disk / "elsewhere")
+    else:
+        write_json(copy / "manifest.json", {"fingerprint": "ours" if left == "open to all" else "theirs"})
+        (copy / "shard.arrow").touch()
+        copy.chmod(0o777 if left == "open to all" else 0o700)
+    code, log = job.start()
+    assert (code, "theirs" in log) == (76, False), log
+    assert [path.name for path in copy.iterdir()] == ["manifest.json"]
+    assert not copy.is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_another_users_folder_is_left_alone_and_the_shards_are_read_where_they_lie(job: Job, disk: Path) -> None:
+    copy = disk / "cloze-7"
+    write_json(copy / "manifest.json", {"fingerprint": "theirs"})
+    copy.chmod(0o700)
+    os.chown(copy, 12345, -1)
+    code, log = job.start()
+    assert code == 76, log
+    assert log.count(f"{copy}: of another user; the shards are read from data/first") == 1
+    assert "--data data/first " in log
+    assert "theirs" not in log
+    assert [path.name for path in copy.iterdir()] == ["manifest.json"]
