@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from support.commands import block_all_signals
+from support.copies import write_other_copy
 
 ENTRIES = [
     path
@@ -100,7 +101,11 @@ def test_a_python_without_the_packages_is_told_in_a_line_and_hears_all_signals(p
         "packaging",
     ):
         (tmp_path / f"{package}.py").write_text(PACKAGE)
-    said = line_of(run(sys.executable, "-S", name(path), "--help", path=tmp_path, preexec_fn=block_all_signals))
+    other = write_other_copy(tmp_path)
+    done = run(sys.executable, "-S", name(path), "--help", path=tmp_path, preexec_fn=block_all_signals)
+    warning, _, done.stderr = done.stderr.partition("\n")
+    assert warning == f"warning: {other / 'data_prep'}: another copy; {ROOT / 'data_prep'} is used"
+    said = line_of(done)
     assert re.match(r"error: \S+ has no package absent; .*\.venv", said)
 
 

@@ -16,17 +16,22 @@ OURS = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
 OLDEST = (3, 10)
 """The Python that Cloze needs at least."""
 CURE = 2  # the exit code for what a user can mend
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+TOLD = "_CLOZE_TOLD"
+"""Marks, for the processes that this one starts, that another copy of Cloze is told of."""
 
 
 def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False) -> None:
     """Ends the process in one line where Python is too old, now, or a package is missing, once it is imported.
 
-    Streams that are closed (`>&-`) read and write nothing. All signals are heard, also where whoever started the
-    process blocks them, as the srun of Slurm 25.05 does with SIGCHLD. Output that nobody reads any more is dropped and
-    the work goes on; a command that only prints `ends_with_reader` instead, without a word.
+    Modules are found beside the entry, whatever the current folder or PYTHONPATH has. Streams that are closed (`>&-`)
+    read and write nothing. All signals are heard, also where whoever started the process blocks them, as the srun of
+    Slurm 25.05 does with SIGCHLD. Output that nobody reads any more is dropped and the work goes on; a command that
+    only prints `ends_with_reader` instead, without a word.
     """
     require_python(oldest)
     open_closed_streams()
+    tell_other_copy()
     sys.excepthook = tell_missing
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if ends_with_reader:
@@ -47,6 +52,20 @@ def open_closed_streams() -> None:
                 os.close(nowhere)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def tell_other_copy() -> None:
+    """Says on the first rank, once, that the current folder or PYTHONPATH has another copy of our packages, which
+    neither this process nor those that it starts take."""
+    if TOLD in os.environ or any(os.environ.get(name, "0") != "0" for name in RANKS):
+        return
+    for place in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        for name in OURS[:3]:
+            other, own = os.path.join(place, name), str(ROOT / name)
+            if os.path.isfile(os.path.join(other, "__init__.py")) and not os.path.samefile(other, own):
+                os.environ[TOLD] = os.path.abspath(other)
+                sys.stderr.write(f"warning: {os.environ[TOLD]}: another copy; {own} is used\n")
+                return
 
 
 def require_python(oldest: "tuple[int, int]" = OLDEST) -> None:

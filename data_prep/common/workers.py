@@ -28,6 +28,7 @@ from data_prep.common.supervision import FEWER, OUT_OF_MEMORY, end_with_parent
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+ROOT = Path(__file__).resolve().parents[2]
 AHEAD = 4  # tasks handed out for each worker, so that none waits
 OWN_AHEAD = 2  # for the worker of the first rank: no other rank can take what waits for it at the end
 
@@ -139,12 +140,15 @@ def _start_helpers() -> None:
     Neither of them says anything when Ctrl-C ends them, or this process, in the midst of something.
     """
     before, silence = os.environ.get("PYTHONWARNINGS"), "ignore::UserWarning:multiprocessing.resource_tracker"
+    here = Path.cwd()
     os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence
     try:
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as processes that are started here inherit
+        os.chdir(ROOT)  # where it finds modules first, and must not find another copy of them
         forkserver.ensure_running()
     finally:
+        os.chdir(here)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         del os.environ["PYTHONWARNINGS"]
         if before is not None:

@@ -1,4 +1,4 @@
-"""A copy of the packages that a stranger adds a file to, and its commands."""
+"""Copies of the packages: one that a stranger adds a file to, with its commands, and one that nobody may import."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def copy_packages(folder: Path, **files: str) -> Path:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     for path, text in files.items():
         (folder / f"{path.replace('__', '/')}.py").write_text(text)
+    return folder
+
+
+def write_other_copy(folder: Path) -> Path:
+    """Writes packages of the same names that fail when anything imports them."""
+    for package in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster"):
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").write_text("raise RuntimeError('the other copy is imported')\n")
     return folder
 
 
