@@ -42,15 +42,13 @@ prepare_job() {
   for name in "${!CLOZE_@}"; do given+=("$name=${!name}"); done
   read_site
   for name in ${given[@]+"${given[@]}"}; do export "${name?}"; done
-  for name in CLOZE_TRIES CLOZE_STORAGE_SECONDS CLOZE_RANKS_PER_NODE CLOZE_PREPARE_RANKS CLOZE_ROUNDS; do
+  for name in CLOZE_TRIES CLOZE_STORAGE_SECONDS CLOZE_END_SECONDS CLOZE_RANKS_PER_NODE CLOZE_PREPARE_RANKS CLOZE_ROUNDS; do
     [[ ${!name:-1} =~ ^[1-9][0-9]*$ ]] || refuse "$name=${!name}: give a whole number above 0"
   done
   [[ ${CLOZE_WATCH_SECONDS:-1} =~ ^[0-9]*[.]?[0-9]+$ && ${CLOZE_WATCH_SECONDS:-1} =~ [1-9] ]] ||
     refuse "CLOZE_WATCH_SECONDS=$CLOZE_WATCH_SECONDS: give seconds above 0"
   export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-  if [[ -n ${CLOZE_INTERFACE:-} ]]; then
-    export NCCL_SOCKET_IFNAME=$CLOZE_INTERFACE GLOO_SOCKET_IFNAME=$CLOZE_INTERFACE
-  fi
+  [[ -z ${CLOZE_INTERFACE:-} ]] || export NCCL_SOCKET_IFNAME=$CLOZE_INTERFACE GLOO_SOCKET_IFNAME=$CLOZE_INTERFACE
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
   job=${job:-$SLURM_JOB_ID}
   # Slurm sends --signal but once to a job, however often it is started, so that programs look at the clock themselves.
@@ -64,9 +62,8 @@ prepare_job() {
 
 # Keeps from srun what the job's options say of tasks and memory in ways that do not go together with its own.
 settle_options() {
-  if [[ -n ${SLURM_NTASKS_PER_GPU:-} ]]; then
+  [[ -z ${SLURM_NTASKS_PER_GPU:-} ]] ||
     say "--ntasks-per-gpu=$SLURM_NTASKS_PER_GPU is not used: there is a rank for each GPU, or CLOZE_RANKS_PER_NODE on a node"
-  fi
   if [[ -n ${SLURM_MEM_PER_CPU:-}${SLURM_MEM_PER_GPU:-} ]]; then export SLURM_MEM_PER_NODE=0; fi # all that the job has
   unset SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU
 }
@@ -113,7 +110,7 @@ run_step() {
   shift
   cores=$(($(processors_per_node) / tasks))
   told=$(mktemp 2>/dev/null || TMPDIR=/tmp mktemp 2>/dev/null || echo /dev/null) # TMPDIR may be a login node's
-  exec {errors}> >(trap '' TERM USR1 && exec sed -u -E "/^srun: error: .*: (Exited with exit code [0-9]+|Killed)$/w $told" >&2)
+  exec {errors}> >(trap '' TERM USR1 && exec sed -u -E "/^srun: error: (.*: tasks? [0-9,-]+: |Node fail|[Aa]borting, )/w $told" >&2)
   listener=$!
   ${limit:-} srun --kill-on-bad-exit=1 --export=ALL "--mpi=${mpi:-none}" "--nodes=$SLURM_JOB_NUM_NODES" \
     "--ntasks=$((tasks * SLURM_JOB_NUM_NODES))" "--ntasks-per-node=$tasks" "--cpus-per-task=$((cores > 0 ? cores : 1))" \
@@ -121,7 +118,7 @@ run_step() {
   step=$!
   exec {errors}>&-
   trap : TERM USR1
-  watch_step "$step" &
+  watch_step "$step" "$told" &
   watcher=$!
   while :; do
     wait "$step"
@@ -133,22 +130,27 @@ run_step() {
     kill -0 "$listener" 2>/dev/null || break
     sleep 0.1
   done
-  first_code=$(sed -n '1s/.*exit code //p' "$told")
+  first_code=$(sed -nE '/: (Exited with exit code [0-9]+|Killed)$/{s/.*exit code //p;q}' "$told")
   [[ $told == /dev/null ]] || rm -f "$told"
   return $step_code
 }
 
 # Ends an srun whose ranks have ended without its hearing of it, or that gets no ranks: a node that is cut off for a while
 # tells slurmctld later that they are gone, and srun never. A slurmctld that does not answer says nothing about ranks.
+# After the first rank or node that failed srun has two minutes to end the others: of a node whose slurmd died and came
+# back it waits for ranks for ever, and Slurm lists them as long.
 watch_step() {
-  local step=$1 shown absent=0
+  local step=$1 told=$2 shown='the job has no ranks any more, and srun has not heard of it' failed='' absent=0 listed
   trap '' TERM USR1
   while ((absent < 3)); do
     sleep "${CLOZE_WATCH_SECONDS:-60}" >/dev/null 2>&1
-    shown=$(timeout 60 squeue -h -s -j "$SLURM_JOB_ID" -o %i 2>/dev/null) || continue
-    if grep -q '[.][0-9]' <<<"$shown"; then absent=0; else absent=$((absent + 1)); fi
+    if [[ -s $told ]] && ((SECONDS - ${failed:=$SECONDS} >= ${CLOZE_END_SECONDS:-120})); then
+      shown='a rank or a node has failed, and srun does not end' && break
+    fi
+    listed=$(timeout 60 squeue -h -s -j "$SLURM_JOB_ID" -o %i 2>/dev/null) || continue
+    if grep -q '[.][0-9]' <<<"$listed"; then absent=0; else absent=$((absent + 1)); fi
   done
-  say "the job has no ranks any more, and srun has not heard of it; it is ended"
+  say "$shown; it is ended"
   kill -TERM "$step" # timeout hands that on
   sleep 10 >/dev/null 2>&1
   pkill -KILL -P "$step"
@@ -231,9 +233,7 @@ end_in() {
     said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' "${2:-/dev/null}" 2>/dev/null)
     code=${said:-$((code > 128 ? LOST : code))}
   fi
-  if [[ ! $code =~ ^(0|$STOPPED|$LOST)$ && -n $(missing) ]]; then
-    await_storage && code=$LOST
-  fi
+  [[ $code =~ ^(0|$STOPPED|$LOST)$ || -z $(missing) ]] || { await_storage && code=$LOST; }
   note "$folder" end "\"code\": $code"
   if [[ -n $staged && $code != "$LOST" ]]; then on_nodes rm -rf "$staged"; fi
   if [[ $code == "$STOPPED" || $code == "$LOST" ]]; then requeue "$folder"; fi
@@ -279,8 +279,7 @@ stage() {
       tar -C "$part" --no-overwrite-dir --no-same-owner -xf - && mv -T "$part" "$2"; then exit 0; fi
     echo "$(hostname): no room for $((needed >> 10)) MB in $(dirname "$2"); the shards are read from $1"
     rm -rf "$2".??????; ln -sn "$(realpath "$1")" "$2"' stage "$shards" "$staged" && return
-  # shellcheck disable=SC2016
-  on_nodes bash -c 'find "$1" -maxdepth 0 -user "$EUID" -exec rm -rf {} + 2>/dev/null; exit 0' unstage "$staged"
+  on_nodes find "$stage_folder" -maxdepth 1 -name "${staged##*/}" -uid "$EUID" -exec rm -rf {} +
   staged=''
 }
 

@@ -84,6 +84,25 @@ def test_a_step_that_is_gone_does_not_keep_the_job(job: Job) -> None:
     assert len((job.folder / "asked").read_text()) == 6
 
 
+@pytest.mark.parametrize(
+    ("told", "own"),
+    [
+        ("node1: task 0: Exited with exit code 76", 76),
+        ("node1: tasks 0-1: Segmentation fault (core dumped)", 76),
+        ("Node failure on node2", 76),
+        ("node1: task 0: Exited with exit code 1", 1),
+    ],
+)
+def test_a_step_that_does_not_end_after_its_first_failure_is_ended(job: Job, told: str, own: int) -> None:
+    """Its other ranks were on a node whose slurmd died and came back, and Slurm lists them as long as srun waits."""
+    (job.folder / "bin" / "squeue").write_text("#!/bin/bash\necho 7.batch; echo 7.0\n")
+    (job.folder / "bin" / "srun").write_text(f"#!/bin/bash\necho 'srun: error: {told}' >&2\nexec sleep 50 >&- 2>&-\n")
+    code, log = job.start(CLOZE_WATCH_SECONDS="0.2", CLOZE_END_SECONDS="1")
+    assert code == own, log
+    assert "a rank or a node has failed, and srun does not end" in log
+    assert ("requeue 7" in log) == (own == 76)
+
+
 def test_a_step_that_is_there_is_left_alone(job: Job) -> None:
     """And it hears when its job ends, and not when another does in which this one was submitted."""
     ends = "[[ $* != *%e ]] || { echo 4000000000; exit; }"

@@ -231,6 +231,30 @@ def test_a_network_that_is_back_before_slurm_calls_the_node_lost(site: Site, str
     assert '"code": 76' in (site.folder / "runs" / "out" / "jobs.jsonl").read_text()
 
 
+HALF_LOST = """#!/bin/sh
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
+[ "$SLURMD_NODENAME" = node1 ] || exec sleep 6061
+until [ -e node2-is-gone ]; do sleep 0.2; done
+exit 76
+"""
+"""Stands in for Python, where the rank of one node finds out that it has lost the other."""
+
+
+def test_a_node_whose_daemons_died_and_came_back_keeps_no_job(site: Site) -> None:
+    """Slurm lists the step on, and srun waits for the ranks of that node for ever."""
+    path, gone = site.folder / "half-lost", site.folder / "node2-is-gone"
+    path.write_text(HALF_LOST)
+    path.chmod(0o755)
+    job = site.pretrain("back", CLOZE_PYTHON="./half-lost", CLOZE_WATCH_SECONDS="2", CLOZE_END_SECONDS="20")
+    wait_for(lambda: bool(site.slurm.processes("sleep 6061")), 60)
+    site.slurm.restart("node2")
+    wait_for(lambda: not site.slurm.run("sinfo", "-h", "-N", "-n", "node2", "-t", "down").stdout, 60)
+    gone.touch()
+    wait_for(lambda: site.slurm.job(job).get("Restarts") == "1", 90)
+    site.slurm.wait(job, "COMPLETED", seconds=120)
+    assert "srun does not end" in site.log(job)
+
+
 def test_the_time_limit_saves_and_goes_on(site: Site, straight: Path) -> None:
     """Slurm counts whole minutes, most of which the ranks spend standing still together. Its signal may come long
     before the end, and comes but once, however often a job is started: the run itself looks at the clock too."""

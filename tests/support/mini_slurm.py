@@ -173,6 +173,13 @@ class MiniSlurm:
         process.kill()
         process.wait()
 
+    def restart(self, name: str) -> None:
+        """Ends all that runs on a node, its slurmd too, which is back before Slurm calls the node lost."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+        self.switch_on(name)
+
     def switch_on(self, name: str) -> None:
         """Boots a node, whose cable is in."""
         self.plug(name)
