@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
+from benchmarks.measure import ROOT
 from benchmarks.tables import matrix, show
 from data_prep.forecast import Amount, Text, measure, steps_of
 from data_prep.readers.sources import LARGEST_BUNDLE, find_files
@@ -32,7 +33,8 @@ FEWEST = 60  # parts, of which there are about so many however small a text is
 SIZES = {"2 GB": 2e9, "20 GB": 2e10, "1 TB": 1e12, "10 TB": 1e13}
 WORKERS = 32
 SMALL_BUNDLES = (
-    "import sys; from data_prep.readers import sources; sources.SMALLEST_BUNDLE = sources.LARGEST_BUNDLE = {size}; "
+    "import sys; sys.path.insert(0, {root!r}); "
+    "from data_prep.readers import sources; sources.SMALLEST_BUNDLE = sources.LARGEST_BUNDLE = {size}; "
     "from data_prep import shard; sys.exit(shard.main(sys.argv[1:]))"
 )
 STEP = re.compile(r"^(\w+)([\d -]*)\s+100%.* in (?:(\d+) h )?(?:(\d+) m )?([\d.]+)(?: s)?")
@@ -119,8 +121,9 @@ def watched_run(docs: Sequence[str], vocabulary: Path, size: int, part_bytes: in
                 with suppress(psutil.Error):  # it has ended meanwhile
                     private.append(each.memory_full_info().uss)
 
+        code = SMALL_BUNDLES.format(root=str(ROOT), size=part_bytes)
         arguments = ["--docs", *docs, "--out", str(out), "--vocab", str(vocabulary), "--workers", "2"]
-        seconds, said = watch([sys.executable, "-c", SMALL_BUNDLES.format(size=part_bytes), *arguments], look, 0.5)
+        seconds, said = watch([sys.executable, "-c", code, *arguments], look, 0.5)
     return {
         "parts": max(parts),
         "text_mb": round(size / 1e6),

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import llvmlite.binding
 import numba
 
-from data_prep.common.private_folders import open_private, require_private, tell_refusal
+from data_prep.common.private_folders import cache_home, open_private, require_private, tell_refusal
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PREFIX = "cloze-numba-"
@@ -45,9 +45,8 @@ def _cache_folder() -> Path:
 
     numba loads pickles from it, so nobody else may have written there.
     """
-    cache, name = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")), f"{PREFIX}{_version()}"
-    refusal = ""
-    for place in (SOURCES / "__pycache__", cache):
+    name, refusal = f"{PREFIX}{_version()}", ""
+    for place in (SOURCES / "__pycache__", cache_home()):
         folder = place / name
         try:
             require_private(place.resolve())

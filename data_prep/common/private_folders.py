@@ -14,11 +14,18 @@ from data_prep.common.errors import UserError
 from data_prep.common.launchers import find_world
 
 
+def cache_home() -> Path:
+    """The folder that a user has for caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+
+
 def open_private(folder: Path) -> Path:
     """Returns the real path of a folder that only this user (and root) can have written; makes it where it is missing.
 
     Raises PermissionError where somebody else could have written it, and OSError where it cannot be made.
     """
+    if not folder.is_absolute():  # such as ~ where nobody says what that is
+        raise FileNotFoundError(f"{folder}: no absolute path")
     folder = folder.resolve()  # used from here on: who can turn a link elsewhere gains nothing
     require_private(folder)
     for missing in [place for place in (*reversed(folder.parents), folder) if not place.exists()]:

@@ -20,6 +20,7 @@ from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
+from data_prep.common.beginning import ROOT
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import mpi_size
 from data_prep.common.ranks import Meeting, on_rank, serving_ranks
@@ -28,7 +29,6 @@ from data_prep.common.supervision import FEWER, OUT_OF_MEMORY, end_with_parent
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-ROOT = Path(__file__).resolve().parents[2]
 AHEAD = 4  # tasks handed out for each worker, so that none waits
 OWN_AHEAD = 2  # for the worker of the first rank: no other rank can take what waits for it at the end
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.common.private_folders import open_private, require_private, tell_refusal
+from data_prep.common.private_folders import cache_home, open_private, require_private, tell_refusal
 
 SOURCES = Path(__file__).with_name("kernels")
 MAIN_SOURCE = SOURCES / "cpu_kernels.cpp"
@@ -138,7 +138,7 @@ def _loaded(compiler: str) -> ctypes.CDLL:
     """The library, from the cache of this user where it is there; built again where that is damaged, as by a crash."""
     name = _name(compiler)
     try:
-        library = open_private(cache_folder()) / name
+        library = open_private(cache_home() / "cloze") / name
         if not _is_whole(library):
             _install(compiler, library)
         return ctypes.CDLL(str(library))
@@ -148,11 +148,6 @@ def _loaded(compiler: str) -> ctypes.CDLL:
             library = Path(place) / name
             _install(compiler, library)
             return ctypes.CDLL(str(library))
-
-
-def cache_folder() -> Path:
-    """The folder of this user where kernels are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cloze"
 
 
 def _words(compiler: str) -> list[str]:

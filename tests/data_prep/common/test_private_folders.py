@@ -64,6 +64,15 @@ def test_a_link_of_this_user_leads_to_its_own_folder(tmp_path: Path) -> None:
     assert open_private(tmp_path / "link" / "cloze") == tmp_path / "scratch" / "cloze"
 
 
+def test_a_folder_of_a_home_that_is_unknown_is_not_made_in_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match="no absolute path"):
+        open_private(Path("~/.cache/cloze"))
+    assert not [*tmp_path.iterdir()]
+
+
 FIND = "import sys; from pathlib import Path; from data_prep.common import compiled; compiled.SOURCES = Path('/proc'); "
 FIND += (
     "import os; os.environ.pop('NUMBA_CACHE_DIR', None); print(compiled._version()); print(compiled._cache_folder())"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.common.private_folders import cache_home
 from pretraining.model import cpu_kernels as kernels
 
 pytestmark = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
@@ -19,7 +20,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where a library was built; each is a copy of the one that this process has, which takes no time."""
     made = list[Path]()
     kernels._functions()
-    original = kernels.cache_folder() / kernels._name(COMPILER)
+    original = cache_home() / "cloze" / kernels._name(COMPILER)
 
     def build(_: str, work: Path) -> Path:
         made.append(work)
