@@ -46,6 +46,7 @@ def test_workers_run_the_code_of_their_command(other: Path, wiki: Path, tmp_path
     assert (tmp_path / "shards" / "manifest.json").exists()
 
 
+@pytest.mark.parametrize("other", ["PYTHONPATH"], indirect=True)
 @pytest.mark.parametrize("entry", ["finetuning/run_ner.py", "benchmarks/report.py", "cluster/submit.py"])
 def test_other_commands_do_too(other: Path, entry: str) -> None:
     assert run(ROOT / entry, "--help").stderr == told(other)
