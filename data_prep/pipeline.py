@@ -38,6 +38,7 @@ from data_prep.readers.sources import (
     Bundle,
     SourceFile,
     check_names,
+    find_changed,
     find_files,
     group_sources,
     make_bundles,
@@ -107,7 +108,7 @@ class Pipeline:
             self._check_plan(plan)
             self.workers.share(self.work.path)
             self._note_disk(files)
-            return self._run_steps(plan, make_bundles(files), given, left_out)
+            return self._run_steps(plan, files, given, left_out)
 
     def forecast(self) -> None:
         """Says what a run will take; makes nothing."""
@@ -228,14 +229,15 @@ class Pipeline:
             shutil.rmtree(self.folder / length_folder(length), ignore_errors=True)
 
     def _run_steps(
-        self, plan: Ingredients, bundles: list[Bundle], given: Vocabulary | None, left_out: Problems
+        self, plan: Ingredients, files: list[SourceFile], given: Vocabulary | None, left_out: Problems
     ) -> Manifest:
         """Runs the steps in their order and writes the manifest, which makes the folder a finished one."""
-        s, work = self.settings, self.work
+        s, work, bundles = self.settings, self.work, make_bundles(files)
         # every task has the settings, in which the names of files may be many
         lean = s.model_copy(update={"docs": (), "origins": ()})
         steps = Steps(Runner(work, self.workers, self.console), lean)
         documents = steps.read(bundles)
+        self._warn_of_changed(files)
         self._refuse_barren(bundles, documents)
         self._refuse_emptied(documents)
         taken = steps.take(self.origins)
@@ -268,6 +270,13 @@ class Pipeline:
         work.keep_only(KEPT, manifest.kept)  # a start that finds the manifest does the rest
         work.remove()
         return manifest
+
+    def _warn_of_changed(self, files: list[SourceFile]) -> None:
+        """Warns where files changed while they were read, since the manifest has the sizes and keys from before."""
+        if changed := find_changed(files):
+            others = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
+            what = f"{changed[0]}{others} changed while it was read: the shards may not have what the manifest says"
+            self._warn(f"{what}; once nobody writes to it, start anew with another --out")
 
     def _refuse_barren(self, bundles: list[Bundle], records: Iterable[DocumentsRecord]) -> None:
         """Raises UserError where all files of a source that have one format have no document in them.

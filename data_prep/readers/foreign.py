@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import stat
 from pathlib import Path
@@ -48,8 +49,10 @@ BINARY = Foreign("no text but binary data")
 JSON_LINES = "import json, sys; [print(json.dumps(record)) for record in json.load(open(sys.argv[1]))]"
 OVER_LINES = Foreign("JSON whose objects go over several lines", "jq -c . FILE > NEW.jsonl makes JSON lines of it")
 NOT_WHOLE = Foreign("a Parquet file that is not whole", "fetch or write it anew")
+WEB_PAGE = Foreign("a web page", "save it as plain text", is_text=True)
+HTML = re.compile(rb"[\s\xef\xbb\xbf]*<(?:!doctype html|html)", re.IGNORECASE)  # after byte-order marks
 BY_NAME = {
-    (".html", ".htm", ".xhtml"): Foreign("a web page", "save it as plain text"),
+    (".html", ".htm", ".xhtml"): WEB_PAGE,
     (".tex",): Foreign("LaTeX", "pandoc -t plain FILE -o NEW.txt makes a text of it"),
 }
 """What a file with text in it is, by its name in small letters."""
@@ -72,6 +75,11 @@ def not_text(head: bytes) -> Foreign | None:
     if max(zeros) > 0.4 * len(head) and 20 * min(zeros) < max(zeros):
         return UTF_16[int(zeros[1] > zeros[0])]
     return BINARY
+
+
+def web_page(head: bytes) -> Foreign | None:
+    """Tells a web page by its first bytes, whatever its name; its tags and scripts are no text."""
+    return WEB_PAGE if HTML.match(head) else None
 
 
 def unknown_text(name: str, head: bytes) -> Foreign:

@@ -9,7 +9,7 @@ import re
 import shlex
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
 from data_prep.readers.books import SUFFIXES
-from data_prep.readers.foreign import NOT_WHOLE, OVER_LINES, Foreign, not_text, unknown_text
+from data_prep.readers.foreign import NOT_WHOLE, OVER_LINES, Foreign, not_text, unknown_text, web_page
 from data_prep.readers.identity import Look, look
 from data_prep.readers.jsonlines import goes_over_lines
 from data_prep.readers.listing import list_files
@@ -63,6 +63,8 @@ def _format_of(path: Path, head: bytes, said: str | None) -> Found | Foreign:
         return (not_text(head) if said != "parquet" else None) or Found(said, AS_SAID)
     if (reader is None or reader.name in (*TEXTS, "csv")) and (foreign := not_text(head)):
         return foreign
+    if (reader is None or reader.name in TEXTS) and (page := web_page(head)):
+        return page
     if reader is None:
         return unknown_text(name, head)
     if reader.name == "jsonl" and goes_over_lines(head):
@@ -95,6 +97,8 @@ class SourceFile:
     """The key of the content (identity.py), by which a file of the same size is told that has changed."""
     place: tuple[int, int] = (0, 0)
     """Where the file system has the file, however it is named: its device and its number there."""
+    written: int = 0
+    """When the file was last written to, in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +243,22 @@ def _demo_file(source: str, path: str) -> SourceFile:
 
 def _source_file(source: str, path: str, name: str, status: os.stat_result, kind: Found, content: str) -> SourceFile:
     """Puts together what is known of a file."""
-    place = (status.st_dev, status.st_ino)
-    return SourceFile(source, path, name, status.st_size, kind.format, kind.how, content, place)
+    place, written = (status.st_dev, status.st_ino), status.st_mtime_ns
+    return SourceFile(source, path, name, status.st_size, kind.format, kind.how, content, place, written)
+
+
+def find_changed(files: Iterable[SourceFile]) -> list[str]:
+    """Lists the paths of files that were written to, replaced or removed since they were found."""
+
+    def is_as_found(file: SourceFile) -> bool:
+        try:
+            status = os.stat(file.path)
+        except OSError:
+            return False
+        now = (status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
+        return now == (file.size, file.written, file.place)
+
+    return [file.path for file in files if not is_as_found(file)]
 
 
 def _names(path: str, files: list[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,9 @@ from conftest import sentence
 from support.sharding import SETTINGS, command, run, tree
 
 from data_prep import shard
+from data_prep.readers.sources import Bundle
 from data_prep.shards import Manifest
+from data_prep.steps import Steps
 
 JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" * 20
 
@@ -51,6 +54,28 @@ def said(capfd: pytest.CaptureFixture[str], docs: Path | str, out: Path, *more: 
 
 
 # What is read
+
+
+@pytest.mark.parametrize("kind", ["grows", "shrinks", "is replaced"])
+def test_a_file_that_changes_while_it_is_read_is_told(
+    mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    book, read, field = mine / "book.txt", Steps.read, ["--text-field", "body"]
+
+    def read_beside_a_writer(steps: Steps, bundles: list[Bundle]) -> Any:
+        if kind == "grows":
+            book.write_text(book.read_text() + "\n\nAnd one more sentence.")
+            return read(steps, bundles)
+        records = read(steps, bundles)
+        (mine / "new").write_text("Another." if kind == "shrinks" else book.read_text())
+        (mine / "new").replace(book)
+        return records
+
+    monkeypatch.setattr(Steps, "read", read_beside_a_writer)
+    lines = [line for line in said(capfd, mine, tmp_path / "out", *field).splitlines() if "changed while" in line]
+    assert [line.split(" changed while")[0] for line in lines] == [f"warning: {book}"]
+    monkeypatch.undo()
+    assert "changed while" not in said(capfd, mine, tmp_path / "again", *field)
 
 
 def test_a_line_for_each_source_in_every_run(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -115,6 +115,23 @@ def test_the_content_tells_the_format(tmp_path: Path, name: str, content: str, f
     assert detected(write(tmp_path / name, content)) == format
 
 
+@pytest.mark.parametrize("name", ["a.txt", "page", "a.txt.gz"])
+@pytest.mark.parametrize("start", ["<!doctype html>", "\ufeff\n \ufeff<!DOCTYPE HTML>", "\n\n<Html lang='de'>"])
+def test_a_web_page_is_told_by_its_content_and_read_where_the_user_says_so(
+    tmp_path: Path, name: str, start: str
+) -> None:
+    content = f"{start}\n<script>let x, y;</script>\n<p>Text, and more.</p>\n".encode()
+    path = write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(UserError, match=rf"  {path}: a web page\n    save it as plain text"):
+        detected(path)
+    assert [file.format for file in find_files([str(path)], {"": "text"})] == ["text"]
+
+
+@pytest.mark.parametrize("start", ["Of tags:\n<html>", "<htm>", "<p>", "<!doctype book>"])
+def test_tags_further_down_or_others_make_no_web_page(tmp_path: Path, start: str) -> None:
+    assert detected(write(tmp_path / "a.txt", f"{start}\n\nThis is text, of\ntwo lines.\n")) == "text"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
