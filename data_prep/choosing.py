@@ -5,7 +5,7 @@ distinct   documents of which earlier ones have almost all      --near-copies
 limited    so much of a source that its share is no larger      --max-share
 passages   are cut out for validation                           where documents are too few to hold some out
 (split)    documents are held out for validation
-weighed    documents for training are repeated                  --weight
+weighed    documents for training are repeated, or left out     --weight
 
 The files that are kept stay as they are: what changes is written anew, into the work folder.
 """
@@ -36,7 +36,7 @@ from data_prep.running import Runner, Step
 from data_prep.settings import Settings
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, WORK
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import TokensRecord
+from data_prep.work import TokensRecord, WorkFolder
 
 LEAVE_OUT_COPIES = Step("unique", sifting.leave_out_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
 LEAVE_OUT_NEAR = Step("distinct", sifting.leave_out_near_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
@@ -170,34 +170,66 @@ class Choosing:
 
     def _weighed(self, tokens: Tokens, held_out: Array) -> tuple[Tokens, Array]:
         """Repeats documents for training; returns what comes of them, and the numbers of those held out then."""
+        totals: Counter[str] = Counter()
+        for record, rows in _rows_held_out(tokens, held_out):
+            totals[record.source] += record.documents - len(rows)
 
         def tasks() -> Iterator[SiftTask]:
-            firsts, number = accumulate((record.documents for record in tokens), initial=0), 0
-            for record, first in zip(tokens, firsts, strict=False):
-                low, high = np.searchsorted(held_out, [first, first + record.documents])
-                times = self.settings.weights.get(record.source, 1.0)
-                own = {"times": times, "held_out": tuple((held_out[low:high] - first).tolist())}
-                files = math.ceil(times)
+            number, before = 0, Counter[str]()
+            for record, rows in _rows_held_out(tokens, held_out):
+                source, times = record.source, self.settings.weights.get(record.source, 1.0)
+                trained = (before[source], totals[source])
+                before[source] += record.documents - len(rows)
+                files, special, seed = math.ceil(times), self.vocabulary.special, self.settings.seed
+                own: dict[str, Any] = {"times": times, "trained": trained, "held_out": rows, "seed": seed}
                 for share in range(files):
-                    more: dict[str, Any] = {**own, "share": (share, files), "seed": self.settings.seed}
-                    yield SiftTask(self.folder, WEIGH.name, number, record, self.vocabulary.special.unk, **more)
+                    yield SiftTask(self.folder, WEIGH.name, number, record, special.unk, share=(share, files), **own)
                     number += 1
 
         weighed = self.runner.run(WEIGH, tasks)
         numbers = _numbers_of_rows(weighed)
         if sum(record.documents for record in weighed) == len(numbers):
             raise UserError(NOTHING_LEFT)
+        self._say_weights(tokens, weighed)
         return weighed, numbers
+
+    def _say_weights(self, tokens: Tokens, weighed: Tokens) -> None:
+        """Says how many times the pieces of each source are there for training, since documents differ in length."""
+        before, after = Counter[str](), Counter[str]()
+        for record in tokens:
+            before[record.source] += record.pieces
+        for record in weighed:
+            before[record.source] -= record.held_out_pieces
+            after[record.source] += record.pieces - record.held_out_pieces
+        for source, weight in ((name, weight) for name, weight in self.settings.weights.items() if weight != 1):
+            real = f"{after[source] / max(before[source], 1):.4g} times its {before[source]:,} pieces for training"
+            line = f"weight of {source}: {real} (asked for, by documents: {weight:g})"
+            self.runner.console.print(line, markup=False, soft_wrap=True)
 
     def _save(self, name: str, numbers: Array) -> None:
         with replacing(self.folder / name) as file:
             np.save(file, numbers)
 
 
+def is_weighed_by_older(work: WorkFolder) -> bool:
+    """Tells whether an older version repeated documents here, which drew each by itself, so that no count was exact."""
+    records = (record for _, _, record in work.journal(WEIGH.name, WEIGH.kind).read())
+    return any("held_out_pieces" not in record.model_fields_set for record in records)
+
+
 def require_text(tokens: Tokens) -> None:
     """Raises UserError where no document has any piece."""
     if not sum(record.documents for record in tokens):
         raise UserError("no document has any text in it once it is cut into pieces")
+
+
+def _rows_held_out(tokens: Tokens, held_out: Array) -> Iterator[tuple[TokensRecord, tuple[int, ...]]]:
+    """Goes through files of documents, each with its rows that are held out."""
+    first = 0
+    for record in tokens:
+        low, high = np.searchsorted(held_out, [first, first + record.documents])
+        yield record, tuple((held_out[low:high] - first).tolist())
+        first += record.documents
 
 
 def _numbers_of_rows(tokens: Tokens) -> Array:

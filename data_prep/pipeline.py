@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data_prep.choosing import MARKED, SPLIT
+from data_prep.choosing import MARKED, SPLIT, is_weighed_by_older
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
@@ -29,7 +29,7 @@ from data_prep.forecast import Amount, Text, disk_note, forecast, steps_of, usua
 from data_prep.inspection.figures import vocabulary_line
 from data_prep.near_copies.finding import FOUND
 from data_prep.origins import TAKE, Origins, as_kept, find_origins, look_for_repeated
-from data_prep.readers.extraction import FIELDED, try_first_records
+from data_prep.readers.extraction import try_first_records
 from data_prep.readers.filters import make_filters
 from data_prep.readers.reader import Problems
 from data_prep.readers.sieve import none_left, write_report
@@ -45,7 +45,7 @@ from data_prep.readers.sources import (
 )
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
-from data_prep.seals import FILTERED_REPORT
+from data_prep.seals import FIELDED, FILTERED_REPORT
 from data_prep.settings import Settings, flat
 from data_prep.shards import (
     FORMAT,
@@ -211,10 +211,11 @@ class Pipeline:
             self.console.print(f"continuing in {self.folder}", markup=False)
             names = changed_sources(before, plan)
             moved = [one.folder for one in plan.origins if one.folder not in {old.folder for old in before.origins}]
+            drawn = ["how --weight draws"] if is_weighed_by_older(self.work) else []
             lost = {task for task, _, record in self.work.journal(TAKE.name, TAKE.kind).read() if record.lost}
             again = self.origins.to_be_taken_again(self.folder, self.settings.errors, lost)
-            if names is not None or read_anew or moved or again:
-                self._take_changes([*(names or []), *read_anew, *moved, *again])
+            if names is not None or read_anew or moved or again or drawn:
+                self._take_changes([*(names or []), *read_anew, *moved, *again, *drawn])
         self.work.write_plan(plan)
 
     def _take_changes(self, names: list[str]) -> None:

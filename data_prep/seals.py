@@ -29,6 +29,7 @@ UNUSED = {
 """Settings that are in the fingerprint only where they are used."""
 FOLLOWING = ("text", "own", "lost_parted", "parted")
 """Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""
+FIELDED = ("jsonl", "parquet", "csv")  # formats whose records have their text in a field
 
 
 def seal(content: dict[str, Any]) -> None:
@@ -40,7 +41,7 @@ def seal(content: dict[str, Any]) -> None:
 def broken_seal(path: Path) -> str | None:
     """Says how a manifest was changed after it was written, even where that changes nothing of what it means."""
     content = read_json(path)
-    if content["fingerprint"] != fingerprint(content):
+    if content["fingerprint"] not in (fingerprint(content), fingerprint(content, field_as_given=True)):
         return "its fingerprint does not fit what it says"
     if content.get("checksum") != checksum(content):
         return "its checksum does not fit what it says"
@@ -54,15 +55,29 @@ def checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json_bytes({key: value for key, value in content.items() if key != "checksum"})).hexdigest()
 
 
-def fingerprint(content: dict[str, Any]) -> str:
-    """Hashes what a manifest says of the content of the shards, in which their checksums are."""
+def fingerprint(content: dict[str, Any], field_as_given: bool = False) -> str:
+    """Hashes what a manifest says of the content of the shards, in which their checksums are.
+
+    Of `text_field` it takes what a reader used; older versions took it as it was given.
+    """
     parts = {key: value for key, value in content.items() if key not in NOT_IN_THE_FINGERPRINT}
     settings = with_language(parts["settings"])
+    if "text_field" in settings and not field_as_given:
+        settings["text_field"] = _used_field(settings["text_field"], parts["sources"])
     parts["settings"] = {name: said for name, said in settings.items() if name not in UNUSED or said != UNUSED[name]}
     parts["files"] = [file for file in parts["files"] if file["path"] != FILTERED_REPORT]
     parts["sources"] = [{name: said for name, said in file.items() if name != "content"} for file in parts["sources"]]
     parts["sets"] = [{name: said for name, said in one.items() if name not in FOLLOWING} for one in parts["sets"]]
     return hashlib.sha256(json_bytes(parts)).hexdigest()
+
+
+def _used_field(given: Any, sources: list[dict[str, Any]]) -> Any:
+    """Names the field that texts were taken from: by source where there are several, the default where none was."""
+    named = given if isinstance(given, dict) else {"": given}
+    fielded = (file["source"] for file in sources if file["format"] in FIELDED)
+    used = {source: named.get(source, named.get("")) for source in fielded}
+    fields = list(used.values())
+    return (used if any(field != fields[0] for field in fields) else fields[0]) if fields else "text"
 
 
 def with_language(settings: dict[str, Any]) -> dict[str, Any]:

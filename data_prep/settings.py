@@ -114,7 +114,7 @@ class Settings(Section):
     random, and counted."""
     weight: Several = ()
     """How many times the documents of a source are to be there for training, as NAME=WEIGHT: 2 repeats each, 0.5 leaves
-    out half of them."""
+    out half of them, drawn at random."""
     vocab: str | None = None
     """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
     transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""

@@ -37,6 +37,7 @@ BUCKET_BYTES, MOST_BUCKETS = 128 << 20, 1000  # size of a file of digests, about
 ROWS = 4 << 20  # digests that are in memory at once
 SHORTEST, USUAL, LONGEST = 20, 50, 100  # sentences of a passage: at least, where there are enough, and at most, about
 NUM_RANKS = 2.0**64
+GROUP = 4096  # documents among which those are drawn that are there once more
 BOOK = pa.field("book", pa.uint32(), nullable=False)
 """The column by which rows of one document are known, since none may be the random partner of another."""
 SHARES_TOO_SMALL = "--max-share: the shares of all sources make no more than 100%; leave one without a limit"
@@ -61,6 +62,8 @@ class SiftTask:
     """The share of the documents that stay."""
     times: float = 1.0
     """How many times documents for training are to be there; of a fraction, a share of them is there once more."""
+    trained: tuple[int, int] = (0, 0)
+    """Documents for training of the source: how many come before this file, and how many there are."""
     held_out: tuple[int, ...] = ()
     """The rows that are held out, which are there once."""
     share: tuple[int, int] = (0, 1)
@@ -139,21 +142,42 @@ def cut_passages(task: SiftTask) -> TokensRecord:
 def weigh(task: SiftTask) -> TokensRecord:
     """Repeats every document for training, so that its rows follow each other as one book, or leaves some out."""
     if task.times == 1 or not task.record.documents:
-        return task.record.model_copy(update={"held_out": task.held_out})
+        return task.record.model_copy(update={"held_out": task.held_out, "held_out_pieces": 0})
     batch = _batch(task)
     if "book" not in batch.schema.names:
         batch = batch.append_column(BOOK, pa.array(np.arange(batch.num_rows, dtype=np.uint32)))
     books, (number, total) = np.asarray(batch["book"]), task.share
     many = int(books[-1]) + 1
     first, last = (int(np.searchsorted(books, many * one // total)) for one in (number, number + 1))
-    batch, whole = batch.slice(first, last - first), int(task.times)
-    ranks = hash_key(task.seed, 3, np.asarray(batch["digest"]))
-    times = whole + (ranks < np.uint64((task.times - whole) * NUM_RANKS))
+    times = np.ones(batch.num_rows, np.int64)
+    training = np.ones(batch.num_rows, bool)
+    training[list(task.held_out)] = False
+    times[training] = draw_times(task.seed, task.times, *task.trained, int(training.sum()))
     held_out = np.array([row - first for row in task.held_out if first <= row < last], np.int64)
-    times[held_out] = 1
+    batch, times = batch.slice(first, last - first), times[first:last]
+    held_out_pieces = _counts(batch.take(pa.array(held_out)), task.unknown)["pieces"]
     firsts = np.cumsum(times) - times
     weighed = batch.take(pa.array(np.repeat(np.arange(len(times)), times)))
-    return _write(task, weighed, **_counts(weighed, task.unknown), held_out=tuple(firsts[held_out].tolist()))
+    counts, rows = _counts(weighed, task.unknown), tuple(firsts[held_out].tolist())
+    return _write(task, weighed, **counts, held_out=rows, held_out_pieces=held_out_pieces)
+
+
+def draw_times(seed: int, weight: float, first: int, total: int, count: int) -> Array:
+    """Draws how many times each of some documents is there: those from number `first` on of `total` in their source.
+
+    All together are there `total` times the weight, rounded, and so is each group of documents that follow each other;
+    which of a group are there once more is drawn. So it is the same whatever files the documents are in.
+    """
+    low, high = first - first % GROUP, min(total, first + count + -(first + count) % GROUP)
+    numbers = np.arange(low, high)
+    starts = np.arange(low, high, GROUP)
+    ends = np.minimum(starts + GROUP, high)
+    wanted = np.floor(ends * weight + 0.5).astype(np.int64) - np.floor(starts * weight + 0.5).astype(np.int64)
+    once_more = wanted - int(weight) * (ends - starts)
+    times = np.full(len(numbers), int(weight), np.int64)
+    order = np.lexsort((hash_key(seed, 3, numbers), numbers // GROUP))
+    times[order] += numbers % GROUP < once_more[(numbers - low) // GROUP]
+    return times[first - low :][:count]
 
 
 def _within(ends: Array, start: int, size: int) -> tuple[int, int]:

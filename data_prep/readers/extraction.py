@@ -19,11 +19,11 @@ from data_prep.readers.reader import Document, Options, Problems, without_place
 from data_prep.readers.sieve import Sieve
 from data_prep.readers.sources import Bundle, SourceFile
 from data_prep.readers.splitting import split_sentences
+from data_prep.seals import FIELDED
 from data_prep.settings import TEXT_FIELD, Errors, Formulas
 from data_prep.shards import WORK
 from data_prep.work import DocumentsRecord, TextFile
 
-FIELDED = ("jsonl", "parquet", "csv")  # formats whose records have their text in a field
 SCHEMA = full_columns(id=pa.string(), title=pa.string(), sentences=full_lists(pa.string()))
 
 

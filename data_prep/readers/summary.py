@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from data_prep.common.languages import language_label
 from data_prep.readers import READERS
-from data_prep.readers.extraction import FIELDED
 from data_prep.readers.sources import SourceFile
+from data_prep.seals import FIELDED
 from data_prep.settings import Settings
 
 MOST_SOURCES = 20  # more of them share a line

@@ -127,6 +127,8 @@ def test_corpora_are_joined_as_if_their_text_were_read_at_once(
     assert shards(third) == shards(together)
     assert shown(third, "Article 8", capfd) == shown(wiki, "Article 8", capfd)
     assert Manifest.read(third).sources == Manifest.read(together).sources
+    joined = (tmp_path / name for name in ("joined", "beside", "again", "third"))
+    assert {Manifest.read(folder).fingerprint for folder in joined} == {Manifest.read(together).fingerprint}
 
 
 def test_a_run_that_was_stopped_goes_on(made: Path, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections import Counter
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.segments import SEED, all_rows, corpus_of, pool_of
-from support.sharding import tree, write_sources
+from support.sharding import interrupted_at, tree, write_sources
 
 from data_prep import shard
 from data_prep.arrow_files import map_batches
+from data_prep.examples import sifting
 from data_prep.examples.pairs import plan_pairs
+from data_prep.examples.sifting import GROUP, draw_times
 from data_prep.shards import DOCUMENTS, MANIFEST, Manifest
+from data_prep.work import TokensRecord
 
 ASKED = ["--lengths", "32", "--duplicates", "1", "--vocab-size", "400", "--validation", "0.1"]
 
@@ -56,8 +62,9 @@ def test_documents_for_training_are_repeated_and_those_held_out_are_there_once(d
     assert (corpus.documents, corpus.validation_documents) == (before.documents, before.validation_documents)
     assert corpus.weighed == len(rows(weighed))
     held_out = counts["more", 1]
-    assert 0.3 < counts["more", 3] / (180 - held_out) < 0.7
-    assert 0.3 < counts["wiki", 1] / 300 < 0.7
+    assert counts["more", 3] == math.floor(0.5 * (180 - held_out) + 0.5)
+    wiki_held_out = before.validation_documents - held_out
+    assert counts["wiki", 1] - wiki_held_out == math.floor(0.5 * (300 - wiki_held_out) + 0.5)
     figures = {one.set: one for one in Manifest.read(weighed).figures}
     same = {one.set: one for one in Manifest.read(once).figures}
     validation = next(one for one in figures if one.validation)
@@ -70,6 +77,66 @@ def test_a_weight_of_one_changes_nothing(docs: list[str], tmp_path: Path) -> Non
     weighed = tree(make(docs, tmp_path / "weighed", "--weight", "more=1", "--workers", "1"))
     plain = tree(make(docs, tmp_path / "plain", "--workers", "1"))
     assert {name for name in plain if plain[name] != weighed.get(name)} == {MANIFEST}
+
+
+@pytest.mark.parametrize(("weight", "left"), [("0.5", 10), ("3.7", 74), ("0.12", 2), ("0.125", 3)])
+def test_just_the_share_that_is_asked_for_is_there_whatever_the_seed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], weight: str, left: int
+) -> None:
+    """A half is rounded up; what is there by pieces is said, since documents differ in length."""
+    words = " ".join(f"word{number}" for number in range(20)).split()
+    texts = [" ".join(words[: 2 + number]) + "." for number in range(20)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    common = ["--docs", str(tmp_path / "a.jsonl"), "--vocab-size", "100", "--validation", "0", "--lengths", "32"]
+    found = []
+    for seed in ("1", "2", "3"):
+        out = tmp_path / seed
+        said = ["--weight", f"a={weight}", "--duplicates", "1", "--workers", "1", "--seed", seed, "--out", str(out)]
+        assert shard.main([*common, *said]) == 0
+        printed = re.search(r"weight of a: ([\d.]+) times its ([\d,]+) pieces for training", capfd.readouterr().out)
+        assert printed is not None
+        found.append(Counter(rows(out)))
+        trained = next(one for one in Manifest.read(out).figures).text
+        assert float(printed[1]) * int(printed[2].replace(",", "")) == pytest.approx(trained, rel=1e-3)
+    assert [one.total() for one in found] == [left] * 3
+    assert all(times - int(float(weight)) in (0, 1) for one in found for times in one.values())
+    assert len({tuple(sorted(one.items())) for one in found}) > 1
+
+
+@given(
+    st.integers(1, 3 * GROUP),
+    st.floats(0.01, 4),
+    st.integers(0, 99),
+    st.lists(st.integers(0, 3 * GROUP), max_size=5),
+)
+def test_files_do_not_change_what_is_drawn(total: int, weight: float, seed: int, ends: list[int]) -> None:
+    whole = draw_times(seed, weight, 0, total, total)
+    assert whole.sum() == math.floor(total * weight + 0.5)
+    assert set(whole.tolist()) <= {int(weight), int(weight) + 1}
+    bounds = [0, *sorted(end for end in ends if end < total), total]
+    parts = [draw_times(seed, weight, start, total, end - start) for start, end in pairwise(bounds)]
+    assert np.concatenate(parts).tolist() == whole.tolist()
+
+
+def test_what_takes_turns_in_the_order_is_drawn_alike() -> None:
+    """Where documents of two topics take turns, half of the documents have half of either."""
+    drawn = draw_times(7, 0.5, 0, 40_000, 40_000)
+    assert [abs(int(drawn[start::2].sum()) - 10_000) < 300 for start in (0, 1)] == [True, True]
+
+
+def test_what_an_older_version_drew_is_drawn_anew(
+    docs: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of it comes beside what is drawn now: shards of one length and those of another have the same documents."""
+    words = ["--weight", "more=2.5", "--workers", "1"]
+    with monkeypatch.context() as older, interrupted_at("shards"):
+        older.setattr(TokensRecord, "as_json", lambda record: record.model_dump(exclude={"held_out_pieces"}))
+        older.setattr(sifting, "draw_times", lambda *given: np.full(given[-1], 2, np.int64))
+        assert shard.main(["--docs", *docs, *ASKED, "--out", str(tmp_path / "out"), *words]) != 0
+    whole = make(docs, tmp_path / "whole", *words)
+    capfd.readouterr()
+    assert tree(make(docs, tmp_path / "out", *words)) == tree(whole)
+    assert "changed since the run began: how --weight draws" in capfd.readouterr().out
 
 
 def test_weights_that_leave_nothing_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from support.sharding import interrupted_at
 
 from data_prep import shard, show, verify
 from data_prep.arrow_files import read_shard
-from data_prep.common.files import FileRecord, sha256
-from data_prep.seals import fingerprint
+from data_prep.common.files import FileRecord, sha256, write_json
+from data_prep.seals import checksum, fingerprint
 from data_prep.shards import KEPT, MANIFEST
 
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--workers", "1"]
@@ -55,6 +55,22 @@ def forge(data: Path, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Non
 def test_a_sound_folder_passes(sound: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert verify.main([str(sound)]) == 0
     assert capfd.readouterr().out.strip().endswith("all is right")
+
+
+def test_a_field_that_no_reader_used_is_not_in_the_fingerprint(data: Path) -> None:
+    """Folders of older versions, which had it there, are as sound as they were."""
+    content = json.loads((data / MANIFEST).read_text())
+    before = content["fingerprint"]
+    for said in ("body", {"": "text", "wiki": "text"}, {"wiki": "body"}):
+        content["settings"]["text_field"] = said
+        assert fingerprint(content) == before
+        content["fingerprint"] = fingerprint(content, field_as_given=True)
+        content["checksum"] = checksum(content)
+        write_json(data / MANIFEST, content)
+        assert content["fingerprint"] != before
+        assert verify.main([str(data)]) == 0
+    content["sources"][0]["format"] = "jsonl"
+    assert fingerprint(content) not in (before, content["fingerprint"])
 
 
 @pytest.mark.parametrize(
