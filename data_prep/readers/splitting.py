@@ -18,6 +18,7 @@ ENCLOSING = re.compile(r"""["“”„‘’«»‹›「」《》()\[\]{}]+""")
 PAIRS_IN_ASCII = ("()", "[]", "{}")
 PAIRS = (*PAIRS_IN_ASCII, "“”„", "«»")
 WORD, WORD_END = re.compile(r"\w"), re.compile(r"[\w.,;:!?]")
+WINDOW, MARGIN = 1 << 15, 1 << 13  # characters; the longest paragraph of 114 books has 16,145
 LONG = 5000  # characters, beyond which a paragraph with such ends is divided at them
 
 
@@ -42,12 +43,12 @@ def _parts(language: str, passages: Iterable[str]) -> list[str]:
     parts: list[str] = []
     for passage in passages:
         if passage.isascii():
-            parts += _segment(language, passage)
+            parts += _in_windows(language, passage)
         else:
             if "  " in passage or not passage.isprintable():  # much faster than to look for each white space
                 passage = WHITE_SPACE.sub(" ", passage)
             for piece in _pieces(passage):
-                parts += _segment(language, piece)
+                parts += _in_windows(language, piece)
         parts.append("")
     return parts
 
@@ -110,6 +111,28 @@ def _pieces(text: str) -> list[str]:
     return [part for start, end in pairwise((*ends, len(text))) if (part := text[start:end])]
 
 
+def _in_windows(language: str, text: str) -> list[str]:
+    """Lists what sentencex takes for sentences, of a paragraph that is longer than any real one a window at a time.
+
+    It looks for the partner of each opening mark up to the end of a paragraph: where many have none, its time is
+    quadratic. What ends in the margin, where a mark may have its partner beyond, is left to the next window.
+    """
+    parts: list[str] = []
+    at = 0
+    while len(text) - at > WINDOW:
+        end = at
+        for part in _segment(language, text[at : at + WINDOW]):
+            if end + len(part) > at + WINDOW - MARGIN:
+                break
+            parts.append(part)
+            end += len(part)
+        if end == at:  # one sentence, as far as one can see
+            end = text.rfind(" ", at, at + WINDOW) + 1 or at + WINDOW
+            parts.append(text[at:end])
+        at = end
+    return parts + _segment(language, text[at:])
+
+
 def _segment(language: str, text: str) -> list[str]:
     """Calls sentencex; should it stumble, one paragraph in a corpus is split at its full stops instead."""
     try:
@@ -117,4 +140,5 @@ def _segment(language: str, text: str) -> list[str]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # what a fault in its compiled code raises
             raise
-        return SENTENCE_END.split(text)
+        ends = (match.end() for match in SENTENCE_END.finditer(text))
+        return [text[start:end] for start, end in pairwise((0, *ends, len(text)))]

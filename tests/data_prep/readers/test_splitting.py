@@ -6,11 +6,13 @@ import re
 
 import pytest
 import sentencex
+from conftest import REAL_DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.readers import splitting
 from data_prep.readers.abbreviations import ANYTHING, DATE, NAME, NAME_AT_START, NO_ENDS, NUMBER, rejoin
+from data_prep.readers.books import passages
 from data_prep.readers.splitting import split_sentences
 
 CHARACTERS = "aB .!?…—“”’é中。\xa0\u3000\u2003\u200b\u0301\n\t1"
@@ -102,10 +104,12 @@ class PanicException(BaseException):
     """The exception that compiled code raises when it stumbles."""
 
 
-def test_a_fault_in_the_splitter_costs_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    def panic(language: str, text: str) -> list[str]:
-        raise PanicException
+def panic(language: str, text: str) -> list[str]:
+    """Stumbles, as compiled code does."""
+    raise PanicException
 
+
+def test_a_fault_in_the_splitter_costs_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sentencex.segment", panic)
     assert split_sentences("en", ["One. Two! Three"]) == ["One.", "Two!", "Three"]
 
@@ -135,6 +139,42 @@ def test_a_very_long_paragraph_is_split_as_short_ones_are(monkeypatch: pytest.Mo
     monkeypatch.setattr(sentencex, "segment", measured)
     assert split_sentences("ja", [text]) == expected
     assert longest < 6000 < len(text)
+
+
+@pytest.mark.parametrize("mark", ["“", "«", "‘"])
+def test_marks_without_partners_cost_no_more_in_a_longer_paragraph(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sentencex looks for each partner up to the end of what it is given, which therefore never grows."""
+    text = " ".join(f"{mark}It was so in {year} and no later." for year in range(1000, 4000))
+    segment, sizes = sentencex.segment, list[int]()
+    expected = [sentence.strip() for sentence in segment("en", text)]
+
+    def measured(language: str, part: str) -> list[str]:
+        sizes.append(len(part))
+        return list(segment(language, part))
+
+    monkeypatch.setattr(sentencex, "segment", measured)
+    assert split_sentences("en", [text]) == expected
+    assert max(sizes) <= splitting.WINDOW < len(text)
+    assert sum(sizes) < 2 * len(text)
+
+
+@pytest.mark.parametrize("panics", [False, True])
+@settings(deadline=None, max_examples=100)
+@given(text=st.text(st.sampled_from("ab .\n“”é\t!"), max_size=200))
+def test_nothing_is_lost_where_windows_meet(panics: bool, text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splitting, "WINDOW", 16)
+        patch.setattr(splitting, "MARGIN", 4)
+        if panics:
+            patch.setattr("sentencex.segment", panic)
+        assert "".join(splitting._in_windows("en", text)) == text
+
+
+@pytest.mark.realdata
+def test_real_paragraphs_are_handed_over_whole() -> None:
+    texts = (path.read_text("utf-8") for path in (REAL_DATA / "books").rglob("*.md"))
+    longest = max(len(paragraph) for text in texts for paragraph in passages(text, markdown=True))
+    assert longest < splitting.WINDOW
 
 
 def test_a_real_quotation_stays_whole_and_a_mark_without_a_partner_parts_nothing_else() -> None:
