@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,18 +22,12 @@ class StepProgress:
         self._console, self._step, self._unit = console, step, unit
         self._total, self._done, self._before = total, done, done
         self._items = 0
-        self._start = self._printed = time.monotonic()
-        self._live: Live | None = None
+        self._start = time.monotonic()
 
     def advance(self, amount: int, items: int) -> None:
         """Adds what was done since the last call: an amount in the unit of the step, and a number of documents."""
         self._done += amount
         self._items += items
-        if self._live is not None:
-            self._live.update(self.line())
-        elif time.monotonic() - self._printed > SECONDS_BETWEEN_LINES:
-            self._printed = time.monotonic()
-            self._console.print(self.line())
 
     def line(self, finished: bool = False) -> Text:
         """Says which share is done, how fast it goes and how long the rest takes, or how long it all took."""
@@ -41,7 +36,7 @@ class StepProgress:
         share = 100 if finished else min(99, 100 * self._done // max(self._total, 1))
         text = f"{self._step:<13}{share:>4}%"
         if self._unit:
-            text += f"  {self._done / 1e6:>9,.1f} M{self._unit}  {rate / 1e6:>7,.1f} M{self._unit}/s"
+            text += f"  {_amount(self._done, 9)}{self._unit}  {_amount(rate, 7)}{self._unit}/s"
         if self._items:
             text += f"  {self._items:>10,} documents"
         if finished:
@@ -50,17 +45,43 @@ class StepProgress:
                 text += f" (and {self._before / 1e6:,.1f} M{self._unit} earlier)"
         elif rate > 0:
             text += f"  {duration((self._total - self._done) / rate)} left"
+        else:
+            text += f"  for {duration(seconds)} now"
         return Text(text, no_wrap=True, overflow="ellipsis")
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Keeps the line on the screen while the step runs, and prints what the step took at its end."""
         if self._console.is_terminal:
-            with Live(self.line(), console=self._console, refresh_per_second=4, transient=True) as self._live:
+            with Live(get_renderable=self.line, console=self._console, refresh_per_second=4, transient=True):
                 yield
         else:
-            yield
+            with self._printed_at_times():
+                yield
         self._console.print(self.line(finished=True))
+
+    @contextmanager
+    def _printed_at_times(self) -> Iterator[None]:
+        """Prints the line now and then while the step runs, also where nothing gets done: one task may take long."""
+        ended = threading.Event()
+
+        def print_lines() -> None:
+            while not ended.wait(SECONDS_BETWEEN_LINES):
+                self._console.print(self.line())
+
+        thread = threading.Thread(target=print_lines, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _amount(number: float, width: int) -> str:
+    """Spells an amount or a rate before its unit, in millions where it has any to speak of."""
+    millions = number >= 1e5 or not number
+    return f"{number / 1e6:>{width},.1f} M" if millions else f"{number:>{width},.{0 if number >= 10 else 1}f} "
 
 
 def duration(seconds: float) -> str:
