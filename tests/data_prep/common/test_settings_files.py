@@ -93,3 +93,22 @@ def test_known_keys_are_those_of_tables_and_lists() -> None:
 def test_values_of_the_command_line(text: str, value: Any) -> None:
     assert parse_value(text) == value
     assert type(parse_value(text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "guests = " + "[" * 200_000 + "]" * 200_000,
+        "guests = " + "[" * 100 + "]" * 100,
+        "guests" + ".a" * 50_000 + " = 1",
+        "[" + '"a" . ' * 50_000 + "a]",
+    ],
+    ids=["deep", "deeper than any", "long key", "long name of a table"],
+)
+def test_a_file_that_is_nested_too_deep_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    """The parser would recurse, or take minutes."""
+    (tmp_path / "menu.toml").write_text(text)
+    with pytest.raises(UserError, match=r"menu\.toml: cannot be read: nested more than 50 deep.*") as caught:
+        read_settings(Form(Menu), tmp_path / "menu.toml", find_faults=lambda _: [])
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
