@@ -63,8 +63,9 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
         yield "  over share", f"{corpus.over_share:,}", f"left out: {shares}"
     unreadable = len(corpus.skipped)
     if unreadable or corpus.empty or corpus.replaced:
-        faults = f"{unreadable:,} unreadable, {corpus.empty:,} without text; bad characters replaced in "
-        yield "  left out", f"{unreadable + corpus.empty:,}", f"{faults}{corpus.replaced:,}"
+        places = f"{unreadable:,} unreadable places, each a document or more, up to a whole file; " * bool(unreadable)
+        faults = f"{places}{corpus.empty:,} documents without text; bad characters replaced in {corpus.replaced:,}"
+        yield "  left out", f"{unreadable + corpus.empty:,}{'+' * bool(unreadable)}", faults
     yield "sentences", f"{corpus.sentences:,}", f"{corpus.pieces / max(corpus.sentences, 1):.1f} pieces each"
     yield "pieces", f"{corpus.pieces:,}", f"{100 * corpus.unknown / max(corpus.pieces, 1):.3f}% of them [UNK]"
 

@@ -17,7 +17,9 @@ from data_prep.readers.reader import Document, Options, Reader, Span, Unreadable
 from data_prep.readers.wikiextractor import paragraphs
 
 SUFFIXES = (".csv", ".tsv")
+MOST_SHOWN = 60  # characters of a name of a column; what is longer is likely a text, below no header
 UNCLOSED = "in CSV a field with quotation marks is enclosed in such, and each within it is doubled"
+PARTED_BY_TABS = "in TSV tabs part the fields, so that no field has a tab or a line break in it"
 Rows = Iterator[tuple[int, list[str] | str]]  # where rows begin, in lines, and their fields or what is wrong with them
 
 csv.field_size_limit(LARGEST_DOCUMENT)
@@ -34,16 +36,19 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     if field not in names:
         _, first = next(rows, (0, []))
         sizes = dict(zip(names, map(len, first), strict=False)) if isinstance(first, list) else {}
-        what = f"{path}: no column {field!r}; its first line has: {', '.join(names) or header}"
-        raise UnreadableError(what, options.field_cure(sizes))
+        columns = ", ".join(map(_shortened, names)) or header
+        no_header = "give the table a first line with the names of its columns: it seems to have none"
+        cure = no_header if any(len(name) > MOST_SHOWN for name in names) else options.field_cure(sizes)
+        raise UnreadableError(f"{path}: no column {field!r}; its first line has: {columns}", cure)
     if names.count(field) > 1:
         raise UnreadableError(f"{path}: two columns have the name {field!r}", "rename one")
+    cure = PARTED_BY_TABS if _is_tsv(path) else UNCLOSED
     for number, row in rows:
         where = f"{path}: line {number:,}"
         if isinstance(row, str):
-            options.problems.bad(f"{where}: {row}", UNCLOSED)
+            options.problems.bad(f"{where}: {row}", cure)
         elif row and len(row) != len(names):
-            options.problems.bad(f"{where}: {len(row)} fields, the header has {len(names)}", UNCLOSED)
+            options.problems.bad(f"{where}: {len(row)} fields, the header has {len(names)}", cure)
         elif row:
             values = dict(zip(names, row, strict=True))
             text = options.problems.decode(_bytes(values[field]), Span(where, 0, 0), 0)
@@ -58,11 +63,20 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
+def _shortened(name: str) -> str:
+    return name if len(name) <= MOST_SHOWN else f"{name[: MOST_SHOWN - 1]}…"
+
+
+def _is_tsv(path: Path) -> bool:
+    """Tells a table whose fields are parted by tabs, whatever is in them."""
+    return unpacked_name(path).lower().endswith(".tsv")
+
+
 def _rows(span: Span) -> Rows:
     """Goes through the rows of a table, one in memory at a time."""
     lines = _lines(span)
     header = next(lines, "")
-    tabs = unpacked_name(Path(span.path)).lower().endswith(".tsv")
+    tabs = _is_tsv(Path(span.path))
     parts = "\t" if tabs else delimiter_of(header)
 
     rows = itertools.chain([header], lines)
@@ -75,7 +89,7 @@ def _rows(span: Span) -> Rows:
             return
         except csv.Error as error:
             through = f" up to line {table.line_num:,}, which are lost" if table.line_num > number else ""
-            yield number, f"not a row of CSV{through}: {error}"
+            yield number, f"not a row of {'TSV' if tabs else 'CSV'}{through}: {error}"
         else:
             yield number, [_unquoted(value) for value in row] if tabs else row
 

@@ -24,7 +24,21 @@ class Foreign(NamedTuple):
         return self.cure.replace("FILE", shlex.quote(str(file)))
 
 
+TO_PARQUET = (
+    "import sys, pyarrow as pa, pyarrow.parquet as pq; "
+    "pq.write_table(pa.ipc.open_{}(pa.memory_map(sys.argv[1])).read_all(), sys.argv[2])"
+)
+ARROW, ARROW_STREAM = (
+    Foreign(
+        "an Arrow file, such as save_to_disk of Hugging Face's datasets writes",
+        f'python -c "{TO_PARQUET.format(kind)}" FILE NEW.parquet makes Parquet of it',
+    )
+    for kind in ("file", "stream")
+)
+TAR, TAR_MARK = Foreign("a tar archive", "tar -xf FILE -C FOLDER unpacks it; give --docs FOLDER"), slice(257, 262)
 SIGNATURES = {
+    b"ARROW1": ARROW,
+    b"\xff\xff\xff\xff": ARROW_STREAM,
     b"\xff\xd8\xff": Foreign("a JPEG image"),
     b"\x89PNG": Foreign("a PNG image"),
     b"GIF8": Foreign("a GIF image"),
@@ -69,6 +83,7 @@ MOST_ZEROS = 0.01  # share of a text's bytes; a few are dropped as BERT drops co
 def not_text(head: bytes) -> Foreign | None:
     """Tells what a file is that cannot be read as text, by its first bytes; None where it can."""
     known = next((kind for start, kind in SIGNATURES.items() if head.startswith(start)), None)
+    known = TAR if head[TAR_MARK] == b"ustar" else known
     if known or head.count(0) <= MOST_ZEROS * len(head):
         return known
     zeros = [head[first::2].count(0) for first in (0, 1)]

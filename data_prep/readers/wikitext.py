@@ -211,7 +211,8 @@ class _Page:
         prefix, colon, _ = target.partition(":")
         if "\n" in target:
             return content  # the brackets belong to different links
-        if colon and (prefix.strip().lower() in self._skipped or (not pipe and OTHER_WIKI.match(prefix.strip()))):
+        prefix = " ".join(prefix.replace("_", " ").split())  # which MediaWiki takes for spaces
+        if colon and (prefix.lower() in self._skipped or (not pipe and OTHER_WIKI.match(prefix))):
             return GONE
         if pipe or not colon:
             return title if pipe else target.strip()

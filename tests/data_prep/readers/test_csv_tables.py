@@ -44,6 +44,23 @@ def test_what_is_no_row_is_named_by_its_line_and_can_be_left_out(tmp_path: Path,
     assert len(problems.skipped) == 1
 
 
+@pytest.mark.parametrize(("name", "cure"), [("a.tsv", "in TSV tabs part the fields"), ("a.csv", "in CSV a field with")])
+def test_each_kind_of_table_has_its_own_cure(tmp_path: Path, name: str, cure: str) -> None:
+    path = write(tmp_path / name, "text\tn\nOne.\t1\t2\n")
+    with pytest.raises(UserError, match=rf"3 fields, the header has 2\n{cure}"):
+        read(path, "csv")
+
+
+def test_a_table_without_a_header_is_told_in_short(tmp_path: Path) -> None:
+    """Its first line is a text, which is no name of a column, and is not printed whole."""
+    path = write(tmp_path / "a.csv", f'1,"{"Long text. " * 500}"\n2,Short.\n')
+    with pytest.raises(UserError, match="first line with the names of its columns") as caught:
+        read(path, "csv")
+    assert "its first line has: 1, Long text. Long text." in str(caught.value)
+    assert "--text-field" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 300
+
+
 def test_a_quotation_that_never_ends_is_named_by_where_it_begins(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'text,n\nGood.,1\n"open,2\n' + "more,3\n" * 100)
     with pytest.raises(UserError) as caught:

@@ -94,6 +94,11 @@ def test_an_article() -> None:
     ]
 
 
+def test_namespaces_of_several_words_may_be_spelled_with_underscores() -> None:
+    text = "A[[Tập_tin:a.jpg|nhỏ|Of a file.]][[Tập tin:b.jpg]][[tập__tin: c.jpg]]."
+    assert Wikitext({"tập tin"}).passages(text) == ["A."]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -101,6 +106,7 @@ def test_an_article() -> None:
         ("A [[link]] and [[target|another]], [[a|b|c]].", "A link and another, b|c."),
         ("[[Bus]]es, [[:Category:Buses]], [[#Part]], [[Talk:A|talk]].", "Buses, Category:Buses, #Part, talk."),
         ("[[File:a.jpg|thumb|It [[is|was]] {{small|[[so]]}} [http://x y]]]A", "A"),
+        ("A[[Image_:b.png|mini]][[_category :B]].", "A."),
         ("A[[ image : b.png ]][[Datei:c.png|mini]][[CATEGORY:D]][[Kategorie:E|F]][[Bild:g.jpg]].", "A."),
         ("A.[[fr:B]][[zh-min-nan:C]][[simple:D]] [[wikt:e|f]] [[:de:G]]", "A. f de:G"),
         (
