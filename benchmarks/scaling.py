@@ -73,6 +73,7 @@ from pretraining.processes.group import (
 from pretraining.reporting.hardware import synchronize
 
 WARM_UP = 2
+ENDS_SECONDS = 600.0  # for the others to measure what rank 0 has measured
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
     """Is one rank of a launch; the first one notes what all have found."""
     assert settings.notes is not None
     device = choose_device(settings.device, world)
-    connect(world, device)
+    connect(world, device, folder=settings.notes.parent)
     with shared_errors():
         if world.rank == 0 and settings.data is None:
             make_demo(print)
@@ -187,7 +188,8 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
         with silent_group(world):
             store.set(f"silent/{world.rank}", json.dumps(work.seconds()))
         if world.rank == 0:
-            found[SILENT] = [json.loads(store.get(f"silent/{rank}")) for rank in range(world.size)]
+            told = store.await_all([f"silent/{rank}" for rank in range(world.size)], ENDS_SECONDS)
+            found[SILENT] = [json.loads(seconds) for seconds in told]
     if world.rank == 0:
         write_note(work, found, world, settings.notes)
 

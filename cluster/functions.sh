@@ -112,6 +112,7 @@ run_step() {
   told=$(mktemp 2>/dev/null || TMPDIR=/tmp mktemp 2>/dev/null || echo /dev/null) # TMPDIR may be a login node's
   exec {errors}> >(trap '' TERM USR1 && exec sed -u -E "/^srun: error: (.*: tasks? [0-9,-]+: |Node fail|[Aa]borting, )/w $told" >&2)
   listener=$!
+  CLOZE_SECRET=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n') && export CLOZE_SECRET # of this step's ranks
   ${limit:-} srun --kill-on-bad-exit=1 --export=ALL "--mpi=${mpi:-none}" "--nodes=$SLURM_JOB_NUM_NODES" \
     "--ntasks=$((tasks * SLURM_JOB_NUM_NODES))" "--ntasks-per-node=$tasks" "--cpus-per-task=$((cores > 0 ? cores : 1))" \
     ${container[@]+"${container[@]}"} "$@" 2>&"$errors" {errors}>&- &

@@ -105,7 +105,8 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     """Looks at everything together with the other ranks; each hears all reports, and finds the same in them."""
     start, limit = time.monotonic(), wanted.patience / 4
     torch.set_num_threads(default_threads(world))
-    connect(world, torch.device("cpu"), wanted.patience, wanted.patience)  # by gloo, since GPUs may not work
+    cpu, patience = torch.device("cpu"), wanted.patience  # by gloo, since GPUs may not work
+    connect(world, cpu, patience, patience, wanted.out)
     came = time.time()
     names = gather(os.environ.get("SLURMD_NODENAME") or gethostname())
     report = Health(names[world.rank], (came, time.time()), seconds={"meeting": round(time.monotonic() - start, 3)})
@@ -114,7 +115,7 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
         reports = look_again(report, wanted, overrides, world, limit)
         if judge(reports, wanted.slow).is_sound:
             try_network(report, device, names, limit)
-            reports = gather(report)
+            reports = gather_reports(report)
         found = judge(reports, wanted.slow)
         if world.rank == 0:
             show(found, time.monotonic() - start)
@@ -159,7 +160,7 @@ def look_at_storage(report: Health, look: Any, wanted: Preflight, overrides: Seq
 def look_again(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Health]:
     """Lets all ranks look again at data and disk while some nodes find them amiss: storage goes for all nodes, and
     comes back, but not at the same moment for each. Where all have lost it, a job waits for it. Returns all reports."""
-    looks, parted, reports = 0, 0, gather(report)
+    looks, parted, reports = 0, 0, gather_reports(report)
     while any(STORAGE & own.faults.keys() for own in reports):
         seeing = {own.node for own in reports} - {own.node for own in reports if own.gone}
         parted = parted + 1 if seeing else 0  # looks in a row at which some nodes saw the data
@@ -170,8 +171,13 @@ def look_again(report: Health, wanted: Preflight, overrides: Sequence[str], worl
         if world.local_rank == 0:
             report.faults = {part: text for part, text in report.faults.items() if part not in STORAGE}
             look_at_storage(report, partial(report.look, time.monotonic() + limit), wanted, overrides, world)
-        reports = gather(report)
+        reports = gather_reports(report)
     return reports
+
+
+def gather_reports(own: Health) -> list[Health]:
+    """The reports of all ranks, which call it together."""
+    return [Health(**report) for report in gather(asdict(own))]
 
 
 def try_network(report: Health, device: torch.device, names: Sequence[str], limit: float) -> None:

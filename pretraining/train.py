@@ -111,6 +111,7 @@ def main(arguments: list[str]) -> int:
             record_early(wanted.out, ending)
             run(
                 peek_device(FORM, wanted.recipe, overrides),
+                wanted.out,
                 partial(read_request, arguments, wanted, overrides, world),
                 ending,
                 console,

@@ -81,8 +81,8 @@ def newest_export() -> Path:
         ]
         newest_first = sorted(whole, key=lambda folder: ((folder / WEIGHTS).stat().st_mtime_ns, folder), reverse=True)
         newest = next((folder for folder in newest_first if read_head(folder) is None), None)
-    newest = gather(newest)[0]
-    if newest is None:
+    found = gather(None if newest is None else str(newest))[0]
+    if found is None:
         raise SharedError(
             f"--model: none is named, and there is no exported model here, in {', '.join(PLACES[:2])} or build/*\n"
             "name a folder of transformers, a run or a name on the Hugging Face hub: --model DIR\n"
@@ -91,7 +91,7 @@ def newest_export() -> Path:
             "    python pretraining/train.py --recipe bert_mini --data data/FOLDER --out runs/NAME\n"
             "    python pretraining/export.py runs/NAME --out exported/NAME"
         )
-    return newest
+    return Path(found)
 
 
 def doubts(name: str, vocabulary: Vocabulary) -> list[str]:

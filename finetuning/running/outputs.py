@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import load, save
 from torch import Tensor
 
 from data_prep.common.arrays import Array
@@ -30,7 +31,7 @@ from pretraining.huggingface.folders import read_task
 from pretraining.huggingface.weights import Kind
 from pretraining.processes.context import Context
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import gather, shared_errors
+from pretraining.processes.group import exchange, shared_errors
 from pretraining.processes.stopping import StoppedError
 
 Outputs = dict[str, Ragged]
@@ -85,12 +86,22 @@ def all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items], contex
         name: list(logits_in_batches(heard, kind, items, context.device, world.rank, world.size))
         for name, items in splits.items()
     }
-    ranks = gather(mine) if world.size > 1 else [mine]
-    found = {name: in_order([part for rank in ranks for part in rank[name]]) for name in splits}
+    found = {name: in_order(parts if world.size == 1 else _parts_of_all(parts)) for name, parts in mine.items()}
     for name, outputs in found.items():
         if not np.isfinite(outputs.values).all():
             raise BrokenError(f"what the model says of {name} is no number")
     return found
+
+
+def _parts_of_all(own: list[tuple[Array, Ragged]]) -> list[tuple[Array, Ragged]]:
+    """The batches of outputs of all ranks, which call it together."""
+    flat = [array for numbers, outputs in own for array in (numbers, outputs.values, outputs.ends)]
+    parts = []
+    for message in exchange(save({str(number): array for number, array in enumerate(flat)})):
+        told = load(message)
+        arrays = [told[str(number)] for number in range(len(told))]
+        parts += [(n, Ragged(v, e)) for n, v, e in zip(arrays[::3], arrays[1::3], arrays[2::3], strict=True)]
+    return parts
 
 
 @torch.no_grad()

@@ -93,7 +93,7 @@ class Session:
         """Goes through all runs of all tasks, or says what they will be."""
         named = Path(self.flags.recipe) if self.flags.recipe else None
         device = choose_device(peek_device(FORM, named, self.overrides), self.world)
-        connect(self.world, device)
+        connect(self.world, device, folder=self.flags.out or Path(RUNS))
         with shared_errors():
             self._read(cast(Literal["cpu", "cuda"], device.type))
         self._share(device)

@@ -44,8 +44,8 @@ def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     rank, ranks = place()
     if rank == 0:
         put_back(run)
-    seen = [(path, (path / DAMAGED).exists()) for path in all_checkpoints(run)] if rank == 0 else []
-    there: list[tuple[Path, bool]] = gather(seen)[0]
+    seen = [(str(path), (path / DAMAGED).exists()) for path in all_checkpoints(run)] if rank == 0 else []
+    there: list[tuple[Path, bool]] = [(Path(path), damaged) for path, damaged in gather(seen)[0]]
     for checkpoint in (path for path, damaged in reversed(there) if not damaged):
         faults = {fault for fault in gather(find_fault(checkpoint, rank, ranks)) if fault}
         if not faults:

@@ -42,6 +42,7 @@ from pretraining.processes.cores import own_cores
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.meeting import ask_rank_0, meet
 from pretraining.processes.network import CHOICE, find_interface
+from pretraining.processes.signing import SignedStore, restart
 
 LAZY = "TORCH_GLOO_LAZY_INIT"
 """The variable by which PyTorch lets gloo connect two ranks when they first speak; otherwise every rank is connected to
@@ -97,7 +98,7 @@ def default_threads(world: World, environment: Mapping[str, str] = os.environ) -
     return max(1, int(share))
 
 
-_connection: tuple[Any, Any, dict[str, str | None]] | None = None
+_connection: tuple[SignedStore, SignedStore, dict[str, str | None]] | None = None
 """what `disconnect` undoes: two connections to the store of the run, and environment variables as they were before"""
 
 
@@ -108,18 +109,21 @@ _bells: Bells | None = None
 """by which ranks of one machine tell one another small things sooner than by gloo"""
 
 
-def connect(world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
+def connect(
+    world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0, folder: Path | None = None
+) -> None:
     """Joins the process group: gloo between CPUs, NCCL between GPUs, whose hosts have a group of gloo besides.
 
     NCCL connects its ranks when they first join a tensor of a GPU, which is within `Watch`: at the start they meet over
     gloo, where a rank that is gone or cannot be reached is told. (Given its device, torch would connect NCCL at once.)
     `timeout` is how long a collective operation may take, `patience` how long ranks wait at the start for one
-    another, both in seconds. `Watch` finds ranks that hang much earlier, and can name them.
+    another, both in seconds. `Watch` finds ranks that hang much earlier, and can name them. In the folder, which all
+    ranks share, by default the current one, their secret lies while they meet.
     """
     global _connection
     before = _set_environment(world, device)
     try:
-        store = meet(world, patience)
+        store = meet(world, patience, folder or Path())
         interface = None if world.one_machine else find_interface(store, world, patience)
         if interface is not None:
             before[CHOICE] = None
@@ -178,7 +182,7 @@ def wait_for_all() -> None:
         dist.barrier(host_group())
 
 
-def open_stores() -> tuple[Any, Any]:
+def open_stores() -> tuple[SignedStore, SignedStore]:
     """Two connections to the store of this run, for the main thread and the thread of `Watch`: a connection serves
     one thread at a time."""
     assert _connection is not None, "connect first"
@@ -208,15 +212,15 @@ def _restore(before: Mapping[str, str | None]) -> None:
     os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
-def _join_group(store: Any, world: World, device: torch.device, timeout: float) -> Any:
+def _join_group(store: SignedStore, world: World, device: torch.device, timeout: float) -> SignedStore:
     """Makes torch's process group; returns a second connection to the store."""
     global _host_group, _bells
     try:
         watch_store = store.clone()
-        store.set_timeout(timedelta(seconds=timeout))  # of ranks for one another, where torch begins to use the group
+        store.raw.set_timeout(timedelta(seconds=timeout))  # of ranks for one another, as torch uses the group
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
+            store=dist.PrefixStore(f"group/{restart()}", store.raw),  # type: ignore[attr-defined]
             rank=world.rank,
             world_size=world.size,
             timeout=timedelta(seconds=timeout),
@@ -230,7 +234,7 @@ def _join_group(store: Any, world: World, device: torch.device, timeout: float) 
     return watch_store
 
 
-def _check_own_gpus(store: Any, world: World, device: torch.device, patience: float) -> None:
+def _check_own_gpus(store: SignedStore, world: World, device: torch.device, patience: float) -> None:
     """Refuses two ranks on one GPU, which would hang NCCL or share its memory; all ranks raise the same error."""
     own = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
     ask_rank_0(store, world, "gpu", own, _refuse_shared_gpu, patience)
@@ -256,18 +260,29 @@ def gather(value: Any, error: str | None = None) -> list[Any]:
     """Collects a value from every rank, in the order of ranks, so that all of them know all values.
 
     A rank that has no value because something failed brings the message of its error instead, and that is raised on
-    every rank. All ranks must call this together.
+    every rank. All ranks must call this together. Values are of JSON, which carries no code; tuples become lists.
     """
-    brought: list[Any] = [(value, error)] * place()[1]
-    if len(brought) > 1:
-        try:
-            dist.all_gather_object(brought, (value, error), host_group())
-        except RuntimeError as lost:
-            raise LostError(lost) from lost
+    brought: list[Any] = [(value, error)]
+    if place()[1] > 1:
+        brought = [json.loads(message) for message in exchange(json.dumps([value, error]).encode())]
     errors = {rank: message for rank, (_, message) in enumerate(brought) if message is not None}
     if errors:
         raise SharedError(_join_messages(errors, len(brought)))
     return [own for own, _ in brought]
+
+
+def exchange(message: bytes) -> list[bytes]:
+    """The messages of all ranks, in their order; all of them call it together."""
+    own, group = torch.frombuffer(bytearray(message), dtype=torch.uint8), host_group()
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(place()[1])]
+    try:
+        dist.all_gather(sizes, torch.tensor([len(own)]), group)
+        padded = torch.nn.functional.pad(own, (0, max(map(int, sizes)) - len(own)))
+        told = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(told, padded, group)
+    except RuntimeError as lost:
+        raise LostError(lost) from lost
+    return [each[: int(size)].numpy().tobytes() for each, size in zip(told, sizes, strict=True)]
 
 
 def _join_messages(messages: Mapping[int, str], ranks: int) -> str:

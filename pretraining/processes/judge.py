@@ -47,6 +47,7 @@ class Judge:
     def hear(self, beats: Mapping[int, Beat], passed: float) -> None:
         """Takes the beats as they are now, `passed` seconds after the last call."""
         before = {rank: self._beats.get(rank, Beat()) for rank in beats}
+        beats = {rank: max(before[rank], beat, key=lambda each: each.number) for rank, beat in beats.items()}
         self._quiet = {
             rank: 0.0 if beat.number != before[rank].number else self._quiet.get(rank, 0.0) + passed
             for rank, beat in beats.items()

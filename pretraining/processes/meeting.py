@@ -8,56 +8,81 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from data_prep.common.errors import UserError
-from data_prep.common.launchers import World
+from data_prep.common.launchers import LOOPBACK, World
 from pretraining.processes.environment import allow_open_files
 from pretraining.processes.errors import SharedError, UnreachedError, name_ranks
+from pretraining.processes.signing import LOOK_SECONDS, SECRET, SignedStore, read_secret, write_secret
 
 ANSWER_SECONDS, ANSWER_SECONDS_OF_A_RANK = 15.0, 0.1
 """A store answers at once: what needs longer is another program. But where all ranks come at once, each waits for those
 before it, of whose addresses torch's store asks the names, one after another."""
-LOOK_SECONDS, LOOKS_A_SECOND = 0.05, 1000
-"""The pause between two looks into the store, and how often all ranks together look at most."""
+LOOKS_A_SECOND = 1000
+"""How often all ranks together look into the store at most."""
+FILE_SECONDS = 60.0
+"""For how long a network file system may not show a file that another machine has just written."""
 CONNECTIONS = 2
 """Connections of each rank to the store: one serves one thread at a time."""
 OWN_FILES = 256
 """More files than a rank has open besides: libraries, shards, logs, its connections to other ranks."""
 
 
-def meet(world: World, patience: float) -> Any:
-    """The store of this run, once every rank has come to it."""
+def meet(world: World, patience: float, folder: Path) -> SignedStore:
+    """The store of this run, once every rank has come to it; while they come, their secret may lie in the folder."""
     if world.size == 1:
-        return dist.HashStore()  # type: ignore[attr-defined]  # no network
+        return SignedStore(dist.HashStore(), b"")  # type: ignore[attr-defined]  # no network
+    path, made = folder / f".secret-{world.port}", world.rank == 0 and not folder.exists()
+    try:
+        store = _enter_store(world, patience, path)
+        _wait_for_all(store, world, patience)
+    finally:
+        if world.rank == 0 and SECRET not in os.environ:
+            with suppress(OSError):
+                path.unlink()
+        if made:
+            with suppress(OSError):  # others write there already
+                folder.rmdir()
+    return store
+
+
+def _enter_store(world: World, patience: float, path: Path) -> SignedStore:
+    """The store of this run, which this rank has entered; UserError where another program answers for it."""
     hosts = world.rank == 0 and not uses_agent_store()
     _require_open_files(world)
     if not hosts:
         _wait_for_listener(world, patience)
     try:
-        store = _open_store(world, hosts)
-        joined = _join(store, world, patience)
+        store = _join(_open_store(world, hosts), world, patience, path)
     except (dist.DistError, OSError, LateError) as error:  # LateError is no OSError in Python 3.10
         if hosts and "in use" not in str(error).lower():
             raise UserError(
                 f"rank 0 cannot listen at {world.address}:{world.port}: {error}\nis MASTER_ADDR the host of rank 0?"
             ) from error
-        joined = False
-    if not joined:
+        store = None
+    if store is None and world.rank > 0 and not world.one_machine and not read_secret(path):
+        raise UnreachedError(
+            f"rank {world.rank} reaches rank 0, but not its file {path}\n"
+            f"give all ranks the same --out in shared storage, or the same secret, in {SECRET}"
+        )
+    if store is None:
         raise UserError(
             f"port {world.port} of {world.address} is in use by another program or run\n"
             "choose a free one: MASTER_PORT=<port> before the command (torchrun and deepspeed: --master-port <port>)"
         )
-    _wait_for_all(store, world, patience)
     return store
 
 
@@ -87,7 +112,8 @@ def _wait_for_listener(world: World, patience: float) -> None:
     deadline = time.monotonic() + patience
     while True:
         try:
-            return socket.create_connection((world.address, world.port), timeout=_answer_seconds(world)).close()
+            place = (_address(world), world.port)
+            return socket.create_connection(place, timeout=_answer_seconds(world)).close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UnreachedError(
@@ -97,17 +123,22 @@ def _wait_for_listener(world: World, patience: float) -> None:
         time.sleep(0.1)
 
 
+def _address(world: World) -> str:
+    """Where ranks reach the store: on one machine where no other can, unless torchrun has opened it."""
+    return LOOPBACK if world.one_machine and not uses_agent_store() else world.address
+
+
 def _open_store(world: World, hosts: bool) -> Any:
     """The TCPStore at rank 0's address, opened in a thread: a silent program there would keep torch for ever."""
     opened: Future[Any] = Future()
-    seconds = _answer_seconds(world)
+    seconds, address = _answer_seconds(world), _address(world)
 
     def open_it() -> None:
+        how: dict[str, Any] = {"is_master": hosts, "wait_for_workers": False, "timeout": timedelta(seconds=seconds)}
         try:
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                world.address, world.port, is_master=hosts, wait_for_workers=False, timeout=timedelta(seconds=seconds)
-            )
-            opened.set_result(store)
+            if hosts and address == LOOPBACK:  # torch would listen on all interfaces
+                how["master_listen_fd"] = socket.create_server((address, world.port)).detach()
+            opened.set_result(dist.TCPStore(address, world.port, **how))  # type: ignore[attr-defined]
         except Exception as error:
             opened.set_exception(error)
 
@@ -115,13 +146,30 @@ def _open_store(world: World, hosts: bool) -> Any:
     return opened.result(seconds)
 
 
-def _join(store: Any, world: World, patience: float) -> bool:
-    """Whether the store is that of this run, which it is not if this rank has joined it before, or other ranks have."""
+def _join(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
+    """The store in which this rank signs; None where it is of another run: its ranks have another secret, or this rank
+    has joined it before."""
     if world.rank == 0:
-        store.set("cloze/ranks", str(world.size))
-    elif not _has(store, "cloze/ranks", patience if uses_agent_store() else _answer_seconds(world), _pause(world)):
-        return False
-    return int(store.get("cloze/ranks")) == world.size and bool(store.add(f"cloze/joined/{world.rank}", 1) == 1)
+        store = SignedStore(raw, write_secret(path), warns=True)
+        store.set("ranks", str(world.size))
+    elif (found := _find_secret(raw, world, patience, path)) is not None:
+        store = found
+    else:
+        return None
+    own = secrets.token_hex(8)
+    return store if store.get("ranks") == str(world.size) and store.claim(f"joined/{world.rank}", own) == own else None
+
+
+def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
+    """The store, once rank 0 has signed in it by the secret that this rank reads: it may come later than this rank, and
+    leave an older file until then. None where it does not."""
+    seconds = _answer_seconds(world) + (0 if world.one_machine or SECRET in os.environ else FILE_SECONDS)
+    deadline = time.monotonic() + (patience if uses_agent_store() else seconds)
+    while (store := SignedStore(raw, read_secret(path))).get("ranks") is None:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_pause(world))
+    return store
 
 
 def _answer_seconds(world: World) -> float:
@@ -134,16 +182,15 @@ def _pause(world: World) -> float:
     return max(LOOK_SECONDS, world.size / LOOKS_A_SECOND)
 
 
-def _wait_for_all(store: Any, world: World, patience: float) -> None:
+def _wait_for_all(store: SignedStore, world: World, patience: float) -> None:
     """Waits until every rank has joined; rank 0 names those that have not."""
     if world.rank > 0:
-        told = _has(store, "cloze/complete", patience + _answer_seconds(world), _pause(world))
-        if not told or store.get("cloze/complete") != b"yes":
+        if store.find("complete", patience + _answer_seconds(world), _pause(world)) != "yes":
             raise UserError(f"rank 0 at {world.address}:{world.port} gave up waiting for all ranks")
         return
     end = time.monotonic() + patience
-    missing = [rank for rank in range(world.size) if not _has(store, f"cloze/joined/{rank}", end - time.monotonic())]
-    store.set("cloze/complete", "no" if missing else "yes")
+    missing = [rank for rank in range(world.size) if not store.find(f"joined/{rank}", end - time.monotonic())]
+    store.set("complete", "no" if missing else "yes")
     if missing:
         time.sleep(1 + _pause(world))  # the store ends with this rank, and the others are still to read it
         raise UserError(
@@ -152,33 +199,19 @@ def _wait_for_all(store: Any, world: World, patience: float) -> None:
         )
 
 
-def _has(store: Any, key: str, seconds: float, pause: float = LOOK_SECONDS) -> bool:
-    """Whether the key is there, or comes within so many seconds. (`store.wait` would print a warning of its own.)"""
-    deadline = time.monotonic() + seconds
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-    return True
-
-
 def ask_rank_0(
-    store: Any, world: World, topic: str, own: str, conclude: Callable[[Sequence[str]], str], patience: float
+    store: SignedStore, world: World, topic: str, own: str, conclude: Callable[[Sequence[str]], str], patience: float
 ) -> str:
     """Rank 0's conclusion from what every rank says of a topic; where it concludes with a UserError, all raise it.
     All ranks call it, each with its own word."""
-    store.set(f"cloze/{topic}/{world.rank}", own)
-    answer, limit = f"cloze/{topic}/answer", timedelta(seconds=patience)
+    store.set(f"{topic}/{world.rank}", own)
     if world.rank == 0:
-        keys = [f"cloze/{topic}/{rank}" for rank in range(world.size)]
-        store.wait(keys, limit)
         try:
-            told = {"answer": conclude([word.decode() for word in store.multi_get(keys)])}
+            told = {"answer": conclude(store.await_all([f"{topic}/{rank}" for rank in range(world.size)], patience))}
         except UserError as error:
             told = {"fault": str(error)}
-        store.set(answer, json.dumps(told))
-    store.wait([answer], limit)
-    told = json.loads(store.get(answer))
+        store.set(f"{topic}/answer", json.dumps(told))
+    told = json.loads(store.await_all([f"{topic}/answer"], patience)[0])
     if "fault" in told:
         if world.rank == 0:
             time.sleep(1)  # the store ends with this rank, and the others are still to read it

@@ -11,13 +11,14 @@ import os
 import socket
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.processes.meeting import ask_rank_0
+from pretraining.processes.signing import SignedStore
 
 CHOICE = "GLOO_SOCKET_IFNAME"
 """The variable in which users say over which interface gloo speaks."""
@@ -36,7 +37,7 @@ class Route(NamedTuple):
     """why there is no way"""
 
 
-def find_interface(store: Any, world: World, patience: float) -> str | None:
+def find_interface(store: SignedStore, world: World, patience: float) -> str | None:
     """The network interface of this machine that leads to the other ranks, such as `eth0`; None where users have named
     one, and where no interface has the address that was found. All ranks call it.
 

@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,6 +32,7 @@ from pretraining.processes.errors import LostError, SharedError
 from pretraining.processes.group import open_stores, wait_for_all
 from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.meeting import uses_agent_store
+from pretraining.processes.signing import SignedStore
 
 HOST = torch.device("cpu")
 RANK_0_GONE = "rank 0 has ended, or its machine is gone"
@@ -79,7 +79,7 @@ class Watch:
     That is a failure like others, but ends with a code of its own and leaves the stacks of all ranks in `run`.
     """
 
-    FAILURE, SEEN, BEAT = "cloze/failure", "cloze/seen", "cloze/beat"
+    FAILURE, SEEN, BEAT = "failure", "seen", "beat"
 
     def __init__(
         self,
@@ -120,8 +120,7 @@ class Watch:
         if self._world.size > 1:
             self._store, self._thread_store = open_stores()
             if self._world.rank == 0:  # a first beat of every rank, so that one that never gives another is missed
-                keys = [self._beat_key(rank) for rank in range(self._world.size)]
-                self._store.multi_set(keys, [json.dumps(Beat())] * len(keys))
+                self._store.set_all([self._beat_key(rank) for rank in range(self._world.size)], json.dumps(Beat()))
             self._thread = threading.Thread(target=self._keep_watch, daemon=True, name="watch")
             self._thread.start()
             if self._world.rank > 0 and not (uses_agent_store() and self._world.one_machine):
@@ -176,18 +175,18 @@ class Watch:
         self._be_seen(self._store)
         return True
 
-    def _write_failure(self, own: Outcome, store: Any) -> Outcome:
+    def _write_failure(self, own: Outcome, store: SignedStore) -> Outcome:
         """The failure that ends the run: this one, unless another was written before."""
-        return Outcome(*json.loads(store.compare_set(self.FAILURE, "", json.dumps(own))))
+        return Outcome(*json.loads(store.claim(self.FAILURE, json.dumps(own))))
 
     def _keep_watch(self) -> None:
         """Gives beats and looks for failures, in a thread, until the work has ended."""
         timer, store = LapTimer(3 * self._every), self._thread_store
         try:
             while not self._stopped.wait(self._every):
-                self._rounds += 1
-                if store.check([self.FAILURE]):
-                    return self._end(Outcome(*json.loads(store.get(self.FAILURE))), store)
+                self._rounds = time.monotonic_ns()  # so that it grows from watch to watch as well
+                if failure := store.get(self.FAILURE):
+                    return self._end(Outcome(*json.loads(failure)), store)
                 beat = Beat(self._rounds, self._marks.reached, self._pauses > 0, self._lost)
                 store.set(self._beat_key(self._world.rank), json.dumps(beat))
                 if self._heard:
@@ -199,13 +198,8 @@ class Watch:
 
     def _read_beats(self) -> dict[int, Beat]:
         """The latest beats of the ranks that this one hears."""
-        keys = [self._beat_key(rank) for rank in self._heard]
-        if self._world.rank > 0 and not self._thread_store.check(keys):  # rank 0 is yet to begin: reading would wait
-            return dict.fromkeys(self._heard, Beat())
-        return {
-            rank: Beat(*json.loads(text))
-            for rank, text in zip(self._heard, self._thread_store.multi_get(keys), strict=True)
-        }
+        told = self._thread_store.get_all([self._beat_key(rank) for rank in self._heard])
+        return {rank: Beat(*json.loads(text or "[]")) for rank, text in zip(self._heard, told, strict=True)}
 
     def _beat_key(self, rank: int) -> str:
         return f"{self.BEAT}/{rank}"
@@ -243,7 +237,7 @@ class Watch:
                 first = self._write_failure(own, self._thread_store)
                 self._end(first, self._thread_store, found_here=first == own)
 
-    def _end(self, failure: Outcome, store: Any, found_here: bool = False) -> None:
+    def _end(self, failure: Outcome, store: SignedStore, found_here: bool = False) -> None:
         """Ends this process for a failure of the run. If it is the main thread's own, that thread is ending it."""
         with self._ending:
             if failure.rank != self._world.rank or found_here:
@@ -251,14 +245,14 @@ class Watch:
                 self._be_seen(store)
                 exit_now(failure.code)
 
-    def _be_seen(self, store: Any) -> None:
+    def _be_seen(self, store: SignedStore) -> None:
         """Counts this rank among those that know why they end. Rank 0 waits for all that live: the store may end with
         it, and the others are still to read it."""
         deadline = time.monotonic() + SEEN_SECONDS
         with suppress(dist.DistError):
-            store.add(self.SEEN, 1)
-            alive = self._world.size - len(self._judge.late())
-            while self._world.rank == 0 and store.add(self.SEEN, 0) < alive and time.monotonic() < deadline:
+            store.set(f"{self.SEEN}/{self._world.rank}", "yes")
+            alive = {*range(self._world.size)} - {*self._judge.late()} if self._world.rank == 0 else ()
+            while None in store.get_all([f"{self.SEEN}/{rank}" for rank in alive]) and time.monotonic() < deadline:
                 time.sleep(0.05)
 
 

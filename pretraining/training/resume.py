@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from pretraining.processes.group import default_threads, gather, shared_errors
 from pretraining.training.changes import what_has_changed
 from pretraining.training.origin import StartingPoint, begin_with
 from pretraining.training.request import Request
-from pretraining.training.skips import read_skips
+from pretraining.training.skips import Skip, read_skips
 from pretraining.training.trainer import Trainer
 
 
@@ -50,7 +51,8 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
         state = latest.run.state
     elif request.origin is not None:
         begins = begin_with(model, state, request.origin, read_vocabulary(request.data))
-    return StartingPoint(model, state, latest, gather(read_skips(request.out))[0], begins)
+    skips = [Skip(*skip) for skip in gather([astuple(skip) for skip in read_skips(request.out)])[0]]
+    return StartingPoint(model, state, latest, skips, begins)
 
 
 def make_trainer(request: Request, context: Context, start: StartingPoint) -> Trainer:

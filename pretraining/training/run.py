@@ -46,7 +46,11 @@ LEAVE_SECONDS = 300.0
 
 
 def run(
-    wanted: Literal["auto", "cpu", "cuda"], read_request: Callable[[], Request], ending: Ending, console: Console
+    wanted: Literal["auto", "cpu", "cuda"],
+    out: Path | None,
+    read_request: Callable[[], Request],
+    ending: Ending,
+    console: Console,
 ) -> None:
     """Trains what is left of a run, and exports it. The ranks meet on the wanted device and then read the request
     together: what fails on one of them, all hear."""
@@ -55,7 +59,7 @@ def run(
         device = choose_device(wanted, world)
     except UserError as error:
         failure = error
-    connect(world, device)
+    connect(world, device, folder=out)
     with contextlib.ExitStack() as stack:
         with shared_errors():
             request = read_request()

@@ -24,7 +24,7 @@ from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
-from pretraining.training.guards import DivergedError, Guard, first_of
+from pretraining.training.guards import DivergedError, Finding, Guard, first_of
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import StartingPoint
 from pretraining.training.phases import TrainingPhase
@@ -220,7 +220,7 @@ class Trainer(Loop):
         finding = self.guard.first_fault() if checks else None
         decision = self.context.control.decide(wrong=finding is not None, saving=self.saver.longest)
         if decision == Decision.WRONG:
-            first = first_of(gather(finding))
+            first = first_of(Finding(*each) for each in gather(finding) if each)
             raise self.diverged(first.text, first.batch, first.batch + 1)
         return decision
 

@@ -93,7 +93,7 @@ def elsewhere(rank: int, ranks: int, parameters: list[Tensor]) -> bool:
     """The last rank is on another machine."""
     with pytest.MonkeyPatch.context() as patched:
         if rank == ranks - 1:
-            patched.setattr(neighbours, "system", lambda: ("another", "pid:[1]"))
+            patched.setattr(neighbours, "system", lambda: "another")
         return find_neighbours(parameters, 1) is None
 
 

@@ -294,7 +294,7 @@ def speak_beside_nccl() -> object:
     with pytest.MonkeyPatch.context() as monkeypatch:
         pretend_a_gpu(monkeypatch)
         monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: make({"nccl": "gloo"}[backend], **more))
-        for name in ("all_gather_object", "barrier"):
+        for name in ("all_gather", "barrier"):
             monkeypatch.setattr(dist, name, noted(getattr(dist, name)))
         world = find_world(os.environ)
         connect(world, torch.device("cuda"), timeout=60)

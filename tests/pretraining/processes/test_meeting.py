@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from pretraining.processes import meeting
 from pretraining.processes.group import connect, disconnect, open_stores
 from pretraining.processes.meeting import LOOKS_A_SECOND, ask_rank_0
 from pretraining.processes.network import find_interface
+from pretraining.processes.signing import SignedStore
 
 
 class CountingStore:
@@ -45,6 +47,9 @@ class CountingStore:
         self.keys += len(keys)
         return [bytes(value) for value in self._store.multi_get(keys)]
 
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys))
+
 
 def ask_together(ranks: int, ask: Any) -> tuple[list[Any], list[int]]:
     """The answers that so many ranks get, and how many keys each of them touched."""
@@ -53,7 +58,7 @@ def ask_together(ranks: int, ask: Any) -> tuple[list[Any], list[int]]:
     answers: list[Any] = [None] * ranks
 
     def act(rank: int) -> None:
-        answers[rank] = ask(stores[rank], World(rank, ranks, 0, 1, port=29500))
+        answers[rank] = ask(SignedStore(stores[rank], b"secret"), World(rank, ranks, 0, 1, port=29500))
 
     threads = [threading.Thread(target=act, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
@@ -104,7 +109,7 @@ def test_ranks_that_wait_leave_the_store_in_peace(ranks: int, monkeypatch: pytes
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     with pytest.raises(UserError, match="gave up waiting"):
-        meeting._wait_for_all(store, World(1, ranks, 1, 2), 300)
+        meeting._wait_for_all(SignedStore(store, b"secret"), World(1, ranks, 1, 2), 300)
     assert now[0] > 300
     assert store.looks * ranks / now[0] <= 1.01 * LOOKS_A_SECOND
 
@@ -126,7 +131,7 @@ def test_too_many_ranks_for_the_files_that_may_be_open(
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     limit_open_files(1024, 2000, monkeypatch)
     with pytest.raises(UserError, match=rf"{who} may have {limit} files .*1,024 ranks need 2,304\n.*ulimit -n 2304"):
-        meeting.meet(World(0, 1024, 0, 8, port=29500), 1)
+        meeting.meet(World(0, 1024, 0, 8, port=29500), 1, Path())
 
 
 def meet_with_few_files() -> object:
@@ -146,7 +151,7 @@ def come_late_to_the_first_operation() -> object:
     meeting.ANSWER_SECONDS = meeting.ANSWER_SECONDS_OF_A_RANK = 0.5
     world = find_world(os.environ)
     connect(world, torch.device("cpu"), timeout=60)
-    store = open_stores()[0]
+    store = open_stores()[0].raw
     if world.rank == 0:
         time.sleep(3)
         store.set("said", "now")

@@ -16,6 +16,7 @@ from data_prep.common.launchers import World
 from pretraining.processes import network
 from pretraining.processes.ending import Code
 from pretraining.processes.network import Route, find_interface
+from pretraining.processes.signing import SignedStore
 
 FIRST = World(0, 2, 0, 1, address="node0", port=29500)
 UNREACHABLE = ("255.255.255.255", 29500)
@@ -35,8 +36,8 @@ def let_names_mean(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int])
 
 def store_with(rank: int, route: Route) -> Any:
     """A store in which the other rank has said its way."""
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    store.set(f"cloze/address/{rank}", json.dumps(route))
+    store = SignedStore(dist.HashStore(), b"secret")  # type: ignore[attr-defined]
+    store.set(f"address/{rank}", json.dumps(route))
     return store
 
 

@@ -22,6 +22,7 @@ from data_prep.common.launchers import World
 from pretraining.processes import watchdog
 from pretraining.processes.ending import ENDED, STACKS, Code
 from pretraining.processes.group import gather
+from pretraining.processes.signing import SignedStore
 from pretraining.processes.watchdog import Watch
 
 WHY = "its own output or its machine's log says why\n"
@@ -343,7 +344,7 @@ class CountingStore:
 def test_many_ranks_beat_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 hears them beside its own work, and hears no more in a second than it would of fewer."""
     store = CountingStore()
-    monkeypatch.setattr(watchdog, "open_stores", lambda: (store, store))
+    monkeypatch.setattr(watchdog, "open_stores", lambda: (SignedStore(store, b"secret"),) * 2)
     watch = Watch(World(5, 2 * watchdog.BEATS_A_SECOND, 5, 8), every=0.01)
     watch.__enter__()
     time.sleep(3)

@@ -1,0 +1,162 @@
+"""Ranks believe what a rank of the same start has signed, and nothing else that stands in their store."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.processes import Run, free_port, start, wait_for
+from support.ranks import expect_end, take_part
+
+from data_prep.common.errors import UserError
+from data_prep.common.launchers import World, find_world
+from pretraining.processes.ending import Code, Outcome
+from pretraining.processes.group import connect, disconnect, gather
+from pretraining.processes.signing import SECRET, SignedStore, read_secret, write_secret
+from pretraining.processes.watchdog import Watch
+
+PLANTED = json.dumps(Outcome(Code.CURE, "planted", 0))
+IGNORED = "in the store was written by no rank of this run; it is ignored"
+
+
+def store_of(port: int) -> Any:
+    return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def work(fails: bool, world: World) -> None:
+    with Watch(world, every=0.1):
+        Path(f"at-work-{os.environ['MASTER_PORT']}-{world.rank}").touch()
+        wait_for(Path(f"planted-{os.environ['MASTER_PORT']}").exists, 30)
+        time.sleep(0.5)  # some rounds of the watch
+        if fails and world.rank == 1:
+            raise UserError("no room")
+    print("done")
+
+
+def go_there(folder: Path, fails: bool) -> None:
+    os.chdir(folder)
+    take_part(partial(work, fails))
+
+
+def plant(folder: Path, port: int, run: Run, value: Callable[[Any], str | bytes]) -> None:
+    """Waits for the ranks to be at work, and writes a value wherever they may read one."""
+    wait_for(lambda: len([*folder.glob(f"at-work-{port}-*")]) == 2 or not run.goes_on(), 30)
+    store = store_of(port)
+    names = [name.removeprefix("/") for name in store.list_keys()]
+    for name in {*(name for name in names if "cloze" in name), "cloze/failure", "cloze/0/failure", "cloze/0/seen/1"}:
+        store.set(name, value(store))
+    (folder / f"planted-{port}").touch()
+
+
+def other_signature(_: Any) -> str:
+    kept = dist.HashStore()  # type: ignore[attr-defined]
+    SignedStore(kept, b"another secret").set("failure", PLANTED)
+    return bytes(kept.get("cloze/0/failure")).decode()
+
+
+def signed_for_another_key(store: Any) -> bytes:
+    """Of these ranks, but of another key."""
+    return bytes(store.get("cloze/0/beat/1"))
+
+
+@pytest.mark.parametrize("value", [lambda _: PLANTED, lambda _: b"\xff" * 100, other_signature, signed_for_another_key])
+def test_a_run_goes_on_whatever_others_write_into_its_store(value: Any, tmp_path: Path) -> None:
+    run = start(2, go_there, tmp_path, False, port=(port := free_port()))
+    plant(tmp_path, port, run, value)
+    done = run.wait(60)
+    assert [(rank.code, rank.output) for rank in done] == [(0, "done\n")] * 2, done
+    assert IGNORED in done[0].errors
+    assert done[1].errors == ""
+
+
+def test_the_failure_of_a_rank_is_heard_beside_what_others_write(tmp_path: Path) -> None:
+    run = start(2, go_there, tmp_path, True, port=(port := free_port()))
+    plant(tmp_path, port, run, lambda _: PLANTED)
+    expect_end(run.wait(60), Code.CURE, "error: rank 1: no room\n")
+
+
+def test_what_was_signed_for_another_start_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = dist.HashStore()  # type: ignore[attr-defined]
+    store = SignedStore(kept, b"secret")
+    store.set("failure", PLANTED)
+    assert store.get("failure") == PLANTED
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert store.get("failure") is None
+    kept.set("cloze/1/failure", kept.get("cloze/0/failure").decode())
+    assert store.get("failure") is None
+    assert store.claim("failure", "own") == "own"
+    assert store.claim("failure", "second") == "own"
+
+
+# The secret
+
+
+def meet_without_a_variable(folder: Path, late: Sequence[float]) -> object:
+    del os.environ[SECRET]
+    world = find_world(os.environ)
+    time.sleep(late[world.rank])
+    connect(world, torch.device("cpu"), timeout=60, folder=folder)
+    found = gather([world.rank, "é\udc80", None])
+    disconnect()
+    return found
+
+
+@pytest.mark.parametrize("late", [(0, 0.5), (0.5, 0)])
+def test_ranks_find_their_secret_in_a_file_whoever_comes_first(late: Sequence[float], tmp_path: Path) -> None:
+    """That of an earlier start lies there still; when they have met, none does."""
+    port = free_port()
+    (tmp_path / f".secret-{port}").write_text("of an earlier start")
+    (tmp_path / f".secret-{port}").chmod(0o600)
+    done = start(2, meet_without_a_variable, tmp_path, late, port=port).wait(60)
+    assert [(rank.result, rank.errors) for rank in done] == [([[0, "é\udc80", None], [1, "é\udc80", None]], "")] * 2
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_was_not_there_is_not_there_after_ranks_have_met(tmp_path: Path) -> None:
+    done = start(2, meet_without_a_variable, tmp_path / "run", (0, 0)).wait(60)
+    assert [rank.code for rank in done] == [0, 0], done
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_secret_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SECRET, raising=False)
+    path = tmp_path / "secret"
+    path.symlink_to(tmp_path / "target")
+    secret = write_secret(path)
+    assert read_secret(path) == secret
+    assert not (tmp_path / "target").exists()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert write_secret(path) != secret, "each start has its own"
+    path.chmod(0o640)
+    assert read_secret(path) == b""
+    path.chmod(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    assert read_secret(path) == b""
+    with pytest.raises(UserError, match=f"others can read what is written there.*\n.*{SECRET}"):
+        write_secret(path)
+
+
+def listen(world: World) -> None:
+    print("loopback" if world.rank else next(open_ports(world.port)))
+
+
+def open_ports(port: int) -> Any:
+    """The addresses at which a port is open, as Linux writes them."""
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state = line.split()[:4]
+            if state == "0A" and local.endswith(f":{port:04X}"):
+                yield local.partition(":")[0]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux says who listens where")
+def test_the_store_of_one_machine_is_open_to_no_other() -> None:
+    assert start(2, take_part, listen).wait(60)[0].output == "0100007F\n"
