@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from pretraining.processes.errors import LOST_WHY, LostError, name_ranks
 
+HURRY = 15.0
+"""Seconds of silence for which torchrun, which has asked ranks to stop, leaves them time: it kills them after 30."""
 START = 7200.0
 """Seconds that ranks have for their first step, at least."""
 HANG_WHY = "its machine's log may say why\nthe same command goes on from the last checkpoint"
@@ -57,6 +59,11 @@ class Judge:
         self._still = self._still + passed if works and not moved else 0.0
         self._parted += passed if any(beat.lost for beat in before.values()) else 0.0
         self._beats = dict(beats)
+
+    def hurry(self, lost: bool) -> None:
+        """Takes ranks for gone sooner, since this one was asked to stop and will be killed; where it has `lost` another
+        in an operation, as soon as they are late for sure."""
+        self._silence = min(self._silence, max(0.0 if lost else HURRY, 2 * self._late))
 
     def verdict(self) -> str | None:
         """Says what has failed, in words for the user; None where all is well."""

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -36,6 +39,7 @@ from pretraining.processes.signing import SignedStore
 
 HOST = torch.device("cpu")
 RANK_0_GONE = "rank 0 has ended, or its machine is gone"
+TORCHRUN_GONE = "torchrun has ended on the machine of rank 0, or that machine is gone"
 SEEN_SECONDS = 10.0  # for every rank to hear why it ends, before the store ends with rank 0
 
 BEATS_A_SECOND = 500
@@ -94,7 +98,7 @@ class Watch:
         assert silence > 5 * every, "a beat may be late"
         self._world, self._every, self._silence, self._run = world, every, silence, run
         self._marks: Marks | GpuMarks = Marks() if device.type == "cpu" or world.size == 1 else GpuMarks(device)
-        self._pauses, self._rounds, self._lost = 0, 0, ""
+        self._pauses, self._rounds, self._lost, self._asked = 0, 0, "", False
         # Rank 1 hears rank 0 because the store, which may be torchrun's, does not end with it.
         self._heard = {0: range(world.size), 1: range(1)}.get(world.rank, range(0))
         self._judge = Judge(every, silence, math.inf if world.rank else hang)
@@ -118,6 +122,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if self._world.size > 1:
+            _has_heard_sigterm()
             self._store, self._thread_store = open_stores()
             if self._world.rank == 0:  # a first beat of every rank, so that one that never gives another is missed
                 self._store.set_all([self._beat_key(rank) for rank in range(self._world.size)], json.dumps(Beat()))
@@ -189,7 +194,10 @@ class Watch:
                     return self._end(Outcome(*json.loads(failure)), store)
                 beat = Beat(self._rounds, self._marks.reached, self._pauses > 0, self._lost)
                 store.set(self._beat_key(self._world.rank), json.dumps(beat))
+                self._asked = self._asked or _has_heard_sigterm()
                 if self._heard:
+                    if self._asked and (self._lost or uses_agent_store()):
+                        self._judge.hurry(bool(self._lost))
                     self._judge.hear(self._read_beats(), timer.lap())
                     self._end_if_condemned()
         except dist.DistError:
@@ -223,8 +231,9 @@ class Watch:
         return not self._stopped.is_set()
 
     def _leave_without_rank_0(self) -> None:
+        why, alone = (TORCHRUN_GONE, self._world.one_machine) if uses_agent_store() else (RANK_0_GONE, False)
         with self._ending:
-            conclude(Outcome(Code.RANK_LOST, RANK_0_GONE, self._world.rank), self._world, self._run, True)
+            conclude(Outcome(Code.RANK_LOST, why, self._world.rank), self._world, self._run, not alone)
             exit_now(Code.RANK_LOST)
 
     def _end_if_condemned(self) -> None:
@@ -254,6 +263,22 @@ class Watch:
             alive = {*range(self._world.size)} - {*self._judge.late()} if self._world.rank == 0 else ()
             while None in store.get_all([f"{self.SEEN}/{rank}" for rank in alive]) and time.monotonic() < deadline:
                 time.sleep(0.05)
+
+
+@cache
+def _signal_pipe() -> int:
+    """A pipe into which the system writes the signals that come from now on, while the main thread waits for a GPU too,
+    when it hears of none; called first by that thread."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
+
+
+def _has_heard_sigterm() -> bool:
+    """Whether SIGTERM has come since this was last asked, which the main thread asks first."""
+    with suppress(BlockingIOError):
+        return signal.SIGTERM in os.read(_signal_pipe(), 4096)
+    return False
 
 
 def _is_of_all_ranks(error: RuntimeError) -> bool:

@@ -164,6 +164,19 @@ def test_a_rank_may_come_later_than_a_store_may_answer() -> None:
     assert [rank.result for rank in spawn(2, come_late_to_the_first_operation)] == ["now", "now"]
 
 
+def meet_and_part() -> object:
+    connect(find_world(os.environ), torch.device("cpu"), timeout=60)
+    disconnect()
+    return "met"
+
+
+def test_ranks_that_torchrun_begins_again_meet_in_its_old_store() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    for count in "01":
+        held = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": count}
+        assert [rank.result for rank in spawn(2, meet_and_part, environment=held, port=store.port)] == ["met"] * 2
+
+
 def test_more_ranks_have_more_time_to_be_answered() -> None:
     """A store that asks for the name behind each connection answers the last of many ranks late."""
     seconds = [meeting._answer_seconds(World(0, ranks, 0, 1)) for ranks in (2, 1024)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import Done, spawn, start
+from support.processes import Done, spawn, start, wait_for
 from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
@@ -23,6 +23,7 @@ from pretraining.processes import watchdog
 from pretraining.processes.ending import ENDED, STACKS, Code
 from pretraining.processes.group import gather
 from pretraining.processes.signing import SignedStore
+from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 
 WHY = "its own output or its machine's log says why\n"
@@ -236,6 +237,42 @@ def test_the_others_end_when_rank_0_is_killed_but_not_its_store() -> None:
     done = spawn(3, take_part, die_as_rank_0, environment=held, port=store.port, timeout=30)
     assert [rank.code for rank in done] == [-signal.SIGKILL, 76, 76]
     assert [rank.errors for rank in done] == ["", RANK_0_GONE, ""]
+
+
+def lose_rank_0(run: Path, world: World) -> None:
+    with Control(world), Watch(world, every=0.2, run=run):
+        reduce()
+        if world.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        reduce()
+
+
+def test_who_is_asked_to_stop_while_rank_0_is_gone_says_so_before_torchrun_kills_it(tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    held = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    run = start(3, take_part, partial(lose_rank_0, tmp_path), environment=held, port=store.port)
+    wait_for(lambda: not run.goes_on(0))
+    run.signal(signal.SIGTERM, 1, 2)
+    done = run.wait(15)
+    assert [rank.code for rank in done] == [-signal.SIGKILL, 76, 76]
+    assert done[1].errors.startswith(RANK_0_GONE)
+    assert read_json(tmp_path / ENDED)["code"] == 76
+
+
+def work_for_long(run: Path, world: World) -> None:
+    with Watch(world, every=0.2, silence=4.0):
+        (run / str(world.rank)).touch()
+        time.sleep(60)
+
+
+def test_ranks_that_lose_torchrun_do_not_say_that_rank_0_is_gone(tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    held = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    run = start(2, take_part, partial(work_for_long, tmp_path), environment=held, port=store.port)
+    wait_for(lambda: len([*tmp_path.iterdir()]) == 2 or not run.goes_on())
+    del store
+    told = "error: torchrun has ended on the machine of rank 0, or that machine is gone\n"
+    assert [(rank.code, rank.errors) for rank in run.wait(20)] == [(76, told), (76, "")]
 
 
 # Ranks that hang
