@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal may take for a command, or show in another order, and bytes of names that are no text."""
 Checks = Iterator[tuple[object, str]]  # whether something holds, and what to tell the user where it does not
+
+
+def printable(text: str) -> str:
+    """A text as a terminal may show it: \\x1b for ESC, and so on."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class UserError(ValueError):
     """An error that the user can cure: its message says how. Entries print it without a traceback and exit with 2."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 def check_all(*checks: Callable[[], Any]) -> list[Any]:

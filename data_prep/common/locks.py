@@ -40,9 +40,10 @@ def locked(
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a+")
     except OSError as error:
-        raise UserError(f"{place}: cannot be written: {error.strerror or error}") from error
+        why = f"{path.name} is a symbolic link" if path.is_symlink() else error.strerror or error
+        raise UserError(f"{place}: cannot be written: {why}") from error
     deadline = time.monotonic() + patience
     with file:
         while True:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.segment import Segment
+from rich.text import Text
+
+from data_prep.common.errors import printable
 
 WIDTH = 140
 """Columns of tables where no terminal says how many it has."""
@@ -34,8 +38,19 @@ def say_at_once(text: str) -> None:
         print(text, flush=True)
 
 
+class PlainConsole(Console):
+    """A console on which text from files is text: titles and names command no terminal."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(printable(text), **how)
+
+    def render(self, *what: Any, **how: Any) -> Iterator[Segment]:
+        for text, style, control in super().render(*what, **how):
+            yield Segment(text if control else printable(text), style, control)
+
+
 def open_console(*, stderr: bool = False, **options: Any) -> Console:
     """A console on one of the process's streams, which is plain where no person looks at it."""
     plain: dict[str, Any] = {"force_terminal": False, "color_system": None} if started_by_mpi() else {}
     width = None if is_terminal(sys.stderr if stderr else sys.stdout) else WIDTH
-    return Console(stderr=stderr, highlight=False, width=width, **plain, **options)
+    return PlainConsole(stderr=stderr, highlight=False, width=width, **plain, **options)

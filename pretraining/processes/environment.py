@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from data_prep.common.errors import printable
 from data_prep.common.supervision import end_with_parent
 from data_prep.common.terminal import started_by_mpi
 
@@ -78,7 +79,7 @@ def _in_a_line(
 ) -> str:
     """A warning of ours as commands print all of theirs; one of a library with its place."""
     ours = Path(filename).is_relative_to(ROOT) and not Path(filename).is_relative_to(sys.prefix)
-    return f"warning: {message}\n" if ours else _with_place(message, category, filename, lineno, line)
+    return f"warning: {printable(str(message))}\n" if ours else _with_place(message, category, filename, lineno, line)
 
 
 def _gives_huge_pages() -> bool:

@@ -95,6 +95,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             pass
 
 
+def test_a_lock_that_leads_elsewhere_is_refused_and_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("of somebody")
+    (tmp_path / "lock").symlink_to("notes")
+    with pytest.raises(UserError, match="--run x: cannot be written: lock is a symbolic link"):
+        with locked(tmp_path / "lock", "--run x", REFUSAL):
+            pass
+    assert (tmp_path / "notes").read_text() == "of somebody"
+
+
 def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "ftruncate", refusing(errno.ENOSPC))
     with pytest.raises(UserError, match="--run x: cannot be written: No space left on device"):

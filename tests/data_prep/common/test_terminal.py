@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 from support.processes import ROOT, run_launcher
 
-from data_prep.common.terminal import started_by_mpi
+from data_prep.common.errors import UserError
+from data_prep.common.terminal import open_console, started_by_mpi
 
 PROGRAM = "from data_prep.common.terminal import open_console; open_console().print('[red]plain[/red]')"
 
@@ -42,6 +45,18 @@ def test_a_terminal_has_colours_and_a_rank_of_mpirun_has_none(monkeypatch: pytes
 def test_which_launchers_pass_lines_on() -> None:
     assert not started_by_mpi({"RANK": "0", "SLURM_PROCID": "0"})
     assert started_by_mpi({"OMPI_COMM_WORLD_SIZE": "2"})
+
+
+def test_what_files_say_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    title, shown = "a\x1b]0;b\x07\x9bc\u202ed\udc9b", "a\\x1b]0;b\\x07\\x9bc\\u202ed\\udc9b"
+    table = Table(show_header=False, box=None)
+    table.add_row(title, "كتاب\u200f")
+    console = open_console(soft_wrap=True)
+    console.print(title, markup=False)
+    console.print(table)
+    console.print(Text("[\x1b[2J]"))
+    assert capsys.readouterr().out.split() == [shown, shown, "كتاب\u200f", "[\\x1b[2J]"]
+    assert str(UserError(f"{title}\n\tdamaged")) == f"{shown}\n\tdamaged"
 
 
 @pytest.mark.slow
