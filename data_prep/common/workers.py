@@ -16,7 +16,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker, util
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,7 +126,10 @@ def _processes(size: int, preload: str) -> Iterator[Executor]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
     _start_helpers()
-    with ProcessPoolExecutor(size, context, _start_worker) as executor:
+    begun, tell = context.Pipe(duplex=False)
+    with ProcessPoolExecutor(size, context, _start_worker, (tell,)) as executor:
+        endings = [*util._finalizer_registry.values()]  # type: ignore[attr-defined]
+        threading.Thread(target=_forget_names, args=(begun, size, endings), daemon=True).start()
         try:
             yield executor
         except BaseException:
@@ -165,8 +169,20 @@ def _end_server() -> None:
             time.sleep(0.05)  # a worker that it has just forked begins
 
 
-def _start_worker() -> None:
+def _forget_names(begun: connection.Connection, size: int, endings: Sequence[Any]) -> None:
+    """Takes the names from the executor's semaphores once so many workers have opened them: they would stay in memory
+    where all processes are killed at once. For a thread; `endings` are what multiprocessing does at its end."""
+    with suppress(EOFError, OSError):  # the executor has ended
+        for _ in range(size):
+            begun.recv_bytes()
+        for ending in endings:
+            if ending._callback is SemLock._cleanup:  # type: ignore[attr-defined]
+                ending()
+
+
+def _start_worker(tell: connection.Connection) -> None:
     """Prepares a worker process, so that it ends with the main process and by nothing else."""
+    tell.send_bytes(b"!")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     end_with_parent(signal.SIGKILL, os.getppid())  # the server that forks workers, which ends with the main process
     threading.Thread(target=_end_with_main, daemon=True).start()
