@@ -73,7 +73,6 @@ from pretraining.processes.group import (
 from pretraining.reporting.hardware import synchronize
 
 WARM_UP = 2
-ENDS_SECONDS = 600.0  # for the others to measure what rank 0 has measured
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
         with silent_group(world):
             store.set(f"silent/{world.rank}", json.dumps(work.seconds()))
         if world.rank == 0:
-            told = store.await_all([f"silent/{rank}" for rank in range(world.size)], ENDS_SECONDS)
+            told = store.await_all([f"silent/{rank}" for rank in range(world.size)], 600.0)
             found[SILENT] = [json.loads(seconds) for seconds in told]
     if world.rank == 0:
         write_note(work, found, world, settings.notes)

@@ -53,9 +53,7 @@ def meet(world: World, patience: float, folder: Path) -> SignedStore:
         if world.rank == 0 and SECRET not in os.environ:
             with suppress(OSError):
                 path.unlink()
-        if made:
-            with suppress(OSError):  # others write there already
-                folder.rmdir()
+                made and folder.rmdir()
     return store
 
 
@@ -150,14 +148,12 @@ def _join(raw: Any, world: World, patience: float, path: Path) -> SignedStore | 
     """The store in which this rank signs; None where it is of another run: its ranks have another secret, or this rank
     has joined it before."""
     if world.rank == 0:
-        store = SignedStore(raw, write_secret(path), warns=True)
-        store.set("ranks", str(world.size))
-    elif (found := _find_secret(raw, world, patience, path)) is not None:
-        store = found
-    else:
-        return None
-    own = secrets.token_hex(8)
-    return store if store.get("ranks") == str(world.size) and store.claim(f"joined/{world.rank}", own) == own else None
+        if SECRET not in os.environ:
+            write_secret(path)
+        SignedStore(raw, read_secret(path)).set("ranks", str(world.size))
+    store, own = _find_secret(raw, world, patience, path), secrets.token_hex(8)
+    fits = store is not None and store.get("ranks") == str(world.size)
+    return store if fits and store is not None and store.claim(f"joined/{world.rank}", own) == own else None
 
 
 def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
@@ -165,7 +161,7 @@ def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedS
     leave an older file until then. None where it does not."""
     seconds = _answer_seconds(world) + (0 if world.one_machine or SECRET in os.environ else FILE_SECONDS)
     deadline = time.monotonic() + (patience if uses_agent_store() else seconds)
-    while (store := SignedStore(raw, read_secret(path))).get("ranks") is None:
+    while (store := SignedStore(raw, read_secret(path), warns=world.rank == 0)).get("ranks") is None:
         if time.monotonic() > deadline:
             return None
         time.sleep(_pause(world))

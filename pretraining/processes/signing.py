@@ -34,10 +34,8 @@ def restart() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
-def write_secret(path: Path) -> bytes:
-    """The secret of this start for rank 0, which writes it into the file unless the environment has one."""
-    if given := os.environ.get(SECRET):
-        return given.encode()
+def write_secret(path: Path) -> None:
+    """Writes a new secret into a file that only this user can read."""
     secret = secrets.token_hex(32).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,11 +47,8 @@ def write_secret(path: Path) -> bytes:
         raise UserError(f"--out {path.parent}: cannot be written: {error.strerror or error}") from error
     if read_secret(path) != secret:
         path.unlink()
-        raise UserError(
-            f"{path}: others can read what is written there, and the ranks' secret with it\n"
-            f"set one, the same for all ranks, before the command: export {SECRET}=$(openssl rand -hex 32)"
-        )
-    return secret
+        cure = f"set one, the same for all ranks, before the command: export {SECRET}=$(openssl rand -hex 32)"
+        raise UserError(f"{path}: others can read what is written there, and the ranks' secret with it\n{cure}")
 
 
 def read_secret(path: Path) -> bytes:
@@ -115,12 +110,10 @@ class SignedStore:
 
     def await_all(self, keys: Sequence[str], seconds: float) -> list[str]:
         """The values of keys, once all are there; DistStoreError where they do not come within so many seconds."""
-        deadline = time.monotonic() + seconds
         self.raw.wait([_name(key) for key in keys], timedelta(seconds=seconds))
-        while None in (values := self.get_all(keys)):
-            if time.monotonic() > deadline:
-                raise dist.DistStoreError(f"no rank has signed {', '.join(keys)} in {seconds:.0f} s")
-            time.sleep(LOOK_SECONDS)
+        values = [self.find(key, seconds) for key in keys]  # where others have written, a rank may still come
+        if None in values:
+            raise dist.DistStoreError(f"a rank has not signed {keys[values.index(None)]} in {seconds:.0f} s")
         return [str(value) for value in values]
 
     def _sign(self, key: str, value: str) -> str:

@@ -122,7 +122,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if self._world.size > 1:
-            _has_heard_sigterm()
+            _signal_pipe()
             self._store, self._thread_store = open_stores()
             if self._world.rank == 0:  # a first beat of every rank, so that one that never gives another is missed
                 self._store.set_all([self._beat_key(rank) for rank in range(self._world.size)], json.dumps(Beat()))
@@ -194,7 +194,8 @@ class Watch:
                     return self._end(Outcome(*json.loads(failure)), store)
                 beat = Beat(self._rounds, self._marks.reached, self._pauses > 0, self._lost)
                 store.set(self._beat_key(self._world.rank), json.dumps(beat))
-                self._asked = self._asked or _has_heard_sigterm()
+                with suppress(BlockingIOError):
+                    self._asked = signal.SIGTERM in os.read(_signal_pipe(), 4096) or self._asked
                 if self._heard:
                     if self._asked and (self._lost or uses_agent_store()):
                         self._judge.hurry(bool(self._lost))
@@ -272,13 +273,6 @@ def _signal_pipe() -> int:
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     return reading
-
-
-def _has_heard_sigterm() -> bool:
-    """Whether SIGTERM has come since this was last asked, which the main thread asks first."""
-    with suppress(BlockingIOError):
-        return signal.SIGTERM in os.read(_signal_pipe(), 4096)
-    return False
 
 
 def _is_of_all_ranks(error: RuntimeError) -> bool:

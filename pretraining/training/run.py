@@ -38,6 +38,7 @@ from pretraining.training.resume import find_latest, find_starting_point, make_t
 from pretraining.training.skips import Skip, write_skips
 from pretraining.training.trainer import Trainer
 
+Device = Literal["auto", "cpu", "cuda"]
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
 REQUEUED = "SLURM_RESTART_COUNT"
 """Set by Slurm in a job that it has begun again."""
@@ -46,11 +47,7 @@ LEAVE_SECONDS = 300.0
 
 
 def run(
-    wanted: Literal["auto", "cpu", "cuda"],
-    out: Path | None,
-    read_request: Callable[[], Request],
-    ending: Ending,
-    console: Console,
+    wanted: Device, out: Path | None, read_request: Callable[[], Request], ending: Ending, console: Console
 ) -> None:
     """Trains what is left of a run, and exports it. The ranks meet on the wanted device and then read the request
     together: what fails on one of them, all hear."""
