@@ -105,8 +105,8 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     """Looks at everything together with the other ranks; each hears all reports, and finds the same in them."""
     start, limit = time.monotonic(), wanted.patience / 4
     torch.set_num_threads(default_threads(world))
-    cpu, patience = torch.device("cpu"), wanted.patience  # by gloo, since GPUs may not work
-    connect(world, cpu, patience, patience, wanted.out)
+    # By gloo, since GPUs may not work.
+    connect(world, torch.device("cpu"), wanted.patience, wanted.patience, wanted.out)
     came = time.time()
     names = gather(os.environ.get("SLURMD_NODENAME") or gethostname())
     report = Health(names[world.rank], (came, time.time()), seconds={"meeting": round(time.monotonic() - start, 3)})

@@ -46,14 +46,15 @@ def meet(world: World, patience: float, folder: Path) -> SignedStore:
     if world.size == 1:
         return SignedStore(dist.HashStore(), b"")  # type: ignore[attr-defined]  # no network
     path, made = folder / f".secret-{world.port}", world.rank == 0 and not folder.exists()
+    store = _enter_store(world, patience, path)
     try:
-        store = _enter_store(world, patience, path)
         _wait_for_all(store, world, patience)
     finally:
-        if world.rank == 0 and SECRET not in os.environ:
+        if world.rank == 0 and not os.environ.get(SECRET):
             with suppress(OSError):
                 path.unlink()
-                made and folder.rmdir()
+                if made:
+                    folder.rmdir()
     return store
 
 
@@ -72,10 +73,8 @@ def _enter_store(world: World, patience: float, path: Path) -> SignedStore:
             ) from error
         store = None
     if store is None and world.rank > 0 and not world.one_machine and not read_secret(path):
-        raise UnreachedError(
-            f"rank {world.rank} reaches rank 0, but not its file {path}\n"
-            f"give all ranks the same --out in shared storage, or the same secret, in {SECRET}"
-        )
+        cure = f"give all ranks the same --out in shared storage, or the same secret, in {SECRET}"
+        raise UnreachedError(f"rank {world.rank} reaches rank 0, but not its file {path}\n{cure}")
     if store is None:
         raise UserError(
             f"port {world.port} of {world.address} is in use by another program or run\n"
@@ -110,8 +109,7 @@ def _wait_for_listener(world: World, patience: float) -> None:
     deadline = time.monotonic() + patience
     while True:
         try:
-            place = (_address(world), world.port)
-            return socket.create_connection(place, timeout=_answer_seconds(world)).close()
+            return socket.create_connection((_address(world), world.port), _answer_seconds(world)).close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UnreachedError(
@@ -148,24 +146,25 @@ def _join(raw: Any, world: World, patience: float, path: Path) -> SignedStore | 
     """The store in which this rank signs; None where it is of another run: its ranks have another secret, or this rank
     has joined it before."""
     if world.rank == 0:
-        if SECRET not in os.environ:
+        if not os.environ.get(SECRET):
             write_secret(path)
         SignedStore(raw, read_secret(path)).set("ranks", str(world.size))
     store, own = _find_secret(raw, world, patience, path), secrets.token_hex(8)
-    fits = store is not None and store.get("ranks") == str(world.size)
-    return store if fits and store is not None and store.claim(f"joined/{world.rank}", own) == own else None
+    if store is None or store.get("ranks") != str(world.size) or store.claim(f"joined/{world.rank}", own) != own:
+        return None
+    return store
 
 
 def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
     """The store, once rank 0 has signed in it by the secret that this rank reads: it may come later than this rank, and
     leave an older file until then. None where it does not."""
-    seconds = _answer_seconds(world) + (0 if world.one_machine or SECRET in os.environ else FILE_SECONDS)
+    seconds = _answer_seconds(world) + (0 if world.one_machine or os.environ.get(SECRET) else FILE_SECONDS)
     deadline = time.monotonic() + (patience if uses_agent_store() else seconds)
-    while (store := SignedStore(raw, read_secret(path), warns=world.rank == 0)).get("ranks") is None:
+    while not (secret := read_secret(path)) or SignedStore(raw, secret).get("ranks") is None:
         if time.monotonic() > deadline:
             return None
         time.sleep(_pause(world))
-    return store
+    return SignedStore(raw, secret, warns=world.rank == 0)
 
 
 def _answer_seconds(world: World) -> float:

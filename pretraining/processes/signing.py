@@ -40,9 +40,8 @@ def write_secret(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # of an earlier start
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.write(file, secret)
-        os.close(file)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
     except OSError as error:
         raise UserError(f"--out {path.parent}: cannot be written: {error.strerror or error}") from error
     if read_secret(path) != secret:
@@ -81,12 +80,11 @@ class SignedStore:
 
     def claim(self, key: str, value: str) -> str:
         """Sets a value unless a rank has set one before; returns the one that is there."""
-        own, seen = self._sign(key, value), ""
+        own, found = self._sign(key, value), b""
         for _ in range(100):  # a value that is not signed gives way
-            found = self.raw.compare_set(_name(key), seen, own)
+            found = self.raw.compare_set(_name(key), found, own)
             if (first := self._verify(key, found)) is not None:
                 return first
-            seen = found
         self.set(key, value)
         return value
 

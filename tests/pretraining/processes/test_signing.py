@@ -18,6 +18,7 @@ from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world
+from pretraining.processes import meeting
 from pretraining.processes.ending import Code, Outcome
 from pretraining.processes.group import connect, disconnect, gather
 from pretraining.processes.signing import SECRET, SignedStore, read_secret, write_secret
@@ -144,6 +145,14 @@ def test_a_secret_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read_secret(path) == b""
     with pytest.raises(UserError, match=f"others can read what is written there.*\n.*{SECRET}"):
         write_secret(path)
+
+
+def test_no_secret_is_none_that_others_may_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SECRET, raising=False)
+    monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.1)
+    kept = dist.HashStore()  # type: ignore[attr-defined]
+    SignedStore(kept, b"").set("ranks", "2")
+    assert meeting._find_secret(kept, World(1, 2, 1, 2), 0.1, tmp_path / "secret") is None
 
 
 def listen(world: World) -> None:
