@@ -187,8 +187,7 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
         with silent_group(world):
             store.set(f"silent/{world.rank}", json.dumps(work.seconds()))
         if world.rank == 0:
-            told = store.await_all([f"silent/{rank}" for rank in range(world.size)], 600.0)
-            found[SILENT] = [json.loads(seconds) for seconds in told]
+            found[SILENT] = [json.loads(store.find(f"silent/{rank}", 600.0) or "") for rank in range(world.size)]
     if world.rank == 0:
         write_note(work, found, world, settings.notes)
 

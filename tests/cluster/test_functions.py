@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,13 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
+
+
+def test_the_ranks_of_each_start_have_a_secret_of_their_own(job: Job) -> None:
+    logs = [job.start(restart, TRAIN='echo "secret $CLOZE_SECRET"')[1] for restart in (0, 1)]
+    found = [re.findall(r"^secret ([0-9a-f]{64})$", log, re.MULTILINE) for log in logs]
+    assert [len(secrets) for secrets in found] == [1, 1], logs
+    assert found[0] != found[1]
 
 
 def test_a_step_that_is_gone_does_not_keep_the_job(job: Job) -> None:
