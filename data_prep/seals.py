@@ -29,7 +29,7 @@ UNUSED = {
 """Settings that are in the fingerprint only where they are used."""
 FOLLOWING = ("text", "own", "lost_parted", "parted")
 """Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""
-FIELDED = ("jsonl", "parquet", "csv")  # formats whose records have their text in a field
+FIELDED = ("jsonl", "parquet", "arrow", "csv")  # formats whose records have their text in a field
 
 
 def seal(content: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ MOST_WEIGHT = 20  # times that a document is repeated at most
 FEWEST_HELD_OUT = 10  # documents or passages for validation, of which a score says something
 LARGEST_SHARE = 0.05  # share of the text that validation should have at most, since training lacks it
 
-Format = Literal["mediawiki", "wikiextractor", "parquet", "csv", "jsonl", "sentences", "text", "demo"]
+Format = Literal["mediawiki", "wikiextractor", "parquet", "arrow", "csv", "jsonl", "sentences", "text", "demo"]
 Errors = Literal["fail", "replace", "skip"]
 Formulas = Literal["drop", "word"]
 MaskedUnit = Literal["token", "whole-word"]

@@ -24,21 +24,8 @@ class Foreign(NamedTuple):
         return self.cure.replace("FILE", shlex.quote(str(file)))
 
 
-TO_PARQUET = (
-    "import sys, pyarrow as pa, pyarrow.parquet as pq; "
-    "pq.write_table(pa.ipc.open_{}(pa.memory_map(sys.argv[1])).read_all(), sys.argv[2])"
-)
-ARROW, ARROW_STREAM = (
-    Foreign(
-        "an Arrow file, such as save_to_disk of Hugging Face's datasets writes",
-        f'python -c "{TO_PARQUET.format(kind)}" FILE NEW.parquet makes Parquet of it',
-    )
-    for kind in ("file", "stream")
-)
 TAR, TAR_MARK = Foreign("a tar archive", "tar -xf FILE -C FOLDER unpacks it; give --docs FOLDER"), slice(257, 262)
 SIGNATURES = {
-    b"ARROW1": ARROW,
-    b"\xff\xff\xff\xff": ARROW_STREAM,
     b"\xff\xd8\xff": Foreign("a JPEG image"),
     b"\x89PNG": Foreign("a PNG image"),
     b"GIF8": Foreign("a GIF image"),
@@ -62,7 +49,7 @@ UTF_16 = {
 BINARY = Foreign("no text but binary data")
 JSON_LINES = "import json, sys; [print(json.dumps(record)) for record in json.load(open(sys.argv[1]))]"
 OVER_LINES = Foreign("JSON whose objects go over several lines", "jq -c . FILE > NEW.jsonl makes JSON lines of it")
-NOT_WHOLE = Foreign("a Parquet file that is not whole", "fetch or write it anew")
+NOT_WHOLE = Foreign("a Parquet or Arrow file that is not whole", "fetch or write it anew")
 WEB_PAGE = Foreign("a web page", "save it as plain text", is_text=True)
 HTML = re.compile(rb"[\s\xef\xbb\xbf]*<(?:!doctype html|html)", re.IGNORECASE)  # after byte-order marks
 BY_NAME = {

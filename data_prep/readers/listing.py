@@ -14,6 +14,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import absence
 from data_prep.readers.foreign import NO_FILES, Foreign
 from data_prep.readers.reader import LEAVES_OUT, Problems, UnreadableError
+from data_prep.readers.record_batches import describes_dataset
 
 
 @dataclass
@@ -50,7 +51,7 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
             continue
         if kind := NO_FILES.get(stat.S_IFMT(status.st_mode)):
             listing.foreign[path] = kind
-        elif status.st_size:
+        elif status.st_size and not describes_dataset(Path(path)):
             listing.files[path] = status
     if problems.policy != "skip":
         for fault in listing.unreadable.values():

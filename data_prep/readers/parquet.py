@@ -20,6 +20,7 @@ from data_prep.common.files import BLOCK
 from data_prep.readers import compression, cutting
 from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
 from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError, readable
+from data_prep.readers.record_batches import RecordBatches, is_arrow
 from data_prep.readers.sentences import are_sentences
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
@@ -66,11 +67,13 @@ def _batches(span: Span, columns: list[str]) -> Iterator[tuple[str, list[tuple[s
             raise UnreadableError(what, "--errors skip leaves the rest of the row group out and lists it") from error
 
 
-def _refuse_bomb(path: str, file: pq.ParquetFile, group: int) -> None:
+def _refuse_bomb(path: str, file: pq.ParquetFile | RecordBatches, group: int) -> None:
     """Raises UnreadableError where a row group says that it expands to far more than a text does.
 
-    It asks for nothing of single columns: where that is damaged, pyarrow ends the process.
+    It asks for nothing of single columns: where that is damaged, pyarrow ends the process. Arrow files do not say it.
     """
+    if isinstance(file, RecordBatches):
+        return
     size, packed = file.metadata.row_group(group).total_byte_size, os.stat(path).st_size
     if size > compression.EXPANDS_FREELY + compression.MOST_TIMES * packed:
         what = f"{path}: row group {group}: {size // 10**6:,} MB in a file of {packed:,} bytes, as a bomb does"
@@ -138,25 +141,28 @@ def _rows_are_sentences(path: str, text_field: str) -> bool:
     return are_sentences([line for line in lines if line]) and not any("\n" in line for line in lines)
 
 
-def _open(path: str) -> pq.ParquetFile:
-    """Opens a Parquet file, once for all its row groups in a row; raises UnreadableError where it is not whole."""
+def _open(path: str) -> pq.ParquetFile | RecordBatches:
+    """Opens a file, once for all its row groups in a row; raises UnreadableError where it is not whole."""
     try:
         status = os.stat(path)
         return _opened(path, status.st_size, status.st_mtime_ns)
     except FAULTS as error:
-        raise UnreadableError(f"{path}: not a whole Parquet file: {error}") from error
+        raise UnreadableError(f"{path}: not a whole file: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(path: str, size: int, modified: int) -> pq.ParquetFile:
-    """Opens a Parquet file as it is now; not in memory, where a fault of the disk is the end of the process."""
+def _opened(path: str, size: int, modified: int) -> pq.ParquetFile | RecordBatches:
+    """Opens a Parquet or Arrow file as it is now; not mapped: a fault of the disk would be the end of the process."""
+    with open(path, "rb") as start:
+        if is_arrow(start.read(8)):
+            return RecordBatches(path)
     file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # where there are any
     file.schema_arrow.names  # noqa: B018 (which may not be UTF-8: better told here)
     return file
 
 
 def is_whole(path: str) -> bool:
-    """Tells whether a Parquet file can be opened."""
+    """Tells whether a Parquet or Arrow file can be opened."""
     try:
         return num_row_groups(path) >= 0
     except UnreadableError:

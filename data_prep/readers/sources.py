@@ -40,6 +40,10 @@ class Found(NamedTuple):
     """How the format was found: `BY_CONTENT`, `BY_NAME`, `AS_SAID` or `AS_OTHERS`."""
 
 
+ROW_GROUPS = ("parquet", "arrow")
+"""Formats that are no text, and are opened to see whether they are whole."""
+
+
 def find_format(path: Path, seen: Look, said: str | None, keeps_whole_part: bool = False) -> Found | Foreign:
     """Finds the format of a file, where the user has not said it; tells what the file is where it cannot be read.
 
@@ -50,7 +54,7 @@ def find_format(path: Path, seen: Look, said: str | None, keeps_whole_part: bool
     if seen.is_damaged and not (head and keeps_whole_part):
         return Foreign(f"truncated or damaged {path.suffix}, or not compressed at all", "fetch or pack it anew")
     kind = _format_of(path, head, said)
-    is_broken = isinstance(kind, Found) and kind.format == "parquet" and not is_whole(str(path))
+    is_broken = isinstance(kind, Found) and kind.format in ROW_GROUPS and not is_whole(str(path))
     return NOT_WHOLE if is_broken else kind
 
 
@@ -60,7 +64,7 @@ def _format_of(path: Path, head: bytes, said: str | None) -> Found | Foreign:
     reader = next((reader for reader in READERS.values() if reader.detect(name, head)), None)
     is_record = reader is not None and reader.name not in TEXTS and not name.endswith(SUFFIXES)
     if said is not None and not (said in TEXTS and is_record):
-        return (not_text(head) if said != "parquet" else None) or Found(said, AS_SAID)
+        return (not_text(head) if said not in ROW_GROUPS else None) or Found(said, AS_SAID)
     if (reader is None or reader.name in (*TEXTS, "csv")) and (foreign := not_text(head)):
         return foreign
     if (reader is None or reader.name in TEXTS) and (page := web_page(head)):

@@ -133,7 +133,7 @@ def test_a_fault_that_all_spans_of_a_file_meet_is_listed_once(tmp_path: Path) ->
     assert options.problems.skipped == [f"{path}: cannot be read: No such file or directory"]
 
 
-@pytest.mark.parametrize("format", [name for name in READERS if name != "parquet"])
+@pytest.mark.parametrize("format", [name for name in READERS if name not in ("parquet", "arrow")])
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
 def test_a_disk_that_cannot_be_read(tmp_path: Path, format: str, suffix: str) -> None:
     """The memory of a process is a file whose first bytes give EIO."""

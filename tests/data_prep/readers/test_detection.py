@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-import pyarrow as pa
 import pytest
 from support.reading import detected, passages, write
 
@@ -46,20 +45,6 @@ def test_a_file_that_is_no_text_whatever_its_name(tmp_path: Path, name: str, con
             find_files([str(path)], formats)
         start = f"--docs {path}: 1 of 1 files cannot be read\n  {path}: {message.format(path=path)}"
         assert str(caught.value).startswith(start)
-
-
-@pytest.mark.parametrize("kind", ["new_stream", "new_file"])
-def test_a_cure_for_arrow_files_of_datasets_cures_it(tmp_path: Path, kind: str) -> None:
-    table, path = pa.table({"text": ["One text. It is short."] * 3}), tmp_path / "data-00000-of-00001.arrow"
-    with getattr(pa.ipc, kind)(str(path), table.schema) as writer:
-        writer.write_table(table)
-    with pytest.raises(
-        UserError, match="an Arrow file, such as save_to_disk of Hugging Face's datasets writes"
-    ) as caught:
-        detected(path)
-    cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
-    subprocess.run(cure.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
-    assert passages(tmp_path / "NEW.parquet", "parquet") == [["One text. It is short."]] * 3
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])

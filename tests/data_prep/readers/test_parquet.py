@@ -88,7 +88,7 @@ def test_damaged_parquet(tmp_path: Path) -> None:
     for content in (whole[: len(whole) // 2], whole[:7], b"PAR1 and no more"):
         path = write(tmp_path / "cut.parquet", content)
         with pytest.raises(
-            UserError, match=r"cut.parquet: a Parquet file that is not whole\n    fetch or write it anew"
+            UserError, match=r"cut.parquet: a Parquet or Arrow file that is not whole\n    fetch or write it anew"
         ):
             detected(path)
         with pytest.raises(UserError, match=r"cut.parquet: not a whole Parquet file: "):
