@@ -85,6 +85,6 @@ def test_a_name_that_is_no_text_is_shown(run: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, str(ROOT / "cluster" / "status.py"), str(named)]
     told = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
-    assert b"caf?  done" in told
+    assert rb"caf\udce9  done" in told
     [read] = json.loads(subprocess.run([*command, "--json"], env=environment, capture_output=True, check=True).stdout)
     assert Path(read["run"]) == named
