@@ -279,7 +279,7 @@ stage() {
     if ((free > needed + needed / 20)) && part=$(mktemp -d "$2.XXXXXX") && tar -C "$1" --exclude=./documents -cf - . |
       tar -C "$part" --no-overwrite-dir --no-same-owner -xf - && mv -T "$part" "$2"; then exit 0; fi
     echo "$(hostname): no room for $((needed >> 10)) MB in $(dirname "$2"); the shards are read from $1"
-    rm -rf "$2".??????; ln -sn "$(realpath "$1")" "$2"' stage "$shards" "$staged" && return
+    rm -rf "$2".??????; ln -snT "$(realpath "$1")" "$2"' stage "$shards" "$staged" && return
   on_nodes find "$stage_folder" -maxdepth 1 -name "${staged##*/}" -uid "$EUID" -exec rm -rf {} +
   staged=''
 }

@@ -64,7 +64,9 @@ def tell_other_copy() -> None:
             other, own = os.path.join(place, name), str(ROOT / name)
             if os.path.isfile(os.path.join(other, "__init__.py")) and not os.path.samefile(other, own):
                 os.environ[TOLD] = os.path.abspath(other)
-                sys.stderr.write(f"warning: {os.environ[TOLD]}: another copy; {own} is used\n")
+                from data_prep.common.errors import printable
+
+                sys.stderr.write(printable(f"warning: {os.environ[TOLD]}: another copy; {own} is used\n"))
                 return
 
 

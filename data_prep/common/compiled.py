@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import llvmlite.binding
 import numba
 
-from data_prep.common.private_folders import cache_home, open_private, require_private, tell_refusal
+from data_prep.common.private_folders import cache_home, open_private, require_private, shared_home, tell_refusal
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PREFIX = "cloze-numba-"
@@ -46,10 +46,10 @@ def _cache_folder() -> Path:
     numba loads pickles from it, so nobody else may have written there.
     """
     name, refusal = f"{PREFIX}{_version()}", ""
-    for place in (SOURCES / "__pycache__", cache_home()):
+    for place in (SOURCES / "__pycache__", cache_home(), shared_home()):
         folder = place / name
         try:
-            require_private(place.resolve())
+            require_private(place.resolve() / name)  # a group of this user alone may write where it lies
             if not folder.is_dir():
                 for old in place.glob(f"{PREFIX}*"):
                     if old != folder:  # another process may have made it by now

@@ -96,6 +96,11 @@ def checksum(path: Path, algorithm: str) -> str:
     return digest.hexdigest()
 
 
+def refuse_link(path: str, flags: int) -> int:
+    """Opens a file for `open`, but none that a symbolic link leads to: another user may have put it there."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a file for writing that takes its name `path` only when it is complete and on the disk.
@@ -113,7 +118,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     unfinished = unfinished_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
+        with open(unfinished, "wb", opener=refuse_link) as file:
             yield file
             file.flush()
             if not _forced_later.get():

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import refuse_link
 
 LOCK = "lock"
 """What the file is called in the folder of a run."""
@@ -40,7 +41,7 @@ def locked(
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a+")
+        file = open(path, "a+", opener=refuse_link)  # noqa: SIM115
     except OSError as error:
         why = f"{path.name} is a symbolic link" if path.is_symlink() else error.strerror or error
         raise UserError(f"{place}: cannot be written: {why}") from error

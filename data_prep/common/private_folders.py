@@ -7,16 +7,35 @@ import os
 import pwd
 import stat
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, printable
 from data_prep.common.launchers import find_world
 
 
 def cache_home() -> Path:
     """The folder that a user has for caches."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+
+
+def shared_home() -> Path:
+    """The folder of this user among temporary files, for caches where others can write that for caches."""
+    return Path(tempfile.gettempdir()) / f"cloze-{os.geteuid()}"
+
+
+def keep_compiled(variable: str, folder: Path) -> None:
+    """Lets a library keep compiled code in its usual folder, or in another one where others can write there.
+
+    `variable` is how the library hears of the other one. What a user has set there stays.
+    """
+    if variable not in os.environ:
+        try:
+            open_private(folder)
+        except OSError as error:
+            os.environ[variable] = tempfile.mkdtemp(prefix="cloze-")
+            tell_refusal(f"{error}; what is compiled is kept in {os.environ[variable]}")
 
 
 def open_private(folder: Path) -> Path:
@@ -57,7 +76,7 @@ def tell_refusal(text: str) -> None:
     with suppress(UserError):  # which launchers that say too little are told where ranks meet
         if find_world(os.environ).local_rank:
             return
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(printable(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def _is_own_group(number: int) -> bool:

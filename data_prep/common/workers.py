@@ -147,9 +147,9 @@ def _start_helpers() -> None:
     here = Path.cwd()
     os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence
     try:
+        os.chdir(ROOT)  # where they find modules first, and must not find others of the same names
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as processes that are started here inherit
-        os.chdir(ROOT)  # where it finds modules first, and must not find another copy of them
         forkserver.ensure_running()
     finally:
         os.chdir(here)

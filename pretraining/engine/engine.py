@@ -7,6 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypedDict, cast
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data_prep.common.private_folders import cache_home, keep_compiled
 from pretraining.engine.clipping import clipping, sum_of_squares
 from pretraining.engine.deepspeed_config import EngineSettings, deepspeed_config
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
@@ -47,7 +49,11 @@ class Engine:
         self._whole_norm: Tensor | None = None
         """Norm of the last gradient where there is no ZeRO; otherwise DeepSpeed knows it."""
         self._scale_grows = False
+        keep_compiled("TORCH_EXTENSIONS_DIR", cache_home() / "torch_extensions")  # operations of DeepSpeed's
         if settings.compute.compile:
+            from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # which takes 3 s to load
+
+            keep_compiled("TORCHINDUCTOR_CACHE_DIR", Path(default_cache_dir()))
             model.compile_layers()
         exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         self.optimizer: FlatOptimizer = build_optimizer(model, settings.optimizer)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.common.private_folders import cache_home, open_private, require_private, tell_refusal
+from data_prep.common.private_folders import cache_home, open_private, require_private, shared_home, tell_refusal
 
 SOURCES = Path(__file__).with_name("kernels")
 MAIN_SOURCE = SOURCES / "cpu_kernels.cpp"
@@ -138,7 +138,7 @@ def _loaded(compiler: str) -> ctypes.CDLL:
     """The library, from the cache of this user where it is there; built again where that is damaged, as by a crash."""
     name = _name(compiler)
     try:
-        library = open_private(cache_home() / "cloze") / name
+        library = _cache_folder() / name
         if not _is_whole(library):
             _install(compiler, library)
         return ctypes.CDLL(str(library))
@@ -148,6 +148,16 @@ def _loaded(compiler: str) -> ctypes.CDLL:
             library = Path(place) / name
             _install(compiler, library)
             return ctypes.CDLL(str(library))
+
+
+def _cache_folder() -> Path:
+    """The folder for libraries: among the caches of this user, or beside temporary files where others can write."""
+    try:
+        return open_private(cache_home() / "cloze")
+    except OSError as error:
+        folder = open_private(shared_home())
+        tell_refusal(f"{error}; the kernels for CPUs are kept in {folder}")
+        return folder
 
 
 def _words(compiler: str) -> list[str]:

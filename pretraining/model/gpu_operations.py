@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
+from data_prep.common.private_folders import keep_compiled
 from pretraining.model.cpu_kernels import allowed
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -166,6 +168,7 @@ class _Drop(torch.autograd.Function):
 
 @functools.cache
 def _kernels() -> Any:
+    keep_compiled("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")
     from pretraining.model import gpu_kernels
 
     return gpu_kernels

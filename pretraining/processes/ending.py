@@ -27,8 +27,8 @@ from typing import Literal, NamedTuple, NoReturn
 
 from data_prep.common.codes import ENDED as ENDED
 from data_prep.common.codes import Code as Code
-from data_prep.common.errors import UserError
-from data_prep.common.files import write_json
+from data_prep.common.errors import UserError, printable
+from data_prep.common.files import refuse_link, write_json
 from data_prep.common.launchers import World
 from data_prep.common.storage import tells_of_gone_storage
 from data_prep.common.terminal import is_terminal
@@ -149,7 +149,7 @@ def _say(outcome: Outcome, world: World, run: Path | None) -> None:
     """Prints what users need to know, and nothing where they know it: at a good end, and below a traceback."""
     if outcome.code == Code.DONE or (outcome.code == Code.MISTAKE and outcome.rank == world.rank):
         return
-    text = outcome.reason
+    text = printable(outcome.reason)
     if text.startswith(INTERRUPTED):
         text = f"\n{text}"  # below the ^C that the terminal shows
     elif outcome.code not in (Code.STOPPED, Code.INTERRUPTED):
@@ -167,7 +167,7 @@ def _write(outcome: Outcome, world: World, run: Path, speaks: bool) -> None:
     with suppress(Exception):
         if outcome.code == Code.RANK_LOST:
             (run / STACKS).mkdir(parents=True, exist_ok=True)
-            with (run / STACKS / f"rank-{world.rank:05}.txt").open("w") as file:
+            with open(run / STACKS / f"rank-{world.rank:05}.txt", "w", opener=refuse_link) as file:
                 faulthandler.dump_traceback(file, all_threads=True)
     with suppress(Exception):
         if speaks:

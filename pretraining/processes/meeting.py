@@ -45,7 +45,8 @@ def meet(world: World, patience: float, folder: Path) -> SignedStore:
     """The store of this run, once every rank has come to it; while they come, their secret may lie in the folder."""
     if world.size == 1:
         return SignedStore(dist.HashStore(), b"")  # type: ignore[attr-defined]  # no network
-    path, made = folder / f".secret-{world.port}", world.rank == 0 and not folder.exists()
+    place = socket.gethostname() if world.one_machine else world.address  # other machines may share the folder
+    path, made = folder / f".secret-{place}-{world.port}", world.rank == 0 and not folder.exists()
     store = _enter_store(world, patience, path)
     try:
         _wait_for_all(store, world, patience)
@@ -147,8 +148,8 @@ def _join(raw: Any, world: World, patience: float, path: Path) -> SignedStore | 
     has joined it before."""
     if world.rank == 0:
         if not os.environ.get(SECRET):
-            write_secret(path)
-        SignedStore(raw, read_secret(path)).set("ranks", str(world.size))
+            write_secret(path, world.one_machine)
+        SignedStore(raw, read_secret(path, world.one_machine)).set("ranks", str(world.size))
     store, own = _find_secret(raw, world, patience, path), secrets.token_hex(8)
     if store is None or store.get("ranks") != str(world.size) or store.claim(f"joined/{world.rank}", own) != own:
         return None
@@ -160,7 +161,7 @@ def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedS
     leave an older file until then. None where it does not."""
     seconds = _answer_seconds(world) + (0 if world.one_machine or os.environ.get(SECRET) else FILE_SECONDS)
     deadline = time.monotonic() + (patience if uses_agent_store() else seconds)
-    while not (secret := read_secret(path)) or SignedStore(raw, secret).get("ranks") is None:
+    while not (secret := read_secret(path, world.one_machine)) or SignedStore(raw, secret).get("ranks") is None:
         if time.monotonic() > deadline:
             return None
         time.sleep(_pause(world))

@@ -34,8 +34,11 @@ def restart() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
-def write_secret(path: Path) -> None:
-    """Writes a new secret into a file that only this user can read."""
+def write_secret(path: Path, one_machine: bool) -> None:
+    """Writes a new secret into a file that only this user can read.
+
+    Where a disk keeps no modes, ranks of one machine go on, since no other machine reaches their store.
+    """
     secret = secrets.token_hex(32).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,19 +47,22 @@ def write_secret(path: Path) -> None:
             file.write(secret)
     except OSError as error:
         raise UserError(f"--out {path.parent}: cannot be written: {error.strerror or error}") from error
-    if read_secret(path) != secret:
+    if one_machine and read_secret(path) != secret == read_secret(path, any_mode=True):
+        warnings.warn(f"{path}: other users of this machine can read the secret that ranks sign with", stacklevel=2)
+    elif read_secret(path) != secret:
         path.unlink()
         cure = f"set one, the same for all ranks, before the command: export {SECRET}=$(openssl rand -hex 32)"
         raise UserError(f"{path}: others can read what is written there, and the ranks' secret with it\n{cure}")
 
 
-def read_secret(path: Path) -> bytes:
-    """The secret of the environment, or of the file; nothing where that is not there, or is not this user's alone."""
+def read_secret(path: Path, any_mode: bool = False) -> bytes:
+    """The secret of the environment, or of the file; nothing where that is not there, is not this user's, or others may
+    read it, unless it may have `any_mode`."""
     if given := os.environ.get(SECRET):
         return given.encode()
     with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and (any_mode or not found.st_mode & 0o077):
             return file.read(1000)
     return b""
 

@@ -17,7 +17,7 @@ from rich.live import Live
 
 from data_prep.common import unread
 from data_prep.common.errors import UserError
-from data_prep.common.files import replacing
+from data_prep.common.files import refuse_link, replacing
 from pretraining.reporting.event_file import EventFile
 from pretraining.reporting.metrics_file import METRICS
 
@@ -112,7 +112,7 @@ class RunLog:
         cut_metrics(self._path, self._first, self._last)
         with ExitStack() as opened:
             with _as_user_error(self._path):
-                self._file = self._path.open("ab")
+                self._file = open(self._path, "ab", opener=refuse_link)
             opened.callback(_as_user_error(self._path)(self._file.close))
             if self.tensorboard:
                 with _as_user_error(self._events_folder):

@@ -292,3 +292,15 @@ def test_another_users_folder_is_left_alone_and_the_shards_are_read_where_they_l
     assert "--data data/first " in log
     assert "theirs" not in log
     assert [path.name for path in copy.iterdir()] == ["manifest.json"]
+
+
+def test_a_folder_that_another_user_makes_during_the_copy_is_not_taken(job: Job, disk: Path) -> None:
+    """The name of the copy that is under way says what the folder will be called."""
+    copy, planted = disk / "cloze-7", '{"fingerprint": "theirs"}'
+    (job.folder / "bin" / "tar").write_text(
+        f"#!/bin/bash\nmkdir -m 777 {copy} 2>&- && echo '{planted}' >{copy}/manifest.json\nexec /bin/tar \"$@\"\n"
+    )
+    (job.folder / "bin" / "tar").chmod(0o755)
+    code, log = job.start()
+    assert (code, "theirs" in log) == (76, False), log
+    assert "--data data/first " in log

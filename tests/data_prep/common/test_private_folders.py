@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from data_prep.common.private_folders import open_private, require_private
+from data_prep.common.private_folders import _is_own_group, keep_compiled, open_private, require_private
 
 OTHER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -92,8 +92,33 @@ def test_pickles_of_numba_that_others_may_have_planted_are_not_loaded(tmp_path: 
     assert (folder, said) == (str(tmp_path / name), "")
     (tmp_path / name).chmod(0o777)
     _, folder, said = find()
-    assert folder.startswith(str(tmp_path / "cloze-numba-"))
-    assert not folder.endswith(name)
+    assert folder == str(tmp_path / f"cloze-{os.geteuid()}" / name)
     assert said == (
         f"warning: {tmp_path / name}: other users can write it (remove it); what numba compiles is kept in {folder}\n"
     )
+
+
+def test_a_cache_that_the_group_of_this_user_alone_can_write_is_taken(tmp_path: Path) -> None:
+    """With a umask of 002, as many systems have it, ~/.cache is one."""
+    tmp_path.chmod(0o775)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", FIND], env=environment, capture_output=True, text=True, check=True)
+    version, folder = done.stdout.split()
+    taken = folder == str(tmp_path / f"cloze-numba-{version}")
+    assert taken == _is_own_group(tmp_path.stat().st_gid), done.stderr
+
+
+def test_libraries_keep_what_they_compile_where_no_other_user_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VARIABLE", "")  # so that it is as before after the test
+    monkeypatch.delenv("VARIABLE")
+    keep_compiled("VARIABLE", tmp_path / "inductor")
+    assert "VARIABLE" not in os.environ
+    assert (tmp_path / "inductor").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "inductor").chmod(0o777)
+    keep_compiled("VARIABLE", tmp_path / "inductor")
+    other = Path(os.environ["VARIABLE"])
+    assert (other.stat().st_mode & 0o777, other.stat().st_uid) == (0o700, os.geteuid())
+    assert f"what is compiled is kept in {other}" in capsys.readouterr().err
+    other.rmdir()

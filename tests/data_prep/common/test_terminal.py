@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from support.processes import ROOT, run_launcher
 
+from data_prep.common import beginning
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console, started_by_mpi
 
@@ -68,3 +69,18 @@ def test_shards_made_under_mpirun_are_told_in_plain_lines(wiki: Path, tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is ready, in" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_a_folder_of_another_copy_commands_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "\x1b]0;planted" / "data_prep"
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    for name in (beginning.TOLD, "PYTHONPATH", *beginning.RANKS):
+        monkeypatch.setenv(name, "0")  # so that the end of this test undoes what is set
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(other.parent)
+    beginning.tell_other_copy()
+    assert "\\x1b]0;planted" in (said := capsys.readouterr().err)
+    assert "\x1b" not in said

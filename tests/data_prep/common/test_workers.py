@@ -40,3 +40,16 @@ def test_workers_that_are_killed_at_once_leave_no_semaphores(tmp_path: Path) -> 
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(names := done.stdout.split()) >= 5
     assert [name for name in names if Path(name).exists()] == []
+
+
+def test_helpers_run_no_module_of_the_current_folder(tmp_path: Path) -> None:
+    """`python -c` looks there first, and it may be one in which others write."""
+    program, here = tmp_path / "work.py", tmp_path / "here"
+    program.write_text(WORK.replace("os.killpg(0, signal.SIGKILL)", ""))
+    (here / "multiprocessing").mkdir(parents=True)
+    (here / "multiprocessing" / "__init__.py").write_text(f"open({str(tmp_path / 'planted')!r}, 'w')")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "planted").exists()

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import DamageError, UserError
 from pretraining.huggingface.folders import _read_file
-from pretraining.huggingface.weights_file import save_tensors, write_weights
+from pretraining.huggingface.weights_file import read_weights, save_tensors, write_weights
 
 WEIGHTS = {"b": torch.arange(6.0).view(2, 3), "a.weight": torch.ones(5, dtype=torch.bfloat16)}
 
@@ -52,3 +52,10 @@ def test_the_mode_is_what_the_umask_gives(mask: int, tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert {(tmp_path / name).stat().st_mode & 0o777 for name in "ab"} == {0o666 & ~mask}
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "/etc/passwd"])
+def test_a_header_names_files_beside_it_alone(tmp_path: Path, name: str) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "w", {"format": "pt", "cloze_files": f"{name}=0"})
+    with pytest.raises(DamageError, match="no name of a file beside it"):
+        read_weights(tmp_path / "w")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -114,8 +115,9 @@ def meet_without_a_variable(folder: Path, late: Sequence[float]) -> object:
 def test_ranks_find_their_secret_in_a_file_whoever_comes_first(late: Sequence[float], tmp_path: Path) -> None:
     """That of an earlier start lies there still; when they have met, none does."""
     port = free_port()
-    (tmp_path / f".secret-{port}").write_text("of an earlier start")
-    (tmp_path / f".secret-{port}").chmod(0o600)
+    path = tmp_path / f".secret-{socket.gethostname()}-{port}"
+    path.write_text("of an earlier start")
+    path.chmod(0o600)
     done = start(2, meet_without_a_variable, tmp_path, late, port=port).wait(60)
     assert [(rank.result, rank.errors) for rank in done] == [([[0, "é\udc80", None], [1, "é\udc80", None]], "")] * 2
     assert [*tmp_path.iterdir()] == []
@@ -127,16 +129,28 @@ def test_a_folder_that_was_not_there_is_not_there_after_ranks_have_met(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+def test_runs_of_two_machines_have_secrets_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may share a folder, as fine-tuning does with --share, and have the same port."""
+    paths: list[Path] = []
+    monkeypatch.delenv(SECRET, raising=False)
+    monkeypatch.setattr(meeting, "_enter_store", lambda world, patience, path: paths.append(path))
+    monkeypatch.setattr(meeting, "_wait_for_all", lambda *_: None)
+    for name in ("node1", "node2"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        meeting.meet(World(0, 2, 0, 2, port=29500), 1.0, tmp_path)
+    assert len({*paths}) == 2
+
+
 def test_a_secret_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SECRET, raising=False)
     path = tmp_path / "secret"
     path.symlink_to(tmp_path / "target")
-    write_secret(path)
+    write_secret(path, False)
     secret = read_secret(path)
     assert len(secret) == 64
     assert not (tmp_path / "target").exists()
     assert path.stat().st_mode & 0o777 == 0o600
-    write_secret(path)
+    write_secret(path, False)
     assert read_secret(path) not in (secret, b""), "each start has its own"
     path.chmod(0o640)
     assert read_secret(path) == b""
@@ -144,7 +158,23 @@ def test_a_secret_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     assert read_secret(path) == b""
     with pytest.raises(UserError, match=f"others can read what is written there.*\n.*{SECRET}"):
-        write_secret(path)
+        write_secret(path, False)
+
+
+def test_on_a_disk_that_keeps_no_modes_ranks_of_one_machine_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk of Windows; no other machine reaches their store."""
+    monkeypatch.delenv(SECRET, raising=False)
+    opened, path = os.open, tmp_path / "secret"
+    monkeypatch.setattr(
+        os, "open", lambda place, flags, mode=0o777: opened(place, flags, 0o666 if mode == 0o600 else mode)
+    )
+    with pytest.warns(UserWarning, match="other users of this machine can read"):
+        write_secret(path, True)
+    assert len(read_secret(path, True)) == 64
+    with pytest.raises(UserError, match="others can read what is written there"):
+        write_secret(path, False)
 
 
 def test_no_secret_is_none_that_others_may_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
