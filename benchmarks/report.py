@@ -54,26 +54,18 @@ from pretraining.reporting.metrics_file import METRICS, evaluations, newest_reco
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 PAGES = tuple(
-    ROOT / "docs" / name
-    for name in ("measurements.md", "planning.md", "data.md", "exactness.md", "training.md", "reproducing.md", "gpu.md")
+    ROOT / "docs" / name for name in ("measurements.md", "planning.md", "training.md", "reproducing.md", "gpu.md")
 )
 TITLES = {
     BENCHMARK: "The paper's tables",
     "throughput": "Steps of pre-training",
     "optimizers": "Steps of optimizers",
-    "weight_gradients": "Gradients of weights",
     "scaling": "Several processes",
     "finetuning": "Fine-tuning",
-    "fine_tuning_ranks": "Fine-tuning on several ranks",
-    "spin_counts": "How long threads wait",
     "inference": "Answers of a fine-tuned model",
     "preparation": "Preparing text",
-    "parts": "Preparing large texts",
-    "cleanliness": "Text of MediaWiki dumps",
     "loader": "Preparing batches",
     "calibration": "The planner's model of costs",
-    "trainer_losses": "Losses beside the Trainer's",
-    "trainer_scores": "Scores beside the Trainer's",
     "recipe_scores": "What a recipe gives",
 }
 """Titles of the benchmarks, in the order of the page; others follow by their own names."""
