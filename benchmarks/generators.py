@@ -1,13 +1,11 @@
-"""How others prepare data for BERT: peers of preparation.py, written from descriptions of their algorithms.
+"""Google's original generator of data for BERT, a peer of preparation.py, written from the algorithm's description.
 
-The original is Google's generator: a tokenizer in plain Python, and examples of ids padded to the length. Its
-records are pickled here, which costs less than the TFRecord files that TensorFlow would write. LDDL is NVIDIA's: a
-compiled tokenizer that is asked sentence by sentence, and pairs kept as strings in Parquet.
+It cuts text by a tokenizer in plain Python and writes examples of ids padded to the length. Records are pickled here,
+which takes less time than the TFRecord files that TensorFlow would write.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from data_prep.vocabulary.vocabulary import load_vocabulary
 
 Pieces = list[str]
 Document = list[Pieces]
@@ -30,7 +22,7 @@ SHORT, MASKED = 0.1, 0.15  # shares: of examples that are shorter than they coul
 
 @dataclass(frozen=True)
 class ExamplesJob:
-    """What a generator is to make."""
+    """What the generator is to make."""
 
     text: Path
     """A sentence a line, an empty line after each document: what the original reads."""
@@ -75,27 +67,6 @@ def original(job: ExamplesJob, out: Path) -> int:
     return len(examples)
 
 
-def lddl(job: ExamplesJob, out: Path) -> int:
-    """Runs LDDL's way with masks drawn beforehand; returns how many pairs it wrote."""
-    rng, words = Random(job.seed), job.vocabulary.read_text().split("\n")[:-1]
-    documents = _read(job.text, fast_tokenizer(job.vocabulary)[1])
-    rng.shuffle(documents)
-    rows = [_strings(pair, job.predictions, words, rng) for pair in _all_pairs(documents, job, rng)]
-    rng.shuffle(rows)
-    pq.write_table(pa.Table.from_pylist(rows), out)
-    return len(rows)
-
-
-def fast_tokenizer(vocabulary: Path) -> tuple[str, Callable[[str], Pieces]]:
-    """What LDDL cuts a sentence with: transformers' fast tokenizer where it is installed, or what that one calls."""
-    try:
-        from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        pipeline = load_vocabulary(vocabulary, cased=False).pipeline()
-        return "tokenizers", lambda sentence: pipeline.encode(sentence, add_special_tokens=False).tokens
-    return "transformers", BertTokenizerFast(str(vocabulary), do_lower_case=True).tokenize
-
-
 def _read(text: Path, cut: Callable[[str], Pieces]) -> list[Document]:
     """All documents of a file, in pieces; those without any are left out."""
     documents: list[Document] = [[]]
@@ -108,7 +79,7 @@ def _read(text: Path, cut: Callable[[str], Pieces]) -> list[Document]:
     return [document for document in documents if document]
 
 
-# The original's tokenizer.
+# The tokenizer.
 
 
 def basic(text: str) -> list[str]:
@@ -186,7 +157,7 @@ def wordpiece(word: str, vocabulary: dict[str, int]) -> Pieces:
     return pieces
 
 
-# Pairs and masks, which both have in common.
+# Pairs and masks.
 
 
 def _all_pairs(documents: list[Document], job: ExamplesJob, rng: Random) -> Iterator[Pair]:
@@ -259,9 +230,6 @@ def _mask(pieces: Sequence[str], predictions: int, words: list[str], rng: Random
     return Masked(changed, chosen, [pieces[number] for number in chosen])
 
 
-# What is kept: of the original, and of LDDL.
-
-
 def _example(pair: Pair, predictions: int, words: list[str], rng: Random) -> tuple[Masked, list[int], bool]:
     pieces, segments = ["[CLS]"], [0]
     for number, segment in enumerate((pair.first, pair.second)):
@@ -287,20 +255,4 @@ def _features(
         "masked_lm_ids": [ids[piece] for piece in masked.labels] + unused,
         "masked_lm_weights": [1.0] * guessed + [0.0] * len(unused),
         "next_sentence_labels": [int(random_next)],
-    }
-
-
-def _strings(pair: Pair, predictions: int, words: list[str], rng: Random) -> dict[str, Any]:
-    """A pair with its masks as a row of strings."""
-    masked = _mask(["[CLS]", *pair.first, "[SEP]", *pair.second, "[SEP]"], predictions, words, rng)
-    positions = io.BytesIO()
-    np.save(positions, np.array(masked.positions, np.uint16))
-    end = 1 + len(pair.first)
-    return {
-        "A": " ".join(masked.pieces[1:end]),
-        "B": " ".join(masked.pieces[end + 1 : -1]),
-        "is_random_next": pair.random_next,
-        "num_tokens": len(masked.pieces),
-        "masked_lm_positions": positions.getvalue(),
-        "masked_lm_labels": " ".join(masked.labels),
     }

@@ -26,7 +26,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.contests import Turns, alternate
-from benchmarks.measure import DATA, FORMAT, environment, results_file, run_command, write_results
+from benchmarks.measure import DATA, Keeper, run_command
 from benchmarks.tables import matrix, show
 from benchmarks.texts import find_shards
 from benchmarks.training_sides import Contest, Training, joined
@@ -118,8 +118,7 @@ def measure(settings: Optimizers, console: Console) -> None:
         for name in turns.seconds
     ]
     show(console, [matrix(f"Steps of optimizers on {settings.size}", rows)])
-    results = {"format": FORMAT, "benchmark": "optimizers", "environment": environment(["torch"])}
-    write_results(settings.out or results_file("optimizers"), {**results, "size": settings.size, "rows": rows})
+    Keeper("optimizers", ["torch"], settings.out).keep({"size": settings.size, "rows": rows})
 
 
 if __name__ == "__main__":

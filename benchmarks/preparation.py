@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures data preparation: speed against other generators, growth with the corpus, memory.
+"""Measures data preparation: speed against the original generator, growth with the corpus, memory.
 
     python benchmarks/preparation.py
 
-The sides take turns on one core with the same text and vocabulary: shard.py as it is, the peers of generators.py, and
-`tokenizers` alone; in another contest those of cutting.py, which only cut sentences into pieces. Reads real text from
-the folder that CLOZE_DATA names, or else the documentation strings of the installed packages. The numbers are kept in
-benchmarks/results/, in a file for each kind of hardware.
+The sides take turns on one core with the same text and vocabulary: shard.py as it is, the original generator's
+algorithm (generators.py), and `tokenizers` alone. Reads real text from the folder that CLOZE_DATA names, or else the
+documentation strings of the installed packages. The numbers are kept in benchmarks/results/, in a file for each kind of
+hardware.
 """
 
 import sys
@@ -21,7 +21,9 @@ if __name__ == "__main__":
 import io
 import itertools
 import os
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,11 +33,9 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks.contests import OURS, Turns, alternate
-from benchmarks.cutting import cutting_sides, in_batches
-from benchmarks.generators import ExamplesJob, fast_tokenizer, lddl, original
+from benchmarks.contests import OURS, alternate
+from benchmarks.generators import ExamplesJob, original
 from benchmarks.measure import DATA, SHARD, Keeper, run_command
-from benchmarks.parts import measure_parts, watch
 from benchmarks.processes import one_core
 from benchmarks.tables import in_full, show, show_contest
 from benchmarks.texts import find_words
@@ -49,6 +49,9 @@ from data_prep.readers.splitting import split_sentences
 from data_prep.settings import Settings
 from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
+BATCH = 1000
+"""Sentences that `tokenizers` is given at a time."""
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -60,14 +63,10 @@ class Preparation:
     """Turns of which the median is taken."""
     peer_mb: tuple[float, ...] = (1, 4)
     """Sizes of the texts on which peers are measured; ours has a start-up that weighs less the longer a text is."""
-    pieces_mb: float = 20
-    """Size of the text that is cut into pieces and no more; every side begins without knowing a word of it."""
     run_mb: tuple[float, ...] = (20, 100)
     """Sizes of the texts, files as they are, on which whole runs are measured on one core; 0 leaves this out."""
     growth_mb: tuple[float, ...] = (10, 20, 40, 80)
     """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out."""
-    parts: int = 0
-    """Measures instead how time and memory grow with the number of parts, up to so many (4000 says it well)."""
     out: Path | None = None
     """File for the numbers (default: benchmarks/results/preparation-<hardware>.json)."""
 
@@ -120,7 +119,8 @@ def tokenizers_alone(job: ExamplesJob) -> None:
     pipeline = load_vocabulary(job.vocabulary, cased=False).pipeline()
     with job.text.open(encoding="utf-8") as file:
         sentences = [line.strip() for line in file]
-    in_batches(pipeline, sentences)
+    for at in range(0, len(sentences), BATCH):
+        pipeline.encode_batch(sentences[at : at + BATCH], add_special_tokens=False)
 
 
 def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
@@ -136,39 +136,24 @@ def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
         sides: dict[str, Callable[[], Any]] = {
             OURS: partial(prepare, settings),
             "original": partial(original, job, Path(folder) / "original"),
-            "lddl": partial(lddl, job, Path(folder) / "lddl"),
             "tokenizers alone": partial(tokenizers_alone, job),
         }
         sides[OURS]()  # compiles
         turns = alternate(sides, rounds)
+    seconds = {name: turns.of(name) for name in turns.seconds}
     return {
         "text_mb": megabytes,
         "length": job.length,
         "duplicates": job.duplicates,
-        **outcome(turns, megabytes),
+        "sides": {
+            name: {"seconds": each, "mb_per_s": round(megabytes / each["median"], 2)} for name, each in seconds.items()
+        },
+        "times_as_fast_as": turns.against(),
     }
-
-
-def outcome(turns: Turns, megabytes: float) -> dict[str, Any]:
-    """The seconds of all sides, and how many times as fast as the others ours is."""
-    seconds = {name: turns.of(name) for name in turns.seconds}
-    sides = {
-        name: {"seconds": each, "mb_per_s": round(megabytes / each["median"], 2)} for name, each in seconds.items()
-    }
-    return {"sides": sides, "times_as_fast_as": turns.against()}
-
-
-def cutting_contest(settings: Preparation, text: SourceText, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Names and holds the contest in which all sides only cut sentences into pieces, in turns on one core."""
-    path = folder / "pieces.txt"
-    megabytes = text.write(path, settings.pieces_mb)
-    with one_core():
-        turns = alternate(cutting_sides(text.vocabulary, path), settings.rounds, warm_up=1)  # which compiles
-    return f"{megabytes:g} MB, into pieces alone", {"text_mb": megabytes, **outcome(turns, megabytes)}
 
 
 def contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
-    """A contest for every size of text, with one duplicate and with five; and one of cutting alone."""
+    """A contest for every size of text, with one duplicate and with five."""
     found = {}
     for size in settings.peer_mb:
         path = folder / f"{size}.txt"
@@ -178,8 +163,6 @@ def contests(settings: Preparation, text: SourceText, folder: Path, console: Con
             name = f"{megabytes:g} MB, {duplicates} duplicate{'s' if duplicates > 1 else ''}"
             found[name] = contest(job, megabytes, settings.rounds)
             show_contest(console, name, found[name])
-    name, found[name] = cutting_contest(settings, text, folder)
-    show_contest(console, name, found[name])
     return found
 
 
@@ -201,16 +184,10 @@ def growth(settings: Preparation, corpus: SourceText, folder: Path) -> list[dict
 def watched(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:
     """Runs shard.py and watches the memory of each of its processes."""
     peaks: dict[int, int] = {}
-
-    def look(processes: Sequence[psutil.Process]) -> None:
-        for each in processes:
-            with suppress(psutil.Error):  # it has ended meanwhile
-                peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
-
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, str(SHARD), "--docs", *docs, "--out", f"{out}/d", "--workers", "2"]
         command += ["--vocab", str(vocabulary)] if vocabulary else []
-        seconds, _ = watch(command, look, 0.02)
+        seconds = watch(command, peaks)
     main, *workers = peaks.values()
     return {
         "text_mb": megabytes,
@@ -222,27 +199,33 @@ def watched(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[
     }
 
 
+def watch(command: Sequence[str], peaks: dict[int, int]) -> float:
+    """Runs a command to its end and notes the largest resident memory of each of its processes; returns its seconds."""
+    start = time.perf_counter()
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        with suppress(psutil.Error):  # some have ended meanwhile
+            for each in (process, *process.children(recursive=True)):
+                peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
+        time.sleep(0.02)
+    assert process.returncode == 0
+    return time.perf_counter() - start
+
+
 def run(settings: Preparation, console: Console) -> None:
-    """Measures what was asked for, and keeps it."""
+    """Measures all, and keeps it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    name = "parts" if settings.parts else "preparation"
-    keeper = Keeper(name, [*LIBRARIES, "transformers", "nanotoken"], settings.out, with_gpu=False)
+    keeper = Keeper("preparation", LIBRARIES, settings.out, with_gpu=False)
     with tempfile.TemporaryDirectory() as place:
         console.print("finding the text and compiling; the first numbers come within a minute")
         corpus = SourceText.find(settings.data, Path(place))
-        if settings.parts:
-            found = measure_parts(corpus.docs, corpus.vocabulary, settings.parts, console)
-        else:
-            found = measure(settings, corpus, Path(place), console)
-        console.print(f"kept in {keeper.keep(found)}", markup=False)
+        console.print(f"kept in {keeper.keep(measure(settings, corpus, Path(place), console))}", markup=False)
 
 
 def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Console) -> dict[str, Any]:
     """All contests, and how a run grows with the text."""
-    cutter, _ = fast_tokenizer(corpus.vocabulary)
-    console.print(f"text: {' '.join(corpus.docs)}; LDDL's way cuts sentences with {cutter}", markup=False)
-    found: dict[str, Any] = {"text": corpus.format, "cutter_of_lddl": cutter}
-    found["contests"] = contests(settings, corpus, folder, console)
+    console.print(f"text: {' '.join(corpus.docs)}", markup=False)
+    found: dict[str, Any] = {"text": corpus.format, "contests": contests(settings, corpus, folder, console)}
     found["whole_runs"] = [
         whole_runs(corpus.files, corpus.format, corpus.vocabulary, size, settings.rounds)
         for size in settings.run_mb

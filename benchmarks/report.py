@@ -54,8 +54,7 @@ from pretraining.reporting.metrics_file import METRICS, evaluations, newest_reco
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 PAGES = tuple(
-    ROOT / "docs" / name
-    for name in ("measurements.md", "planning.md", "data.md", "exactness.md", "training.md", "reproducing.md", "gpu.md")
+    ROOT / "docs" / name for name in ("measurements.md", "planning.md", "training.md", "reproducing.md", "gpu.md")
 )
 TITLES = {
     BENCHMARK: "The paper's tables",

@@ -230,36 +230,6 @@ def calibration(found: Results) -> Iterator[ResultTable]:
     yield matrix("", list(sizes.values()))
 
 
-def cleanliness(found: Results) -> Iterator[ResultTable]:
-    """Passages with holes, by whose rules dumps are read."""
-    rows = []
-    for name, dump in found["dumps"].items():
-        for side, each in dump["sides"].items():
-            counts = {title: each[title.replace(" ", "_")] for title in ("passages", "with holes", "per thousand")}
-            lost = "{lost} of {templates}".format_map(each["by_source"])
-            rows.append({"dump": name.partition(".")[0], "read by": side, **counts, "templates lost": lost})
-    yield matrix("", rows)
-
-
-def parts(found: Results) -> Iterator[ResultTable]:
-    """Runs with more and more parts, what a part and a byte take, and what that makes of larger texts."""
-    yield matrix("Runs", found["parts"])
-    yield matrix("Milliseconds of a core that a part takes by itself", found["core_ms_of_a_part"])
-    yield matrix("Seconds of a core for a GB of text", found["core_seconds_of_a_gb"])
-    yield matrix("Whole runs", found["sums"])
-    yield matrix("The steps of one of them", [row for row in found["arithmetic"] if row["text"] == "1 TB"])
-
-
-def trainer_losses(found: Results) -> Iterator[ResultTable]:
-    """How far the losses of our fine-tuning and of transformers' Trainer are apart, by what differs."""
-    yield matrix(f"{found['task']}, {found['model']}, {found['steps']} steps", found["differences"])
-
-
-def trainer_scores(found: Results) -> Iterator[ResultTable]:
-    """What our fine-tuning scores over seeds, and transformers' Trainer."""
-    yield matrix(f"{found['task']}, {found['metric']}, {found['model']}", found["rows"])
-
-
 def loader(found: Results) -> Iterator[ResultTable]:
     """How many pieces a second one rank's thread prepares."""
     rows = [{**row, "pieces_per_second": f"{middle(row['pieces_per_second']):,.0f}"} for row in found["speeds"]]
@@ -269,21 +239,6 @@ def loader(found: Results) -> Iterator[ResultTable]:
 def optimizers(found: Results) -> Iterator[ResultTable]:
     """What a step of each optimizer takes."""
     yield matrix(f"On {found['size']}", found["rows"])
-
-
-def fine_tuning_ranks(found: Results) -> Iterator[ResultTable]:
-    """How fine-tuning scales over ranks."""
-    yield matrix(f"{found['size']} on {found['task']}", found["rows"])
-
-
-def spin_counts(found: Results) -> Iterator[ResultTable]:
-    """What steps take, by how often waiting threads look."""
-    yield matrix(f"{found['size']} on {found['task']}", found["rows"])
-
-
-def weight_gradients(found: Results) -> Iterator[ResultTable]:
-    """How soon gradients of weights are made in each way."""
-    yield matrix("", found["rows"])
 
 
 def recipe_scores(found: Results) -> Iterator[ResultTable]:
@@ -308,11 +263,7 @@ def recipe_scores(found: Results) -> Iterator[ResultTable]:
 
 
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
-    each.__name__: each
-    for each in (
-        *(scaling, calibration, cleanliness, parts, loader, trainer_losses, trainer_scores),
-        *(optimizers, weight_gradients, recipe_scores, fine_tuning_ranks, spin_counts),
-    )
+    each.__name__: each for each in (scaling, calibration, loader, optimizers, recipe_scores)
 }
 """What is told first of a benchmark, where that is not `in_short`."""
 

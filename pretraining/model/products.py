@@ -18,7 +18,7 @@ from pretraining.model import gpu_operations as gpu
 TILE_ROWS = 16
 WIDE, WORTH = 1024, 600
 """From which width of a weight on, and for how many multiplications to a number that is turned, turning pays on tiles:
-measured on two cores with AMX by `benchmarks/weight_gradients.py`, see benchmarks/NOTES.md."""
+measured on two cores with AMX, see benchmarks/NOTES.md."""
 NARROW = 256
 """Up to how many inputs turning pays without tiles, whatever the outputs: measured likewise with AVX512-BF16."""
 

@@ -25,7 +25,7 @@ ten milliseconds, or few. Waking it takes as long as a small product; but where 
 burn the one that the thread they wait for needs. Measured on 2 cores, a step of mini on 32 short sentences: 48 ms with
 many looks and 104 with few; with another program on one of the cores 600 and 102. A later AMD EPYC (Zen 5) hardly minds
 when it is alone (30 ms with few, 29 with many), and a count between is worse than both beside another program:
-`benchmarks/spin_counts.py`. In pre-training, whose steps are large and whose runs are long, many looks are worth 3%."""
+see benchmarks/NOTES.md. In pre-training, whose steps are large and whose runs are long, many looks are worth 3%."""
 LOOK_SECONDS, BUSY = 0.1, 30
 """For how long cores are watched, and the percentage of that time for which one is at work that is not ours alone."""
 ROOT = Path(__file__).parents[2]

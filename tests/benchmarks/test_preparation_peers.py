@@ -1,8 +1,7 @@
-"""The peers of data preparation do what they are said to do; and the command that measures them."""
+"""The original generator, a peer of data preparation, does what it is said to do; and the command that measures it."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pickle
@@ -10,13 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, write_wiki
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.generators import ExamplesJob, basic, lddl, original, wordpiece
+from benchmarks.generators import ExamplesJob, basic, original, wordpiece
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
 LETTERS = [chr(number) for number in range(33, 127)]
@@ -66,40 +64,21 @@ def test_the_original_writes_padded_examples(job: ExamplesJob, tmp_path: Path) -
     assert {example["next_sentence_labels"][0] for example in examples} == {0, 1}
 
 
-def test_lddl_writes_pairs_of_strings(job: ExamplesJob, tmp_path: Path) -> None:
-    count = lddl(job, tmp_path / "out")
-    rows = pq.read_table(tmp_path / "out").to_pylist()
-    assert len(rows) == count > 4
-    for row in rows:
-        assert row["num_tokens"] == len(row["A"].split()) + len(row["B"].split()) + 3 <= job.length
-        assert set(row["A"].split()) <= set(VOCABULARY.pieces)
-        assert row["masked_lm_labels"]
-
-
-def test_both_make_the_same_pairs_of_the_same_pieces(job: ExamplesJob, tmp_path: Path) -> None:
-    """So that they differ in how they work, not in how much."""
-    assert original(job, tmp_path / "a") == lddl(job, tmp_path / "b")
-
-
 def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
     VOCABULARY.write(write_wiki(tmp_path / "wiki" / "AA", documents=60).parent.parent)
     for number, path in enumerate(sorted((tmp_path / "wiki" / "AA").iterdir())):
         path.rename(path.parent / f"wiki_{number:02}")
-    options = ["--data", str(tmp_path), "--rounds", "1", "--peer-mb", "0.01", "--pieces-mb", "0.01", "--growth-mb", "0"]
+    options = ["--data", str(tmp_path), "--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0"]
     options += ["--run-mb", "0.01"]
     command = [sys.executable, "benchmarks/preparation.py", *options, "--out", str(tmp_path / "found.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["benchmark"] == "preparation"
-    *whole, alone = found["contests"].values()
-    assert len(whole) == 2
-    for contest in whole:
-        assert list(contest["sides"]) == ["cloze", "original", "lddl", "tokenizers alone"]
-        assert set(contest["times_as_fast_as"]) == {"original", "lddl", "tokenizers alone"}
-    assert list(alone["sides"])[:2] == ["cloze", "tokenizers alone"]
-    assert ("nanotoken alone" in alone["sides"]) == bool(importlib.util.find_spec("nanotoken"))
-    assert set(alone["times_as_fast_as"]) == {*alone["sides"]} - {"cloze"}
+    assert len(found["contests"]) == 2
+    for contest in found["contests"].values():
+        assert list(contest["sides"]) == ["cloze", "original", "tokenizers alone"]
+        assert set(contest["times_as_fast_as"]) == {"original", "tokenizers alone"}
 
 
 def test_a_folder_without_text_is_a_message(tmp_path: Path) -> None:
@@ -112,7 +91,7 @@ def test_a_folder_without_text_is_a_message(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_real_text_the_demo_corpus_is_prepared(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CLOZE_DATA"}
-    options = ["--rounds", "1", "--peer-mb", "0.01", "--pieces-mb", "0.01", "--growth-mb", "0", "--run-mb", "0"]
+    options = ["--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0", "--run-mb", "0"]
     options += ["--out", str(tmp_path / "found.json")]
     command = [sys.executable, str(ROOT / "benchmarks/preparation.py"), *options]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

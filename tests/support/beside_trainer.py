@@ -1,0 +1,202 @@
+"""Fine-tunes a BERT in fp32 by our loop and by transformers' Trainer, from one folder of weights, by the same settings.
+
+`our_losses` and `their_losses` return the loss of every step of the same batches; `our_score` and `their_score` return
+what the model scores on dev when each side draws its own head, order and dropout.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from io import StringIO
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from benchmarks.fine_tuners import Unscored, arguments, load_model, rows_of
+from data_prep.common.launchers import World
+from finetuning.inputs import Cutter
+from finetuning.model.models import find_model
+from finetuning.ragged import Ragged
+from finetuning.running.base import Base
+from finetuning.running.batches import TrainingBatches
+from finetuning.running.loop import build_model
+from finetuning.running.outputs import outputs_of
+from finetuning.settings import FineTuning, load_settings
+from finetuning.tasks.glue import open_glue
+from finetuning.tasks.sentences import SentenceTask
+from finetuning.tasks.task import Setup
+from pretraining.engine.precision import set_arithmetic
+from pretraining.huggingface.folders import write_fine_tuned
+from pretraining.processes.context import Context
+from pretraining.processes.group import connect, disconnect
+from pretraining.processes.stopping import Control
+from pretraining.processes.watchdog import Watch
+
+BATCH = 32
+CPU = torch.device("cpu")
+FP32 = (
+    "--precision.dtype",
+    "fp32",
+    "--batch",
+    str(BATCH),
+    "--logging.tensorboard",
+    "false",
+    "--checkpoints.every",
+    "0",
+)
+NOTHING_DRAWN = ("--warmup", "0", "--dropout.hidden", "0", "--dropout.attention", "0", "--logging.every", "1")
+
+
+@contextmanager
+def one_process() -> Iterator[Context]:
+    """The context of a run of one process on the CPU."""
+    world = World()
+    connect(world, CPU)
+    try:
+        yield Context(world, CPU, Console(file=StringIO()), Control(world), Watch(world))
+    finally:
+        disconnect()
+
+
+def open_task(name: str, data: Path, model: Path, settings: FineTuning) -> SentenceTask:
+    """A task of GLUE in the pieces of the model's vocabulary."""
+    return open_glue(name, data / "glue", Setup(Cutter(find_model(str(model)).vocabulary), settings))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Some steps of a task of GLUE, without dropout and warm-up, which the two sides compute differently."""
+
+    task_name: str
+    model: Path
+    data: Path
+    steps: int
+    folder: Path
+    """A folder for what is made on the way."""
+
+    @cached_property
+    def settings(self) -> FineTuning:
+        """The settings of the recipe of GLUE, which both sides follow."""
+        return load_settings("glue", [*FP32, *NOTHING_DRAWN, "--epochs", "1.0", "--learning_rate", "1e-3"])
+
+    @cached_property
+    def task(self) -> SentenceTask:
+        """The task, with as many of its items as the steps take, so that all batches are full."""
+        task = open_task(self.task_name, self.data, self.model, self.settings)
+        task.train = task.train.take(np.random.default_rng(0).permutation(len(task.train))[: self.steps * BATCH])
+        return task
+
+    @cached_property
+    def start(self) -> Path:
+        """A folder of transformers with the weights that both begin with, the head among them."""
+        model, head = find_model(str(self.model)), self.task.head
+        weights = build_model(head, model.shape, Base(model).weights_for(self.task), self.settings).state_dict()
+        start = self.folder / "start"
+        write_fine_tuned(start, model.shape, head, weights, model.vocabulary, "", {}, self.settings.length)
+        return start
+
+
+class NotedRun(Unscored):
+    """A run that notes its losses."""
+
+    losses: list[float]
+
+    def log_step(self) -> None:
+        """Notes the mean loss of the step; every step is logged."""
+        self.losses.append(self.meter.flush()[0]["loss"] / BATCH)
+
+
+def our_losses(trial: Trial) -> list[float]:
+    """The mean loss of every step of ours."""
+    set_arithmetic(trial.settings.precision, trial.settings.compute, CPU)
+    base = Base(find_model(str(trial.model)))
+    with one_process() as context, tempfile.TemporaryDirectory() as folder:
+        shape, weights = base.shape_for(trial.settings.dropout), base.weights_for(trial.task)
+        run = NotedRun(trial.task, shape, weights, trial.settings, Path(folder), context)
+        run.losses = []
+        run.train(lambda *_: None)
+        run.close()
+    return run.losses
+
+
+def their_losses(trial: Trial, own_order: bool = False) -> list[float]:
+    """The mean loss of every step of the Trainer, on our batches or in an order of its own."""
+    import transformers
+
+    losses: list[float] = []
+
+    class NotedTrainer(transformers.Trainer):
+        """A Trainer that notes its losses."""
+
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            loss = super().training_step(*args, **kwargs)
+            losses.append(float(loss))
+            return loss
+
+    told = arguments(trial.settings, trial.folder / "trainer", "fp32", grouped=False, on_cpu=True)
+    told.train_sampling_strategy = "random" if own_order else "sequential"
+    rows = their_rows(trial)
+    make_trainer(NotedTrainer, trial.start, trial.start, trial.task, trial.settings, told, rows).train()
+    return losses
+
+
+def make_trainer(
+    kind: Any, model: Path, tokenizer_folder: Path, task: SentenceTask, settings: FineTuning, told: Any, rows: Any
+) -> Any:
+    """A quiet Trainer of a model folder, for rows as long as they are."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    trainer = kind(
+        model=load_model(model, task.head, settings),
+        args=told,
+        train_dataset=rows,
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        processing_class=tokenizer,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def their_rows(trial: Trial) -> list[dict[str, Any]]:
+    """The items as the Trainer takes them, in the order of our batches, with numbers on the scale of the training."""
+    task = trial.task
+    rows = rows_of(task.train, task.head.kind)
+    if task.head.kind == "score":
+        for row in rows:
+            row["labels"] = float(task.scale.learned(torch.tensor(row["labels"])))
+    ours = islice(TrainingBatches(task.train, trial.settings).iterate(0), trial.steps)
+    return [rows[number] for step, _ in ours for batch in step.micro for number in batch.examples[:, 0].tolist()]
+
+
+def our_score(task: SentenceTask, model: Path, settings: FineTuning) -> float:
+    """What a model that we fine-tune scores on dev."""
+    set_arithmetic(settings.precision, settings.compute, CPU)
+    base = Base(find_model(str(model)))
+    with one_process() as context, tempfile.TemporaryDirectory() as folder:
+        run = Unscored(task, base.shape_for(settings.dropout), base.weights_for(task), settings, Path(folder), context)
+        run.train(lambda *_: None)
+        outputs = outputs_of(run.engine, task.head.kind, task.dev, context)
+        run.close()
+    return task.score("dev", outputs["dev"])[task.metric]
+
+
+def their_score(task: SentenceTask, model: Path, settings: FineTuning) -> float:
+    """What a model that the Trainer fine-tunes scores on dev."""
+    import transformers
+
+    rows, asked = (rows_of(items, task.head.kind) for items in (task.train, task.dev["dev"]))
+    with tempfile.TemporaryDirectory() as folder:
+        told = arguments(settings, Path(folder), "fp32", grouped=False, on_cpu=True)
+        trainer = make_trainer(transformers.Trainer, model, model, task, settings, told, rows)
+        trainer.train()
+        logits: Any = trainer.predict(asked).predictions
+    return task.score("dev", Ragged(logits, np.arange(1, len(logits) + 1)))[task.metric]
