@@ -1,35 +1,22 @@
-"""A table that was measured, in words: for the console, for the page of report.py, and for docs/."""
+"""A table that was measured, in words: for the console and for docs/."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from benchmarks.reproduction.results import RowResult, TableResult
-from benchmarks.tables import ResultTable, matrix
-from data_prep.common.progress import duration
+from benchmarks.tables import ResultTable
 
 AVERAGE = "average"
 """The title of the column that has the mean of those before it."""
-
-
-def read_table_result(found: Mapping[str, Any]) -> TableResult:
-    """A table from its file of results."""
-    return TableResult.model_validate(found, strict=False)
 
 
 def tables_of(result: TableResult) -> Iterator[ResultTable]:
     """Ours beside the paper's; what holds of what is claimed; and what is to be said of both."""
     yield scores_table(result)
     yield claims_table(result)
-    masked = [[row, text] for row, many in result.masked.items() for text in many]
-    yield ResultTable(
-        "An example as rows mask it, in several epochs: word→what the model sees, =word= where it stays",
-        ["row", ""],
-        masked,
-    )
-    yield ResultTable("", ["notes"], [[note] for note in [*result.notes, *troubles_of(result)]])
+    yield notes_table(result)
     places: dict[str, list[str]] = {}
     for row in result.rows:
         places.setdefault(", ".join(row.processors), []).append(row.name)
@@ -59,22 +46,9 @@ def claims_table(result: TableResult) -> ResultTable:
     return ResultTable("What is claimed", ["claim", "better", "worse", "column", "found", "how sure"], rows)
 
 
-def runs_of(result: TableResult) -> ResultTable:
-    """What came of every command."""
-    rows = [
-        {
-            "run": name,
-            "time": duration(each.seconds),
-            "date": each.date,
-            "commit": each.commit,
-            "processor": each.processor,
-            "cores": each.cores,
-            "ended": each.said or "well",
-            "command": each.command,
-        }
-        for name, each in result.runs.items()
-    ]
-    return matrix("Runs", rows)
+def notes_table(result: TableResult) -> ResultTable:
+    """What is otherwise than in the paper, and what went wrong."""
+    return ResultTable("", ["notes"], [[note] for note in [*result.notes, *troubles_of(result)]])
 
 
 def cells_of(row: RowResult, result: TableResult) -> Iterator[str]:

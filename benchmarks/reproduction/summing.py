@@ -11,7 +11,7 @@ from benchmarks.reproduction.ledger import Ledger
 from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, Outcome, Score
 from benchmarks.reproduction.results import CellResult, RowResult, TableResult
 from benchmarks.reproduction.steps import Cell, in_order
-from benchmarks.reproduction.verdicts import OF_ONE, OF_TWO, Verdict, has_signal, judge, spread
+from benchmarks.reproduction.verdicts import Verdict, has_signal, judge, spread
 
 NOT_CHECKED = "not checked"
 """What is said of the signal of a column in which no fresh weights are scored, and of which chance is not known."""
@@ -171,9 +171,14 @@ class Summing:
         sign = -1.0 if self._declared.columns[name].lower_is_better else 1.0
         own, others = ([sign * value for value in cell.values] for cell in (first, second))
         judged, how, found = judge(own, others, claim.within, (first.error, second.error))
-        scope = {} if self._declared.seeds > 1 else OF_ONE if self._same_model(*rows) else OF_TWO
+        scope = " of this model" if self._same_model(*rows) else " of these two models"
+        is_of_all = self._declared.seeds > 1 or judged in ("not sure", "nothing is claimed")
         why = f"{how}; signal {NOT_CHECKED}" if signal else how
-        update = {"finding": scope.get(judged, judged), "why": why, "difference": fmean(own) - fmean(others)}
+        update = {
+            "finding": judged if is_of_all else judged + scope,
+            "why": why,
+            "difference": fmean(own) - fmean(others),
+        }
         if found is not None:
             update |= {"interval": [found.low, found.high], "p": found.p}
         return verdict.model_copy(update=update)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -15,25 +15,8 @@ LEVEL = 0.05
 """The chance of finding a difference where there is none that is taken."""
 SPREADS = 2.0
 """Spreads by which a pre-trained model must be above fresh weights."""
-Finding = Literal[
-    "holds",
-    "does not hold",
-    "holds of these two models",
-    "does not hold of these two models",
-    "holds of this model",
-    "does not hold of this model",
-    "not sure",
-    "nothing is claimed",
-]
 Judged = Literal["holds", "does not hold", "not sure", "nothing is claimed"]
 """What a test finds, whatever its seeds are of."""
-OF_TWO: Mapping[Judged, Finding] = {
-    "holds": "holds of these two models",
-    "does not hold": "does not hold of these two models",
-}
-"""What is said where each row has one pre-training, of whose chance the fine-tunings tell nothing."""
-OF_ONE: Mapping[Judged, Finding] = {"holds": "holds of this model", "does not hold": "does not hold of this model"}
-"""The same where both rows have the same pre-trained model."""
 
 
 class Verdict(JsonRecord):
@@ -44,7 +27,8 @@ class Verdict(JsonRecord):
     """The row that is claimed to be better, or the first of two that are alike."""
     worse: str
     column: str
-    finding: Finding
+    finding: str
+    """What the test finds, and of which models where it cannot speak of all."""
     why: str
     """How sure it is, in words."""
     difference: float | None = None
