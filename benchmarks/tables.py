@@ -59,7 +59,7 @@ def show_contest(console: Console, name: str, contest: Results) -> None:
         shown = {figure: value for figure, value in figures.items() if is_cell(value)}
         medians = {figure: value["median"] if isinstance(value, Mapping) else value for figure, value in shown.items()}
         rows.append({"side": side, **medians})
-    show(console, [matrix(name, rows), matrix(f"{name}: how many times as fast we are", [times(contest)])])
+    show(console, [matrix(name, rows), matrix("times as fast", [times(contest)])])
 
 
 def cell(value: Any, name: str = "") -> str:

@@ -40,7 +40,8 @@ def inputs_of(script: str, words: Sequence[str], reads: Column | None) -> dict[s
     files it needs. A file that is not here has none."""
     found = {f"recipe {path.stem}": recipe_checksum(path) for path in recipes_of(script, words)}
     if script == SHARD:
-        found |= {f"text {word}": checksum for word in words if (checksum := text_checksum(word))}
+        places = {word: Path(word.replace("{data}", str(DATA))) for word in words}
+        found |= {f"text {word}": checksum for word, place in places.items() if (checksum := text_checksum(place))}
     with suppress(UserError):
         found |= {name: file_checksum(path) for name, path in (files_of(reads) if reads else {}).items()}
     return found
@@ -60,9 +61,8 @@ def recipe_checksum(path: Path) -> str:
 
 
 @cache
-def text_checksum(word: str) -> str:
-    """A checksum of the names and sizes of a file or a folder's files; empty where the word names none."""
-    place = Path(word.replace("{data}", str(DATA)))
+def text_checksum(place: Path) -> str:
+    """A checksum of the names and sizes of a file or a folder's files; empty where there are none."""
     paths = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
     return checksum_of(*(f"{path.relative_to(place)} {path.stat().st_size}" for path in paths)) if paths else ""
 
