@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -27,7 +27,7 @@ from rich.console import Console
 from benchmarks.measure import PARTIAL, RESULTS, ROOT, read_results, run_command
 from benchmarks.reproduction.ledger import BENCHMARK
 from benchmarks.reproduction.results import TableResult
-from benchmarks.reproduction.showing import claims_table, notes_table, scores_table
+from benchmarks.reproduction.showing import tables_of
 from benchmarks.tables import Results, ResultTable, shortly, show
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
@@ -73,14 +73,11 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (environment.get("gpu"), processor, f"{day.day} {day:%B %Y}")))
 
 
-def tables_in(found: Results) -> Iterable[ResultTable]:
+def describe_tables(found: Results) -> Iterable[ResultTable]:
     """The tables of a file of results."""
     if found["benchmark"] != BENCHMARK:
         return shortly(found)
-    result = TableResult.model_validate(found, strict=False)
-    scores = scores_table(result)
-    title = f"{result.title}, scale {result.scale}. {scores.title}"
-    return [replace(scores, title=title), claims_table(result), notes_table(result)]
+    return tables_of(TableResult.model_validate(found, strict=False))
 
 
 def heading(name: str, found: Results) -> str:
@@ -95,7 +92,7 @@ def rewrite(text: str, results: Mapping[str, Results]) -> str:
         parts = []
         for name, found in results.items():
             if found["benchmark"] == match[2]:
-                parts += [heading(name, found), *filter(None, (table.markdown() for table in tables_in(found)))]
+                parts += [heading(name, found), *filter(None, (table.markdown() for table in describe_tables(found)))]
         return f"{match[1]}\n" + "".join(f"{part}\n\n" for part in parts) + match[3]
 
     return MARKED.sub(tables, text)
@@ -107,7 +104,7 @@ def report(settings: Report, console: Console) -> None:
     if not settings.docs:
         for name, found in results.items():
             console.print(heading(name, found), markup=False)
-            show(console, tables_in(found))
+            show(console, describe_tables(found))
         return
     for path in PAGES:
         content = rewrite(path.read_text(encoding="utf-8"), results)

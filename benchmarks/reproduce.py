@@ -36,7 +36,7 @@ from benchmarks.tables import show
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 from data_prep.common.supervision import INTERRUPTED, hear_signals
-from pretraining.reporting.figures import save
+from pretraining.reporting.figures import draw
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,13 @@ def make(wanted: Reproduce, console: Console) -> int:
 def conclude(wanted: Reproduce, summing: Summing, console: Console) -> None:
     """Prints the table, and keeps it."""
     result = summing.result()
-    console.print(result.title, markup=False)
     show(console, tables_of(result))
     path = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json").keep(
         result.model_dump(exclude_none=True)
     )
     console.print(f"kept in {path}", markup=False)
-    if result.curve:
-        save(curve_chart(result), path.with_suffix(".png"))
+    for line in draw(path.with_suffix(".png"), lambda: curve_chart(result)) if result.curve else ():
+        console.print(line, markup=False)
 
 
 if __name__ == "__main__":

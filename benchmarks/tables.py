@@ -46,7 +46,9 @@ class ResultTable:
 def show(console: Console, tables: Iterable[ResultTable]) -> None:
     """Prints tables."""
     for table in filter(lambda each: each.rows, tables):
-        made = rich.table.Table(*table.head, title=table.title or None, title_justify="left", box=None)
+        if table.title:
+            console.print(table.title, markup=False)
+        made = rich.table.Table(*table.head, box=None)
         for row in table.rows:
             made.add_row(*row)
         console.print(made)

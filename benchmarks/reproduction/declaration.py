@@ -141,8 +141,6 @@ class Table(Section):
     """Whether the rows are places along a run, which a chart shows."""
     average: bool = False
     """Whether rows have a mean over all columns of the paper."""
-    masks: bool = False
-    """Whether the rows mask text in different ways, which a sentence shows."""
 
     def row(self, name: str) -> Row:
         """The row of this name."""

@@ -50,8 +50,6 @@ class RowResult(JsonRecord):
     part: float = 1.0
     """How much of the pre-training lies behind it."""
     fresh: bool = False
-    processors: list[str] = Field(default_factory=list)
-    """What computed it."""
 
 
 class TableResult(JsonRecord):

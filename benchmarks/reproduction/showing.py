@@ -16,12 +16,7 @@ def tables_of(result: TableResult) -> Iterator[ResultTable]:
     """Ours beside the paper's; what holds of what is claimed; and what is to be said of both."""
     yield scores_table(result)
     yield claims_table(result)
-    yield notes_table(result)
-    places: dict[str, list[str]] = {}
-    for row in result.rows:
-        places.setdefault(", ".join(row.processors), []).append(row.name)
-    computed = [[place, ", ".join(rows)] for place, rows in places.items() if place]
-    yield ResultTable("", ["computed on", "rows"], computed)
+    yield ResultTable("", ["notes"], [[note] for note in [*result.notes, *troubles_of(result)]])
 
 
 def scores_table(result: TableResult) -> ResultTable:
@@ -33,7 +28,8 @@ def scores_table(result: TableResult) -> ResultTable:
     if any(result.signals.values()):
         told = ["", *(result.signals.get(name) or "" for name in result.columns)]
         rows.append([*told, *[""] * (len(head) - len(told))])
-    return ResultTable(f"Mean ± spread over {result.units}", head, rows)
+    title = f"{result.title}, scale {result.scale}. Mean ± spread over {result.units}"
+    return ResultTable(title, head, rows)
 
 
 def claims_table(result: TableResult) -> ResultTable:
@@ -44,11 +40,6 @@ def claims_table(result: TableResult) -> ResultTable:
         rows.append([each.claim * (each.claim != before), each.better, each.worse, column, each.finding, each.why])
         before = each.claim
     return ResultTable("What is claimed", ["claim", "better", "worse", "column", "found", "how sure"], rows)
-
-
-def notes_table(result: TableResult) -> ResultTable:
-    """What is otherwise than in the paper, and what went wrong."""
-    return ResultTable("", ["notes"], [[note] for note in [*result.notes, *troubles_of(result)]])
 
 
 def cells_of(row: RowResult, result: TableResult) -> Iterator[str]:

@@ -52,18 +52,12 @@ class Summing:
 
     def _row(self, row: Row) -> RowResult:
         """A row with its cells; one that is not run has the paper's values alone."""
-        cells, processors = {}, dict[str, None]()
+        cells = {}
         for name in self._declared.columns_of(row) if row in self._declared.rows else ():
             own = [cell for cell in self._cells if (cell.row, cell.column) == (row.name, name)]
             cells[name] = self._cell(self._declared.measured[name], own, row, self._lacking.get(name, ""))
-            found = (self._ledger.find(cell.step)[1] for cell in own)
-            processors |= dict.fromkeys(
-                f"{each.cores} core{'s' * (each.cores != 1)} of {each.processor}" for each in found if each
-            )
         part = self._declared.scale.share(row.part)
-        return RowResult(
-            name=row.name, cells=cells, paper=row.paper, part=part, fresh=row.fresh, processors=list(processors)
-        )
+        return RowResult(name=row.name, cells=cells, paper=row.paper, part=part, fresh=row.fresh)
 
     def _cell(self, column: Column, cells: Sequence[Cell], row: Row, lacks: str) -> CellResult:
         """What a row scores in a column."""
