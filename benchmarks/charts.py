@@ -1,11 +1,10 @@
-"""Charts of what was measured and planned: speed by processes, hours by GPUs, scores along a run."""
+"""Charts of what was measured and planned: speed by processes, and hours by GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.reproduction.results import TableResult
 from pretraining.reporting.figures import BLUE, GREY, ORANGE, new_figure
 
 if TYPE_CHECKING:
@@ -55,27 +54,4 @@ def planning_chart(others: Sequence[tuple[int, float, float]]) -> Figure:
     right.set(xscale="log", ylim=(0, 105), xlabel="GPUs", ylabel="efficiency against one GPU, %")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    return figure
-
-
-def curve_chart(result: TableResult) -> Figure:
-    """The scores of every column by how much of the pre-training lies behind them, with their spread: a curve for each
-    kind of rows, and a dashed line for fresh weights."""
-    figure = new_figure(3.0 * len(result.columns))
-    plots = figure.subplots(len(result.columns), squeeze=False)[:, 0]
-    for axes, (name, title) in zip(plots, result.columns.items(), strict=True):
-        scored = [(row, row.cells[name]) for row in result.rows if name in row.cells]
-        points: dict[str, list[tuple[float, float, float]]] = {}
-        for row, cell in scored:
-            if cell.mean is not None and row.fresh:
-                axes.axhline(cell.mean, color=GREY, linestyle="--", linewidth=1)
-            elif cell.mean is not None:
-                point = (100 * row.part, cell.mean, cell.spread or 0.0)
-                points.setdefault(row.name.rpartition(" ")[0], []).append(point)
-        for kind, of_kind in points.items():
-            parts, means, spreads = zip(*of_kind, strict=True)
-            axes.errorbar(parts, means, yerr=spreads, marker="o", capsize=3, label=kind)
-        axes.set(title=title, xlabel="pre-training done, %")
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
     return figure

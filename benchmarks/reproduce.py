@@ -22,14 +22,13 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from benchmarks.charts import curve_chart
 from benchmarks.measure import RESULTS, Keeper, run_command
 from benchmarks.reproduction.data import check_trivia, gaps, lacking
 from benchmarks.reproduction.declaration import ScaleName, declared
 from benchmarks.reproduction.ledger import BENCHMARK, Ledger
 from benchmarks.reproduction.planning import Plan, read_share
 from benchmarks.reproduction.running import Runner
-from benchmarks.reproduction.showing import tables_of
+from benchmarks.reproduction.showing import curve_chart, tables_of
 from benchmarks.reproduction.steps import Planner, divided, in_order
 from benchmarks.reproduction.summing import Summing
 from benchmarks.tables import show

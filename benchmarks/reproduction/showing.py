@@ -1,12 +1,17 @@
-"""A table that was measured, in words: for the console and for docs/."""
+"""A table that was measured: in words, for the console and for docs/, and as a chart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from benchmarks.reproduction.results import RowResult, TableResult
 from benchmarks.tables import ResultTable
+from pretraining.reporting.figures import GREY, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 AVERAGE = "average"
 """The title of the column that has the mean of those before it."""
@@ -73,3 +78,26 @@ def troubles_of(result: TableResult) -> list[str]:
                 if not note.startswith(("no data", "to do", "one answer")):
                     said.setdefault(note, {})[row.name] = None
     return [f"{note} ({', '.join(rows)})" for note, rows in said.items()]
+
+
+def curve_chart(result: TableResult) -> Figure:
+    """The scores of every column by how much of the pre-training lies behind them, with their spread: a curve for each
+    kind of rows, and a dashed line for fresh weights."""
+    figure = new_figure(3.0 * len(result.columns))
+    plots = figure.subplots(len(result.columns), squeeze=False)[:, 0]
+    for axes, (name, title) in zip(plots, result.columns.items(), strict=True):
+        scored = [(row, row.cells[name]) for row in result.rows if name in row.cells]
+        points: dict[str, list[tuple[float, float, float]]] = {}
+        for row, cell in scored:
+            if cell.mean is not None and row.fresh:
+                axes.axhline(cell.mean, color=GREY, linestyle="--", linewidth=1)
+            elif cell.mean is not None:
+                point = (100 * row.part, cell.mean, cell.spread or 0.0)
+                points.setdefault(row.name.rpartition(" ")[0], []).append(point)
+        for kind, of_kind in points.items():
+            parts, means, spreads = zip(*of_kind, strict=True)
+            axes.errorbar(parts, means, yerr=spreads, marker="o", capsize=3, label=kind)
+        axes.set(title=title, xlabel="pre-training done, %")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    return figure

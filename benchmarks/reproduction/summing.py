@@ -164,7 +164,7 @@ class Summing:
             return verdict.model_copy(update={"why": no_signal or lost or "not measured"})
         sign = -1.0 if self._declared.columns[name].lower_is_better else 1.0
         own, others = ([sign * value for value in cell.values] for cell in (first, second))
-        judged, how, found = judge(own, others, claim.within, (first.error, second.error))
+        judged, how, found = judge(own, others, claim.within)
         scope = " of this model" if self._same_model(*rows) else " of these two models"
         is_of_all = self._declared.seeds > 1 or judged in ("not sure", "nothing is claimed")
         why = f"{how}; signal {NOT_CHECKED}" if signal else how

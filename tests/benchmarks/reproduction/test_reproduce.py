@@ -11,12 +11,11 @@ import pytest
 from support.reproduction import LACKING, Place, StandIn, by_words
 
 from benchmarks import reproduce
-from benchmarks.charts import curve_chart
 from benchmarks.reproduce import Reproduce
 from benchmarks.reproduction import results
 from benchmarks.reproduction.declaration import declared, table_names
 from benchmarks.reproduction.outcomes import curve_of, ended_of
-from benchmarks.reproduction.showing import scores_table, tables_of
+from benchmarks.reproduction.showing import curve_chart, scores_table, tables_of
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 
