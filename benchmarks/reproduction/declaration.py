@@ -23,8 +23,6 @@ HERE = Path(__file__).parent
 ScaleName = Literal["demo", "tiny", "mini", "gpu", "base", "large"]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
-SCRATCH = "from scratch"
-"""The row of fresh weights, which says what pre-training is worth in a column."""
 LEFT_OUT = ""
 """What stands in for a column that a scale has not."""
 
