@@ -145,7 +145,7 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
             one = {**run_contest(contest, settings.numbers, exercise, bool(absent)), **when()}
             found["contests"][name] = one
             written = keeper.keep({"models": models})
-            show_contest(console, name, one["against"])
+            show_contest(console, name, one)
     console.print(f"kept in {written}")
 
 

@@ -37,7 +37,7 @@ from benchmarks.contests import OURS, alternate
 from benchmarks.generators import ExamplesJob, original
 from benchmarks.measure import DATA, SHARD, Keeper, run_command
 from benchmarks.processes import one_core
-from benchmarks.tables import in_full, show, show_contest
+from benchmarks.tables import matrix, show, show_contest
 from benchmarks.texts import find_words
 from benchmarks.whole_runs import whole_runs
 from data_prep.common.errors import UserError
@@ -231,10 +231,10 @@ def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Co
         for size in settings.run_mb
         if size
     ]
-    show(console, in_full({"whole_runs": found["whole_runs"]}))
+    show(console, [matrix("whole runs", found["whole_runs"])])
     if any(settings.growth_mb):
         found["growth"] = growth(settings, corpus, folder)
-        show(console, in_full({"growth": found["growth"]}))
+        show(console, [matrix("growth", found["growth"])])
     return found
 
 

@@ -24,18 +24,18 @@ from rich.console import Console
 
 from benchmarks.measure import RESULTS, Keeper, run_command
 from benchmarks.reproduction.data import check_trivia, gaps, lacking
-from benchmarks.reproduction.declaration import Declared, ScaleName, declared
+from benchmarks.reproduction.declaration import ScaleName, declared
 from benchmarks.reproduction.ledger import BENCHMARK, Ledger
-from benchmarks.reproduction.masked_text import masked_sentences
-from benchmarks.reproduction.planning import plan_table, read_share, total
+from benchmarks.reproduction.planning import Plan, read_share
 from benchmarks.reproduction.running import Runner
-from benchmarks.reproduction.showing import tables_of
+from benchmarks.reproduction.showing import curve_chart, tables_of
 from benchmarks.reproduction.steps import Planner, divided, in_order
 from benchmarks.reproduction.summing import Summing
 from benchmarks.tables import show
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 from data_prep.common.supervision import INTERRUPTED, hear_signals
+from pretraining.reporting.figures import draw
 
 
 @dataclass(frozen=True)
@@ -90,33 +90,34 @@ def make(wanted: Reproduce, console: Console) -> int:
     if wanted.plan:
         left = [step for step in ledger.to_do(cells) if step.name in own]
         waiting = {cell.step.name for cell in cells if cell.column in lacks}
-        show(console, [plan_table(table.title, listed, left, waiting, ledger)])
-        console.print("\n".join([total(listed, left, waiting, ledger), *ledger.remarks(listed)]), markup=False)
+        plan = Plan(table, ledger, listed, left, waiting)
+        show(console, [plan.table()])
+        console.print("\n".join([plan.total(), *ledger.remarks(listed)]), markup=False)
         return Code.DONE
     hear_signals()
     signal.signal(signal.SIGUSR1, lambda *_: None)  # by which Slurm announces the end of a job: runs look at the clock
     runner = Runner(table, root, ledger, wanted.ranks, console)
     try:
-        for steps in iter(lambda: [step for step in ledger.to_do(there) if step.name in own], []):
-            own.difference_update(step.name for step in steps)  # those to do then depend on a model made anew
-            if runner.run(steps):
-                return Code.STOPPED
+        if runner.run([step for step in ledger.to_do(there) if step.name in own]):
+            return Code.STOPPED
     except KeyboardInterrupt:
         console.print(INTERRUPTED.strip())
         return Code.INTERRUPTED
     if part is None:
-        conclude(wanted, table, Summing(table, cells, ledger), console)
+        conclude(wanted, Summing(table, cells, ledger), console)
     return Code.DONE
 
 
-def conclude(wanted: Reproduce, table: Declared, summing: Summing, console: Console) -> None:
+def conclude(wanted: Reproduce, summing: Summing, console: Console) -> None:
     """Prints the table, and keeps it."""
-    keeper = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json")
-    masked = masked_sentences(table, wanted.out / wanted.scale) or keeper.readable.get("masked", {})
-    result = summing.result().model_copy(update={"masked": masked})
-    console.print(result.title, markup=False)
+    result = summing.result()
     show(console, tables_of(result))
-    console.print(f"kept in {keeper.keep(result.model_dump(exclude_none=True))}", markup=False)
+    path = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json").keep(
+        result.model_dump(exclude_none=True)
+    )
+    console.print(f"kept in {path}", markup=False)
+    for line in draw(path.with_suffix(".png"), lambda: curve_chart(result)) if result.curve else ():
+        console.print(line, markup=False)
 
 
 if __name__ == "__main__":

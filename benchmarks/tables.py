@@ -1,7 +1,7 @@
-"""What results say, as tables: on the console, on report.py's page, and in short for its first lines and for docs/.
+"""What results say, as tables on the console and in docs/.
 
-A file of results has contests, whose sides took turns; whatever else it holds becomes tables by its shape: a new
-benchmark needs no code here. No ratio is worked out: those of the JSON come from `Turns`.
+Most files of results have contests, whose sides took turns. No ratio is worked out here: `Turns` has made those of the
+JSON.
 """
 
 from __future__ import annotations
@@ -46,24 +46,22 @@ class ResultTable:
 def show(console: Console, tables: Iterable[ResultTable]) -> None:
     """Prints tables."""
     for table in filter(lambda each: each.rows, tables):
-        made = rich.table.Table(*table.head, title=table.title or None, title_justify="left", box=None)
+        if table.title:
+            console.print(table.title, markup=False)
+        made = rich.table.Table(*table.head, box=None)
         for row in table.rows:
             made.add_row(*row)
         console.print(made)
 
 
 def show_contest(console: Console, name: str, contest: Results) -> None:
-    """Prints a contest that has just ended: medians, and ratios with their spread."""
-    show(console, in_full({name: medians(contest)}))
-
-
-def medians(found: Any) -> Any:
-    """Results with the median in place of every spread but those of ratios."""
-    if not isinstance(found, Mapping):
-        return found
-    if "median" in found:
-        return found["median"]
-    return {name: each if name.startswith("times_as_fast") else medians(each) for name, each in found.items()}
+    """Prints a contest that has just ended: the medians of every side, and how many times as fast we are."""
+    rows = []
+    for side, figures in contest.get("sides", {}).items():
+        shown = {figure: value for figure, value in figures.items() if is_cell(value)}
+        medians = {figure: value["median"] if isinstance(value, Mapping) else value for figure, value in shown.items()}
+        rows.append({"side": side, **medians})
+    show(console, [matrix(name, rows), matrix("times as fast", [times(contest)])])
 
 
 def cell(value: Any, name: str = "") -> str:
@@ -87,16 +85,6 @@ def is_cell(value: Any) -> bool:
     if isinstance(value, Mapping):
         return "median" in value
     return not isinstance(value, list) or not any(isinstance(each, Mapping | list) for each in value)
-
-
-def cells(found: Results) -> dict[str, Any]:
-    """What cells can hold of it."""
-    return {name: value for name, value in found.items() if is_cell(value)}
-
-
-def is_row(value: Any) -> bool:
-    """Whether a row of a table holds this."""
-    return isinstance(value, Mapping) and not is_cell(value) and all(map(is_cell, value.values()))
 
 
 def titled(name: str) -> str:
@@ -159,38 +147,6 @@ def in_short(found: Results) -> Iterator[ResultTable]:
     for name in ("whole_runs", "growth"):
         if found.get(name):
             yield matrix(titled(name), found[name])
-
-
-def in_full(found: Results, title: str = "") -> Iterator[ResultTable]:
-    """Tables of anything: what is one value, then what is many; of contests a row for each side."""
-    found = {name: value for name, value in found.items() if name not in ("format", "benchmark", "environment")}
-    if single := cells(found):
-        rows = [(titled(name), cell(each, name)) for name, each in single.items()]
-        yield ResultTable("", (title or "figure", ""), rows)
-    held = {name: value for name, value in found.items() if isinstance(value, Mapping) and value.get("sides")}
-    if held:
-        sides = [{"contest": name, "side": side, **each} for name, one in held.items() for side, each in sided(one)]
-        yield matrix(title, sides)
-        yield matrix("", [{"contest": name, **cells(each)} for name, each in held.items()])
-    for name, value in found.items():
-        words = f"{title}, {titled(name)}" if title else titled(name)
-        if name in single or name in held or not value:
-            continue
-        if isinstance(value, list):
-            yield matrix(words, list(filter(is_row, value)))
-        elif all(is_row(each) for each in value.values()):
-            yield matrix(words, [{"": key, **row} for key, row in value.items()])
-        else:
-            yield from in_full(value, words)
-
-
-def sided(contest: Results) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The figures of every side, and how many times as fast we are."""
-    taken = contest.get("times_as_fast") or {"": contest.get("times_as_fast_as", {})}
-    for side, figures in contest["sides"].items():
-        ratios = {f"times as fast: {ours or 'cloze'}": peers.get(side) for ours, peers in taken.items() if peers}
-        nested = {f"{name}: {key}": one for name, each in figures.items() if is_row(each) for key, one in each.items()}
-        yield side, {**cells(figures), **nested, **ratios}
 
 
 def scaling(found: Results) -> Iterator[ResultTable]:

@@ -23,8 +23,6 @@ HERE = Path(__file__).parent
 ScaleName = Literal["demo", "tiny", "mini", "gpu", "base", "large"]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
-SCRATCH = "from scratch"
-"""The row of fresh weights, which says what pre-training is worth in a column."""
 LEFT_OUT = ""
 """What stands in for a column that a scale has not."""
 
@@ -141,8 +139,6 @@ class Table(Section):
     """Whether the rows are places along a run, which a chart shows."""
     average: bool = False
     """Whether rows have a mean over all columns of the paper."""
-    masks: bool = False
-    """Whether the rows mask text in different ways, which a sentence shows."""
 
     def row(self, name: str) -> Row:
         """The row of this name."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError
 
-from benchmarks.measure import ROOT, environment
-from benchmarks.reproduction.origins import identity_of, origins_of
+from benchmarks.measure import environment
 from benchmarks.reproduction.steps import Kind, Step
 from data_prep.common.codes import ENDED, Code
 from data_prep.common.errors import UserError
@@ -24,15 +20,6 @@ from finetuning.results import RESULTS, Figures, JsonRecord, PairsResult, RunRes
 from pretraining.reporting.loss_chart import PLACES
 from pretraining.reporting.metrics_file import METRICS, evaluations, step_records
 
-ROOMS: Mapping[Kind, tuple[str, ...]] = {
-    "task": ("data_prep", "finetuning"),
-    "shards": ("data_prep",),
-    "train": ("data_prep", "pretraining"),
-    "tune": ("data_prep", "pretraining", "finetuning"),
-    "pairs": ("data_prep", "pretraining", "finetuning"),
-}
-"""The rooms whose code decides what comes of a command."""
-SOURCES = {".py", ".cpp", ".h"}
 HELD_OUT = "held out"
 """What a run's own text that is held out is called as a split."""
 PERPLEXITY = "perplexity"
@@ -77,12 +64,8 @@ class Outcome(JsonRecord):
     hardware: str
     processor: str
     cores: int
-    sources: str
-    """A checksum of the code that decides what comes of it."""
-    identity: str = ""
-    """A checksum of what it made."""
-    made_from: dict[str, str] = Field(default_factory=dict)
-    """Checksums of what it was made from: by the names of commands that had made it, of recipes and of files."""
+    inputs: dict[str, str] = Field(default_factory=dict)
+    """Checksums of the files that it read, by their names."""
     scores: list[Score] = Field(default_factory=list)
     """What it has measured, a score for each restart."""
     curve: list[tuple[int, float]] = Field(default_factory=list)
@@ -102,29 +85,8 @@ class Outcome(JsonRecord):
 def read_outcome(path: Path) -> Outcome | None:
     """The outcome that a file tells of; None where there is none, or it cannot be read."""
     with suppress(OSError, UserError, ValidationError):
-        return as_outcome(read_table(path))
+        return Outcome.model_validate(read_table(path), strict=False)
     return None
-
-
-def as_outcome(content: Mapping[str, object]) -> Outcome:
-    """An outcome of what JSON has of it."""
-    return Outcome.model_validate(content, strict=False)
-
-
-@cache
-def sources_of(kind: Kind) -> str:
-    """A checksum of the code that decides what comes of a command."""
-    seen = hashlib.sha256()
-    for room in ROOMS[kind]:
-        for path in sorted(path for path in (ROOT / room).rglob("*") if path.suffix in SOURCES):
-            seen.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return seen.hexdigest()[:12]
-
-
-@cache
-def here() -> dict[str, Any]:
-    """What decides the outcomes of this command."""
-    return environment(["torch"])
 
 
 def ended_of(folder: Path, code: int, said: str, begun: float) -> tuple[int, str]:
@@ -145,7 +107,7 @@ def in_a_line(said: str) -> str:
 
 def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcome:
     """What came of a command that has ended in this way."""
-    folder, found = root / step.name, here()
+    folder, found = root / step.name, environment(["torch"])
     scores: list[Score] = []
     curve: list[tuple[int, float]] = []
     trouble = ""
@@ -166,9 +128,7 @@ def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcom
         seconds=round(seconds, 1),
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
         **{name: found[name] for name in ("commit", "hardware", "processor", "cores")},
-        sources=sources_of(step.kind),
-        identity=identity_of(step, root),
-        made_from=origins_of(step, root),
+        inputs=step.inputs,
         scores=scores,
         curve=curve,
     )

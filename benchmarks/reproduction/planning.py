@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.reproduction.ledger import Ledger
+from benchmarks.reproduction.declaration import Declared
+from benchmarks.reproduction.ledger import SETTLED, Ledger, without_seed
 from benchmarks.reproduction.running import count_ranks
 from benchmarks.reproduction.steps import Step, parted, together
 from benchmarks.tables import ResultTable
@@ -20,8 +21,6 @@ from data_prep.common.progress import duration
 
 MOST_RANKS = 8
 """Processes of a pre-training on CPUs, for which it is planned, where there are so many cores."""
-USED = ("done", "kept")
-"""How runs stand whose results are used, which are made again only for what others need of them."""
 
 
 class Minutes(NamedTuple):
@@ -31,50 +30,68 @@ class Minutes(NamedTuple):
     source: str
 
 
-def plan_table(
-    title: str, steps: Sequence[Step], left: Sequence[Step], waiting: Collection[str], ledger: Ledger
-) -> ResultTable:
-    """All runs of a table, with those that are left to do and how long they take; `waiting` lack their data."""
-    times, rows = reckon(steps, left, ledger), []
-    for step in steps:
-        standing, outcome = ledger.find(step)
-        took = duration(outcome.seconds) if outcome else ""
-        left_for, how = times.get(step.name, (None, ""))
-        time = duration(60 * left_for) if left_for is not None else took
-        note = ", again" if step.name in times and standing in USED else ""
-        note += ", no data" if step.name in times and step.name in waiting else ""
-        rows.append([step.kind, step.label, standing + note, time, how or ("took" if took else ""), step.name])
-    return ResultTable(title, ["", "run", "", "time", "", "folder"], rows)
+class Plan:
+    """The runs of a table, those that are left to do, and how long these take; `waiting` names those without data."""
 
+    def __init__(
+        self, declared: Declared, ledger: Ledger, steps: Sequence[Step], left: Sequence[Step], waiting: Collection[str]
+    ) -> None:
+        self._declared, self._ledger, self._steps, self._waiting = declared, ledger, steps, waiting
+        self._times = self._forecast(left)
 
-def reckon(steps: Iterable[Step], left: Iterable[Step], ledger: Ledger) -> dict[str, Minutes]:
-    """How long each command takes that is left: as it took here, or as the scale or `--check` says, times what the
-    commands of its kind that were measured took of that."""
-    ratios = defaultdict(list)
-    for step in steps:
-        took = ledger.measured(step)
-        if took and (said := expect(step, ledger).minutes):
-            ratios[step.kind].append(took / said)
-    found = {}
-    for step in left:
-        took, (said, source) = ledger.measured(step), expect(step, ledger)
-        if took is not None:
-            said, source = took, "measured"
-        elif said is not None and ratios[step.kind]:
-            pace = median(ratios[step.kind])
-            said, source = pace * said, f"{source}, x {pace:.2g}"
-        found[step.name] = Minutes(said, source)
-    return found
+    def table(self) -> ResultTable:
+        """All runs, with how they stand and how long they take or took."""
+        rows = []
+        for step in self._steps:
+            standing, outcome = self._ledger.find(step)
+            time, note = Minutes(outcome.seconds / 60 if outcome else None, "took" if outcome else ""), ""
+            if step.name in self._times:
+                note = ", again" * (standing in SETTLED) + ", no data" * (step.name in self._waiting)
+                time = self._times[step.name]
+            took = "" if time.minutes is None else duration(60 * time.minutes)
+            rows.append([step.kind, step.label, standing + note, took, time.source, step.name])
+        return ResultTable(self._declared.title, ["", "run", "", "time", "", "folder"], rows)
 
+    def total(self) -> str:
+        """How long all runs take that are left, which are made again, and which wait for data."""
+        known = [each.minutes for each in self._times.values() if each.minutes is not None]
+        unknown = len(self._times) - len(known)
+        again = sum(self._ledger.find(step)[0] in SETTLED for step in self._steps if step.name in self._times)
+        lacking = sum(name in self._waiting for name in self._times)
+        told = f"{len(self._times)} runs are left: {duration(60 * sum(known))}"
+        told += f", and {unknown} of which nobody knows how long they take" if unknown else ""
+        told += f"; {again} of them again, since what others need of them is not here" if again else ""
+        return told + (f"; {lacking} of them when their data is there" if lacking else "")
 
-def expect(step: Step, ledger: Ledger) -> Minutes:
-    """How long a command takes by the scale, or a pre-training as it is planned on this machine."""
-    if (said := ledger.said(step)) is not None:
-        return Minutes(said, "as the scale says")
-    planned = (
-        planned_minutes(*(word for word in step.words if not word.startswith("{"))) if step.kind == "train" else None
-    )
-    return Minutes(planned, "unknown" if planned is None else "as --check says, here")
+    def _forecast(self, left: Sequence[Step]) -> dict[str, Minutes]:
+        """How long each command takes that is left: as it took here, or as the scale or `--check` says, times what the
+        commands of its kind that were measured took of that."""
+        took, ratios = self._ledger.minutes(), defaultdict(list)
+        for step in self._steps:
+            measured = took.get(without_seed(step.label))
+            if measured and (said := self._expect(step).minutes):
+                ratios[step.kind].append(measured / said)
+        found = {}
+        for step in left:
+            minutes, source = self._expect(step)
+            if (label := without_seed(step.label)) in took:
+                minutes, source = took[label], "measured"
+            elif minutes is not None and ratios[step.kind]:
+                pace = median(ratios[step.kind])
+                minutes, source = pace * minutes, f"{source}, x {pace:.2g}"
+            found[step.name] = Minutes(minutes, source)
+        return found
+
+    def _expect(self, step: Step) -> Minutes:
+        """How long a command takes by the scale, or a pre-training as it is planned on this machine."""
+        scale = self._declared.scale
+        said = scale.minutes.get(step.column if step.kind in ("tune", "pairs") else step.kind)
+        if said is not None:
+            said *= self._declared.restarts / scale.restarts if step.kind == "tune" else 1
+            return Minutes(said, "as the scale says")
+        words = (word for word in step.words if not word.startswith("{"))
+        planned = planned_minutes(*words) if step.kind == "train" else None
+        return Minutes(planned, "unknown" if planned is None else "as --check says, here")
 
 
 @cache
@@ -90,21 +107,6 @@ def planned_minutes(*words: str) -> float | None:
         seconds = plan_run(load_recipe(Path(recipe), [*together(flags)], ranks=ranks), None, ranks).seconds
         return None if seconds is None else seconds / 60
     return None
-
-
-def total(steps: Iterable[Step], left: Sequence[Step], waiting: Collection[str], ledger: Ledger) -> str:
-    """How long all runs take that are left, which are made again, and which wait for data."""
-    minutes = [each for each, _ in reckon(steps, left, ledger).values()]
-    unknown = sum(each is None for each in minutes)
-    known = duration(60 * sum(each for each in minutes if each is not None))
-    again = sum(ledger.find(step)[0] in USED for step in left)
-    lacking = sum(step.name in waiting for step in left)
-    others = f", and {unknown} of which nobody knows how long they take" if unknown else ""
-    others += (
-        f"; {again} of them again, since what others need of them, or they are made from, is not here" if again else ""
-    )
-    others += f"; {lacking} of them when their data is there" if lacking else ""
-    return f"{len(left)} runs are left: {known}{others}"
 
 
 def read_share(text: str) -> tuple[int, int] | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
+from benchmarks.measure import read_results
 from benchmarks.reproduction.outcomes import Outcome
 from benchmarks.reproduction.verdicts import Verdict
 from finetuning.results import JsonRecord
@@ -47,8 +50,6 @@ class RowResult(JsonRecord):
     part: float = 1.0
     """How much of the pre-training lies behind it."""
     fresh: bool = False
-    processors: list[str] = Field(default_factory=list)
-    """What computed it."""
 
 
 class TableResult(JsonRecord):
@@ -74,7 +75,10 @@ class TableResult(JsonRecord):
     notes: list[str]
     curve: bool = False
     """Whether the rows are places along a run."""
-    masked: dict[str, list[str]] = Field(default_factory=dict)
-    """An example with its masks in several epochs, by the rows that draw them."""
     runs: dict[str, Outcome]
     """What came of every command, by its name."""
+
+    @classmethod
+    def read(cls, path: Path) -> TableResult:
+        """The table that a file of results has."""
+        return cls.model_validate(read_results(path), strict=False)

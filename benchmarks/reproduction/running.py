@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import time
@@ -16,7 +15,6 @@ from benchmarks.measure import DATA, ROOT
 from benchmarks.processes import follow
 from benchmarks.reproduction.declaration import Declared
 from benchmarks.reproduction.ledger import Ledger
-from benchmarks.reproduction.origins import is_made
 from benchmarks.reproduction.outcomes import Outcome, ended_of, look, read_outcome
 from benchmarks.reproduction.steps import Step
 from data_prep.common.capacity import num_cores
@@ -24,7 +22,7 @@ from data_prep.common.codes import Code
 from data_prep.common.locks import locked
 from data_prep.common.progress import duration
 
-LOGS, LOCKS, REPLACED = "logs", "locks", "replaced"
+LOGS, LOCKS = "logs", "locks"
 LAST_LINES = 3
 """Lines of a command that failed which are told of it, where none says that it is an error."""
 FOR_EVER = 10.0**9
@@ -46,26 +44,13 @@ class Runner:
                 self._console.print(f"    not run: {lacking}", markup=False)
                 continue
             with locked(self._root / LOCKS / step.name, step.name, "{owner} is at it", patience=FOR_EVER):
-                if self._ledger.find(step)[0] == "done" and is_made(step, self._root):
+                if self._ledger.find(step)[0] == "done" and step.is_made(self._root):
                     continue  # by another process, meanwhile
-                self._put_aside(step)
                 outcome = self._run(step)
             self._console.print(f"    {outcome.said or 'done'}, {duration(outcome.seconds)}", markup=False)
             if outcome.is_stopped:
                 return True
         return False
-
-    def _put_aside(self, step: Step) -> None:
-        """Moves away what a command has left that was made from something else, since it would not go on from that."""
-        if not self._ledger.is_outdated(step):
-            return
-        folders = (self._root / REPLACED / f"{step.name}-{number}" for number in itertools.count(1))
-        place = next(folder for folder in folders if not folder.exists())
-        place.mkdir(parents=True)
-        for path in (self._root / step.name, self._ledger.note(step)):
-            if path.exists():
-                path.rename(place / path.name)
-        self._console.print(f"    what was there, made from something else, is now in {place}", markup=False)
 
     def _lacking(self, step: Step) -> str:
         """Why a command cannot be run: what it needs was not made."""

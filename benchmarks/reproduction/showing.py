@@ -1,40 +1,27 @@
-"""A table that was measured, in words: for the console, for the page of report.py, and for docs/."""
+"""A table that was measured: in words, for the console and for docs/, and as a chart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
 
 from benchmarks.reproduction.results import RowResult, TableResult
-from benchmarks.tables import ResultTable, matrix
-from data_prep.common.progress import duration
+from benchmarks.tables import ResultTable
+from pretraining.reporting.figures import GREY, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 AVERAGE = "average"
 """The title of the column that has the mean of those before it."""
-
-
-def read_table_result(found: Mapping[str, Any]) -> TableResult:
-    """A table from its file of results."""
-    return TableResult.model_validate(found, strict=False)
 
 
 def tables_of(result: TableResult) -> Iterator[ResultTable]:
     """Ours beside the paper's; what holds of what is claimed; and what is to be said of both."""
     yield scores_table(result)
     yield claims_table(result)
-    masked = [[row, text] for row, many in result.masked.items() for text in many]
-    yield ResultTable(
-        "An example as rows mask it, in several epochs: word→what the model sees, =word= where it stays",
-        ["row", ""],
-        masked,
-    )
     yield ResultTable("", ["notes"], [[note] for note in [*result.notes, *troubles_of(result)]])
-    places: dict[str, list[str]] = {}
-    for row in result.rows:
-        places.setdefault(", ".join(row.processors), []).append(row.name)
-    computed = [[place, ", ".join(rows)] for place, rows in places.items() if place]
-    yield ResultTable("", ["computed on", "rows"], computed)
 
 
 def scores_table(result: TableResult) -> ResultTable:
@@ -46,7 +33,8 @@ def scores_table(result: TableResult) -> ResultTable:
     if any(result.signals.values()):
         told = ["", *(result.signals.get(name) or "" for name in result.columns)]
         rows.append([*told, *[""] * (len(head) - len(told))])
-    return ResultTable(f"Mean ± spread over {result.units}", head, rows)
+    title = f"{result.title}, scale {result.scale}. Mean ± spread over {result.units}"
+    return ResultTable(title, head, rows)
 
 
 def claims_table(result: TableResult) -> ResultTable:
@@ -57,24 +45,6 @@ def claims_table(result: TableResult) -> ResultTable:
         rows.append([each.claim * (each.claim != before), each.better, each.worse, column, each.finding, each.why])
         before = each.claim
     return ResultTable("What is claimed", ["claim", "better", "worse", "column", "found", "how sure"], rows)
-
-
-def runs_of(result: TableResult) -> ResultTable:
-    """What came of every command."""
-    rows = [
-        {
-            "run": name,
-            "time": duration(each.seconds),
-            "date": each.date,
-            "commit": each.commit,
-            "processor": each.processor,
-            "cores": each.cores,
-            "ended": each.said or "well",
-            "command": each.command,
-        }
-        for name, each in result.runs.items()
-    ]
-    return matrix("Runs", rows)
 
 
 def cells_of(row: RowResult, result: TableResult) -> Iterator[str]:
@@ -108,3 +78,26 @@ def troubles_of(result: TableResult) -> list[str]:
                 if not note.startswith(("no data", "to do", "one answer")):
                     said.setdefault(note, {})[row.name] = None
     return [f"{note} ({', '.join(rows)})" for note, rows in said.items()]
+
+
+def curve_chart(result: TableResult) -> Figure:
+    """The scores of every column by how much of the pre-training lies behind them, with their spread: a curve for each
+    kind of rows, and a dashed line for fresh weights."""
+    figure = new_figure(3.0 * len(result.columns))
+    plots = figure.subplots(len(result.columns), squeeze=False)[:, 0]
+    for axes, (name, title) in zip(plots, result.columns.items(), strict=True):
+        scored = [(row, row.cells[name]) for row in result.rows if name in row.cells]
+        points: dict[str, list[tuple[float, float, float]]] = {}
+        for row, cell in scored:
+            if cell.mean is not None and row.fresh:
+                axes.axhline(cell.mean, color=GREY, linestyle="--", linewidth=1)
+            elif cell.mean is not None:
+                point = (100 * row.part, cell.mean, cell.spread or 0.0)
+                points.setdefault(row.name.rpartition(" ")[0], []).append(point)
+        for kind, of_kind in points.items():
+            parts, means, spreads = zip(*of_kind, strict=True)
+            axes.errorbar(parts, means, yerr=spreads, marker="o", capsize=3, label=kind)
+        axes.set(title=title, xlabel="pre-training done, %")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    return figure

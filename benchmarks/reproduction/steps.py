@@ -1,34 +1,28 @@
-"""From a table to the commands that fill it, each of which is named after what it does, so that tables share them."""
+"""From a table to the commands that fill it, named by a hash of words and inputs, so that tables share them."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.reproduction.declaration import Column, Declared, Row
-from data_prep.common.files import sha256
+from benchmarks.reproduction.inputs import SHARD, TRAIN, checksum_of, file_checksum, inputs_of
+from data_prep.shards import MANIFEST
+from finetuning.results import RESULTS
 
 Kind = Literal["task", "shards", "train", "tune", "pairs"]
-ENTRIES = {
-    "glue": "finetuning/run_glue.py",
-    "squad": "finetuning/run_squad.py",
-    "swag": "finetuning/run_swag.py",
-    "ner": "finetuning/run_ner.py",
-    "task": "finetuning/run_task.py",
-    "pairs": "finetuning/run_pairs.py",
+PRODUCTS: Mapping[Kind, str] = {
+    "task": "package.toml",
+    "shards": MANIFEST,
+    "train": "export/config.json",
+    "tune": RESULTS,
+    "pairs": RESULTS,
 }
-RECIPES: Mapping[str, tuple[str, ...]] = {
-    ENTRIES["glue"]: ("glue", "miniature"),
-    ENTRIES["squad"]: ("squad1", "squad2"),
-    ENTRIES["swag"]: ("swag",),
-    ENTRIES["ner"]: ("ner", "ner_features"),
-    ENTRIES["task"]: ("own", "miniature"),
-}
-"""The recipes of which a command takes one where none is named."""
+"""The file that a command writes when it is done."""
 SEED = 12345
 """The seed of a row's first pre-training, that of the recipes; others count on."""
 FEATURES = "--features.layers"
@@ -51,15 +45,25 @@ class Step:
     """The column that it fills, of those that a model is fine-tuned for."""
     reads: Column | None = None
     """The column whose files it reads."""
-    given: tuple[tuple[str, str], ...] = ()
-    """Words in braces that stand for files of the user's, which are named by their checksums; and these files."""
+    trivia: Path | None = None
+    """The file of the user's for which {trivia} stands in its words."""
 
-    @property
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """Checksums of the files that it reads and no other step makes, by their names."""
+        own = {TRIVIA: file_checksum(self.trivia)} if self.trivia else {}
+        return own | inputs_of(self.script, self.words, self.reads)
+
+    @cached_property
     def name(self) -> str:
-        """The folder that it makes, below that of the scale: the same for the same words."""
-        said = "\0".join((self.script, *self.words))
+        """The folder that it makes, below that of the scale: the same for the same words and the same inputs."""
+        read = (f"{name} {checksum}" for name, checksum in sorted(self.inputs.items()))
         short = re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")[:48]
-        return f"{self.kind}/{short}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+        return f"{self.kind}/{short}-{checksum_of(self.script, *self.words, *read)[:12]}"
+
+    def is_made(self, root: Path) -> bool:
+        """Whether what it makes is there, below the folder of the scale."""
+        return (root / self.name / PRODUCTS[self.kind]).is_file()
 
     @property
     def folder(self) -> str:
@@ -68,9 +72,8 @@ class Step:
 
     def command(self, root: Path, data: Path) -> list[str]:
         """The script and its words, with folders in their places."""
-        places = {f"{{{need.name}}}": str(root / need.name) for need in self.all_needs()} | {"{data}": str(data)}
-        for step in (*self.all_needs(), self):
-            places |= dict(step.given)
+        places = {need.folder: str(root / need.name) for need in self.all_needs()}
+        places |= {"{data}": str(data), f"{{{TRIVIA}}}": str(self.trivia and self.trivia.resolve())}
         words = []
         for word in self.words:
             for place, folder in places.items():
@@ -126,7 +129,7 @@ class Planner:
         scale = self._scale
         label = " ".join(("text", *(word.strip("-") for word in row.shards)))
         text = ("--docs", *scale.text) if scale.text else ()
-        return Step("shards", label, "data_prep/shard.py", merged(*text, *scale.shards, *row.shards))
+        return Step("shards", label, SHARD, merged(*text, *scale.shards, *row.shards))
 
     def train(self, row: Row, seed: int) -> Step:
         """Pre-trains the model of a row."""
@@ -138,7 +141,7 @@ class Planner:
         own = merged(*usual, *row.train, *row.train_at.get(self._declared.scale_name, ()))
         words = merged(*own, "--seed", str(SEED + seed - 1))
         changes = " ".join((*row.shards, *[word for word in own if word not in usual]))
-        return Step("train", f"{spelled(changes) or 'base'} seed {seed}", "pretraining/train.py", words, (shards,))
+        return Step("train", f"{spelled(changes) or 'base'} seed {seed}", TRAIN, words, (shards,))
 
     def _model(self, row: Row, seed: int) -> tuple[str, Step]:
         """What `--model` names for a row, and the step that makes it."""
@@ -150,7 +153,7 @@ class Planner:
         model, trained = self._model(row, seed)
         words = merged("--model", model, *column.words, *self._scale.pairs)
         label = f"pairs of {trained.label}{placed(row)}"
-        return Step("pairs", label, ENTRIES["pairs"], words, (trained,), "blimp", column)
+        return Step("pairs", label, script_of("pairs"), words, (trained,), "blimp", column)
 
     def _tune(self, row: Row, name: str, seed: int) -> Step | None:
         """Fine-tunes the model of a row for a column."""
@@ -175,7 +178,7 @@ class Planner:
         more = f"{self._declared.restarts} restarts" * (self._declared.restarts != scale.restarts)
         changed = spelled(" ".join((more, *row.tune, row.features, "fresh weights of" * row.fresh)))
         label = f"{column.task} {changed} {trained.label}{placed(row)}{' after trivia' * bool(row.before)}"
-        return Step("tune", " ".join(label.split()), ENTRIES[column.entry], words, needs, name, column)
+        return Step("tune", " ".join(label.split()), script_of(column.entry), words, needs, name, column)
 
     def _words(self, row: Row, name: str) -> list[str]:
         """How a row is fine-tuned for a column."""
@@ -192,10 +195,14 @@ class Planner:
         """Fine-tunes on the file that the user names; None where none is named."""
         if self._trivia is None:
             return None
-        place = f"{{{TRIVIA} {sha256(self._trivia)[:16]}}}"
-        own = ("--model", model, *words, "--train", place, "--seeds", "1")
-        given = ((place, str(self._trivia.resolve())),)
-        return Step("tune", f"trivia of {trained.label}", ENTRIES["squad"], own, (trained,), TRIVIA, given=given)
+        own = ("--model", model, *words, "--train", f"{{{TRIVIA}}}", "--seeds", "1")
+        label = f"trivia of {trained.label}"
+        return Step("tune", label, script_of("squad"), own, (trained,), TRIVIA, trivia=self._trivia)
+
+
+def script_of(entry: str) -> str:
+    """The command of fine-tuning that a column names."""
+    return f"finetuning/run_{entry}.py"
 
 
 def parted(words: Iterable[str]) -> dict[str, list[str]]:

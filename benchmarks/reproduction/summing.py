@@ -11,7 +11,7 @@ from benchmarks.reproduction.ledger import Ledger
 from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, Outcome, Score
 from benchmarks.reproduction.results import CellResult, RowResult, TableResult
 from benchmarks.reproduction.steps import Cell, in_order
-from benchmarks.reproduction.verdicts import OF_ONE, OF_TWO, Verdict, has_signal, judge, spread
+from benchmarks.reproduction.verdicts import Verdict, has_signal, judge, spread
 
 NOT_CHECKED = "not checked"
 """What is said of the signal of a column in which no fresh weights are scored, and of which chance is not known."""
@@ -52,18 +52,12 @@ class Summing:
 
     def _row(self, row: Row) -> RowResult:
         """A row with its cells; one that is not run has the paper's values alone."""
-        cells, processors = {}, dict[str, None]()
+        cells = {}
         for name in self._declared.columns_of(row) if row in self._declared.rows else ():
             own = [cell for cell in self._cells if (cell.row, cell.column) == (row.name, name)]
             cells[name] = self._cell(self._declared.measured[name], own, row, self._lacking.get(name, ""))
-            found = (self._ledger.find(cell.step)[1] for cell in own)
-            processors |= dict.fromkeys(
-                f"{each.cores} core{'s' * (each.cores != 1)} of {each.processor}" for each in found if each
-            )
         part = self._declared.scale.share(row.part)
-        return RowResult(
-            name=row.name, cells=cells, paper=row.paper, part=part, fresh=row.fresh, processors=list(processors)
-        )
+        return RowResult(name=row.name, cells=cells, paper=row.paper, part=part, fresh=row.fresh)
 
     def _cell(self, column: Column, cells: Sequence[Cell], row: Row, lacks: str) -> CellResult:
         """What a row scores in a column."""
@@ -170,10 +164,15 @@ class Summing:
             return verdict.model_copy(update={"why": no_signal or lost or "not measured"})
         sign = -1.0 if self._declared.columns[name].lower_is_better else 1.0
         own, others = ([sign * value for value in cell.values] for cell in (first, second))
-        judged, how, found = judge(own, others, claim.within, (first.error, second.error))
-        scope = {} if self._declared.seeds > 1 else OF_ONE if self._same_model(*rows) else OF_TWO
+        judged, how, found = judge(own, others, claim.within)
+        scope = " of this model" if self._same_model(*rows) else " of these two models"
+        is_of_all = self._declared.seeds > 1 or judged in ("not sure", "nothing is claimed")
         why = f"{how}; signal {NOT_CHECKED}" if signal else how
-        update = {"finding": scope.get(judged, judged), "why": why, "difference": fmean(own) - fmean(others)}
+        update = {
+            "finding": judged if is_of_all else judged + scope,
+            "why": why,
+            "difference": fmean(own) - fmean(others),
+        }
         if found is not None:
             update |= {"interval": [found.low, found.high], "p": found.p}
         return verdict.model_copy(update=update)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -15,25 +15,8 @@ LEVEL = 0.05
 """The chance of finding a difference where there is none that is taken."""
 SPREADS = 2.0
 """Spreads by which a pre-trained model must be above fresh weights."""
-Finding = Literal[
-    "holds",
-    "does not hold",
-    "holds of these two models",
-    "does not hold of these two models",
-    "holds of this model",
-    "does not hold of this model",
-    "not sure",
-    "nothing is claimed",
-]
 Judged = Literal["holds", "does not hold", "not sure", "nothing is claimed"]
 """What a test finds, whatever its seeds are of."""
-OF_TWO: Mapping[Judged, Finding] = {
-    "holds": "holds of these two models",
-    "does not hold": "does not hold of these two models",
-}
-"""What is said where each row has one pre-training, of whose chance the fine-tunings tell nothing."""
-OF_ONE: Mapping[Judged, Finding] = {"holds": "holds of this model", "does not hold": "does not hold of this model"}
-"""The same where both rows have the same pre-trained model."""
 
 
 class Verdict(JsonRecord):
@@ -44,7 +27,8 @@ class Verdict(JsonRecord):
     """The row that is claimed to be better, or the first of two that are alike."""
     worse: str
     column: str
-    finding: Finding
+    finding: str
+    """What the test finds, and of which models where it cannot speak of all."""
     why: str
     """How sure it is, in words."""
     difference: float | None = None
@@ -56,14 +40,12 @@ class Verdict(JsonRecord):
 
 
 class Compared(JsonRecord):
-    """Two samples beside each other, by Welch's test: they need not spread alike. Where neither spreads at all, it is
-    by the choice of the items."""
+    """Two samples beside each other, by Welch's test: they need not spread alike."""
 
     difference: float
     low: float
     high: float
     p: float
-    by_items: bool = False
 
 
 def spread(values: Sequence[float]) -> float | None:
@@ -71,45 +53,31 @@ def spread(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def compare(
-    first: Sequence[float], second: Sequence[float], errors: Sequence[float | None] = (None, None)
-) -> Compared | None:
+def compare(first: Sequence[float], second: Sequence[float]) -> Compared | None:
     """By how much the first are above the second; None where nobody knows what chance may do: one of them has a single
-    seed, or they do not spread and the `errors` of both by the choice of the items are not known."""
-    if min(len(first), len(second)) < 2:
+    seed, or neither spreads."""
+    if min(len(first), len(second)) < 2 or stdev(first) == stdev(second) == 0:
         return None
-    difference = fmean(first) - fmean(second)
-    if stdev(first) == stdev(second) == 0:
-        known = [error for error in errors if error]
-        if len(known) < len(errors):
-            return None
-        by_chance = stats.norm(scale=math.hypot(*known))
-        low, high = (difference + float(reach) for reach in by_chance.interval(1 - LEVEL))
-        p = 2 * float(by_chance.sf(abs(difference)))
-        return Compared(difference=difference, low=low, high=high, p=p, by_items=True)
     found = stats.ttest_ind(first, second, equal_var=False)
     between = found.confidence_interval(1 - LEVEL)
+    difference = fmean(first) - fmean(second)
     return Compared(difference=difference, low=float(between.low), high=float(between.high), p=float(found.pvalue))
 
 
 def judge(
-    first: Sequence[float],
-    second: Sequence[float],
-    within: float | None = None,
-    errors: Sequence[float | None] = (None, None),
+    first: Sequence[float], second: Sequence[float], within: float | None = None
 ) -> tuple[Judged, str, Compared | None]:
     """Whether the first are above the second, or, `within` a distance, alike; and how sure that is."""
-    found = compare(first, second, errors)
+    found = compare(first, second)
     if found is None:
         why = "one seed" if min(len(first), len(second)) < 2 else "no spread"
         return "nothing is claimed", f"{why}: {fmean(first) - fmean(second):+.1f}", None
-    by = ", by the choice of the items" * found.by_items
     if within is not None:
-        told = f"between {found.low:+.1f} and {found.high:+.1f}{by}"
+        told = f"between {found.low:+.1f} and {found.high:+.1f}"
         if -within < found.low and found.high < within:
             return "holds", told, found
         return ("does not hold" if found.low > within or found.high < -within else "not sure"), told, found
-    told = f"{found.difference:+.1f}, p = {found.p:.2g}, {found.low:+.1f} to {found.high:+.1f}{by}"
+    told = f"{found.difference:+.1f}, p = {found.p:.2g}, {found.low:+.1f} to {found.high:+.1f}"
     if found.p >= LEVEL:
         return "not sure", told, found
     return ("holds" if found.difference > 0 else "does not hold"), told, found

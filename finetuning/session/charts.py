@@ -20,7 +20,7 @@ from finetuning.results import PREDICTIONS, ClassFigures, RunResult, TaskResult
 from finetuning.session.look import Measured, measure
 from finetuning.tasks.scores import wilson
 from finetuning.tasks.task import Task
-from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, new_figure, save, smooth
+from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, draw, new_figure, smooth
 from pretraining.reporting.metrics_file import METRICS, all_records
 
 if TYPE_CHECKING:
@@ -271,16 +271,9 @@ def _column(records: Sequence[Mapping[str, Any]], along: str, name: str) -> tupl
     return found[:, 0], found[:, 1]
 
 
-def draw(task: Task, folder: Path, result: TaskResult) -> list[str]:
+def draw_task(task: Task, folder: Path, result: TaskResult) -> list[str]:
     """Draws the charts of a task; returns lines on those that could not be drawn."""
-    warnings = []
-    for name, make in _charts(task, folder, result):
-        try:
-            if (figure := make()) is not None:
-                save(figure, folder / f"{name}.png")
-        except Exception as error:  # a font, a full disk, a broken Matplotlib: the scores are worth more than charts
-            warnings.append(f"{folder / name}.png: not drawn: {type(error).__name__}: {error}")
-    return warnings
+    return [line for name, make in _charts(task, folder, result) for line in draw(folder / f"{name}.png", make)]
 
 
 def _charts(task: Task, folder: Path, result: TaskResult) -> Iterator[tuple[str, Callable[[], Figure | None]]]:

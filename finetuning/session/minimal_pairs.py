@@ -35,12 +35,13 @@ from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult
 from finetuning.running.base import checksum_of
 from finetuning.running.records import percent
 from finetuning.session.flags import find_data
-from finetuning.session.pairs_chart import NAMELESS, Groups, draw_pairs
+from finetuning.session.pairs_chart import NAMELESS, Groups, pairs_chart
 from finetuning.session.report import table_of
 from finetuning.tasks.scores import spread_of_share
 from pretraining.checkpoint.models import Model
 from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
+from pretraining.reporting.figures import draw
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.scoring.pairs import (
     CHANCE,
@@ -252,7 +253,7 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
         result.write(out / RESULTS)
     shutil.rmtree(out / PARTS, ignore_errors=True)
     groups = grouped(result, called)
-    for part in (*draw_pairs(result, groups, out / CHART), *summary(result, groups, asked.counts, out)):
+    for part in (*draw(out / CHART, lambda: pairs_chart(result, groups)), *summary(result, groups, asked.counts, out)):
         say(console, part)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from finetuning.results import GroupScore, PairsResult
 from finetuning.tasks.scores import wilson
-from pretraining.reporting.figures import BLUE, GREY, ORANGE, new_figure, save
+from pretraining.reporting.figures import BLUE, GREY, ORANGE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,15 +20,6 @@ NAMELESS = "(none named)"
 """What the pairs of a phenomenon or paradigm without a name stand under."""
 Groups = Mapping[str, Mapping[str, GroupScore]]
 """The scores of paradigms, for each phenomenon."""
-
-
-def draw_pairs(result: PairsResult, groups: Groups, path: Path) -> list[str]:
-    """Draws the chart; a line for the user where that fails, which stops nothing."""
-    try:
-        save(pairs_chart(result, groups), path)
-    except Exception as error:  # a font, a full disk, a broken Matplotlib: the scores are worth more than a chart
-        return [f"{path}: not drawn: {type(error).__name__}: {error}"]
-    return []
 
 
 def pairs_chart(result: PairsResult, groups: Groups) -> Figure:

@@ -37,7 +37,7 @@ from finetuning.running.base import Base
 from finetuning.running.outputs import as_it_was_trained, outputs_of_model, outputs_without_model
 from finetuning.running.search import Run
 from finetuning.session import workers
-from finetuning.session.charts import draw
+from finetuning.session.charts import draw_task
 from finetuning.session.fit import doubts_of_fit, refuse_without_class, require_fit
 from finetuning.session.flags import TuningFlags
 from finetuning.session.look import look
@@ -248,7 +248,7 @@ class Session:
         results = [conclude(task, self.out / task.name, self.runs[task.name][0].begun.data) for task in self.tasks]
         write_results(results, self.out)
         for task, result in zip(self.tasks, results, strict=True):
-            for warning in draw(task, self.out / task.name, result):
+            for warning in draw_task(task, self.out / task.name, result):
                 self._print(warning)
         for part in summary(results, self.out):
             self._print(part)

@@ -6,6 +6,7 @@ Matplotlib is loaded when the first one is drawn, so that training does not wait
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,17 @@ def save(figure: Figure, path: Path) -> None:
     with warnings.catch_warnings(), replacing(path) as file:
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+
+
+def draw(path: Path, make: Callable[[], Figure | None]) -> list[str]:
+    """Saves the figure that `make` returns, if any. Returns a line on why that failed, as for a font, and
+    raises nothing: what was computed is worth more than a chart of it."""
+    try:
+        if (figure := make()) is not None:
+            save(figure, path)
+    except Exception as error:
+        return [f"{path}: not drawn: {type(error).__name__}: {error}"]
+    return []
 
 
 def smooth(values: Array, window: int) -> Array:

@@ -11,13 +11,11 @@ import pytest
 from support.reproduction import LACKING, Place, StandIn, by_words
 
 from benchmarks import reproduce
-from benchmarks.measure import read_results
-from benchmarks.report import page, sections
 from benchmarks.reproduce import Reproduce
-from benchmarks.reproduction import drawing, results
+from benchmarks.reproduction import results
 from benchmarks.reproduction.declaration import declared, table_names
 from benchmarks.reproduction.outcomes import curve_of, ended_of
-from benchmarks.reproduction.showing import scores_table, tables_of
+from benchmarks.reproduction.showing import curve_chart, scores_table, tables_of
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 
@@ -43,17 +41,12 @@ def test_every_table_is_made(place: Place, name: str) -> None:
     assert table.title in place.shown
 
 
-def test_what_was_measured_stands_on_the_page(place: Place) -> None:
+def test_the_scores_of_a_figure_are_drawn_where_their_checkpoints_lie(place: Place) -> None:
     assert place.make("figure5", StandIn()) == 0
-    text = page(sections({"figure5-demo": read_results(place.folder / "figure5-demo.json")}))
-    for words in ("Figure 5: how long to train", "paper: MNLI", "holds of these two models"):
-        assert words in text
-    assert text.count("data:image/svg+xml;base64,") == 1
-    curves = drawing.scores_along(place.result("figure5"), "demo")
-    assert {name: [round(spot.x) for spot in spots] for name, spots in curves.items()} == {
-        "MLM": [20, 30, 50, 70, 80, 100],
-        "LTR": [20, 30, 50, 70, 80, 100],
-    }, "where the checkpoints lie that are nearest to the sixths"
+    assert (place.folder / "figure5-demo.png").read_bytes().startswith(b"\x89PNG")
+    figure = curve_chart(place.result("figure5"))
+    curves = [drawn[0].get_xdata() for axes in figure.axes for drawn in axes.containers]
+    assert [[round(x) for x in places] for places in curves] == [[20, 30, 50, 70, 80, 100]] * 4
 
 
 def verdicts(found: results.TableResult, claim: str) -> dict[str, str]:
@@ -146,13 +139,6 @@ def test_the_table_of_sizes_is_the_mean_of_five_restarts(place: Place) -> None:
     assert {
         cell.wanted for row in place.result("table6").rows for name, cell in row.cells.items() if name == "demo"
     } == {5}
-
-
-def test_a_text_as_its_rows_mask_it_is_kept_with_the_table(place: Place) -> None:
-    place.patch.setattr(reproduce, "masked_sentences", lambda table, root: {"80/10/10": ["a→[MASK]"]})
-    assert place.make("table8", StandIn()) == 0
-    assert place.result("table8").masked == {"80/10/10": ["a→[MASK]"]}
-    assert "a→[MASK]" in place.shown
 
 
 def test_a_run_that_diverged_is_shown_and_not_averaged_away(place: Place) -> None:
@@ -311,7 +297,7 @@ def test_a_command_names_one_table() -> None:
 
 def test_the_tables_say_what_is_claimed_and_found(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
-    scores, claims, masked, notes, places = tables_of(place.result("table5"))
+    scores, claims, notes = tables_of(place.result("table5"))
     paper = ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1")
     assert scores.head == ["", "demo task", "BLiMP", *(f"paper: {title}" for title in paper)]
     assert [word.replace(results.NO_BREAK, " ") for word in scores.rows[0]] == [
@@ -331,9 +317,7 @@ def test_the_tables_say_what_is_claimed_and_found(place: Place) -> None:
         "demo task",
         "not sure",
     ]
-    assert not masked.rows
     assert ["MNLI-m, QNLI, MRPC, SST-2: demo task in its place"] in notes.rows
-    assert places.rows[0][1] == "BERT, No NSP, LTR & No NSP, + BiLSTM, from scratch"
 
 
 def test_the_end_of_an_earlier_start_says_nothing(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from support.reproduction import Place, StandIn
 
-from benchmarks.reproduction import ledger, origins
+from benchmarks.reproduction import inputs, ledger
 from benchmarks.reproduction.declaration import declared
-from benchmarks.reproduction.steps import RECIPES, Planner, in_order
+from benchmarks.reproduction.inputs import RECIPES
+from benchmarks.reproduction.steps import Planner, in_order
 from data_prep.common.codes import Code
 from finetuning.run_glue import RunGlue
 from finetuning.run_ner import RunNer
@@ -66,43 +67,36 @@ def test_a_table_goes_on_from_results_that_are_kept(place: Place) -> None:
     assert clone.result("table5", "mini").rows == place.result("table5", "mini").rows
     assert clone.make("table8", StandIn(), "mini", plan=True) == 0
     assert len(re.findall(r" (?:text|base seed 1) +kept, again ", clone.shown)) == 2
-    assert "; 2 of them again, since what others need of them, or they are made from, is not here" in clone.shown
+    assert "; 2 of them again, since what others need of them is not here" in clone.shown
     more = StandIn()
     assert clone.make("table8", more, "mini") == 0
     assert sum(name.startswith("train/") for name in more.ran) == 7  # six ways of masks, and the base again
     assert not any(name.startswith("tune/stsb-base") for name in more.ran)
 
 
-def test_what_was_made_from_a_model_that_comes_out_otherwise_here_is_made_again_by_the_same_command(
-    place: Place,
-) -> None:
-    assert place.make("table5", StandIn(), "mini") == 0
-    clone = Place(place.folder / "clone", place.patch)
-    clone.folder.mkdir()
-    (place.folder / "table5-mini.json").rename(clone.folder / "table5-mini.json")
-    other = StandIn(weights="other")
-    assert clone.make("table8", other, "mini") == 0
-    assert any(name.startswith("tune/stsb-base") for name in other.ran)
-    again = StandIn()
-    assert clone.make("table8", again, "mini") == 0
-    assert again.ran == []
-
-
-def test_another_recipe_makes_all_anew_and_the_plan_says_so(place: Place) -> None:
+def test_another_recipe_makes_all_anew_beside_what_is_there(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
-    checksum = origins.recipe_checksum
-    place.patch.setattr(origins, "recipe_checksum", lambda path: f"{'pre' in path.parts[-3]}{checksum(path)}")
+    checksum = inputs.recipe_checksum
+    place.patch.setattr(inputs, "recipe_checksum", lambda path: f"{'pre' in path.parts[-3]}{checksum(path)}")
     assert place.make("table5", StandIn(), plan=True) == 0
     assert "11 runs are left" in place.shown  # three models, what is made of them, and no text and no task
-    assert "the note here is not used: it was made from another recipe demo" in place.shown
-    [metrics] = (place.folder / "made" / "demo" / "train").glob("base-*/metrics.jsonl")
-    metrics.write_text("of the other recipe")
-    anew = StandIn(weights="other")
+    anew = StandIn()
     assert place.make("table5", anew) == 0
     assert len(anew.ran) == 11
-    [moved] = (place.folder / "made" / "demo" / "replaced" / "train").glob("base-*-1/base-*/metrics.jsonl")
-    assert moved.read_text() == "of the other recipe"
-    assert str(moved.parents[1]) in place.shown
+    assert len([*(place.folder / "made" / "demo" / "train").glob("base-*/metrics.jsonl")]) == 2
+
+
+def test_another_text_makes_all_anew(place: Place) -> None:
+    ran = []
+    for name, text in (("one", "text"), ("same", "text"), ("other", "another text")):
+        folder = place.folder / name / "wiki"
+        folder.mkdir(parents=True)
+        (folder / "wiki_00").write_text(text)
+        place.patch.setattr(inputs, "DATA", folder.parent)
+        stand_in = StandIn()
+        assert place.make("table5", stand_in, "mini") == 0
+        ran.append(len(stand_in.ran))
+    assert ran == [17, 0, 17]
 
 
 def test_what_a_recipe_says_counts_and_not_its_comments(tmp_path: Path) -> None:
@@ -110,7 +104,7 @@ def test_what_a_recipe_says_counts_and_not_its_comments(tmp_path: Path) -> None:
     found = []
     for text in ("epochs = 3", "# three\nepochs = 3", "epochs = 4"):
         path.write_text(text)
-        found.append(origins.recipe_checksum(path))
+        found.append(inputs.recipe_checksum(path))
     assert found[0] == found[1] != found[2]
 
 
@@ -130,14 +124,6 @@ def test_other_files_of_tasks_and_pairs_give_other_results(place: Place) -> None
         assert (len(again.ran), {name.startswith(prefix) for name in again.ran} - {True}) == (count, set())
 
 
-def test_what_depends_on_a_run_that_is_made_anew_is_made_anew_too(place: Place) -> None:
-    assert place.make("table5", StandIn()) == 0
-    [manifest] = (place.folder / "made" / "demo" / "shards").glob("*/manifest.json")
-    manifest.write_text(json.dumps({"fingerprint": "other"}))
-    assert place.make("table5", StandIn(), plan=True) == 0
-    assert "11 runs are left" in place.shown
-
-
 def test_damaged_results_are_passed_over_with_a_word_and_stay(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
     kept = place.folder / "table5-demo.json"
@@ -149,42 +135,18 @@ def test_damaged_results_are_passed_over_with_a_word_and_stay(place: Place) -> N
         assert kept.with_name("table1-demo.json").read_text() == damaged
 
 
-def test_the_newest_of_several_results_wins(place: Place) -> None:
+def test_a_table_prefers_its_own_results(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
     content = json.loads((place.folder / "table5-demo.json").read_text())
     name = next(iter(content["runs"]))
-    for table, day in (("table1", "2026-01-03"), ("table2", "2026-01-02")):
+    for table, day in (("table5", "2026-01-01"), ("table8", "2026-01-03")):
         runs = {name: {**content["runs"][name], "date": day}}
         (place.folder / f"{table}-demo.json").write_text(json.dumps({**content, "runs": runs}))
-    (place.folder / "table5-demo.json").unlink()
     step = next(step for step in in_order([*Planner(declared("table5", "demo")).cells()]) if step.name == name)
-    found = ledger.Ledger(declared("table5", "demo"), place.folder / "none", place.folder).find(step)[1]
-    assert found is not None
-    assert found.date == "2026-01-03"
-
-
-def test_results_of_another_model_of_the_same_name_are_not_mixed_with_those_of_a_table(place: Place) -> None:
-    """Two tables have trained the same base, on machines with other texts: each goes on from its own."""
-    assert place.make("table5", StandIn(), "mini") == 0
-    other = Place(place.folder / "other", place.patch)
-    assert other.make("table8", StandIn(weights="other"), "mini") == 0
-    both = Place(place.folder / "both", place.patch)
-    both.folder.mkdir()
-    for made, table in ((place, "table5"), (other, "table8")):
-        (made.folder / f"{table}-mini.json").rename(both.folder / f"{table}-mini.json")
-    for table, made in (("table5", place), ("table8", other)):
-        before, nothing = json.loads((both.folder / f"{table}-mini.json").read_text()), StandIn()
-        assert both.make(table, nothing, "mini") == 0
-        assert nothing.ran == []
-        after = json.loads((both.folder / f"{table}-mini.json").read_text())
-        assert after["rows"] == before["rows"], made
-        assert after["runs"] == before["runs"]
-    assert both.make("figure5", StandIn(), "mini") == 0
-    runs = both.result("figure5", "mini").runs
-    for name, run in runs.items():
-        for origin, checksum in run.made_from.items():
-            if origin in runs:
-                assert checksum in (runs[origin].identity, ""), name
+    for table, day in (("table5", "2026-01-01"), ("table8", "2026-01-03")):
+        found = ledger.Ledger(declared(table, "demo"), place.folder / "none", place.folder).find(step)[1]
+        assert found is not None
+        assert found.date == day
 
 
 def test_a_run_that_has_failed_in_kept_results_is_tried_again(place: Place) -> None:
@@ -215,22 +177,11 @@ def test_the_recipes_of_a_command_are_those_that_it_takes() -> None:
     assert taken == {name for names in RECIPES.values() for name in names}
 
 
-def test_results_of_other_data_are_said_and_not_used(place: Place) -> None:
+def test_results_of_another_commit_are_used_and_said(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
-    [manifest] = (place.folder / "made" / "demo" / "shards").glob("*/manifest.json")
-    manifest.write_text(json.dumps({"fingerprint": "other"}))
-    again = StandIn()
-    assert place.make("table5", again) == 0
-    assert sum(name.startswith("train/") for name in again.ran) == 3
-
-
-def test_results_of_other_code_are_used_and_said(place: Place) -> None:
-    assert place.make("table5", StandIn()) == 0
-    assert not any("other code" in note for note in place.result("table5").notes)
-    place.patch.setattr(ledger, "sources_of", lambda kind: "another")
+    assert not any("another commit" in note for note in place.result("table5").notes)
+    place.patch.setattr(ledger, "commit", lambda: "another")
     again = StandIn()
     assert place.make("table5", again) == 0
     assert again.ran == []
-    assert any(
-        "results of other code than today's are used: 13 at commit" in note for note in place.result("table5").notes
-    )
+    assert any("made at another commit than this: 13 runs at" in note for note in place.result("table5").notes)

@@ -64,22 +64,8 @@ def test_one_seed_claims_nothing_and_says_so() -> None:
     assert spread([1.0]) is None
 
 
-@pytest.mark.parametrize(
-    ("difference", "errors", "finding"),
-    [
-        (10.0, (1.5, 2.0), "holds"),
-        (-10.0, (1.5, 2.0), "does not hold"),
-        (4.8, (1.5, 2.0), "not sure"),  # 1.96 standard errors are 4.9
-        (5.0, (1.5, 2.0), "holds"),
-        (10.0, (1.5, None), "nothing is claimed"),
-    ],
-)
-def test_seeds_that_are_all_alike_are_judged_by_the_choice_of_items(
-    difference: float, errors: tuple[float | None, ...], finding: str
-) -> None:
-    found, why, _ = judge([70.0 + difference] * 3, [70.0] * 3, errors=errors)
-    assert found == finding
-    assert ("by the choice of the items" in why) == (None not in errors)
+def test_seeds_that_are_all_alike_claim_nothing() -> None:
+    assert judge([80.0] * 3, [70.0] * 3)[:2] == ("nothing is claimed", "no spread: +10.0")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from support.finetuning import call, results, write_toy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from finetuning.session import charts
+from pretraining.reporting import figures
 
 pytestmark = pytest.mark.usefixtures("leaves_group")
 
@@ -44,7 +45,7 @@ def test_what_cannot_be_drawn_is_told_and_fails_nothing(
 
     toy = write_toy(tmp_path / "toy")
     monkeypatch.setattr(charts, "curves", broken)
-    monkeypatch.setattr(charts, "save", broken)
+    monkeypatch.setattr(figures, "save", broken)
     assert call("run_task", toy.command("out")) == 0
     said = capsys.readouterr().out
     assert "curves.png: not drawn: RuntimeError: no font" in said
