@@ -23,7 +23,7 @@ GPU_WORDS = $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PA
   $(if $(MINUTES),--minutes $(MINUTES) --since $(SINCE)) $(if $(EARLIER),--earlier $(EARLIER))
 GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out build/gpu$(if $(DRY),-dry)
 
-.PHONY: demo cluster test test-lowest test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
+.PHONY: demo cluster test test-lowest test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -90,6 +90,13 @@ gpu-parts: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 
 gpu-keep: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 	$(GPU) --keep
+
+# Table 5 in minutes; gpu-text packs on a machine with the data what this needs in build/gpu-tables.
+gpu-tables: build/gpu-venv/installed
+	build/gpu-venv/bin/python benchmarks/gpu/tables.py run --minutes $(or $(MINUTES),9) $(if $(OUT),--copies $(OUT))
+
+gpu-text: .venv/installed-dev
+	$(BIN)/python benchmarks/gpu/tables.py pack
 
 gpu-wheels: .venv/installed-dev
 	$(BIN)/python benchmarks/gpu/basics.py data --shards build/gpu-shards

@@ -14,13 +14,14 @@ import tyro
 from conftest import ROOT
 
 from benchmarks.gpu.run import GpuRun
+from benchmarks.gpu.tables import GpuTables
 from benchmarks.gpu.wheels import Wheels
 
 HERE = Path("build/gpu")
 WHEELS = Path("build/gpu-wheels")
 NOW = 1_000.0
 """Stands for the time at which make begins."""
-MEANT: dict[str, GpuRun | Wheels] = {
+MEANT: dict[str, GpuRun | GpuTables | Wheels] = {
     "make gpu": GpuRun(HERE),
     "make gpu DRY=1": GpuRun(Path("build/gpu-dry"), dry=True),
     "make gpu PYTHON=/usr/bin/python3.12": GpuRun(HERE),
@@ -31,11 +32,13 @@ MEANT: dict[str, GpuRun | Wheels] = {
     "make gpu OUT=/mnt/results": GpuRun(HERE, copies=Path("/mnt/results")),
     "make gpu-parts": GpuRun(HERE, list=True),
     "make gpu-keep": GpuRun(HERE, keep=True),
+    "make gpu-text": GpuTables("pack"),
+    "make gpu-tables": GpuTables("run", minutes=9),
     "make gpu-wheels": Wheels(WHEELS),
     'make gpu-wheels PYTHON_VERSION=3.11 HAS="torch"': Wheels(WHEELS, python="3.11", has=("torch",)),
 }
 
-SCRIPTS = {GpuRun: "run", Wheels: "wheels"}
+SCRIPTS = {GpuRun: "run", GpuTables: "tables", Wheels: "wheels"}
 
 
 def lines_of(command: str) -> list[list[str]]:

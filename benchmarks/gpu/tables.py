@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Makes Table 5 on one GPU in minutes: all its models are trained at once, since the host of each is what takes time.
+
+    python benchmarks/gpu/tables.py pack --out build/gpu-tables
+    python benchmarks/gpu/tables.py run --out build/gpu-tables --minutes 9 --copies results
+
+`pack` gathers on a machine with the data what `run` needs on one without: the text as documents in pieces, the tasks
+and the pairs. When the minutes are over, what is done is put into the table, and the rest is saved and stopped.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+import os
+import subprocess
+import tarfile
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+from rich.console import Console
+
+from benchmarks.measure import DATA, ROOT, run_command
+from benchmarks.processes import end_group, pass_on, start
+from benchmarks.reproduce import Reproduce, conclude
+from benchmarks.reproduction.declaration import ScaleName, declared
+from benchmarks.reproduction.ledger import Ledger
+from benchmarks.reproduction.steps import Planner
+from benchmarks.reproduction.summing import Summing
+from data_prep.common.codes import Code
+from data_prep.common.errors import UserError
+
+TABLE = 5
+CARRIED = ("glue/STS-B", "glue/SST-2", "glue/MRPC", "glue/RTE", "pairs")
+"""Of the data besides the text."""
+ARCHIVE = "data.tar.xz"
+MOST = 40
+"""MiB of what is packed, at most: a lent machine takes 64 with the tree and few wheels (make gpu-wheels HAS=…)."""
+LAST_LINES = 3
+"""Lines of a share that failed which are told of it."""
+ENDING = 45.0
+"""Seconds at the end of the minutes in which runs save and stop, and the table is made."""
+
+
+@dataclass(frozen=True)
+class GpuTables:
+    """Makes Table 5 on one GPU in minutes."""
+
+    part: tyro.conf.Positional[Literal["pack", "run"]]
+    """pack: gather the data; run: make the table."""
+    out: Path = Path("build/gpu-tables")
+    """Folder for the data that is packed, and for all that is made of it."""
+    text: tuple[Path, ...] = (DATA / "wiki", DATA / "books")
+    """What documents are made of."""
+    minutes: float = 9.0
+    """How long `run` may take in all."""
+    scale: ScaleName = "gpu"
+    """How large everything is."""
+    shares: int = 9
+    """Commands that train at once: one for each model."""
+    copies: Path | None = None
+    """Folder that gets the table (default: that of `out`)."""
+
+
+def pack(settings: GpuTables, console: Console) -> None:
+    """Makes documents of the text, and puts them with the tasks into one file."""
+    archive = settings.out / ARCHIVE
+    with tempfile.TemporaryDirectory() as scratch:
+        documents = Path(scratch) / "documents"
+        words = [
+            "--docs",
+            *map(str, settings.text),
+            "--vocab-size",
+            "8192",
+            "--documents-only",
+            "--out",
+            str(documents),
+        ]
+        if subprocess.run([sys.executable, ROOT / "data_prep/shard.py", *words], check=False).returncode:
+            raise UserError("no documents were made; the message above says why")
+        settings.out.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(archive, "w:xz", preset=4) as tar:
+            tar.add(documents, "documents")
+            for name in CARRIED:
+                tar.add(DATA / name, name)
+    size = archive.stat().st_size / 2**20
+    console.print(f"{size:.1f} MiB  {archive}", markup=False)
+    if size > MOST:
+        raise UserError(f"{archive}: more than {MOST} MiB; give less text: --text {DATA / 'wiki' / 'AA'}")
+
+
+def run(settings: GpuTables, console: Console) -> int:
+    """Unpacks the data, trains all models at once, and makes the table of what is done in time."""
+    end = time.monotonic() + 60 * settings.minutes - ENDING
+    os.environ |= {"PYTHONUNBUFFERED": "1", **unpack(settings.out)}
+    root, results = settings.out / "made", settings.copies or settings.out
+    command = [sys.executable, str(ROOT / "benchmarks/reproduce.py"), "--table", str(TABLE), "--scale", settings.scale]
+    names = [f"{number}/{settings.shares}" for number in range(1, settings.shares + 1)]
+    shares = [start([*command, "--out", str(root), "--share", name], os.environ) for name in names]
+    said = [deque[str](maxlen=LAST_LINES) for _ in shares]
+    readers = [
+        threading.Thread(target=pass_on, args=(share, lines.append), daemon=True)
+        for share, lines in zip(shares, said, strict=True)
+    ]
+    for reader in readers:
+        reader.start()
+    wait_for(readers, end)
+    late = [share for share in shares if share.poll() is None]
+    for share in late:
+        share.terminate()  # all of them first: they save
+    wait_for(readers, end + ENDING / 2)
+    for share in shares:
+        end_group(share)
+    failed = [
+        f"share {name} failed with {share.returncode}: {' '.join(lines)}"
+        for name, share, lines in zip(names, shares, said, strict=True)
+        if share not in late and share.returncode
+    ]
+    table = declared(f"table{TABLE}", settings.scale)
+    results.mkdir(parents=True, exist_ok=True)
+    wanted = Reproduce(table=TABLE, scale=settings.scale, out=root, results=results)
+    ledger = Ledger(table, root / wanted.scale, results)
+    conclude(wanted, Summing(table, [*Planner(table).cells()], ledger), console)
+    console.print("\n".join([*failed, *[f"{len(late)} of {len(shares)} shares were not done in time"] * bool(late)]))
+    return Code.MISTAKE if failed else Code.STOPPED if late else Code.DONE
+
+
+def unpack(folder: Path) -> dict[str, str]:
+    """Unpacks the data where that was not done yet; returns the variable that names them."""
+    archive, data = folder / ARCHIVE, folder / "data"
+    if not data.exists():
+        if not archive.exists():
+            if "CLOZE_DATA" in os.environ:
+                return {}
+            raise UserError(f"{archive}: no such file; make gpu-text packs it on a machine with the data")
+        with tempfile.TemporaryDirectory(dir=folder) as scratch, tarfile.open(archive) as tar:
+            tar.extractall(Path(scratch) / "data", filter="data")
+            (Path(scratch) / "data").rename(data)
+    return {"CLOZE_DATA": str(data.resolve())}
+
+
+def wait_for(threads: Sequence[threading.Thread], end: float) -> None:
+    """Waits until all threads have ended, or it is so late by the clock of `time.monotonic`."""
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+if __name__ == "__main__":
+    run_command(GpuTables, lambda settings, console: (pack if settings.part == "pack" else run)(settings, console))
