@@ -29,7 +29,6 @@ from rich.console import Console
 
 from benchmarks.charts import embedded, ratio_chart, scaling_chart
 from benchmarks.measure import PARTIAL, RESULTS, ROOT, commit, read_results, run_command
-from benchmarks.published import read_published
 from benchmarks.reproduction.drawing import chart_of
 from benchmarks.reproduction.ledger import BENCHMARK
 from benchmarks.reproduction.showing import read_table_result, runs_of, tables_of
@@ -78,8 +77,6 @@ TITLES = {
 }
 """Titles of the benchmarks, in the order of the page; others follow by their own names."""
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
-PUBLISHED = "model length gpus gpu software sequences_per_second hours padded precision source".split()
-"""Columns of published figures."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,6 @@ def sections(results: Mapping[str, Results], run: Path | None = None) -> Iterato
         parts = [part_of(name, found) for name, found in results.items() if found["benchmark"] == benchmark]
         if parts:
             yield Chapter(TITLES.get(benchmark, benchmark), parts)
-    yield published(read_published())
     machines = [{"results": name, **found["environment"]} for name, found in results.items()]
     yield Chapter("Machines", [PagePart(full=[matrix("", machines)], source="their environments")])
 
@@ -228,16 +224,6 @@ def table_of_record(record: Mapping[str, Any]) -> ResultTable:
     if "time" in record:
         shown["time"] = f"{datetime.fromtimestamp(record['time'], timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     return ResultTable(f"The newest {record['kind']}", ("figure", ""), [*shown.items()])
-
-
-def published(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> Chapter:
-    """What others published: hours of whole runs, and throughputs."""
-    hours, rows = (
-        [{name: row[name] for name in PUBLISHED if name in row} for row in content[kind]] for kind in ("hours", "rows")
-    )
-    note = "What ran elsewhere took no turns with ours, so there are no ratios."
-    part = PagePart(tables=[matrix("Hours to train", hours)], full=[matrix("", rows)], source="throughput")
-    return Chapter("Published by others", [part], note)
 
 
 def page(chapters: Iterable[Chapter]) -> str:

@@ -71,7 +71,7 @@ class Margin(NamedTuple):
 
 PUBLISHED = Margin(0.83, 1.88, "published runs of other software")
 """From the fastest to the slowest series in benchmarks/published.toml, each beside a model that was fitted without its
-source (benchmarks/published.py: `fit_margin`): rather how far software differs than hardware."""
+source (tests/benchmarks/test_published.py holds it): rather how far software differs than hardware."""
 
 
 @dataclass(frozen=True)

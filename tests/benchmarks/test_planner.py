@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from support.published import read_published
 
 from benchmarks import planner
-from benchmarks.published import read_published
 from data_prep.common.errors import UserError
 from pretraining.config.overrides import RECIPES
 

@@ -7,8 +7,7 @@ from statistics import mean
 
 import pytest
 from conftest import ROOT
-
-from benchmarks.published import (
+from support.published import (
     Comparison,
     compare,
     cover,
@@ -21,6 +20,7 @@ from benchmarks.published import (
     modelled_speed,
     read_published,
 )
+
 from pretraining.planning.cost import PUBLISHED, REACH, SLOWEST
 
 PAGE = (ROOT / "docs" / "planning.md").read_text()
