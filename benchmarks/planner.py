@@ -85,13 +85,16 @@ def main(arguments: list[str]) -> int:
     check_batches(recipe, site.cluster.nodes, site.cluster.per_node)
     target = site.target(choosing(recipe), manifest)
     console.print(f"{settings.recipe.stem} on {site.description}\n")
-    options = sweep(target)
-    console.print(render_cluster(target, options, settings.price_per_gpu_hour))
+    plans = sweep(target)
+    console.print(render_cluster(target, plans, settings.price_per_gpu_hour))
     check_fit(target)
     others = scale(target)
     console.print(render_scale(others, settings.price_per_gpu_hour))
     if settings.chart is not None:
-        save(planning_chart([(each.ranks, each.seconds / 3600, each.efficiency) for each in others]), settings.chart)
+        save(
+            planning_chart([(each.target.ranks, (each.seconds or 0) / 3600, each.efficiency) for each in others]),
+            settings.chart,
+        )
         console.print(f"\ndrawn: {settings.chart}")
     return 0
 
