@@ -4,8 +4,7 @@
     python benchmarks/calibration.py
 
 Steps of a few models on one process with all threads and with one calibrate the model; other models and micro-batches,
-and two processes that join their gradients, test it. What ranks hold of weights, gradients and the optimizer's state is
-compared too, for four sizes under all ZeRO stages. Results go to benchmarks/results, for planner.py --calibration.
+and two processes that join their gradients, test it. Results go to benchmarks/results, for planner.py --calibration.
 """
 
 import sys
@@ -17,7 +16,6 @@ if __name__ == "__main__":
 
     begin()
 
-import gc
 import itertools
 import math
 import os
@@ -27,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 from pretraining.processes.environment import cores_are_idle, prepare_process
@@ -36,19 +34,17 @@ prepare_process()
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from scipy.optimize import nnls
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.contests import alternate
 from benchmarks.measure import Keeper, results_file, run_command, when
-from benchmarks.sides import Kind, Side, muffled, open_sides
+from benchmarks.sides import Kind, Side, open_sides
 from benchmarks.tables import matrix, show
 from benchmarks.training_sides import Training, joined
 from data_prep.common.capacity import num_cores
 from data_prep.common.launchers import World, find_world
-from pretraining.config.settings import VOCABULARY, Dtype, Parallel, Precision
+from pretraining.config.settings import VOCABULARY, Precision
 from pretraining.data.batches import full_sequences
 from pretraining.data.statistics import PREDICTED_SHARE, measure_sequences
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -56,7 +52,7 @@ from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.shape import Shape
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import Cluster, Device, Exchange, MicroBatch, step_time
-from pretraining.planning.memory import count_parameters, plan_memory
+from pretraining.planning.memory import count_parameters
 from pretraining.processes.group import connect
 from pretraining.reporting.hardware import total_memory
 
@@ -94,12 +90,6 @@ TESTED = (Case("mini", 128, 16), Case("small", 512, 4), Case("small", 128, 8, 2)
 """Steps that the model must foretell on one process; on two it must foretell all."""
 JOINING = Case("medium", 8, 1)
 """A step that is hardly more than what ranks exchange, which gives the bytes a second between two."""
-SIZES = ("mini", "small", "medium", "base")
-"""Models whose memory is compared."""
-MARK = 12_347
-"""Bytes of a tensor that marks the end of a step among the allocations."""
-PEAK_STEPS = 6
-"""Steps of a measurement, of which the first makes the optimizer's state."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +98,6 @@ class Calibration:
 
     rounds: int = 5
     """Steps of each case that are measured, after one that warms up."""
-    only: Literal["steps", "memory"] | None = None
-    """What to measure; the file keeps what it has of the other (default: both)."""
     out: Path | None = None
     """File for what is found (default: in benchmarks/results, by the hardware)."""
 
@@ -140,10 +128,6 @@ class Rank:
             self.trainings[case.size] = begin_training(case.shape, settings, self.rank)
         batch = full_sequences(case.micro_batch, case.length, round(PREDICTED_SHARE * case.length))
         self.trainings[case.size].step(joined([batch] * case.accumulation, self.ranks))
-
-    def peak(self, size: str, zero: int) -> dict[str, Any]:
-        """The most memory that a model's training takes, beside what is planned."""
-        return measure_peak(Shape.named(size, VOCABULARY), DTYPE, zero)
 
 
 def pair(threads: int = 1) -> dict[str, Kind]:
@@ -180,58 +164,6 @@ def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[
             found[case.name] = {side: measured.of(side) for side in turns}
             show(console, [matrix("", [{"seconds of": case.name, **found[case.name]}])])
     return found
-
-
-def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:
-    """Trains a model for some steps on a few pieces, so that activations are nothing, and compares their peak with what
-    is planned.
-
-    All ranks call it together, in processes that have made no engine before: what that left would be freed among what
-    is counted. Garbage is collected before each micro-batch, since what refers to itself is freed at any time.
-    """
-    settings = EngineSettings(precision=Precision(dtype=dtype), parallel=Parallel(zero=zero))
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    with muffled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        training = begin_training(shape, settings, rank)
-        for _ in range(PEAK_STEPS):
-            training.step(joined([full_sequences(1, 8, 1)] * 2, ranks), mark=gc.collect)
-            torch.empty(MARK, dtype=torch.uint8)
-    training.engine.close()
-    peak = _lowest_peak(profiled)
-    planned = plan_memory(shape, dtype, ranks, zero).device
-    return {"dtype": dtype, "zero": zero, "peak": peak, "planned": planned, "error": round(planned / peak - 1, 3)}
-
-
-def _lowest_peak(profiled: Any) -> int:
-    """The most bytes that were allocated at once in a step, of all steps after the first one the lowest.
-
-    What a thread of gloo lets go of is not among the events: under ZeRO 3 weights that were gathered then seem to be
-    held for ever. So a peak is counted from what is held between steps, where nothing is gathered, at the fewest.
-    """
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held, peak = 0, 0
-    between: list[int] = []
-    above: list[int] = []
-    for event in sorted(events, key=lambda each: each.start_ns()):
-        held += int(event.nbytes())
-        peak = max(peak, held)
-        if event.nbytes() == MARK:
-            above.append(peak - between[-1] if between else peak)
-            between.append(held)
-            peak = held
-    assert len(between) == PEAK_STEPS, "every step has its mark"
-    return min(between) + min(above[1:])
-
-
-def measure_memory(console: Console) -> list[dict[str, Any]]:
-    """The peaks of all sizes under all stages on two ranks, beside what is planned; each in processes of its own."""
-    rows = []
-    for size, zero in itertools.product(SIZES, range(4)):
-        with open_sides(pair()) as sides:
-            found = ask_together(list(sides.values()), "peak", size, zero)
-        rows.append({"size": size, **min(found, key=lambda one: one["peak"])})
-        show(console, [matrix("", rows[-1:])])
-    return rows
 
 
 def work_of(case: Case) -> MicroBatch:
@@ -289,20 +221,15 @@ def link_of(seconds: float, device: Device) -> float:
 
 
 def run(settings: Calibration, console: Console) -> None:
-    """Measures steps, memory or both; the file keeps what it has of the other."""
+    """Measures steps, and keeps what the model says of them."""
     out = settings.out or results_file("planner", with_gpu=False)
     keeper = Keeper("calibration", ["torch", "deepspeed"], out, with_gpu=False)
-    results = keeper.earlier if settings.only else {}
-    if settings.only != "memory":
-        found = measure_steps((*KNOWN, *TESTED, JOINING), settings.rounds, console)
-        devices, link, rows = foretell(found, (*KNOWN, *TESTED))
-        show(console, [matrix("foretold", [row for row in rows if not row["calibrates"]])])
-        named = {side: asdict(device) for side, device in devices.items()}
-        machine = {"dtype": DTYPE, "memory_bytes": total_memory(CPU), "link": link, "devices": named}
-        results["steps"] = {**machine, "rows": rows, **when()}
-    if settings.only != "steps":
-        results["memory"] = {"rows": measure_memory(console), **when()}
-    console.print(f"kept in {keeper.keep(results)}")
+    found = measure_steps((*KNOWN, *TESTED, JOINING), settings.rounds, console)
+    devices, link, rows = foretell(found, (*KNOWN, *TESTED))
+    show(console, [matrix("foretold", [row for row in rows if not row["calibrates"]])])
+    named = {side: asdict(device) for side, device in devices.items()}
+    machine = {"dtype": DTYPE, "memory_bytes": total_memory(CPU), "link": link, "devices": named}
+    console.print(f"kept in {keeper.keep({'steps': {**machine, 'rows': rows, **when()}})}")
 
 
 if __name__ == "__main__":

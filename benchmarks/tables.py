@@ -214,7 +214,7 @@ MADE = {
 
 
 def calibration(found: Results) -> Iterator[ResultTable]:
-    """How far the model of costs is from what was measured: time by who made the steps, memory by size and stage."""
+    """How far the model of costs is from what was measured, by who made the steps."""
     foretold = [row for row in found.get("steps", {}).get("rows", []) if not row["calibrates"]]
     rows = []
     for side in dict.fromkeys(row["side"] for row in foretold):
@@ -223,11 +223,6 @@ def calibration(found: Results) -> Iterator[ResultTable]:
         mean = f"{sum(map(abs, errors)) / len(errors):.1%}"
         rows.append({"time of": MADE.get(side, side), "steps": len(errors), "mean error": mean, "worst": worst})
     yield matrix("", rows)
-    sizes: dict[str, dict[str, Any]] = {}
-    for row in found.get("memory", {}).get("rows", []):
-        size = sizes.setdefault(row["size"], {f"memory, {row['dtype']}": row["size"]})
-        size[f"ZeRO {row['zero']}"] = f"{row['planned'] / row['peak'] - 1:+.1%}"
-    yield matrix("", list(sizes.values()))
 
 
 def cleanliness(found: Results) -> Iterator[ResultTable]:
