@@ -144,15 +144,6 @@ def test_results_of_another_format_are_not_mixed_in(tmp_path: Path, tiny_shards:
     assert "run its benchmark again" in done.errors
 
 
-def test_what_does_not_fit_is_made_smaller(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, ("cloze",), 3, None, Console())
-    whole = Contest.parse("base-128-64")
-    assert throughput.shrunk(whole, bench, ceiling=1e15) == whole
-    assert throughput.shrunk(whole, bench, ceiling=1e11).sequences < 64  # would take too long
-    monkeypatch.setattr(throughput, "total_memory", lambda _: 4 << 30)
-    assert throughput.shrunk(whole, bench, ceiling=1e15).sequences < 64
-
-
 def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, ("cloze",), 3, None, Console(quiet=True))
 
