@@ -54,7 +54,7 @@ from pretraining.reporting.metrics_file import METRICS, evaluations, newest_reco
 TEMPLATE = Path(__file__).with_suffix(".html")
 PAGES = tuple(
     ROOT / "docs" / name
-    for name in ("measurements.md", "planning.md", "data.md", "exactness.md", "training.md", "reproducing.md", "gpu.md")
+    for name in ("measurements.md", "data.md", "exactness.md", "training.md", "reproducing.md", "gpu.md")
 )
 TITLES = {
     BENCHMARK: "The paper's tables",
@@ -70,7 +70,6 @@ TITLES = {
     "parts": "Preparing large texts",
     "cleanliness": "Text of MediaWiki dumps",
     "loader": "Preparing batches",
-    "calibration": "The planner's model of costs",
     "trainer_losses": "Losses beside the Trainer's",
     "trainer_scores": "Scores beside the Trainer's",
     "recipe_scores": "What a recipe gives",

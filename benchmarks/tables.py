@@ -206,25 +206,6 @@ def scaling(found: Results) -> Iterator[ResultTable]:
     yield matrix("", rows)
 
 
-MADE = {
-    "process": "one process with all threads",
-    "thread": "one process with one thread",
-    "ranks": "two processes with one thread that join their gradients",
-}
-
-
-def calibration(found: Results) -> Iterator[ResultTable]:
-    """How far the model of costs is from what was measured, by who made the steps."""
-    foretold = [row for row in found.get("steps", {}).get("rows", []) if not row["calibrates"]]
-    rows = []
-    for side in dict.fromkeys(row["side"] for row in foretold):
-        errors = [row["error"] for row in foretold if row["side"] == side]
-        worst = f"{max(errors, key=abs):+.1%}"
-        mean = f"{sum(map(abs, errors)) / len(errors):.1%}"
-        rows.append({"time of": MADE.get(side, side), "steps": len(errors), "mean error": mean, "worst": worst})
-    yield matrix("", rows)
-
-
 def cleanliness(found: Results) -> Iterator[ResultTable]:
     """Passages with holes, by whose rules dumps are read."""
     rows = []
@@ -305,7 +286,7 @@ def recipe_scores(found: Results) -> Iterator[ResultTable]:
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
     each.__name__: each
     for each in (
-        *(scaling, calibration, cleanliness, parts, loader, trainer_losses, trainer_scores),
+        *(scaling, cleanliness, parts, loader, trainer_losses, trainer_scores),
         *(optimizers, weight_gradients, recipe_scores, fine_tuning_ranks, spin_counts),
     )
 }

@@ -18,7 +18,7 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configured
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.amount import disproportion, measure_phase
-from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime, efficiency, step_time
+from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime, efficiency, step_time, tell_range
 from pretraining.planning.memory import (
     PROCESS,
     Activations,
@@ -106,9 +106,8 @@ class Target:
         assert self.cluster is not None
         average = self.statistics(phase)
         accumulation = phase.batch // (micro_batch * self.ranks)
-        recompute, on_gpu = self.recipe.compute.checkpoint_activations, self.cluster.device.runs_ahead
-        sequences = (micro_batch, average.pieces, average.flops)
-        work = MicroBatch.of(self.shape, self.dtype, *sequences, recompute, on_gpu, average.predictions)
+        recompute, sequences = self.recipe.compute.checkpoint_activations, (micro_batch, average.pieces, average.flops)
+        work = MicroBatch.of(self.shape, self.dtype, *sequences, recompute, average.predictions)
         traffic = find_optimizer(self.recipe.optimizer).traffic
         exchange = Exchange.of(count_parameters(self.shape), zero, self.dtype, traffic)
         arguments = (self.cluster, work, exchange, accumulation)
@@ -191,9 +190,8 @@ class Plan:
     @property
     def range(self) -> str:
         """How long the run may take on its cluster, by what the model has been compared with."""
-        assert self.target.cluster is not None
         by_clock = sum(phase.seconds or 0.0 for phase in self.phases if phase.schedule.steps is None)
-        return self.target.cluster.margin.tell((self.seconds or 0.0) - by_clock, by_clock)
+        return tell_range((self.seconds or 0.0) - by_clock, by_clock)
 
     @property
     def step_seconds(self) -> float:
