@@ -48,12 +48,13 @@ from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
 from pretraining.planning.machines import check_names, check_numbers, name_site, split_ranks
 from pretraining.planning.sweep import check_fit
+from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
 from pretraining.training.pairs import about_sample, read_sample
-from pretraining.training.preview import preview
+from pretraining.training.preview import plan_run
 from pretraining.training.request import Request
 from pretraining.training.run import run
 
@@ -153,7 +154,8 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
             nodes, each = split_ranks(ranks, wanted.gpus_per_node)
             site = name_site(recipe, wanted.gpu, nodes, each, wanted.network, memory)
         here = ranks == world.size
-        console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, memory, site, here))
+        plan = plan_run(recipe, manifest, ranks, wanted.pieces_per_second, memory, site, here)
+        console.print(render_plan(plan))
         console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
         if site is not None:
             check_fit(site.target(recipe, manifest))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from rich.console import RenderableType
 
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
@@ -12,7 +11,6 @@ from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
 from pretraining.planning.machines import Site
 from pretraining.planning.memory import Room
 from pretraining.planning.plan import Plan, Target, build_plan
-from pretraining.planning.table import render_plan
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.training.micro_batch import room_of
 
@@ -20,19 +18,6 @@ UNKNOWN_HOURS = (
     "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu h100-80, or give "
     "the throughput, --pieces-per-second"
 )
-
-
-def preview(
-    recipe: Recipe,
-    manifest: Manifest | None,
-    ranks: int,
-    pieces_per_second: float | None,
-    gpu_memory: float | None,
-    site: Site | None,
-    here: bool,
-) -> RenderableType:
-    """The plan of a run in words; the same arguments as for `plan_run`."""
-    return render_plan(plan_run(recipe, manifest, ranks, pieces_per_second, gpu_memory, site, here))
 
 
 def plan_run(

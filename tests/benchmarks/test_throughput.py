@@ -24,7 +24,7 @@ from support.shards import make_shards
 
 from benchmarks import sides, throughput
 from benchmarks.measure import read_results
-from benchmarks.sides import Kind, SideFailedError, SideShortError, open_sides
+from benchmarks.sides import Kind, Loop, SideFailedError, SideShortError, Turns, open_sides
 from benchmarks.throughput import Bench
 from benchmarks.training_sides import Contest
 from data_prep.common.errors import UserError
@@ -85,6 +85,24 @@ def test_a_side_that_cannot_go_on_says_why(make: Any, told: str, monkeypatch: py
     monkeypatch.setattr(sides, "multiprocessing", SimpleNamespace(get_context=lambda _: get_context("fork")))
     with pytest.raises(SideFailedError, match=told), open_sides({"peer": Kind(make)}):
         pass
+
+
+class Counting(Loop):
+    """A loop that has two turns."""
+
+    def take_turns(self, turns: Turns) -> None:
+        for number in range(2):
+            turns.next(number)
+        raise UserError("no more")
+
+
+def test_a_loop_goes_on_for_one_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what goes wrong in it is raised where the turn was asked for."""
+    monkeypatch.setattr(sides, "multiprocessing", SimpleNamespace(get_context=lambda _: get_context("fork")))
+    with open_sides({"peer": Kind(Counting)}) as opened:
+        assert opened["peer"].ask("train") == 1
+        with pytest.raises(SideFailedError, match="peer: no more"):
+            opened["peer"].ask("train")
 
 
 def measured(*words: str, seconds: float = 90.0, **environment: str) -> Done:
