@@ -18,7 +18,6 @@ if __name__ == "__main__":
 
 from dataclasses import dataclass
 
-from benchmarks.charts import planning_chart
 from benchmarks.measure import mistakes_told, read_recipe_command
 from data_prep.common.errors import check_all
 from data_prep.common.terminal import open_console
@@ -27,7 +26,6 @@ from pretraining.config.settings import Recipe
 from pretraining.planning.machines import PER_NODE, check_names, check_numbers, name_site
 from pretraining.planning.sweep import check_batches, check_fit, scale, sweep
 from pretraining.planning.table import render_cluster, render_scale
-from pretraining.reporting.figures import save
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,6 @@ class Planner:
     """GB of a GPU (default: what it is sold with)."""
     price_per_gpu_hour: float | None = None
     """What a GPU costs an hour, in any currency."""
-    chart: Path | None = None
-    """PNG of hours and efficiency over the number of nodes."""
 
 
 def main(arguments: list[str]) -> int:
@@ -72,14 +68,7 @@ def main(arguments: list[str]) -> int:
     plans = sweep(target)
     console.print(render_cluster(target, plans, settings.price_per_gpu_hour))
     check_fit(target)
-    others = scale(target)
-    console.print(render_scale(others, settings.price_per_gpu_hour))
-    if settings.chart is not None:
-        save(
-            planning_chart([(each.target.ranks, (each.seconds or 0) / 3600, each.efficiency) for each in others]),
-            settings.chart,
-        )
-        console.print(f"\ndrawn: {settings.chart}")
+    console.print(render_scale(scale(target), settings.price_per_gpu_hour))
     return 0
 
 
