@@ -23,7 +23,7 @@ from data_prep.common.errors import check_all
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.planning.machines import PER_NODE, check_names, check_numbers, name_site
+from pretraining.planning.machines import PER_NODE, check_names, check_numbers, target_gpus
 from pretraining.planning.sweep import check_batches, check_fit, scale, sweep
 from pretraining.planning.table import render_cluster, render_scale
 
@@ -60,11 +60,10 @@ def main(arguments: list[str]) -> int:
         lambda: check_names(settings.gpu, settings.network),
         lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
     )
-    cluster = (settings.nodes, settings.gpus_per_node, settings.network)
-    site = name_site(recipe, settings.gpu, *cluster, settings.gpu_memory)
-    check_batches(recipe, site.cluster.nodes, site.cluster.per_node)
-    target = site.target(choosing(recipe), manifest)
-    console.print(f"{settings.recipe.stem} on {site.description}\n")
+    cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
+    target = target_gpus(choosing(recipe), manifest, *cluster, settings.gpu_memory)
+    check_batches(recipe, settings.nodes, settings.gpus_per_node)
+    console.print(f"{settings.recipe.stem} on {target.where}\n")
     plans = sweep(target)
     console.print(render_cluster(target, plans, settings.price_per_gpu_hour))
     check_fit(target)

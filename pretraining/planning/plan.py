@@ -53,6 +53,8 @@ class Target:
     ranks: int
     cluster: Cluster | None = None
     """what the ranks compute with; None where that is not known"""
+    where: str = ""
+    """the cluster in words"""
 
     @property
     def shape(self) -> Shape:
