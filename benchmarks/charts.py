@@ -1,4 +1,4 @@
-"""Charts of what was measured and planned: speed by processes, and hours by GPUs."""
+"""Charts of what was measured: speed by processes."""
 
 from __future__ import annotations
 
@@ -40,18 +40,4 @@ def scaling_chart(points: Sequence[Mapping[str, Any]]) -> Figure:
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set(title=f"{kind} scaling", xlabel="processes", ylabel="sequences a second")
         axes.legend()
-    return figure
-
-
-def planning_chart(others: Sequence[tuple[int, float, float]]) -> Figure:
-    """Hours and efficiency over the number of GPUs."""
-    figure = new_figure(3.6)
-    left, right = figure.subplots(1, 2)
-    gpus, hours, efficiencies = zip(*others, strict=True)
-    left.plot(gpus, hours, marker="o", color=BLUE)
-    left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="hours")
-    right.plot(gpus, [100 * share for share in efficiencies], marker="o", color=ORANGE)
-    right.set(xscale="log", ylim=(0, 105), xlabel="GPUs", ylabel="efficiency against one GPU, %")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
     return figure

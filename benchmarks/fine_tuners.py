@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import StringIO
@@ -22,6 +20,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.peer import hush, pad_inputs
+from benchmarks.sides import Loop, Turns
 from data_prep.common.arrays import Array
 from data_prep.common.launchers import World
 from finetuning.inputs import Cutter, Encoded, Items
@@ -133,77 +132,52 @@ class OurFineTuning:
         outputs_of(self.run.engine, self.task.head.kind, {"train": self.task.train}, self.context)
 
 
-class InTurns:
-    """A loop of training as a side of a contest: a thread goes through it, and stands still between turns."""
+class TheirFineTuning(Loop):
+    """transformers' Trainer, which pads to a width, or to the longest of a batch with lengths grouped: an epoch in each
+    turn, and a prediction in each turn after the last one."""
 
-    def __init__(self, work: Callable[[InTurns, Path], None]) -> None:
-        self._begin, self._end = threading.Semaphore(0), threading.Semaphore(0)
-        self._error: BaseException | None = None
-        threading.Thread(target=self._go_through, args=(work,), daemon=True).start()
-        self._wait()
+    def __init__(self, numbers: Numbers, width: int, exercise: Exercise) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        hush()
+        self.numbers, self.width, self.exercise = numbers, width, exercise
 
-    def train(self) -> None:
-        """Lets it go on for a turn."""
-        self._begin.release()
-        self._wait()
+    def take_turns(self, turns: Turns) -> None:
+        """Trains for all epochs, and then predicts the items that it trained on, again and again."""
+        with tempfile.TemporaryDirectory() as folder:
+            trainer, rows = self._prepare(turns, Path(folder))
+            turns.next()
+            trainer.train()
+            while True:
+                trainer.predict(rows)
+                turns.next()
 
-    predict = train
-    """The loop decides whether a turn trains or predicts."""
+    def _prepare(self, turns: Turns, folder: Path) -> tuple[Any, Any]:
+        """The Trainer and the rows of its dataset."""
+        import transformers
 
-    def next(self) -> None:
-        """Ends a turn, and waits for the next one; the loop calls it, and once when it is ready for the first."""
-        self._end.release()
-        self._begin.acquire()
+        steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
 
-    def _wait(self) -> None:
-        self._end.acquire()
-        if self._error is not None:
-            raise self._error
-
-    def _go_through(self, work: Callable[[InTurns, Path], None]) -> None:
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                work(self, Path(folder))
-        except BaseException as error:
-            self._error = error
-            self._end.release()
-
-
-def theirs(numbers: Numbers, width: int, exercise: Exercise) -> InTurns:
-    """transformers' Trainer, which pads to a width, or to the longest of a batch with lengths grouped."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    hush()
-    import transformers
-
-    def train(turns: InTurns, folder: Path) -> None:
         class EndsTurns(transformers.TrainerCallback):
             """Ends a turn with the last step of an epoch."""
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-                if state.global_step % exercise.steps == 0:
+                if state.global_step % steps == 0:
                     turns.next()
 
         torch.set_num_threads(default_threads(World()))
-        settings, task = exercise.settings(), exercise.open()
-        rows: Any = rows_of(task.train, task.head.kind, width)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(exercise.model)
-        collator: Any = transformers.default_data_collator if width else transformers.DataCollatorWithPadding(tokenizer)
+        rows: Any = rows_of(task.train, task.head.kind, self.width)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.exercise.model)
+        pad: Any = transformers.DataCollatorWithPadding(tokenizer)
         trainer = transformers.Trainer(
-            model=load_model(exercise.model, task.head, settings),
-            args=arguments(settings, folder, numbers, grouped=not width),
+            model=load_model(self.exercise.model, task.head, settings),
+            args=arguments(settings, folder, self.numbers, grouped=not self.width),
             train_dataset=rows,
-            data_collator=collator,
+            data_collator=transformers.default_data_collator if self.width else pad,
             processing_class=tokenizer,
             callbacks=[EndsTurns()],
         )
         trainer.remove_callback(transformers.PrinterCallback)
-        turns.next()
-        trainer.train()
-        while True:
-            trainer.predict(rows)
-            turns.next()
-
-    return InTurns(train)
+        return trainer, rows
 
 
 def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:

@@ -29,7 +29,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate
-from benchmarks.fine_tuners import SQUAD, Exercise, Numbers, OurFineTuning, theirs
+from benchmarks.fine_tuners import SQUAD, Exercise, Numbers, OurFineTuning, TheirFineTuning
 from benchmarks.measure import DATA, Keeper, run_command, when
 from benchmarks.peer import missing
 from benchmarks.sides import Kind, open_sides
@@ -93,7 +93,7 @@ def make_model(size: str, data: Path, folder: Path) -> Path:
 def compete(numbers: Numbers, width: int, exercise: Exercise, alone: bool = False) -> dict[str, Turns]:
     """Turns of all sides, in training and in prediction; the first one of each warms it up."""
     kinds = {OURS: Kind(OurFineTuning, small_steps=True)}
-    kinds |= {} if alone else {"transformers": Kind(partial(theirs, numbers, width), prepared=False)}
+    kinds |= {} if alone else {"transformers": Kind(partial(TheirFineTuning, numbers, width), prepared=False)}
     with open_sides(kinds, exercise) as sides:
 
         def turns(method: str) -> Turns:

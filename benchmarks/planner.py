@@ -4,7 +4,7 @@
     python benchmarks/planner.py --recipe bert_large_lamb --nodes 32 --gpus-per-node 8 --gpu a100-80 --network hdr200x8
 
 Any value of the recipe can be given as --section.key VALUE, as train.py takes it. `docs/planning.md` states the model,
-its constants, and how far it is from what others have published and from what was measured here.
+its constants, and how far it is from what others have published.
 """
 
 import sys
@@ -16,33 +16,16 @@ if __name__ == "__main__":
 
     begin(ends_with_reader=True)
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from benchmarks.charts import planning_chart
-from benchmarks.measure import mistakes_told, read_recipe_command, read_results
-from data_prep.common.errors import UserError, check_all
+from benchmarks.measure import mistakes_told, read_recipe_command
+from data_prep.common.errors import check_all
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.planning.cost import Cluster, Device, Margin
-from pretraining.planning.machines import (
-    PER_NODE,
-    Site,
-    check_names,
-    check_numbers,
-    check_size,
-    find_network,
-    name_site,
-)
-from pretraining.planning.memory import Room
+from pretraining.planning.machines import PER_NODE, check_names, check_numbers, target_gpus
 from pretraining.planning.sweep import check_batches, check_fit, scale, sweep
 from pretraining.planning.table import render_cluster, render_scale
-from pretraining.reporting.figures import save
-
-MEASURED = {1: "process", 2: "ranks"}
-"""Names of ranks in the results of calibration.py, by how many share the machine."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +38,16 @@ class Planner:
     """Folder of shards, for the lengths of real text (default: full sequences)."""
     nodes: int = 1
     """Nodes of the cluster."""
-    gpus_per_node: int | None = None
-    """GPUs of a node (default: 8, or 1 process with --calibration)."""
+    gpus_per_node: int = PER_NODE
+    """GPUs of a node."""
     gpu: str = "h100-80"
     """Kind of the GPUs: v100-32, a100-80, h100-80, h200, …"""
     network: str | None = None
     """What joins the nodes, and how many ports a node has: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
     gpu_memory: float | None = None
     """GB of a GPU (default: what it is sold with)."""
-    calibration: Path | None = None
-    """Results of calibration.py: nodes like the machine that it has measured, with 1 or 2 processes each."""
     price_per_gpu_hour: float | None = None
     """What a GPU costs an hour, in any currency."""
-    chart: Path | None = None
-    """PNG of hours and efficiency over the number of nodes."""
 
 
 def main(arguments: list[str]) -> int:
@@ -81,18 +60,14 @@ def main(arguments: list[str]) -> int:
         lambda: check_names(settings.gpu, settings.network),
         lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
     )
-    site = find_site(settings, recipe)
-    check_batches(recipe, site.cluster.nodes, site.cluster.per_node)
-    target = site.target(choosing(recipe), manifest)
-    console.print(f"{settings.recipe.stem} on {site.description}\n")
-    options = sweep(target)
-    console.print(render_cluster(target, options, settings.price_per_gpu_hour))
+    cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
+    target = target_gpus(choosing(recipe), manifest, *cluster, settings.gpu_memory)
+    check_batches(recipe, settings.nodes, settings.gpus_per_node)
+    console.print(f"{settings.recipe.stem} on {target.where}\n")
+    plans = sweep(target)
+    console.print(render_cluster(target, plans, settings.price_per_gpu_hour))
     check_fit(target)
-    others = scale(target)
-    console.print(render_scale(others, settings.price_per_gpu_hour))
-    if settings.chart is not None:
-        save(planning_chart([(each.ranks, each.seconds / 3600, each.efficiency) for each in others]), settings.chart)
-        console.print(f"\ndrawn: {settings.chart}")
+    console.print(render_scale(scale(target), settings.price_per_gpu_hour))
     return 0
 
 
@@ -100,39 +75,6 @@ def choosing(recipe: Recipe) -> Recipe:
     """The recipe without micro-batches of its own: here they are chosen."""
     phases = [phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases]
     return recipe.model_copy(update={"phases": type(recipe.phases)(phases)})
-
-
-def find_site(settings: Planner, recipe: Recipe) -> Site:
-    """Where the run is planned for: GPUs of the table, or a machine that was measured."""
-    if settings.calibration is not None:
-        return read_site(settings.calibration, settings.nodes, settings.gpus_per_node or 1, settings.network or "10gbe")
-    per_node = PER_NODE if settings.gpus_per_node is None else settings.gpus_per_node
-    return name_site(recipe, settings.gpu, settings.nodes, per_node, settings.network, settings.gpu_memory)
-
-
-def read_site(path: Path, nodes: int, per_node: int, network: str) -> Site:
-    """Nodes like the machine that calibration.py has measured."""
-    check_size(nodes, per_node)
-    steps = read_results(path).get("steps")
-    if steps is None or per_node not in MEASURED:
-        fault = "no steps in it" if steps is None else f"--gpus-per-node {per_node}: measured were 1 and 2 processes"
-        raise UserError(f"--calibration {path}: {fault}; run benchmarks/calibration.py, which measures them")
-    device = Device(**steps["devices"][MEASURED[per_node]])
-    side = MEASURED[per_node]
-    cluster = Cluster(
-        device, nodes, per_node, steps["link"], find_network(network), margin=measured_margin(steps["rows"], side)
-    )
-    room = Room(steps["memory_bytes"] / per_node, on_cpu=True)
-    return Site(
-        cluster, steps["dtype"], room, f"{nodes} x {per_node} processes as {path.name} has them; {steps['dtype']}"
-    )
-
-
-def measured_margin(rows: Sequence[Mapping[str, Any]], side: str) -> Margin:
-    """The range of what was measured here and not fitted to, on one process or two."""
-    tested = [row for row in rows if row["side"] == side and not row["calibrates"]]
-    times = [row["measured"]["median"] / row["foretold"] for row in tested]
-    return Margin(min(times), max(times), f"{len(times)} kinds of steps that were measured and not fitted to")
 
 
 if __name__ == "__main__":

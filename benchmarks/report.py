@@ -32,9 +32,7 @@ from benchmarks.tables import Results, ResultTable, shortly, show
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 
-PAGES = tuple(
-    ROOT / "docs" / name for name in ("measurements.md", "planning.md", "training.md", "reproducing.md", "gpu.md")
-)
+PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "training.md", "reproducing.md", "gpu.md"))
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -124,6 +125,29 @@ def open_sides(kinds: Mapping[str, Kind], *arguments: Any) -> Iterator[dict[str,
             side.end()
 
 
+class Turns:
+    """What is asked of a side, in its process: one call after another."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._start = pipe, time.perf_counter()
+
+    def next(self, answer: Any = None) -> tuple[str, tuple[Any, ...]]:
+        """Ends a turn with its answer, or says that the side is ready, and waits for the next call: a method, and what
+        it is given."""
+        self._pipe.send((answer, time.perf_counter() - self._start))
+        method, given = self._pipe.recv()
+        self._start = time.perf_counter()
+        return method, given
+
+
+class Loop(ABC):
+    """A side whose own loop goes on for a turn, whatever method is asked for, and ends it by `Turns.next`."""
+
+    @abstractmethod
+    def take_turns(self, turns: Turns) -> None:
+        """Goes through the loop until nobody asks any more."""
+
+
 def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
     """The process of a side: says that it is ready, and answers until nobody asks any more."""
     end_with_parent()
@@ -131,13 +155,13 @@ def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
     if kind.prepared:
         prepare_process(kind.small_steps)
     try:
-        side = kind.make(*arguments)
-        pipe.send("ready")
+        side, turns = kind.make(*arguments), Turns(pipe)
+        if isinstance(side, Loop):
+            side.take_turns(turns)
+        answer = None
         while True:
-            method, given = pipe.recv()
-            start = time.perf_counter()
+            method, given = turns.next(answer)
             answer = getattr(side, method)(*given)
-            pipe.send((answer, time.perf_counter() - start))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
     except UserError as error:

@@ -162,30 +162,6 @@ def scaling(found: Results) -> Iterator[ResultTable]:
     yield matrix("", rows)
 
 
-MADE = {
-    "process": "one process with all threads",
-    "thread": "one process with one thread",
-    "ranks": "two processes with one thread that join their gradients",
-}
-
-
-def calibration(found: Results) -> Iterator[ResultTable]:
-    """How far the model of costs is from what was measured: time by who made the steps, memory by size and stage."""
-    foretold = [row for row in found.get("steps", {}).get("rows", []) if not row["calibrates"]]
-    rows = []
-    for side in dict.fromkeys(row["side"] for row in foretold):
-        errors = [row["error"] for row in foretold if row["side"] == side]
-        worst = f"{max(errors, key=abs):+.1%}"
-        mean = f"{sum(map(abs, errors)) / len(errors):.1%}"
-        rows.append({"time of": MADE.get(side, side), "steps": len(errors), "mean error": mean, "worst": worst})
-    yield matrix("", rows)
-    sizes: dict[str, dict[str, Any]] = {}
-    for row in found.get("memory", {}).get("rows", []):
-        size = sizes.setdefault(row["size"], {f"memory, {row['dtype']}": row["size"]})
-        size[f"ZeRO {row['zero']}"] = f"{row['planned'] / row['peak'] - 1:+.1%}"
-    yield matrix("", list(sizes.values()))
-
-
 def loader(found: Results) -> Iterator[ResultTable]:
     """How many pieces a second one rank's thread prepares."""
     rows = [{**row, "pieces_per_second": f"{middle(row['pieces_per_second']):,.0f}"} for row in found["speeds"]]
@@ -219,7 +195,7 @@ def recipe_scores(found: Results) -> Iterator[ResultTable]:
 
 
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
-    each.__name__: each for each in (scaling, calibration, loader, optimizers, recipe_scores)
+    each.__name__: each for each in (scaling, loader, optimizers, recipe_scores)
 }
 """What is told first of a benchmark, where that is not `in_short`."""
 

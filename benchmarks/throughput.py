@@ -11,8 +11,8 @@ names, or of the corpus that is built in. They compute in the numbers that the d
 AdamW, a process each. transformers, where it is installed, gets what its users have: autocast over fp32 weights, the
 fused optimizer, batches that are padded and pinned before the step; and on a CPU once more in a process that keeps
 freed memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. Beside them stand the
-ceilings: the speed of matrix products, and of memory. What does not fit, or would take too long, is made smaller, and
-that is said. The numbers are kept in benchmarks/results/, in a file for this kind of hardware.
+ceilings: the speed of matrix products, and of memory. What does not fit is made smaller, and that is said. The numbers
+are kept in benchmarks/results/, in a file for this kind of hardware.
 """
 
 import sys
@@ -49,9 +49,9 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import computed_flops, configured, num_parameters, step_flops
+from pretraining.objectives.declaration import computed_flops, configured, step_flops
 from pretraining.processes.group import choose_device
-from pretraining.reporting.hardware import matrix_rate, memory_rate, total_memory
+from pretraining.reporting.hardware import matrix_rate, memory_rate
 
 WARM_UP = 5
 """Steps that do not count: memory is written for the first time, and products get code for new numbers of rows."""
@@ -59,13 +59,6 @@ EACH = 5
 """Rounds after which the ceiling is measured once more, which takes as long as some steps, and all so far is kept."""
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
-PATIENCE = 240.0
-"""Seconds that a contest of our own choice may take, about; fewer sequences where it would take more."""
-LIKELY_SHARE = 0.4
-"""What sides reach of the speed of matrix products, on average."""
-BYTES_OF_A_PIECE = 80
-"""Bytes for each piece, unit and layer that a side keeps for its backward pass: in fp32 and padded, at most."""
-
 AGAIN = "cloze, again"
 """Our side once more, after all that had the device to themselves: how much the device itself has changed meanwhile."""
 MOST_SEQUENCES = 4096
@@ -98,7 +91,7 @@ class Throughput:
     """Folder of real text with wiki/ and vocab.txt."""
     contests: tuple[str, ...] = ()
     """Each a SIZE-LENGTH-SEQUENCES, or SIZE-LENGTH-auto for as many sequences as fit (default: those for a CPU or a
-    GPU, smaller where they would take long)."""
+    GPU)."""
     peer: Literal["auto", "transformers", "none"] = "auto"
     """Who else trains; auto: transformers, where it is installed."""
     against: tuple[str, ...] = ()
@@ -148,33 +141,13 @@ def sides_for(settings: Throughput, device: torch.device, console: Console) -> t
     return tuple(dict.fromkeys((OURS, *wanted, *settings.against)))
 
 
-def shrunk(contest: Contest, bench: Bench, ceiling: float) -> Contest:
-    """The contest with as many sequences as fit into memory and time, as far as can be told before."""
-    shape = Shape.named(contest.size, Manifest.read(bench.shards).vocabulary_size)
-    parameters = num_parameters(shape)
-    turns = len(bench.sides) * (WARM_UP + bench.rounds)
-    while contest.sequences > 1:
-        pieces = contest.sequences * contest.length
-        seconds = step_flops(shape, [contest.length] * contest.sequences, pieces * 15 // 100) / (LIKELY_SHARE * ceiling)
-        kept = 16 * parameters + BYTES_OF_A_PIECE * pieces * (shape.layers + 2) * shape.hidden
-        fits = bench.device.type == "cuda" or len(bench.sides) * kept < 0.9 * total_memory(bench.device)
-        if fits and turns * seconds < PATIENCE:
-            break
-        contest = contest.halved()
-    return contest
-
-
-def usual(bench: Bench, ceiling: float) -> Iterator[Contest]:
-    """The contests for a CPU or a GPU that the data is long enough for, smaller where they would be too much."""
+def usual(bench: Bench) -> Iterator[Contest]:
+    """The contests for a CPU or a GPU that the data is long enough for."""
     for contest in map(Contest.parse, ON_GPU if bench.device.type == "cuda" else ON_CPU):
-        if Manifest.read(bench.shards).length_for(contest.length) is None:
+        if Manifest.read(bench.shards).length_for(contest.length) is not None:
+            yield contest
+        else:
             bench.console.print(f"{contest}: left out, since {bench.shards} has no sequences of {contest.length}")
-            continue
-        smaller = shrunk(contest, bench, ceiling)
-        if smaller != contest:
-            more = "since more would not fit or take minutes a step"
-            bench.console.print(f"{contest}: {smaller.sequences} sequences, {more}")
-        yield smaller
 
 
 Keep = Callable[[dict[str, Any]], object]
@@ -340,7 +313,7 @@ def measure(settings: Throughput, console: Console) -> None:
         kept[name] = found | about
         return keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
 
-    for contest in given or usual(bench, matrix):
+    for contest in given or usual(bench):
         is_new = contest.name not in kept  # else what the file has stays until all of it is measured anew
         smaller, found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
         show_contest(console, str(smaller), found)

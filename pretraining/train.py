@@ -46,14 +46,15 @@ from pretraining.checkpoint.models import Model
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
-from pretraining.planning.machines import check_names, check_numbers, name_site, split_ranks
+from pretraining.planning.machines import check_names, check_numbers, split_ranks, target_gpus
 from pretraining.planning.sweep import check_fit
+from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
 from pretraining.training.pairs import about_sample, read_sample
-from pretraining.training.preview import preview
+from pretraining.training.preview import plan_run
 from pretraining.training.request import Request
 from pretraining.training.run import run
 
@@ -146,17 +147,18 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         pairs, notes = read_sample(recipe.evaluation.pairs), list[str]()
         if manifest is not None and wanted.data is not None:
             notes = about_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
-        site, memory = None, wanted.gpu_memory
+        target, memory = None, wanted.gpu_memory
         if wanted.gpu is None and (wanted.network or wanted.gpus_per_node):
             raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
         if wanted.gpu is not None:
             nodes, each = split_ranks(ranks, wanted.gpus_per_node)
-            site = name_site(recipe, wanted.gpu, nodes, each, wanted.network, memory)
+            target = target_gpus(recipe, manifest, wanted.gpu, nodes, each, wanted.network, memory)
         here = ranks == world.size
-        console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, memory, site, here))
+        plan = plan_run(recipe, manifest, ranks, wanted.pieces_per_second, memory, target, here)
+        console.print(render_plan(plan))
         console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
-        if site is not None:
-            check_fit(site.target(recipe, manifest))
+        if target is not None:
+            check_fit(target)
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from huggingface_hub import ModelCardData, metadata_load
 
 from data_prep.common.toml_text import toml_text
@@ -19,7 +21,7 @@ from data_prep.shards import Manifest
 from pretraining.huggingface.config import OWN_TYPES, SIZES, is_theirs
 from pretraining.huggingface.weights import Kind, TaskHead, list_weights
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import MINIMAL_PAIRS, Figure, find_objective, num_parameters
+from pretraining.objectives.declaration import MINIMAL_PAIRS, find_objective, num_parameters
 from pretraining.reporting.records import EvaluationRecord
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs", "weight")
@@ -155,60 +157,52 @@ def model_card(
 
     `length` is the longest text that it was trained on, or that its tokenizer lets through.
     """
-    objective, made = find_objective(shape), provenance
-    base, language = (made.base, made.data.settings.get("language")) if made else (None, None)
-    if isinstance(language, dict):  # one for each source
-        language = sorted(set(language.values()))
+    objective, theirs, made = find_objective(shape), is_theirs(shape), provenance
+    base, settings = (made.base, made.data.settings) if made else (None, {})
     facts = {"longest text it was trained on" if made else "longest text": f"{length:,} pieces"}
     if base:
         facts[f"licence of {base}, with which it began"] = base.licence or "not known"
-    parts = [
-        _front_matter(objective.tag, licence, base, language, theirs=is_theirs(shape)),
-        f"# BERT, {shape.layers} layers of {shape.hidden:,}",
-        f"A BERT encoder with its {objective.described(shape)}{', pre-trained with Cloze' if made else ''}."
-        + (_origin(base) if base else ""),
-        _sizes(shape, num_parameters(shape), licence, facts),
-        *(
-            [
-                _loading(objective.auto_class(shape), folder, length),
-                *filter(None, [objective.loading_remark(shape), warn_of_classifiers(shape)]),
-            ]
-            if is_theirs(shape)
-            else [_loading_here(shape), _command("run_task.py TASK.toml --model", folder)]
-        ),
-    ]
-    if made and made.segments == 1 < shape.segments:
-        parts.append(
-            "No text was a pair: the second segment (`token_type_ids` of 1) was never trained, and has the embedding "
-            "of the first."
-        )
-    if made:
-        parts += [_data(made.data), _training(made)]
-    if made and made.scores:
-        parts.append(_validation(made.scores, made.scored_length, objective.figures))
-    return "\n\n".join(parts) + "\n"
+    remarks = [objective.loading_remark(shape), warn_of_classifiers(shape)] if theirs else []
+    known = {name: value for name, value in settings.items() if value is not None}
+    return _render(
+        "model_card.md.jinja",
+        front=_front_matter(objective.tag, licence, base, theirs, settings.get("language")),
+        facts=_facts(shape, num_parameters(shape), licence, facts),
+        shape=shape,
+        folder=folder,
+        length=length,
+        theirs=theirs,
+        loaded_by=objective.auto_class(shape),
+        command=None if theirs else "run_task.py TASK.toml --model",
+        remarks=list(filter(None, remarks)),
+        objective=objective,
+        figures=(*objective.figures, MINIMAL_PAIRS),
+        base=base,
+        made=made,
+        data={**asdict(made.data), "settings": known} if made else {},
+    )
 
 
 def task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance) -> str:
     """Writes the card of a fine-tuned model that lies in a folder; `length` is the longest sequence in pieces."""
     use, says = USES[head.kind]
-    begun = "Made from" if made.pretrained else "The sizes and the vocabulary, but not the weights, are those of"
-    parameters = sum(math.prod(weight.size) for weight in list_weights(shape, head))
-    theirs = is_theirs(shape, head)
-    facts = {"longest sequence": f"{length:,} pieces", **({"labels": ", ".join(head.labels)} if head.labels else {})}
-    parts = [
-        _front_matter(use, made.licence, made.base if made.pretrained else None, theirs=theirs),
-        f"# BERT for {_text(made.task)}",
-        f"A BERT encoder that says {says}, fine-tuned with Cloze. {begun} {_text(made.base)}.",
-        _sizes(shape, parameters, made.licence, facts),
-        _loading(head.architecture.replace("Bert", "AutoModel", 1), folder, length) if theirs else _loading_here(shape),
-        _command("predict.py", folder),
-    ]
+    theirs, parameters = is_theirs(shape, head), sum(math.prod(weight.size) for weight in list_weights(shape, head))
+    labels = {"labels": ", ".join(head.labels)} if head.labels else {}
     scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
-    for title, told in (("Data", {"items": made.items}), ("Training", made.settings), ("Scores", scores)):
-        if told:
-            parts.append(f"## {title}\n\n{_toml({**told})}")
-    return "\n\n".join(parts) + "\n"
+    return _render(
+        "task_card.md.jinja",
+        front=_front_matter(use, made.licence, made.base if made.pretrained else None, theirs),
+        facts=_facts(shape, parameters, made.licence, {"longest sequence": f"{length:,} pieces", **labels}),
+        shape=shape,
+        folder=folder,
+        length=length,
+        theirs=theirs,
+        loaded_by=head.architecture.replace("Bert", "AutoModel", 1),
+        command="predict.py",
+        says=says,
+        made=made,
+        scores=scores,
+    )
 
 
 def warn_of_classifiers(shape: Shape) -> str:
@@ -239,118 +233,42 @@ def _read_front(card: Path, key: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _origin(base: BaseSummary) -> str:
-    """What it began with, and the pieces that were added to it."""
-    text = f" Its training began with the weights of {_text(base)}."
-    if base.added:
-        some = ", ".join(f"`{_text(piece)}`" for piece in base.some_added)
-        rest = ", …" * (len(base.some_added) < base.added)
-        text += f" To its vocabulary {base.added:,} pieces were added, the last of `vocab.txt`: {some}{rest}."
-    return text
+def _facts(shape: Shape, parameters: int, licence: str | None, more: Mapping[str, str]) -> dict[str, Any]:
+    """The table at the top: how large a model is, and whether it may be used."""
+    sizes = {name: getattr(shape, name) for name in SIZES}
+    return {"parameters": parameters, **sizes, "licence": licence or "not specified", **more}
 
 
-def _data(data: DataSummary) -> str:
-    known = {name: value for name, value in data.settings.items() if value is not None}
-    return (
-        "## Data\n\nDocuments of each source, examples of each length in pieces, and how they were made; the same text "
-        f"and settings have the same fingerprint again:\n\n{_toml({**asdict(data), 'settings': known})}"
-    )
-
-
-def _training(made: Provenance) -> str:
-    return (
-        f"## Training\n\nThe weights are those after step {made.step:,}, which have seen {made.examples_seen:,} "
-        f"examples.\n\n- optimizer: {made.optimizer}\n- precision: {made.dtype}"
-        f"{'; weights are kept and gradients added up in fp32' * (made.dtype != 'fp32')}\n\n```toml\n{made.recipe}```"
-    )
-
-
-def _validation(scores: EvaluationRecord, length: int | None, figures: Sequence[Figure]) -> str:
-    """The scores with their units and meanings."""
-    rows = [
-        (figure.title, figure.shown(scores.learns[figure.name]), figure.meaning)
-        for figure in (*figures, MINIMAL_PAIRS)
-        if figure.name in scores.learns
-    ]
-    held_out = f"On {scores.scored_examples:,} examples of length {length} held out from training, after "
-    return (
-        f"## Validation\n\n{held_out if scores.scored_examples else 'After '}"
-        f"step {scores.step:,}:\n\n{_table(['score', 'value', 'what it is'], rows)}"
-    )
-
-
-def _sizes(shape: Shape, parameters: int, licence: str | None, more: Mapping[str, str]) -> str:
-    """A table of what is told first: how large a model is, and whether it may be used."""
-    own = {name: getattr(shape, name) for name in SIZES}
-    facts = {"parameters": parameters, **own, "licence": licence or "not specified", **more}
-    return _table(["", ""], facts.items())
-
-
-def _front_matter(
-    use: str, licence: str | None, base: BaseSummary | None, language: Any = None, theirs: bool = True
-) -> str:
-    """What the hub reads of a card: what the model is used for, its licence, and what it was made from; and, of what a
-    class of transformers computes, that it does."""
+def _front_matter(use: str, licence: str | None, base: BaseSummary | None, theirs: bool, language: Any = None) -> str:
+    """The YAML that the hub reads: what the model is used for, its licence and what it was made from; and that
+    transformers loads it, where a class of transformers does."""
     content = ModelCardData(
         library_name="transformers" if theirs else None,
         pipeline_tag=use if theirs else None,
         tags=["bert", use],
         license=licence,
-        language=language,
+        language=sorted(set(language.values())) if isinstance(language, dict) else language,  # one for each source
         base_model=base.hub_model if base else None,
     )
-    return f"---\n{content.to_yaml()}\n---"
+    return content.to_yaml()
 
 
-def _loading(kind: str, folder: Path, length: int) -> str:
-    """How a model is loaded by a class of transformers; its tokenizer cuts texts at so many pieces."""
-    place = json.dumps(_place(folder), ensure_ascii=False)
-    return f"""\
-## Loading
-
-```python
-from transformers import {kind}, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({place})
-model = {kind}.from_pretrained({place})
-```
-
-With `truncation=True` the tokenizer cuts texts at {length:,} pieces."""
-
-
-def _loading_here(shape: Shape) -> str:
-    """Why no class of transformers loads a model."""
-    stands = "last" if shape.sees == "before" else "first"
-    return (
-        f"## Loading\n\nNo class of transformers computes this model: a piece sees itself and the pieces {shape.sees} "
-        f"it, and the {stands} one stands for its text. Its `model_type` is `{OWN_TYPES[shape.sees]}`, so that "
-        "`AutoModel` refuses it, where it would compute an ordinary BERT."
+def _render(template: str, *, folder: Path, **parts: Any) -> str:
+    """Fills in a template of `cards/`. Of an absolute folder only the name is told, not what lies above it."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("cards"), encoding="utf-8"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.filters |= {"plain": _plain, "quoted": partial(json.dumps, ensure_ascii=False), "toml": toml_text}
+    place = folder.name if folder.is_absolute() else str(folder)
+    return environment.get_template(template).render(place=place, own_types=OWN_TYPES, **parts)
 
 
-def _command(words: str, folder: Path) -> str:
-    """How a model is used by a command of fine-tuning."""
-    return f"With Cloze:\n\n```console\n$ python finetuning/{words} {_place(folder)}\n```"
-
-
-def _place(folder: Path) -> str:
-    """A folder as a card names it: without what lies above it on this machine."""
-    return folder.name if folder.is_absolute() else str(folder)
-
-
-def _toml(content: dict[str, Any]) -> str:
-    """A block of Markdown with a table of TOML."""
-    return f"```toml\n{toml_text(content)}```"
-
-
-def _table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table of Markdown."""
-    cells = [[_text(cell) for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *cells))
-
-
-def _text(value: Any) -> str:
-    """A value as people read it, and safe in a table."""
+def _plain(value: Any) -> str:
+    """A value in one line of text, with separators of thousands, and safe in a table."""
     if isinstance(value, int):
         return f"{value:,}"
     return " ".join(str(value).split()).replace("|", "\\|")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from data_prep.common.progress import duration
 from pretraining.config.settings import Dtype
@@ -52,26 +51,19 @@ WITHIN = 3.4e-6
 """Seconds of a hop of a collective within a node: NCCL's table for its own choices (tuning.cc, Simple, NVLink)."""
 
 
-class Margin(NamedTuple):
-    """How long took what the model was not fitted to, as times of what it says: the range that a plan prints."""
-
-    least: float
-    most: float
-    of: str
-    """what took so long"""
-
-    def tell(self, seconds: float, by_clock: float = 0.0) -> str:
-        """The range of a plan's time: of `seconds` that follow from the speed, and of those that the clock decides."""
-        said = f"{self.of} took {self.least:.2f} to {self.most:.2f} times as long as this model says"
-        if not seconds:
-            return f"the clock ends it, after as many fewer or more steps: {said}"
-        low, high = (duration(times * seconds + by_clock) for times in (self.least, self.most))
-        return f"from {low} to {high}: {said}"
+PUBLISHED = (0.83, 1.88)
+"""From the fastest to the slowest series in benchmarks/published.toml, as times of what a model says that was fitted
+without its source (tests/benchmarks/test_published.py holds it): rather how far software differs than hardware."""
 
 
-PUBLISHED = Margin(0.83, 1.88, "published runs of other software")
-"""From the fastest to the slowest series in benchmarks/published.toml, each beside a model that was fitted without its
-source (benchmarks/published.py: `fit_margin`): rather how far software differs than hardware."""
+def tell_range(seconds: float, by_clock: float) -> str:
+    """The range of a plan's time: of `seconds` that follow from the speed, and of those that the clock decides."""
+    least, most = PUBLISHED
+    said = f"published runs of other software took {least:.2f} to {most:.2f} times as long as this model says"
+    if not seconds:
+        return f"the clock ends it, after as many fewer or more steps: {said}"
+    low, high = (duration(times * seconds + by_clock) for times in (least, most))
+    return f"from {low} to {high}: {said}"
 
 
 @dataclass(frozen=True)
@@ -84,8 +76,6 @@ class Device:
     """bytes a second that work which is no product moves"""
     launch: float = LAUNCH
     """seconds of the host for a layer of a micro-batch"""
-    runs_ahead: bool = True
-    """whether the host goes on while the device computes: a GPU"""
 
 
 @dataclass(frozen=True)
@@ -111,8 +101,6 @@ class Cluster:
     network: Network | None = None
     """what joins the nodes"""
     jitter: float = SLOWEST
-    margin: Margin = PUBLISHED
-    """how far the model's time may be from that of a run"""
 
     @property
     def ranks(self) -> int:
@@ -167,20 +155,18 @@ class MicroBatch:
         pieces: float,
         flops: float,
         recompute: bool = False,
-        fused_attention: bool = True,
         predictions: float | None = None,
     ) -> MicroBatch:
         """So many sequences, with the pieces, operations and predictions of the average one."""
         # with masks, as in the software whose published speeds the model is fitted to
-        kept = plan_activations(shape, dtype, sequences, pieces, fused_attention, predictions, by_kernels=False).kept
+        kept = plan_activations(shape, dtype, sequences, pieces, predictions=predictions, by_kernels=False).kept
         again = 4 / 3 if recompute else 1.0
         return cls(sequences, again * sequences * flops, again * TRAFFIC * kept, sequences * pieces, shape.layers)
 
     def seconds(self, device: Device) -> float:
         """How long a device computes it."""
         arithmetic = self.flops / device.products + self.traffic / device.bandwidth
-        host = device.launch * self.layers
-        return max(arithmetic, host) if device.runs_ahead else arithmetic + host
+        return max(arithmetic, device.launch * self.layers)
 
 
 @dataclass(frozen=True)
@@ -214,7 +200,7 @@ class Exchange:
         """
         gradients = cluster.scatter_seconds(self.gradient_bytes * self.parameters)
         weights = cluster.scatter_seconds(self.weight_bytes * self.parameters)
-        hidden = HIDDEN if self.hides and cluster.device.runs_ahead else 0.0
+        hidden = HIDDEN if self.hides else 0.0
 
         def seen(seconds: float) -> float:
             return seconds - hidden * min(seconds, backward)

@@ -115,29 +115,16 @@ def gpu_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Netw
     return Cluster(device, nodes, per_node, gpu.link, network)
 
 
-@dataclass(frozen=True)
-class Site:
-    """Where a run is planned for."""
-
-    cluster: Cluster
-    dtype: Dtype
-    room: Room
-    description: str
-
-    def target(self, recipe: Recipe, manifest: Manifest | None) -> Target:
-        """The run of a recipe and its data on this site, to be planned."""
-        return Target(recipe, manifest, self.dtype, self.room, self.cluster.ranks, self.cluster)
-
-
-def name_site(
+def target_gpus(
     recipe: Recipe,
+    manifest: Manifest | None,
     gpu_name: str,
     nodes: int,
-    per_node: int = PER_NODE,
+    per_node: int,
     network_name: str | None = None,
     gpu_memory: float | None = None,
-) -> Site:
-    """The site of so many nodes with these GPUs; `gpu_memory`, in GB, takes the place of what the table has."""
+) -> Target:
+    """A run on so many nodes with these GPUs; `gpu_memory`, in GB, takes the place of what the table has."""
     check_size(nodes, per_node)
     gpu = find_gpu(gpu_name)
     dtype = dtype_on(gpu, gpu_name, recipe)
@@ -145,13 +132,11 @@ def name_site(
     cluster = gpu_cluster(gpu, dtype, nodes, per_node, network, recipe.precision.tf32)
     size = gpu.memory if gpu_memory is None else 1e9 * gpu_memory
     joined = f", joined by {network.name}" if nodes > 1 else ""
-    return Site(
-        cluster,
-        dtype,
-        Room(size),
+    where = (
         f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {size / 1e9:.0f} GB{joined}; "
-        f"{name_numbers(recipe, dtype)}; {REACH:.0%} of a GPU's matrix rate is taken to be reached",
+        f"{name_numbers(recipe, dtype)}; {REACH:.0%} of a GPU's matrix rate is taken to be reached"
     )
+    return Target(recipe, manifest, dtype, Room(size), cluster.ranks, cluster, where)
 
 
 def check_numbers(**options: float | None) -> None:

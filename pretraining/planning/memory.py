@@ -14,9 +14,9 @@ and what the gradients take for a moment, at the peak of a step:
                 bucket, and the word embeddings' gradient three times, before there are sums
     ZeRO 3      three such buckets in fp32
 
-`benchmarks/calibration.py` compares this with the peaks of an allocator. In fp32 without ZeRO the weights are the fp32
-weights; ZeRO keeps a copy of its part all the same. In 16 bits without ZeRO the engine takes ZeRO 1, since DeepSpeed
-would add the gradients up in 16 bits.
+tests/pretraining/planning/test_memory_peaks.py compares this with the peaks of an allocator. In fp32 without ZeRO the
+weights are the fp32 weights; ZeRO keeps a copy of its part all the same. In 16 bits without ZeRO the engine takes ZeRO
+1, since DeepSpeed would add the gradients up in 16 bits.
 
 The heaviest micro-batch decides: every sequence full, with the most predictions that the data has. Text fills less, so
 what fits once fits in every step.

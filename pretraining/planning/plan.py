@@ -5,6 +5,7 @@ This is arithmetic alone, in plain Python: a login node without a GPU will do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configured
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.amount import disproportion, measure_phase
-from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime, efficiency, step_time
+from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime, efficiency, step_time, tell_range
 from pretraining.planning.memory import (
     PROCESS,
     Activations,
@@ -30,6 +31,8 @@ from pretraining.planning.memory import (
     plan_memory,
 )
 
+STAGES = (0, 1, 2, 3)
+"""The ZeRO stages."""
 USEFUL_SHARE = 0.5
 """How much of the measured matrix rate a run reaches, where nothing better is known."""
 
@@ -50,6 +53,8 @@ class Target:
     ranks: int
     cluster: Cluster | None = None
     """what the ranks compute with; None where that is not known"""
+    where: str = ""
+    """the cluster in words"""
 
     @property
     def shape(self) -> Shape:
@@ -101,19 +106,10 @@ class Target:
     def step(self, phase: Phase, zero: int, micro_batch: int) -> tuple[StepTime, float]:
         """The time of a step on the cluster, and what a rank gets done of what one alone does."""
         assert self.cluster is not None
-        statistics = self.statistics(phase)
+        average = self.statistics(phase)
         accumulation = phase.batch // (micro_batch * self.ranks)
-        recompute, on_gpu = self.recipe.compute.checkpoint_activations, self.cluster.device.runs_ahead
-        work = MicroBatch.of(
-            self.shape,
-            self.dtype,
-            micro_batch,
-            statistics.pieces,
-            statistics.flops,
-            recompute,
-            on_gpu,
-            statistics.predictions,
-        )
+        recompute, sequences = self.recipe.compute.checkpoint_activations, (micro_batch, average.pieces, average.flops)
+        work = MicroBatch.of(self.shape, self.dtype, *sequences, recompute, average.predictions)
         traffic = find_optimizer(self.recipe.optimizer).traffic
         exchange = Exchange.of(count_parameters(self.shape), zero, self.dtype, traffic)
         arguments = (self.cluster, work, exchange, accumulation)
@@ -122,17 +118,20 @@ class Target:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase, in numbers. What follows from the speed is None where that is not known."""
+    """One phase with a micro-batch, in numbers. What follows from the speed is None where that is not known."""
 
     phase: Phase
     micro_batch: int
-    """The recipe's own, or an estimate of what fits where that is "auto"."""
     accumulation: int
     """Micro-batches that a rank accumulates in a step."""
     schedule: PhaseSchedule
     statistics: SequenceStatistics
     steps: float | None
     seconds: float | None
+    step: StepTime | None = None
+    """The time of a step on a cluster, where the speed follows from that."""
+    efficiency: float = 1.0
+    """What a rank of the cluster gets done, as a share of what one alone does."""
 
     @property
     def sequences(self) -> float | None:
@@ -149,26 +148,62 @@ class PhasePlan:
         examples = self.statistics.examples
         return None if self.sequences is None or not examples else self.sequences / examples
 
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step on a cluster."""
+        assert self.step is not None
+        return self.step.total
+
 
 @dataclass(frozen=True)
 class Plan:
-    """All that `--check` says."""
+    """A run with a micro-batch for every phase, under a ZeRO stage."""
 
     target: Target
+    zero: int
     phases: tuple[PhasePlan, ...]
-    memory: tuple[Memory, ...]
-    """A rank's memory under ZeRO 0, 1, 2 and 3."""
-    activations: Activations
-    """Activations of the phase that needs most."""
-    notes: tuple[str, ...]
+    """The phases; fewer than the recipe has where not even one sequence of another fits."""
+    notes: tuple[str, ...] = ()
     """What was assumed."""
     warning: str | None = None
     """What is out of proportion."""
 
     @property
+    def fits(self) -> bool:
+        """Whether every phase has a micro-batch that fits."""
+        return len(self.phases) == len(self.target.recipe.phases)
+
+    @property
+    def memory(self) -> tuple[Memory, ...]:
+        """A rank's memory under ZeRO 0, 1, 2 and 3."""
+        return tuple(map(self.target.memory, STAGES))
+
+    @property
+    def activations(self) -> Activations:
+        """Activations of the phase that needs most."""
+        every = [self.target.activations(each.phase, each.micro_batch) for each in self.phases]
+        return max(every, key=lambda activations: activations.kept)
+
+    @property
     def seconds(self) -> float | None:
         """What all phases take; None where the speed is not known."""
         return known_sum(phase.seconds for phase in self.phases)
+
+    @property
+    def range(self) -> str:
+        """How long the run may take on its cluster, by what the model has been compared with."""
+        by_clock = sum(phase.seconds or 0.0 for phase in self.phases if phase.schedule.steps is None)
+        return tell_range((self.seconds or 0.0) - by_clock, by_clock)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one step of every phase together, on the cluster."""
+        return sum(phase.step_seconds for phase in self.phases)
+
+    @property
+    def efficiency(self) -> float:
+        """Efficiency of all phases together, each for as long as it takes."""
+        return sum((phase.seconds or 0.0) * phase.efficiency for phase in self.phases) / (self.seconds or math.inf)
 
 
 def build_plan(
@@ -178,41 +213,43 @@ def build_plan(
     flops_per_second: float | None = None,
     assumed: Sequence[str] = (),
 ) -> Plan:
-    """Plans a run.
+    """Plans a run as its recipe has it.
 
     Hours follow from the real pieces a second of all ranks, or else from the model of the cluster, or else from the
     matrix rate of one rank and the share of it that useful operations reach. `assumed`: by the caller, for the notes.
     """
-    recipe, zero, phases = target.recipe, target.recipe.parallel.zero, []
-    for number, (phase, schedule) in enumerate(zip(recipe.phases, build_schedules(recipe), strict=True)):
-        statistics = target.statistics(phase)
+    recipe, zero, phases = target.recipe, target.recipe.parallel.zero, list[PhasePlan]()
+    for number, phase in enumerate(recipe.phases):
         micro_batch = _estimate(target, phase) if phase.micro_batch == "auto" else phase.micro_batch
-        accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
-        speed = None
-        if pieces_per_second is not None:
-            speed = pieces_per_second / statistics.pieces / phase.batch
-        elif target.cluster is not None:
-            speed = 1 / target.step(phase, zero, micro_batch)[0].total
-        elif flops_per_second is not None:
-            speed = target.ranks * flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
-        steps, seconds = steps_and_seconds(schedule, speed)
-        phases.append(PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds))
-    rate = None if target.cluster else flops_per_second
+        phases.append(plan_phase(target, number, zero, micro_batch, pieces_per_second, flops_per_second))
+    plan = Plan(target, zero, tuple(phases))
     if target.cluster is not None and pieces_per_second is None:
-        assumed = [*assumed, target.cluster.margin.tell(*_split_by_clock(phases))]
-    activations = [target.activations(each.phase, each.micro_batch) for each in phases]
-    return Plan(
-        target,
-        tuple(phases),
-        tuple(target.memory(stage) for stage in range(4)),
-        max(activations, key=lambda planned: planned.kept),
-        (
-            *(configured(recipe.objective).note(target.shape) or "").splitlines(),
-            *_notes(target.manifest, pieces_per_second, rate, assumed),
-            *_guesses(phases, target.room),
-        ),
-        disproportion(recipe, target.manifest, [phase.steps for phase in phases]),
-    )
+        assumed = [*assumed, plan.range]
+    warning = disproportion(recipe, target.manifest, [phase.steps for phase in phases])
+    return replace(plan, notes=tuple(_notes(plan, pieces_per_second, flops_per_second, assumed)), warning=warning)
+
+
+def plan_phase(
+    target: Target,
+    number: int,
+    zero: int,
+    micro_batch: int,
+    pieces_per_second: float | None = None,
+    flops_per_second: float | None = None,
+) -> PhasePlan:
+    """Plans a phase with so many sequences in a micro-batch; its speed is that of `build_plan`."""
+    phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
+    statistics, speed, step, share = target.statistics(phase), None, None, 1.0
+    if pieces_per_second is not None:
+        speed = pieces_per_second / statistics.pieces / phase.batch
+    elif target.cluster is not None:
+        step, share = target.step(phase, zero, micro_batch)
+        speed = 1 / step.total
+    elif flops_per_second is not None:
+        speed = target.ranks * flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
+    accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
+    steps, seconds = _steps_and_seconds(schedule, speed)
+    return PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, step, share)
 
 
 def _estimate(target: Target, phase: Phase) -> int:
@@ -221,38 +258,20 @@ def _estimate(target: Target, phase: Phase) -> int:
     return largest_that_fits(target.sizes(phase), lambda size: target.fits(phase, zero, size)) or 1
 
 
-def _guesses(phases: Iterable[PhasePlan], room: Room) -> Iterator[str]:
-    """What was estimated in place of the micro-batches that a run finds, and for which memory."""
-    if room.on_cpu:
-        yield f"the process takes some {PROCESS / 1e9:.1f} GB besides the model: Python, PyTorch and its libraries"
-        yield "activations are those of a CPU whose attention keeps its probabilities (with AMX in bf16 it keeps none)"
-    if any(planned.phase.micro_batch == "auto" for planned in phases):
-        where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
-        if room.on_cpu:
-            where, found = f"a CPU and {room.size / 1e9:.1f} GB a rank; for a GPU: --gpu h100-80", "anew"
-        yield f'a micro-batch with ~ is "auto", an estimate for {where}; the run finds {found} what fits'
-
-
-def steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:
+def _steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:
     """How long a phase is; what is not given follows from the speed, as far as that is known."""
     if schedule.steps is None:
         return None if steps_per_second is None else schedule.length * steps_per_second, schedule.length
     return schedule.steps, None if steps_per_second is None else schedule.steps / steps_per_second
 
 
-def _split_by_clock(phases: Sequence[PhasePlan]) -> tuple[float, float]:
-    """The seconds of a plan that follow from the speed, and those that the clock decides."""
-    by_clock = sum(phase.seconds or 0.0 for phase in phases if phase.schedule.steps is None)
-    return sum(phase.seconds or 0.0 for phase in phases) - by_clock, by_clock
-
-
 def _notes(
-    manifest: Manifest | None,
-    pieces_per_second: float | None,
-    flops_per_second: float | None,
-    assumed: Sequence[str],
+    plan: Plan, pieces_per_second: float | None, flops_per_second: float | None, assumed: Sequence[str]
 ) -> Iterator[str]:
-    if manifest is None:
+    """What a plan rests on: the objective's own note, the data, the speed, and what was estimated for which memory."""
+    target, room = plan.target, plan.target.room
+    yield from (configured(target.recipe.objective).note(target.shape) or "").splitlines()
+    if target.manifest is None:
         yield f"no --data: a vocabulary of {VOCABULARY:,} and full sequences are assumed; real text fills less of them"
     if pieces_per_second is not None:
         yield f"hours from {pieces_per_second:,.0f} real pieces a second on all ranks, as given"
@@ -263,6 +282,13 @@ def _notes(
         yield "hours: give the throughput, --pieces-per-second"
     yield from assumed
     yield "memory is an estimate for the model: fragments, buffers and the kernels' own memory come on top"
+    where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
+    if room.on_cpu:
+        yield f"the process takes some {PROCESS / 1e9:.1f} GB besides the model: Python, PyTorch and its libraries"
+        yield "activations are those of a CPU whose attention keeps its probabilities (with AMX in bf16 it keeps none)"
+        where, found = f"a CPU and {room.size / 1e9:.1f} GB a rank; for a GPU: --gpu h100-80", "anew"
+    if any(planned.phase.micro_batch == "auto" for planned in plan.phases):
+        yield f'a micro-batch with ~ is "auto", an estimate for {where}; the run finds {found} what fits'
 
 
 def known_sum(values: Iterable[float | None]) -> float | None:

@@ -4,75 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from data_prep.common.errors import UserError
 from pretraining.config.conflicts import find_faults
-from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe, divisors
-from pretraining.planning.cost import StepTime
 from pretraining.planning.machines import GPUS, MOST_RANKS, dtype_on
 from pretraining.planning.memory import Room
-from pretraining.planning.plan import Target, steps_and_seconds
-
-STAGES = (0, 1, 2, 3)
+from pretraining.planning.plan import STAGES, Plan, Target, plan_phase
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A phase with one micro-batch under one ZeRO stage."""
-
-    phase: Phase
-    micro_batch: int
-    accumulation: int
-    bytes_needed: float
-    """bytes of a rank's memory that full sequences take"""
-    step: StepTime
-    efficiency: float
-    seconds: float
-    """seconds of the whole phase; one by the clock takes its time on any cluster"""
-    steps: float
-    by_clock: bool
-    """whether the clock ends the phase"""
-
-    @property
-    def sequences_per_second(self) -> float:
-        return self.phase.batch / self.step.total
-
-
-@dataclass(frozen=True)
-class Option:
-    """A ZeRO stage: the fastest choice for every phase, or none where not even one sequence fits."""
-
-    zero: int
-    ranks: int
-    choices: tuple[Choice, ...]
-    fits: bool
-    """whether every phase has a choice"""
-
-    @property
-    def seconds(self) -> float:
-        return sum(choice.seconds for choice in self.choices)
-
-    @property
-    def seconds_by_clock(self) -> float:
-        """Those seconds that are the same at any speed."""
-        return sum(choice.seconds for choice in self.choices if choice.by_clock)
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds of one step of every phase together."""
-        return sum(choice.step.total for choice in self.choices)
-
-    @property
-    def efficiency(self) -> float:
-        """Efficiency of all phases together, each for as long as it takes."""
-        return sum(choice.seconds * choice.efficiency for choice in self.choices) / self.seconds
-
-
-def sweep(target: Target) -> list[Option]:
-    """All ZeRO stages that the recipe could have, its own first."""
-    return [find_option(target, zero) for zero in (target.recipe.parallel.zero, *other_stages(target))]
+def sweep(target: Target) -> list[Plan]:
+    """The fastest plans of all ZeRO stages that the recipe could have, of its own first."""
+    return [find_fastest(target, zero) for zero in (target.recipe.parallel.zero, *other_stages(target))]
 
 
 def other_stages(target: Target) -> Iterator[int]:
@@ -82,33 +26,18 @@ def other_stages(target: Target) -> Iterator[int]:
             yield zero
 
 
-def find_option(target: Target, zero: int) -> Option:
-    """The fastest choices that fit under a ZeRO stage."""
-    choices = [_fastest(target, number, zero) for number in range(len(target.recipe.phases))]
-    found = tuple(choice for choice in choices if choice is not None)
-    return Option(zero, target.ranks, found, len(found) == len(choices))
+def find_fastest(target: Target, zero: int) -> Plan:
+    """The plan with the fastest micro-batches that fit under a ZeRO stage, of equals the largest."""
+    found = []
+    for number, phase in enumerate(target.recipe.phases):
+        sizes = [size for size in target.sizes(phase) if target.fits(phase, zero, size)]
+        planned = [plan_phase(target, number, zero, size) for size in sizes]
+        if planned:
+            found.append(min(planned, key=lambda each: (round(each.step_seconds, 9), -each.micro_batch)))
+    return Plan(target, zero, tuple(found))
 
 
-def _fastest(target: Target, number: int, zero: int) -> Choice | None:
-    """The fastest micro-batch of a phase that fits, of equals the largest."""
-    phase = target.recipe.phases[number]
-    choices = [choose(target, number, zero, size) for size in target.sizes(phase) if target.fits(phase, zero, size)]
-    return min(choices, key=lambda choice: (round(choice.step.total, 9), -choice.micro_batch), default=None)
-
-
-def choose(target: Target, number: int, zero: int, micro_batch: int) -> Choice:
-    """The choice of one micro-batch, with its time."""
-    phase = target.recipe.phases[number]
-    step, share = target.step(phase, zero, micro_batch)
-    schedule = build_schedules(target.recipe)[number]
-    steps, seconds = steps_and_seconds(schedule, 1 / step.total)
-    needed = target.bytes_needed(phase, zero, micro_batch)
-    accumulation = phase.batch // (micro_batch * target.ranks)
-    by_clock = schedule.steps is None
-    return Choice(phase, micro_batch, accumulation, needed, step, share, seconds or 0.0, steps or 0.0, by_clock)
-
-
-def scale(target: Target) -> list[Option]:
+def scale(target: Target) -> list[Plan]:
     """The same run on one rank of the cluster, on a node, on 2 of them, on 4 and so on, and on the cluster itself; of
     the recipe's own stage what fits."""
     own = target.cluster
@@ -120,8 +49,8 @@ def scale(target: Target) -> list[Option]:
         cluster = replace(own, nodes=nodes, per_node=per_node)
         if not any(phase.batch % cluster.ranks for phase in target.recipe.phases):
             other = replace(target, ranks=cluster.ranks, cluster=cluster)
-            found.append(find_option(other, target.recipe.parallel.zero))
-    return [option for option in found if option.fits]
+            found.append(find_fastest(other, target.recipe.parallel.zero))
+    return [plan for plan in found if plan.fits]
 
 
 def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:

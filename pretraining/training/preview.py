@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import torch
-from rich.console import RenderableType
 
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
 from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
-from pretraining.planning.machines import Site
 from pretraining.planning.memory import Room
 from pretraining.planning.plan import Plan, Target, build_plan
-from pretraining.planning.table import render_plan
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.training.micro_batch import room_of
 
@@ -22,37 +19,23 @@ UNKNOWN_HOURS = (
 )
 
 
-def preview(
-    recipe: Recipe,
-    manifest: Manifest | None,
-    ranks: int,
-    pieces_per_second: float | None,
-    gpu_memory: float | None,
-    site: Site | None,
-    here: bool,
-) -> RenderableType:
-    """The plan of a run in words; the same arguments as for `plan_run`."""
-    return render_plan(plan_run(recipe, manifest, ranks, pieces_per_second, gpu_memory, site, here))
-
-
 def plan_run(
     recipe: Recipe,
     manifest: Manifest | None,
     ranks: int,
     pieces_per_second: float | None = None,
     gpu_memory: float | None = None,
-    site: Site | None = None,
+    target: Target | None = None,
     here: bool = True,
 ) -> Plan:
-    """Plans a run. Its hours follow from a given throughput, from the GPUs of a `site` that is named, or from this
-    machine's matrix rate if it will run here.
+    """Plans a run. Its hours follow from a given throughput, from the GPUs of a `target` that is named, or from
+    this machine's matrix rate if it will run here.
 
     `gpu_memory`, in GB, is that of GPUs elsewhere, for which the run is planned then. `here` says whether the ranks are
     those of this command; a CPU here says nothing of others elsewhere.
     """
-    if site is not None:
-        assumed = [] if pieces_per_second else [f"hours for {site.description}: docs/planning.md"]
-        target = site.target(recipe, manifest)
+    if target is not None:
+        assumed = [] if pieces_per_second else [f"hours for {target.where}: docs/planning.md"]
         return build_plan(target, pieces_per_second=pieces_per_second, assumed=assumed)
     device = torch.device(find_kind())
     elsewhere = device.type == "cpu" and (gpu_memory is not None or not here)

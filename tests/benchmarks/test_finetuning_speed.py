@@ -10,7 +10,7 @@ from support.base_models import write_bert
 from support.tasks import CUTTER, VOCABULARY
 
 from benchmarks.contests import Turns
-from benchmarks.fine_tuners import Exercise, InTurns, Some, rows_of
+from benchmarks.fine_tuners import Exercise, Some, rows_of
 from benchmarks.fine_tuning import compete, run_contest, summarise
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems
@@ -52,25 +52,6 @@ def test_ratios_are_of_the_same_turn() -> None:
         "times_as_fast": {"median": 3.0, "lowest": 2.0, "highest": 4.0},
     }
     assert found["prediction"]["times_as_fast"]["median"] == 5.0
-
-
-def test_a_loop_goes_on_for_one_turn_at_a_time() -> None:
-    """And what goes wrong in it is raised where the turn was asked for."""
-    done = []
-
-    def loop(turns: InTurns, folder: Path) -> None:
-        assert folder.is_dir()
-        for number in range(2):
-            turns.next()
-            done.append(number)
-        raise OSError("no more")
-
-    turns = InTurns(loop)
-    assert done == []
-    turns.train()
-    assert done == [0]
-    with pytest.raises(OSError, match="no more"):
-        turns.train()
 
 
 @pytest.mark.slow

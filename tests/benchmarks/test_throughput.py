@@ -24,7 +24,7 @@ from support.shards import make_shards
 
 from benchmarks import sides, throughput
 from benchmarks.measure import read_results
-from benchmarks.sides import Kind, SideFailedError, SideShortError, open_sides
+from benchmarks.sides import Kind, Loop, SideFailedError, SideShortError, Turns, open_sides
 from benchmarks.throughput import Bench
 from benchmarks.training_sides import Contest
 from data_prep.common.errors import UserError
@@ -87,6 +87,24 @@ def test_a_side_that_cannot_go_on_says_why(make: Any, told: str, monkeypatch: py
         pass
 
 
+class Counting(Loop):
+    """A loop that has two turns."""
+
+    def take_turns(self, turns: Turns) -> None:
+        for number in range(2):
+            turns.next(number)
+        raise UserError("no more")
+
+
+def test_a_loop_goes_on_for_one_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what goes wrong in it is raised where the turn was asked for."""
+    monkeypatch.setattr(sides, "multiprocessing", SimpleNamespace(get_context=lambda _: get_context("fork")))
+    with open_sides({"peer": Kind(Counting)}) as opened:
+        assert opened["peer"].ask("train") == 1
+        with pytest.raises(SideFailedError, match="peer: no more"):
+            opened["peer"].ask("train")
+
+
 def measured(*words: str, seconds: float = 90.0, **environment: str) -> Done:
     """The command that users type."""
     return run_program("benchmarks/throughput.py", words, ROOT, seconds, **environment)
@@ -142,15 +160,6 @@ def test_results_of_another_format_are_not_mixed_in(tmp_path: Path, tiny_shards:
     assert done.code == 2
     assert "format" in done.errors
     assert "run its benchmark again" in done.errors
-
-
-def test_what_does_not_fit_is_made_smaller(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, ("cloze",), 3, None, Console())
-    whole = Contest.parse("base-128-64")
-    assert throughput.shrunk(whole, bench, ceiling=1e15) == whole
-    assert throughput.shrunk(whole, bench, ceiling=1e11).sequences < 64  # would take too long
-    monkeypatch.setattr(throughput, "total_memory", lambda _: 4 << 30)
-    assert throughput.shrunk(whole, bench, ceiling=1e15).sequences < 64
 
 
 def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

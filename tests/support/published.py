@@ -1,6 +1,4 @@
-"""What others have published, and how far the model of planner.py is from it.
-
-    pytest -s tests/benchmarks/test_published.py     prints every figure
+"""What others have published, and how far the planner's model of time is from it.
 
 Constants are fitted to rows of one node alone; the model then says what more nodes do, and so does linear scaling. Rows
 that are `held_out` fit no constant of the model: they show how far software differs that it has never seen.
@@ -13,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
+
+from conftest import ROOT
 
 from data_prep.common.toml_text import read_toml
 from pretraining.config.settings import VOCABULARY, Dtype
@@ -32,7 +31,7 @@ from pretraining.planning.cost import (
 )
 from pretraining.planning.machines import GPUS, find_network, gpu_cluster
 
-FILE = Path(__file__).with_suffix(".toml")
+FILE = ROOT / "benchmarks" / "published.toml"
 Row = Mapping[str, Any]
 Key = tuple[str, int]
 """A run and the length of its sequences."""
