@@ -11,6 +11,7 @@ import inspect
 import warnings
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +77,9 @@ def drop(x: Tensor, masks: Masks) -> Forward:
 
 def row_keys(dropout_seed: int, examples: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
     """The keys of `fused.row_keys`, on the device of the positions: the host hashes sequences, the device pieces."""
-    return _row_keys(hash_key(dropout_seed, *examples.T), positions, starts, longest)
+    from pretraining.model import gpu_row_keys
+
+    return gpu_row_keys.row_keys(hash_key(dropout_seed, *examples.T), positions, starts, longest)
 
 
 def cross_entropies(
@@ -119,12 +122,6 @@ def _kernels() -> Any:
     return gpu_kernels
 
 
-def _row_keys(sequences: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
-    from pretraining.model import gpu_row_keys
-
-    return gpu_row_keys.row_keys(sequences, positions, starts, longest)
-
-
 @functools.cache
 def _works(
     operation: Operation, device: torch.device, dtype: torch.dtype, width: int, drops: bool, learns: bool
@@ -163,7 +160,7 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
     elif operation == "join":
         join(row, row, row, vector.repeat(3))
     else:
-        _row_keys(hash_key(0), numbers[:1].long(), numbers, 1)
+        row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)
 
 
 def _last_line(error: Exception) -> str:
