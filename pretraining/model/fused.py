@@ -6,20 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.own_backward import Forward, Gradients, with_backward
+from pretraining.model.own_backward import Forward, ForwardOfLoss, Gradients, with_backward
 from pretraining.model.products import rounded
 
 TAKES_ROWS = "takes_rows"
@@ -170,7 +168,7 @@ def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vo
     `weight` and `bias` may have more rows than the vocabulary; they take no part.
     """
     if loses_by_kernels(hidden) and torch.is_grad_enabled():
-        return _MaskedLoss.apply(hidden, weight, bias, labels, vocabulary)
+        return _masked_loss(hidden, weight, bias, labels, vocabulary)
     if loses_by_kernels(hidden):
         losses, right = cross_entropies(hidden @ weight.t(), bias, labels, vocabulary, slopes=False)
         return losses.sum(), right.sum()
@@ -207,27 +205,20 @@ def _log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Ten
     return -F.cross_entropy((logits + bias)[:, :vocabulary].float(), labels, reduction="none")
 
 
-class _MaskedLoss(torch.autograd.Function):
+@with_backward
+def _masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> ForwardOfLoss:
     """The gradient takes the logits' place in the forward pass, so that nothing as large is kept twice."""
+    whole = rounded(hidden)  # behind the predictions logits are zeros, and so is their gradient
+    logits = whole @ weight.t()
+    losses, correct = cross_entropies(logits[: len(hidden)], bias, labels, vocabulary, slopes=True)
+    saved = (whole, weight, logits)  # the last are now their gradient
+    return (losses.sum(), correct.sum()), saved, partial(_masked_loss_backward, len(hidden))
 
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
-    ) -> tuple[Tensor, Tensor]:
-        whole = rounded(hidden)  # behind the predictions logits are zeros, and so is their gradient
-        logits = whole @ weight.t()
-        losses, correct = cross_entropies(logits[: len(hidden)], bias, labels, vocabulary, slopes=True)
-        ctx.save_for_backward(whole, weight, logits)  # the last are now their gradient
-        ctx.predictions = len(hidden)
-        right = correct.sum()
-        ctx.mark_non_differentiable(right)
-        return losses.sum(), right
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        hidden, weight, difference = ctx.saved_tensors
-        product = (difference @ weight)[: ctx.predictions]
-        grad_hidden = product * grad  # a scalar in fp32, which leaves the others in their type
-        grad_weight = difference.t() @ (hidden * grad)
-        return grad_hidden, grad_weight, difference.sum(0) * grad, None, None
+def _masked_loss_backward(
+    predictions: int, grad: Tensor, hidden: Tensor, weight: Tensor, difference: Tensor
+) -> Gradients:
+    product = (difference @ weight)[:predictions]
+    grad_hidden = product * grad  # a scalar in fp32, which leaves the others in their type
+    grad_weight = difference.t() @ (hidden * grad)
+    return grad_hidden, grad_weight, difference.sum(0) * grad

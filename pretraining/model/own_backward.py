@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,13 +13,16 @@ from torch.autograd.function import once_differentiable
 Inputs = ParamSpec("Inputs")
 Saved = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
+Result = TypeVar("Result", Tensor, tuple[Tensor, Tensor])
 Forward = tuple[Tensor, Saved, Callable[..., Gradients]]
 """What a forward pass returns: its result, the tensors to save, and the backward pass."""
+ForwardOfLoss = tuple[tuple[Tensor, Tensor], Saved, Callable[..., Gradients]]
+"""The same, where the result is a loss and a count, which has no gradient."""
 
 
 class _OwnBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, forward: Callable[..., Forward], *inputs: Any) -> Tensor:
+    def forward(ctx: Any, forward: Callable[..., Any], *inputs: Any) -> Any:
         out, saved, ctx.own_backward = forward(*inputs)
         ctx.save_for_backward(*saved)
         ctx.inputs = len(inputs)
@@ -27,12 +30,14 @@ class _OwnBackward(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
+    def backward(ctx: Any, grad: Tensor, *_: None) -> Gradients:
         found = ctx.own_backward(grad.contiguous(), *ctx.saved_tensors)
         return None, *found, *[None] * (ctx.inputs - len(found))
 
 
-def with_backward(forward: Callable[Inputs, Forward]) -> Callable[Inputs, Tensor]:
+def with_backward(
+    forward: Callable[Inputs, tuple[Result, Saved, Callable[..., Gradients]]],
+) -> Callable[Inputs, Result]:
     """Makes an operation of a forward pass that also returns what to save and its backward pass.
 
     The backward pass takes the gradient of the result and the saved tensors. It returns the gradients of the first
@@ -40,8 +45,8 @@ def with_backward(forward: Callable[Inputs, Forward]) -> Callable[Inputs, Tensor
     """
 
     @functools.wraps(forward)
-    def operation(*inputs: Inputs.args, **_: Inputs.kwargs) -> Tensor:
-        result: Tensor = _OwnBackward.apply(forward, *inputs)
+    def operation(*inputs: Inputs.args, **_: Inputs.kwargs) -> Result:
+        result: Result = _OwnBackward.apply(forward, *inputs)
         return result
 
     return operation
