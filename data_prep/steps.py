@@ -34,7 +34,7 @@ from data_prep.common.files import FileRecord
 from data_prep.common.languages import DEFAULT
 from data_prep.common.progress import StepProgress
 from data_prep.examples import merging
-from data_prep.examples.making import ExamplesTask, make_examples, shard_sets
+from data_prep.examples.making import ExamplesPlan, ExamplesTask, make_examples, shard_sets
 from data_prep.examples.merging import ShardTask
 from data_prep.examples.parts import HELD_OUT, PARTS, read_parts
 from data_prep.examples.sorted_files import MOST_FILES, SortedFiles
@@ -184,13 +184,13 @@ class Steps:
 
     def _make_length(self, length: int, corpus_key: str, vocabulary_size: int) -> list[SetFigures]:
         """Makes the shards of a length, and deletes all that was needed for them alone."""
-        s, parts = self.settings, read_parts(self.folder, corpus_key)
+        s, parts = self.settings, read_parts(self.folder)
         sets = shard_sets(length, s.duplicates, parts.held_out.size > 0)
         made = SortedFiles(length, len(parts.paths), apart=len(parts.paths) <= MOST_FILES)
+        plan = ExamplesPlan(self.folder, corpus_key, made, s)
 
         def example_tasks() -> Iterator[ExamplesTask]:
-            for part, pieces in enumerate(parts.pieces.tolist()):
-                yield ExamplesTask(self.folder, part, made, corpus_key, s, pieces)
+            return (ExamplesTask(plan, part, pieces) for part, pieces in enumerate(parts.pieces.tolist()))
 
         examples = self.runner.run(MAKE_EXAMPLES.called(made.step), example_tasks)
         totals = add_counts(record.counts for record in examples)

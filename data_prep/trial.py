@@ -16,7 +16,7 @@ from data_prep.arrow_files import write_batches
 from data_prep.common.compiled import compiled_before, remember_compiled
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
-from data_prep.examples.making import close_parts
+from data_prep.examples.making import open_maker
 from data_prep.examples.sorted_files import SortedFiles
 from data_prep.near_copies.finding import STEPS as NEAR_STEPS
 from data_prep.near_copies.finding import mark_near_copies
@@ -68,7 +68,7 @@ def trial(
         runner = MeasuringRunner(WorkFolder(Path(folder)), Workers(), Console(quiet=True), done=done)
         runner.work.path.mkdir()
         yield runner, Steps(runner, settings.model_copy(update=KEEP_ALL), merged_at_once)
-        close_parts()
+        open_maker.cache_clear()  # its files are about to go
 
 
 def rehearse(settings: Settings, size: int, work: Path, console: Console, said: bool = False) -> bool:

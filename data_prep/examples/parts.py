@@ -8,7 +8,6 @@ and what a worker opens and reads for its partners does not grow with the corpus
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -119,9 +118,8 @@ def write_parts(folder: Path, parts: Iterable[tuple[str, int, int]]) -> FileReco
     return write_batches(folder, PARTS, SCHEMA, [pa.record_batch(columns, schema=SCHEMA)])
 
 
-@functools.lru_cache(maxsize=1)
-def read_parts(folder: Path, key: str) -> Parts:  # noqa: ARG001 - the key tells one corpus from another
-    """Maps the parts into memory, once for all tasks of a worker."""
+def read_parts(folder: Path) -> Parts:
+    """Maps the parts into memory."""
     batch = map_batches(folder / PARTS).get_batch(0)
     firsts = np.concatenate([[0], np.cumsum(np.asarray(batch["documents"]))]).astype(np.int64)
     return Parts(

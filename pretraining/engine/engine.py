@@ -21,7 +21,8 @@ from pretraining.engine.deepspeed_config import EngineSettings, deepspeed_config
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
 from pretraining.model.encoder import Trainable
-from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer
+from pretraining.optimizers.steps.building import build_optimizer
+from pretraining.optimizers.steps.flat import FlatOptimizer
 
 
 class LossScaler(TypedDict, total=False):

@@ -6,9 +6,7 @@ copies all of them to join them at the end, gives every rank all sums, and measu
 it takes another optimizer, which copies each gradient several times. Here, in both, they are
 
     added     a bucket of neighbouring parameters at a time; on a CPU each as it comes, in one pass while it is cached
-    joined    bucket by bucket while the last backward pass still runs; a sum goes to the rank whose share it is, alone.
-              Between so many GPUs that a bucket has shares of many ranks, all at once after it: NCCL reduces to one
-              rank after another, which is reckoned to take 0.3 to 0.5 s between 1,024; a whole tensor takes 45 ms
+    joined    over the ranks, each sum at the rank whose share it is, alone (`exchange.py`)
     measured  by the norm of each rank's share
     clipped   by a factor that the optimizer's step multiplies with in passing
 """
@@ -30,8 +28,8 @@ from torch import Tensor
 
 from pretraining.engine.buckets import make_buckets
 from pretraining.engine.clipping import clipping, sum_of_squares
-from pretraining.engine.joining import Joining, Share, launches_together
-from pretraining.engine.neighbours import Neighbours, find_neighbours
+from pretraining.engine.exchange import Exchange, Network
+from pretraining.engine.neighbours import find_neighbours
 from pretraining.model.fused import TAKES_ROWS
 from pretraining.optimizers.steps.flat import FlatOptimizer
 from pretraining.processes.group import add_up, wait_for_all
@@ -45,13 +43,26 @@ def stays_on_device(number: Tensor) -> bool:
     return number.is_cuda
 
 
+def choose_exchange(parameters: Sequence[Tensor], wire: torch.dtype) -> Exchange:
+    """Chooses how ranks exchange gradients in numbers of the type `wire`: in memory where all share one machine.
+
+    On CPUs, embedding tables take sparse gradients besides. All ranks must call it.
+    """
+    if any(parameter.device.type != "cpu" for parameter in parameters):
+        return Network(wire)
+    for parameter in parameters:
+        setattr(parameter, TAKES_ROWS, True)
+    neighbours = find_neighbours(parameters, BUCKET_SIZE) if wire == torch.float32 else None
+    return neighbours or Network(wire)
+
+
 class Zero1(BF16_Optimizer):  # type: ignore[misc]
     """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients; it does for fp32 too."""
 
     def __init__(self, optimizer: FlatOptimizer, engine: DeepSpeedEngine):
-        self.wire: torch.dtype = engine.communication_data_type
-        """the type of numbers in which gradients go from rank to rank"""
-        self._neighbours = self._find_shorter_ways(optimizer)
+        parameters = [*chain.from_iterable(group["params"] for group in optimizer.param_groups)]
+        self._exchange = choose_exchange(parameters, engine.communication_data_type)
+        """how ranks give one another gradients and weights"""
         super().__init__(
             optimizer,
             engine.param_names,
@@ -61,13 +72,9 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             dp_process_group=engine.seq_data_parallel_group,
             grad_acc_dtype=torch.float32,
         )
-        self._under_way: list[Joining] = []
-        self._broken_off: list[Joining] = []
-        self._sent = 0
-        """how many buckets are under way or joined"""
         self._group = self.real_dp_process_group[0]
         self._ranks = dist.get_world_size(self._group)
-        self._joins_whole = self._ranks > 1 and launches_together(self._group) and self._shares_are_small()
+        self._exchange.prepare(self.fp32_groups_gradients_flat, self._group, BUCKET_SIZE)
         for shares, own in zip(self.bf16_partitioned_groups, self.fp32_groups_flat_partition, strict=True):
             optimizer.rounded[id(own)] = shares[dist.get_rank(self._group)]
         found = []
@@ -80,23 +87,10 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         """all buckets, in about the order in which a backward pass fills them; every rank joins them in this order"""
         self._bucket_of = {(group, number): bucket for _, group, bucket in found for number in bucket.views}
 
-    def _find_shorter_ways(self, optimizer: torch.optim.Optimizer) -> Neighbours | None:
-        """Finds out what CPUs can do better: take rows instead of tables, and memory instead of sockets."""
-        parameters = [*chain.from_iterable(group["params"] for group in optimizer.param_groups)]
-        if any(parameter.device.type != "cpu" for parameter in parameters):
-            return None
-        for parameter in parameters:
-            setattr(parameter, TAKES_ROWS, True)
-        return find_neighbours(parameters, BUCKET_SIZE) if self.wire == torch.float32 else None
-
-    def _shares_are_small(self) -> bool:
-        """Whether a bucket has the shares of more than four ranks."""
-        return all(4 * flat.numel() < self._ranks * BUCKET_SIZE for flat in self.fp32_groups_gradients_flat)
-
     def _flatten_dense_tensors_aligned(self, tensors: Sequence[Tensor], alignment: int) -> Tensor:
         """Lays weights end to end; DeepSpeed calls it before it lets the parameters be views of them."""
         flat: Tensor = super()._flatten_dense_tensors_aligned(tensors, alignment)
-        return flat if self._neighbours is None else self._neighbours.have_in_common(flat)
+        return self._exchange.place(flat)
 
     def accumulate_hp_grads_and_remove_lp(self, parameter: Tensor, group: int, number: int) -> None:
         """Takes a gradient that is ready; DeepSpeed calls it in a backward pass."""
@@ -104,10 +98,8 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         assert parameter.grad is not None
         bucket.take(number, parameter.grad)
         parameter.grad = None
-        sends = self._neighbours is None and not self._joins_whole
-        if bucket.is_full and sends and self.is_gradient_accumulation_boundary():
-            while self._sent < len(self._buckets) and self._buckets[self._sent].is_full:
-                self._send_next()
+        if bucket.is_full and self.is_gradient_accumulation_boundary():
+            self._exchange.join_full(self._buckets)
 
     def update_hp_grads(self, **_: Any) -> None:
         """Adds what a backward pass has left over; DeepSpeed calls it at the end of each."""
@@ -116,38 +108,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
     def reduce_gradients(self, **_: Any) -> None:
         """Joins the gradients of all ranks; DeepSpeed calls it after the last backward pass of a step."""
-        if self._neighbours is not None:
-            for bucket in self._buckets:
-                bucket.complete()
-            self._neighbours.join(self._buckets)
-            return
-        if self._joins_whole:
-            self._send_whole()
-        while self._sent < len(self._buckets):
-            self._send_next()
-        for joining in self._under_way:
-            joining.finish()
-        self._under_way.clear()
-        self._sent = 0
-
-    def _send_whole(self) -> None:
-        """Starts to add up all flat tensors over all ranks."""
-        for bucket in self._buckets:
-            bucket.complete()
-            bucket.rows.clear()
-        self._sent = len(self._buckets)
-        for flat in self.fp32_groups_gradients_flat:
-            shares = [Share(rank, part) for rank, part in enumerate(flat.chunk(self._ranks))]
-            self._under_way.append(Joining(flat, shares, self.wire, self._group))
-
-    def _send_next(self) -> None:
-        """Starts to add up the next bucket over all ranks, each part of it where its owner is."""
-        bucket = self._buckets[self._sent]
-        self._sent += 1
-        bucket.complete()
-        if self._ranks > 1:
-            bucket.rows.clear()  # others have other rows
-            self._under_way.append(Joining(bucket.sums, bucket.shares, self.wire, self._group))
+        self._exchange.join(self._buckets)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -179,7 +140,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             if id(own) not in self.optimizer.written:
                 self.optimizer.rounded[id(own)].copy_(own)
         self.optimizer.written.clear()
-        if self._neighbours is not None:
+        if self._exchange.shares_weights:
             wait_for_all()
             return
         all_gather_dp_groups(
@@ -203,14 +164,8 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:
-        """Forgets the gradients, also those of a step that was broken off; the next one overwrites the sums.
-
-        What is then on its way to other ranks keeps its memory, into which they may still write: nobody waits for them,
-        since they may have ended.
-        """
-        self._broken_off += self._under_way
-        self._under_way.clear()
-        self._sent = 0
+        """Forgets the gradients, also those of a step that was broken off; the next one overwrites the sums."""
+        self._exchange.break_off()
         for bucket in self._buckets:
             bucket.forget()
 

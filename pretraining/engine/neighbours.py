@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pretraining.engine.buckets import Bucket
+from pretraining.engine.exchange import Exchange
 from pretraining.processes.bells import Door, system
 from pretraining.processes.group import gather, host_group, place, wait_for_all
 
@@ -35,8 +36,10 @@ class Spot(NamedTuple):
     notes: int
 
 
-class Neighbours:
+class Neighbours(Exchange):
     """The ranks of a run that has one machine, and their rooms."""
+
+    shares_weights = True
 
     def __init__(self, rooms: Sequence[Tensor], numbers: int, notes: int, rank: int) -> None:
         """A room of bytes of each rank has space for so many numbers in fp32, and notes in int64."""
@@ -46,7 +49,7 @@ class Neighbours:
         self._left = rooms[0][ends[1] :]
         self.rank, self.others = rank, [other for other in range(len(rooms)) if other != rank]
 
-    def have_in_common(self, weights: Tensor) -> Tensor:
+    def place(self, weights: Tensor) -> Tensor:
         """Puts weights where all ranks find them, of whom rank 0 brings them."""
         mine = weights.view(-1).view(torch.uint8)
         common, self._left = self._left[: len(mine)], self._left[_aligned(len(mine)) :]
@@ -58,6 +61,8 @@ class Neighbours:
     def join(self, buckets: Sequence[Bucket]) -> None:
         """Adds to this rank's shares of the buckets the sums of the others. All ranks must have met again, in whatever
         they do together, before this is called once more."""
+        for bucket in buckets:
+            bucket.complete()
         for number, load in enumerate(self._loads(buckets)):
             if number:
                 wait_for_all()  # the others have read the one before

@@ -107,7 +107,6 @@ def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
 
 _READERS = {
     "DeepSpeedZeroOptimizer": _stages_1_and_2,
-    "BF16_Optimizer": _bf16_optimizer,
     "Zero1": _bf16_optimizer,
     "DeepSpeedZeroOptimizer_Stage3": _stage_3,
 }

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pretraining import devices
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.fused import Dropout
+from pretraining.model.own_backward import Forward, Gradients, with_backward
 
 GRAIN = 64
 """Sequences whose lengths are equal when rounded up to it are computed together by our kernels."""
@@ -102,29 +103,23 @@ class Packed(Layout):
 
     def _attend_sums(self, sums: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         where = (self.starts, self.starts, self.longest, self.longest, dropout.probability, self.one_way)
-        return _FlashAttention.apply(sums, bias, heads, where)
+        return _flash_attention(sums, bias, heads, where)
 
 
-class _FlashAttention(torch.autograd.Function):
+@with_backward
+def _flash_attention(sums: Tensor, bias: Tensor, heads: int, where: tuple[Any, ...]) -> Forward:
     """The flash kernels on queries, keys and values with their bias, whose gradients one kernel lays side by side."""
+    parts = sums.view(len(sums), 3, heads, -1).unbind(1)
+    out, exponents, *state, _ = torch.ops.aten._flash_attention_forward(*parts, *where, False)
+    return out.view(len(sums), -1), (*parts, out, exponents, *state, bias), partial(_flash_attention_backward, where)
 
-    @staticmethod
-    def forward(ctx: Any, sums: Tensor, bias: Tensor, heads: int, where: tuple[Any, ...]) -> Tensor:
-        parts = sums.view(len(sums), 3, heads, -1).unbind(1)
-        out, exponents, *state, _ = torch.ops.aten._flash_attention_forward(*parts, *where, False)
-        ctx.save_for_backward(*parts, out, exponents, *state, bias)
-        ctx.where = where
-        return out.view(len(sums), -1)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, exponents, *state, bias = ctx.saved_tensors
-        gradients = torch.ops.aten._flash_attention_backward(
-            grad.contiguous().view(out.shape), query, key, value, out, exponents, *ctx.where, *state
-        )
-        query_slope, key_slope, value_slope = gradients
-        return *gpu.join(query_slope, key_slope, value_slope, bias), None, None
+def _flash_attention_backward(where: tuple[Any, ...], grad: Tensor, *saved: Tensor) -> Gradients:
+    query, key, value, out, exponents, *state, bias = saved
+    query_grad, key_grad, value_grad = torch.ops.aten._flash_attention_backward(
+        grad.view(out.shape), query, key, value, out, exponents, *where, *state
+    )
+    return gpu.join(query_grad, key_grad, value_grad, bias)
 
 
 class Padded(Layout):
@@ -187,32 +182,26 @@ class ByHeads(ByOurKernels):
         self.starts, self.lengths, self.one_way = starts, torch.tensor(lengths, dtype=torch.int32), one_way
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
-        return _AttentionByHeads.apply(qkv, bias, self, heads, dropout)
+        return _attend_by_heads(qkv, bias, self, heads, dropout)
 
 
-class _AttentionByHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, bias: Tensor, layout: ByHeads, heads: int, dropout: Dropout) -> Tensor:
-        pieces, (n, hidden) = int(layout.starts[-1]), (len(qkv), qkv.shape[1] // 3)
-        size = hidden // heads
-        ctx.kernel = layout.kernel
-        ctx.given = (layout.starts, layout.lengths, *dropout.for_kernels, size**-0.5, int(layout.one_way))
-        ctx.sizes = len(layout.lengths), heads, size
-        out, spreads = qkv.new_empty(n, hidden), torch.empty(pieces, heads, 2)
-        out[pieces:] = 0
-        kernels.call(layout.kernel, qkv, bias, *ctx.given, out, spreads, *ctx.sizes)
-        ctx.save_for_backward(qkv, bias, spreads)
-        return out
+@with_backward
+def _attend_by_heads(qkv: Tensor, bias: Tensor, layout: ByHeads, heads: int, dropout: Dropout) -> Forward:
+    pieces, (n, hidden) = int(layout.starts[-1]), (len(qkv), qkv.shape[1] // 3)
+    size = hidden // heads
+    given = (layout.starts, layout.lengths, *dropout.for_kernels, size**-0.5, int(layout.one_way))
+    sizes = len(layout.lengths), heads, size
+    out, spreads = qkv.new_empty(n, hidden), torch.empty(pieces, heads, 2)
+    out[pieces:] = 0
+    kernels.call(layout.kernel, qkv, bias, *given, out, spreads, *sizes)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, bias, spreads = ctx.saved_tensors
+    def backward(grad: Tensor, qkv: Tensor, bias: Tensor, spreads: Tensor) -> Gradients:
         grad_qkv, grad_bias = torch.empty_like(qkv), torch.empty_like(bias)
-        grad_qkv[len(spreads) :] = 0
-        inputs = (qkv, bias, *ctx.given, grad.contiguous(), spreads)
-        kernels.call(f"{ctx.kernel}_backward", *inputs, grad_qkv, grad_bias, *ctx.sizes)
-        return grad_qkv, grad_bias, None, None, None
+        grad_qkv[pieces:] = 0
+        kernels.call(f"{layout.kernel}_backward", qkv, bias, *given, grad, spreads, grad_qkv, grad_bias, *sizes)
+        return grad_qkv, grad_bias
+
+    return out, (qkv, bias, spreads), backward
 
 
 class Grouped(ByOurKernels):
@@ -230,62 +219,58 @@ class Grouped(ByOurKernels):
             self.groups.append(Group(starts[members], sizes[members], -(-longest // 16) * 16))
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
-        return _GroupedAttention.apply(qkv, bias, self.groups, heads, dropout, self.one_way)
+        return _attend_in_groups(qkv, bias, self.groups, heads, dropout, self.one_way)
 
 
-class _GroupedAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, qkv: Tensor, bias: Tensor, groups: list[Group], heads: int, dropout: Dropout, one_way: bool
-    ) -> Tensor:
-        n, hidden, size = len(qkv), qkv.shape[1] // 3, qkv.shape[1] // 3 // heads
-        out = qkv.new_empty(n, hidden)
-        out[_pieces(groups) :] = 0
-        saved = []
-        for group in groups:
-            s, length = len(group.starts), group.length
-            parts, shape = qkv.new_empty(3, s * heads, length, size), (s, heads, length, size)
-            kernels.call("split_heads", qkv, bias, group.starts, group.lengths, parts, 3, *shape)
-            query, key, value = parts
-            shares = query @ key.transpose(1, 2)  # (s * heads, length, length): scores, then softmax
-            dropped = torch.empty_like(shares) if dropout.probability else shares
+@with_backward
+def _attend_in_groups(
+    qkv: Tensor, bias: Tensor, groups: list[Group], heads: int, dropout: Dropout, one_way: bool
+) -> Forward:
+    n, hidden, size = len(qkv), qkv.shape[1] // 3, qkv.shape[1] // 3 // heads
+    out = qkv.new_empty(n, hidden)
+    out[_pieces(groups) :] = 0
+    saved = []
+    for group in groups:
+        s, length = len(group.starts), group.length
+        parts, shape = qkv.new_empty(3, s * heads, length, size), (s, heads, length, size)
+        kernels.call("split_heads", qkv, bias, group.starts, group.lengths, parts, 3, *shape)
+        query, key, value = parts
+        shares = query @ key.transpose(1, 2)  # (s * heads, length, length): scores, then softmax
+        dropped = torch.empty_like(shares) if dropout.probability else shares
+        where = (group.starts, group.lengths, *dropout.for_kernels)
+        kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, int(one_way), s, heads, length)
+        context = dropped @ value
+        kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, *shape)
+        saved += [parts, shares]
+    return out, tuple(saved), partial(_attend_in_groups_backward, groups, heads, dropout, int(one_way))
+
+
+def _attend_in_groups_backward(
+    groups: list[Group], heads: int, dropout: Dropout, one_way: int, grad: Tensor, *saved: Tensor
+) -> Gradients:
+    n, hidden = grad.shape
+    size = hidden // heads
+    grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden)
+    grad_qkv[_pieces(groups) :] = 0
+    for group, parts, shares in zip(groups, saved[::2], saved[1::2], strict=True):
+        query, key, value = parts
+        s, length = len(group.starts), group.length
+        grad_context, shape = torch.empty_like(query), (s, heads, length, size)
+        kernels.call("split_heads", grad, None, group.starts, group.lengths, grad_context, 1, *shape)
+        dropped = shares
+        if dropout.probability:
+            dropped = torch.empty_like(shares)
             where = (group.starts, group.lengths, *dropout.for_kernels)
-            kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, int(one_way), s, heads, length)
-            context = dropped @ value
-            kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, *shape)
-            saved += [parts, shares]
-        ctx.save_for_backward(*saved)
-        ctx.groups, ctx.heads, ctx.dropout, ctx.one_way = groups, heads, dropout, one_way
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        heads, dropout, one_way = ctx.heads, ctx.dropout, int(ctx.one_way)
-        n, hidden = grad.shape
-        size, grad = hidden // heads, grad.contiguous()
-        grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden)
-        grad_qkv[_pieces(ctx.groups) :] = 0
-        saved = iter(ctx.saved_tensors)
-        for group, parts, shares in zip(ctx.groups, saved, saved, strict=True):
-            query, key, value = parts
-            s, length = len(group.starts), group.length
-            grad_context, shape = torch.empty_like(query), (s, heads, length, size)
-            kernels.call("split_heads", grad, None, group.starts, group.lengths, grad_context, 1, *shape)
-            dropped = shares
-            if dropout.probability:
-                dropped = torch.empty_like(shares)
-                where = (group.starts, group.lengths, *dropout.for_kernels)
-                kernels.call("redo_dropout", shares, *where, dropped, one_way, s, heads, length)
-            grad_scores = grad_context @ value.transpose(1, 2)
-            grad_parts = torch.empty_like(parts)
-            torch.bmm(dropped.transpose(1, 2), grad_context, out=grad_parts[2])
-            inputs = (shares, dropped, group.lengths, size**-0.5, one_way)
-            kernels.call("softmax_backward", grad_scores, *inputs, s, heads, length)
-            torch.bmm(grad_scores, key, out=grad_parts[0])
-            torch.bmm(grad_scores.transpose(1, 2), query, out=grad_parts[1])
-            kernels.call("merge_heads", grad_parts, group.starts, group.lengths, grad_qkv, grad_bias, 3, *shape)
-        return grad_qkv, grad_bias.to(grad.dtype), None, None, None, None
+            kernels.call("redo_dropout", shares, *where, dropped, one_way, s, heads, length)
+        grad_scores = grad_context @ value.transpose(1, 2)
+        grad_parts = torch.empty_like(parts)
+        torch.bmm(dropped.transpose(1, 2), grad_context, out=grad_parts[2])
+        inputs = (shares, dropped, group.lengths, size**-0.5, one_way)
+        kernels.call("softmax_backward", grad_scores, *inputs, s, heads, length)
+        torch.bmm(grad_scores, key, out=grad_parts[0])
+        torch.bmm(grad_scores.transpose(1, 2), query, out=grad_parts[1])
+        kernels.call("merge_heads", grad_parts, group.starts, group.lengths, grad_qkv, grad_bias, 3, *shape)
+    return grad_qkv, grad_bias.to(grad.dtype)
 
 
 def _pieces(groups: list[Group]) -> int:

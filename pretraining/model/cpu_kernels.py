@@ -35,6 +35,8 @@ FLAGS = (
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS.append("-mprefer-vector-width=512")
 CHECKSUM_SIZE = hashlib.sha256().digest_size
+Masks = tuple[Tensor, int, float]
+"""Of dropout, as kernels take it: the keys of rows, the site, and the probability."""
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 

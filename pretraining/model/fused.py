@@ -4,18 +4,20 @@ elsewhere. They are equal but for rounding, and for the masks of dropout, of whi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from types import ModuleType
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu
+from pretraining.model.own_backward import Forward, ForwardOfLoss, Gradients, with_backward
 from pretraining.model.products import rounded
 
 TAKES_ROWS = "takes_rows"
@@ -67,7 +69,7 @@ class Dropout:
         return replace(self, keys=keys, columns=steps[:width] * HASH_STEP)
 
     @property
-    def for_kernels(self) -> tuple[Tensor, int, float]:
+    def for_kernels(self) -> kernels.Masks:
         return self.keys, self.site, float(self.probability)
 
 
@@ -97,23 +99,26 @@ def row_keys(dropout_seed: int, examples: Array, positions: Array, lengths: Arra
     return torch.from_numpy(pieces.astype(np.uint32).view(np.int32))
 
 
+def _find_operations(name: gpu.Operation, x: Tensor, masks: kernels.Masks | None = None) -> ModuleType | None:
+    """Finds the module with an operation of our own for this tensor; None where PyTorch's operations compute it."""
+    if kernels.usable(x):
+        return cpu_operations
+    return gpu if gpu.usable(name, x, masks) else None
+
+
 def gelu(x: Tensor, bias: Tensor) -> Tensor:
     """gelu(x + bias), with erf. May overwrite x: it must be needed by nobody else."""
-    if kernels.usable(x):
-        return _Gelu.apply(x, bias)
-    if gpu.usable("gelu", x):
-        return gpu.gelu(x, bias)
-    return F.gelu(x + bias)
+    ours = _find_operations("gelu", x)
+    return ours.gelu(x, bias) if ours else F.gelu(x + bias)
 
 
 def add_and_norm(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, dropout: Dropout
 ) -> Tensor:
     """The layer norm of residual + dropout(x + bias). May overwrite x: it must be needed by nobody else."""
-    if kernels.usable(x):
-        return _AddAndNorm.apply(x, bias, residual, weight, shift, epsilon, dropout)
-    if gpu.usable("add_and_norm", x, dropout.for_kernels):
-        return gpu.add_and_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
+    ours = _find_operations("add_and_norm", x, dropout.for_kernels)
+    if ours:
+        return ours.add_and_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
     return F.layer_norm(residual + _drop(x + bias, dropout), weight.shape, weight, shift, epsilon)
 
 
@@ -121,20 +126,40 @@ def drop(x: Tensor, dropout: Dropout) -> Tensor:
     """Dropout by itself."""
     if not dropout.probability:
         return x
-    if kernels.usable(x):
-        return _Drop.apply(x, dropout)
-    if gpu.usable("drop", x, dropout.for_kernels):
-        return gpu.drop(x, dropout.for_kernels)
-    return _drop(x, dropout)
+    ours = _find_operations("drop", x, dropout.for_kernels)
+    return ours.drop(x, dropout.for_kernels) if ours else _drop(x, dropout)
 
 
 def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """The sum of the rows that the ids of pieces, positions and segments name."""
     if word.device.type == "cpu":
-        return _Embed.apply(word, position, segment, getattr(word, TAKES_ROWS, False), *ids)
+        return _embed(word, position, segment, getattr(word, TAKES_ROWS, False), *ids)
     pieces, positions, segments = ids
     look_up = gpu.look_up_few if gpu.takes_products(word) else F.embedding
     return F.embedding(pieces, word) + look_up(positions, position) + look_up(segments, segment)
+
+
+@with_backward
+def _embed(word: Tensor, position: Tensor, segment: Tensor, takes_rows: bool, *ids: Tensor) -> Forward:
+    """PyTorch's own backward pass adds up in bfloat16 on a CPU: a sum of thousands of rows stands still."""
+    pieces, positions, segments = ids
+    out = word[pieces].add_(position[positions]).add_(segment[segments])
+    return out, ids, partial(_embed_backward, (len(word), len(position), len(segment)), takes_rows)
+
+
+def _embed_backward(sizes: tuple[int, int, int], takes_rows: bool, grad: Tensor, *ids: Tensor) -> Gradients:
+    rows = grad.float()
+
+    def sums(size: int, ids: Tensor) -> Tensor:
+        return rows.new_zeros(size, rows.shape[1]).index_add_(0, ids, rows)
+
+    found, where = ids[0].unique(return_inverse=True)
+    rows_of_words, size = sums(len(found), where).to(grad.dtype), (sizes[0], grad.shape[1])
+    if takes_rows:
+        words = torch.sparse_coo_tensor(found[None], rows_of_words, size, check_invariants=False, is_coalesced=True)
+    else:
+        words = grad.new_zeros(size).index_copy_(0, found, rows_of_words)
+    return words, *(sums(*each).to(grad.dtype) for each in zip(sizes[1:], ids[1:], strict=True))
 
 
 def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -143,7 +168,7 @@ def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vo
     `weight` and `bias` may have more rows than the vocabulary; they take no part.
     """
     if loses_by_kernels(hidden) and torch.is_grad_enabled():
-        return _MaskedLoss.apply(hidden, weight, bias, labels, vocabulary)
+        return _masked_loss(hidden, weight, bias, labels, vocabulary)
     if loses_by_kernels(hidden):
         losses, right = cross_entropies(hidden @ weight.t(), bias, labels, vocabulary, slopes=False)
         return losses.sum(), right.sum()
@@ -153,7 +178,7 @@ def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vo
 
 def loses_by_kernels(hidden: Tensor) -> bool:
     """Whether one of our kernels computes the losses of predictions from these hidden states."""
-    return kernels.usable(hidden) or gpu.usable("cross_entropy", hidden)
+    return _find_operations("cross_entropy", hidden) is not None
 
 
 def cross_entropies(
@@ -161,12 +186,8 @@ def cross_entropies(
 ) -> tuple[Tensor, Tensor]:
     """By our kernels: the cross-entropy of every row, and whether its answer is right. `slopes`: the gradient takes the
     place of the logits, which lack the bias; otherwise they stay."""
-    if not kernels.usable(logits):
-        return gpu.cross_entropies(logits, bias, labels, vocabulary, slopes)
-    losses, right = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
-    sizes = (len(labels), vocabulary, logits.shape[1])
-    kernels.call("cross_entropy", logits, bias, labels, losses, right, *sizes, int(slopes))
-    return losses, right
+    ours = cpu_operations if kernels.usable(logits) else gpu
+    return ours.cross_entropies(logits, bias, labels, vocabulary, slopes)
 
 
 @torch.no_grad()
@@ -184,124 +205,20 @@ def _log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Ten
     return -F.cross_entropy((logits + bias)[:, :vocabulary].float(), labels, reduction="none")
 
 
-class _Gelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        kernels.call("gelu_forward", x, bias, out, *x.shape)
-        ctx.save_for_backward(x)  # it is now the slope
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        (slope,) = ctx.saved_tensors
-        grad_x, grad_bias = torch.empty_like(slope), slope.new_empty(slope.shape[1])
-        kernels.call("gelu_backward", grad.contiguous(), slope, grad_x, grad_bias, *slope.shape)
-        return grad_x, grad_bias
-
-
-class _AddAndNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        bias: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        shift: Tensor,
-        epsilon: float,
-        drop: Dropout,
-    ) -> Tensor:
-        out, means, scales = torch.empty_like(x), torch.empty(len(x)), torch.empty(len(x))
-        inputs = (x, bias, residual.contiguous(), weight, shift, *drop.for_kernels, epsilon)
-        kernels.call("norm_forward", *inputs, out, means, scales, *x.shape)
-        ctx.save_for_backward(x, means, scales, weight)  # x is now the sum that was normalised
-        ctx.dropout = drop
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        total, means, scales, weight = ctx.saved_tensors
-        grad_residual, grad_x = torch.empty_like(total), torch.empty_like(total)
-        grad_weight, grad_shift, grad_bias = (torch.empty_like(weight) for _ in range(3))
-        inputs = (grad.contiguous(), total, means, scales, weight, *ctx.dropout.for_kernels)
-        outputs = (grad_residual, grad_x, grad_weight, grad_shift, grad_bias)
-        kernels.call("norm_backward", *inputs, *outputs, *total.shape)
-        return grad_x, grad_bias, grad_residual, grad_weight, grad_shift, None, None
-
-
-class _Drop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dropout: Dropout) -> Tensor:
-        ctx.dropout = dropout
-        return _Drop.dropped(x, dropout)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Drop.dropped(grad, ctx.dropout), None
-
-    @staticmethod
-    def dropped(x: Tensor, dropout: Dropout) -> Tensor:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        kernels.call("dropout_rows", x.contiguous(), *dropout.for_kernels, out, *x.shape)
-        return out
-
-
-class _Embed(torch.autograd.Function):
-    """PyTorch's own backward pass adds up in bfloat16 on a CPU: a sum of thousands of rows stands still."""
-
-    @staticmethod
-    def forward(ctx: Any, word: Tensor, position: Tensor, segment: Tensor, takes_rows: bool, *ids: Tensor) -> Tensor:
-        pieces, positions, segments = ids
-        ctx.save_for_backward(*ids)
-        ctx.takes_rows = takes_rows
-        ctx.sizes = len(word), len(position), len(segment)
-        return word[pieces].add_(position[positions]).add_(segment[segments])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows = grad.float()
-
-        def sums(size: int, ids: Tensor) -> Tensor:
-            return rows.new_zeros(size, rows.shape[1]).index_add_(0, ids, rows)
-
-        pieces, positions, segments = ctx.saved_tensors
-        num_words, num_positions, num_segments = ctx.sizes
-        found, where = pieces.unique(return_inverse=True)
-        rows_of_words, size = sums(len(found), where).to(grad.dtype), (num_words, grad.shape[1])
-        if ctx.takes_rows:
-            words = torch.sparse_coo_tensor(found[None], rows_of_words, size, check_invariants=False, is_coalesced=True)
-        else:
-            words = grad.new_zeros(size).index_copy_(0, found, rows_of_words)
-        others = sums(num_positions, positions), sums(num_segments, segments)
-        return words, *(each.to(grad.dtype) for each in others), None, None, None, None
-
-
-class _MaskedLoss(torch.autograd.Function):
+@with_backward
+def _masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> ForwardOfLoss:
     """The gradient takes the logits' place in the forward pass, so that nothing as large is kept twice."""
+    whole = rounded(hidden)  # behind the predictions logits are zeros, and so is their gradient
+    logits = whole @ weight.t()
+    losses, correct = cross_entropies(logits[: len(hidden)], bias, labels, vocabulary, slopes=True)
+    saved = (whole, weight, logits)  # the last are now their gradient
+    return (losses.sum(), correct.sum()), saved, partial(_masked_loss_backward, len(hidden))
 
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
-    ) -> tuple[Tensor, Tensor]:
-        whole = rounded(hidden)  # behind the predictions logits are zeros, and so is their gradient
-        logits = whole @ weight.t()
-        losses, correct = cross_entropies(logits[: len(hidden)], bias, labels, vocabulary, slopes=True)
-        ctx.save_for_backward(whole, weight, logits)  # the last are now their gradient
-        ctx.predictions = len(hidden)
-        right = correct.sum()
-        ctx.mark_non_differentiable(right)
-        return losses.sum(), right
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        hidden, weight, difference = ctx.saved_tensors
-        product = (difference @ weight)[: ctx.predictions]
-        grad_hidden = product * grad  # a scalar in fp32, which leaves the others in their type
-        grad_weight = difference.t() @ (hidden * grad)
-        return grad_hidden, grad_weight, difference.sum(0) * grad, None, None
+def _masked_loss_backward(
+    predictions: int, grad: Tensor, hidden: Tensor, weight: Tensor, difference: Tensor
+) -> Gradients:
+    product = (difference @ weight)[:predictions]
+    grad_hidden = product * grad  # a scalar in fp32, which leaves the others in their type
+    grad_weight = difference.t() @ (hidden * grad)
+    return grad_hidden, grad_weight, difference.sum(0) * grad

@@ -287,6 +287,7 @@ def norm_forward(
 
 
 def norm_backward(
+    drops: Drops,
     grad: Tensor,
     x: Tensor,
     bias: Tensor,
@@ -294,9 +295,9 @@ def norm_backward(
     weight: Tensor,
     means: Tensor,
     scales: Tensor,
-    drops: Drops,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, the residual, the weight, the shift and the bias. Without dropout the first two are one."""
+    """The gradients of x, the bias, the residual, the weight and the shift. Without dropout those of x and the residual
+    are one tensor."""
     grad_residual, tile = torch.empty_like(x), Tile.of_norm(x.shape[1], backward=True)
     grad_x = grad_residual if drops.keys is None else torch.empty_like(x)
     count, block = tile.blocks(len(x), NORM_BLOCKS)
@@ -305,7 +306,7 @@ def norm_backward(
     numbers = (len(x), block, *drops[1:])
     _launch(_norm_backward, (count,), tile, *tensors, *numbers, drops=drops.keys is not None)
     to_weight, to_shift, to_bias = _summed(sums, weight).view(3, -1)
-    return grad_x, grad_residual, to_weight, to_shift, to_bias
+    return grad_x, to_bias, grad_residual, to_weight, to_shift
 
 
 def dropped(x: Tensor, drops: Drops) -> Tensor:

@@ -7,18 +7,20 @@ fails, a warning says so, and PyTorch's operations compute all that follows.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from data_prep.common.private_folders import keep_compiled
-from pretraining.model.cpu_kernels import allowed
+from pretraining.model.cpu_kernels import Masks, allowed
+from pretraining.model.own_backward import Forward, Gradients, with_backward
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_WIDTH = 1 << 14
@@ -27,8 +29,6 @@ COST = "what lies between products moves nearly twice the bytes on this GPU, and
 USUAL_WORDS = 30_528
 """Logits of a prediction of BERT's, with those that pad its vocabulary."""
 Operation = Literal["gelu", "add_and_norm", "drop", "join", "row_keys", "cross_entropy"]
-Masks = tuple[Tensor, int, float]
-"""Of dropout: the keys of rows, the site, and the probability."""
 
 _failed = False
 
@@ -49,32 +49,45 @@ def usable(operation: Operation, x: Tensor, masks: Masks | None = None) -> bool:
     return fits and _works(operation, x.device, x.dtype, x.shape[1], drops, torch.is_grad_enabled())
 
 
-def gelu(x: Tensor, bias: Tensor) -> Tensor:
+@with_backward
+def gelu(x: Tensor, bias: Tensor) -> Forward:
     """gelu(x + bias), with erf."""
-    return _Gelu.apply(x, bias)
+    x = x.contiguous()
+    return _kernels().gelu_forward(x, bias), (x, bias), _kernels().gelu_backward
 
 
+@with_backward
 def add_and_norm(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, masks: Masks
-) -> Tensor:
-    """The layer norm of residual + dropout(x + bias)."""
-    return _AddAndNorm.apply(x, bias, residual, weight, shift, epsilon, masks)
+) -> Forward:
+    """The layer norm of residual + dropout(x + bias).
+
+    Keeps its inputs and not their sum: the residual is kept anyway, by the product that it goes through.
+    """
+    x, residual, drops = x.contiguous(), residual.contiguous(), _kernels().Drops.of(*masks)
+    out, means, scales = _kernels().norm_forward(x, bias, residual, weight, shift, epsilon, drops)
+    saved = (x, bias, residual, weight, means, scales)
+    return out, saved, functools.partial(_kernels().norm_backward, drops)
 
 
-def drop(x: Tensor, masks: Masks) -> Tensor:
-    """Dropout by itself."""
-    return _Drop.apply(x, masks)
+@with_backward
+def drop(x: Tensor, masks: Masks) -> Forward:
+    """Dropout by itself, whose backward pass drops the same."""
+    kernels, drops = _kernels(), _kernels().Drops.of(*masks)
+    return kernels.dropped(x.contiguous(), drops), (), lambda grad: (kernels.dropped(grad, drops),)
 
 
 def row_keys(dropout_seed: int, examples: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
     """The keys of `fused.row_keys`, on the device of the positions: the host hashes sequences, the device pieces."""
-    return _row_keys(hash_key(dropout_seed, *examples.T), positions, starts, longest)
+    from pretraining.model import gpu_row_keys
+
+    return gpu_row_keys.row_keys(hash_key(dropout_seed, *examples.T), positions, starts, longest)
 
 
 def cross_entropies(
     logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    """What `fused.cross_entropies` computes on a CPU."""
+    """What `cpu_operations.cross_entropies` computes on a CPU."""
     from pretraining.model import gpu_cross_entropy
 
     return gpu_cross_entropy.cross_entropies(logits, bias, labels, vocabulary, slopes)
@@ -91,79 +104,17 @@ def takes_products(x: Tensor) -> bool:
     return x.is_cuda and allowed()
 
 
-def look_up_few(ids: Tensor, weight: Tensor) -> Tensor:
+@with_backward
+def look_up_few(ids: Tensor, weight: Tensor) -> Forward:
     """The rows of a weight that has few of them, whose gradient is a product with zeros and ones: PyTorch's own adds up
     all that goes to a row one after another, thousands to each."""
-    return _LookUpFew.apply(ids, weight)
+    return weight[ids], (ids,), functools.partial(_sum_few, len(weight))
 
 
-class _LookUpFew(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.rows = len(weight)
-        return weight[ids]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        (ids,) = ctx.saved_tensors
-        aligned = -(-ctx.rows // 8) * 8  # else cuBLAS takes slower kernels
-        chosen = ids[:, None] == torch.arange(aligned, device=ids.device)
-        return None, (chosen.to(grad.dtype).t() @ grad)[: ctx.rows]
-
-
-class _Gelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
-        x = x.contiguous()
-        ctx.save_for_backward(x, bias)
-        return _kernels().gelu_forward(x, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return _kernels().gelu_backward(grad.contiguous(), *ctx.saved_tensors)
-
-
-class _AddAndNorm(torch.autograd.Function):
-    """Keeps its inputs and not their sum: the residual is kept anyway, by the product that it goes through."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        bias: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        shift: Tensor,
-        epsilon: float,
-        masks: Masks,
-    ) -> Tensor:
-        x, residual, drops = x.contiguous(), residual.contiguous(), _kernels().Drops.of(*masks)
-        out, means, scales = _kernels().norm_forward(x, bias, residual, weight, shift, epsilon, drops)
-        ctx.save_for_backward(x, bias, residual, weight, means, scales)
-        ctx.drops = drops
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = _kernels().norm_backward(grad.contiguous(), *ctx.saved_tensors, ctx.drops)
-        grad_x, grad_residual, grad_weight, grad_shift, grad_bias = slopes
-        return grad_x, grad_bias, grad_residual, grad_weight, grad_shift, None, None
-
-
-class _Drop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, masks: Masks) -> Tensor:
-        ctx.drops = _kernels().Drops.of(*masks)
-        return _kernels().dropped(x.contiguous(), ctx.drops)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _kernels().dropped(grad.contiguous(), ctx.drops), None
+def _sum_few(rows: int, grad: Tensor, ids: Tensor) -> Gradients:
+    aligned = -(-rows // 8) * 8  # else cuBLAS takes slower kernels
+    chosen = ids[:, None] == torch.arange(aligned, device=ids.device)
+    return None, (chosen.to(grad.dtype).t() @ grad)[:rows]
 
 
 @functools.cache
@@ -172,12 +123,6 @@ def _kernels() -> Any:
     from pretraining.model import gpu_kernels
 
     return gpu_kernels
-
-
-def _row_keys(sequences: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
-    from pretraining.model import gpu_row_keys
-
-    return gpu_row_keys.row_keys(sequences, positions, starts, longest)
 
 
 @functools.cache
@@ -199,26 +144,26 @@ def _works(
 @torch.no_grad()
 def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
     """Sends a row of zeros through the kernels of an operation, backward too where it `learns`; waits for nothing."""
-    kernels, vector = _kernels(), row[0]
-    numbers = torch.zeros(2, dtype=torch.int32, device=row.device)
-    masks = kernels.Drops.of(numbers[:1], 0, 0.5 if drops else 0.0)
-    if operation == "gelu":
-        kernels.gelu_forward(row, vector)
+    _kernels()
+    vector, numbers = row[0], torch.zeros(2, dtype=torch.int32, device=row.device)
+    masks = (numbers[:1], 0, 0.5 if drops else 0.0)
+    trials: dict[str, tuple[Any, ...]] = {
+        "gelu": (gelu, row, vector),
+        "add_and_norm": (add_and_norm, row, vector, row, vector, vector, 1.0, masks),
+        "drop": (drop, row, masks),
+    }
+    if operation in trials:
+        function, *inputs = trials[operation]
+        _, saved, backward = inspect.unwrap(function)(*inputs)
         if learns:
-            kernels.gelu_backward(row, row, vector)
-    elif operation == "add_and_norm":
-        _, means, scales = kernels.norm_forward(row, vector, row, vector, vector, 1.0, masks)
-        if learns:
-            kernels.norm_backward(row, row, vector, row, vector, means, scales, masks)
-    elif operation == "drop":
-        kernels.dropped(row, masks)
+            backward(row, *saved)
     elif operation == "cross_entropy":
         logits = row.new_zeros(1, USUAL_WORDS)
         cross_entropies(logits, logits[0].clone(), numbers[:1].long(), USUAL_WORDS - 6, learns)
     elif operation == "join":
-        kernels.joined(row, row, row, vector.repeat(3))
+        join(row, row, row, vector.repeat(3))
     else:
-        _row_keys(hash_key(0), numbers[:1].long(), numbers, 1)
+        row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)
 
 
 def _last_line(error: Exception) -> str:

@@ -8,15 +8,15 @@ alone.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.fused import cross_entropies, loses_by_kernels, masked_loss
+from pretraining.model.own_backward import ForwardOfLoss, Gradients, with_backward
 
 CACHED = 1 << 23
 """Logits at once on a CPU: with four times as many, which its caches do not hold, the loss takes a fifth longer."""
@@ -29,7 +29,7 @@ def loss_in_chunks(
     if kernels.usable(hidden):
         at_once = min(at_once, max(64, CACHED // len(weight) // 64 * 64))
     if torch.is_grad_enabled():
-        return _LossInChunks.apply(hidden, weight, bias, labels, vocabulary, at_once)
+        return _loss_in_chunks(hidden, weight, bias, labels, vocabulary, at_once)
     chunks = zip(hidden.split(at_once), labels.split(at_once), strict=True)
     found = [masked_loss(rows, weight, bias, answers, vocabulary) for rows, answers in chunks]
     losses, right = zip(*found, strict=True)
@@ -54,31 +54,25 @@ def _with_slopes(
     return losses.sum(), right, slopes.to(hidden.dtype)
 
 
-class _LossInChunks(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
-    ) -> tuple[Tensor, Tensor]:
-        total, right = torch.zeros((), device=hidden.device), torch.zeros((), dtype=torch.long, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight, grad_bias = (torch.zeros_like(each, dtype=torch.float32) for each in (weight, bias))
-        for rows, answers, out in zip(*(each.split(at_once) for each in (hidden, labels, grad_hidden)), strict=True):
-            loss, correct, slopes = _with_slopes(rows, weight, bias, answers, vocabulary)
-            total, right = total + loss, right + correct
-            torch.mm(slopes, weight, out=out)
-            if weight.dtype == torch.float32:
-                grad_weight.addmm_(slopes.t(), rows)
-            else:
-                grad_weight += slopes.t() @ rows
-            grad_bias += slopes.sum(0, dtype=torch.float32)
-            del slopes  # before the next logits are made
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-        ctx.dtype = weight.dtype
-        ctx.mark_non_differentiable(right)
-        return total, right
+@with_backward
+def _loss_in_chunks(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
+) -> ForwardOfLoss:
+    total, right = torch.zeros((), device=hidden.device), torch.zeros((), dtype=torch.long, device=hidden.device)
+    grad_hidden = torch.empty_like(hidden)
+    grad_weight, grad_bias = (torch.zeros_like(each, dtype=torch.float32) for each in (weight, bias))
+    for rows, answers, out in zip(*(each.split(at_once) for each in (hidden, labels, grad_hidden)), strict=True):
+        loss, correct, slopes = _with_slopes(rows, weight, bias, answers, vocabulary)
+        total, right = total + loss, right + correct
+        torch.mm(slopes, weight, out=out)
+        if weight.dtype == torch.float32:
+            grad_weight.addmm_(slopes.t(), rows)
+        else:
+            grad_weight += slopes.t() @ rows
+        grad_bias += slopes.sum(0, dtype=torch.float32)
+        del slopes  # before the next logits are made
+    return (total, right), (grad_hidden, grad_weight, grad_bias), partial(_scale_gradients, weight.dtype)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        grad_hidden, *of_weights = ctx.saved_tensors
-        return grad_hidden * grad, *((each * grad).to(ctx.dtype) for each in of_weights), None, None, None
+
+def _scale_gradients(dtype: torch.dtype, grad: Tensor, grad_hidden: Tensor, *of_weights: Tensor) -> Gradients:
+    return grad_hidden * grad, *((each * grad).to(dtype) for each in of_weights)

@@ -17,7 +17,7 @@ is all of a `pretraining/optimizers/lion.py`, and no other file of code changes:
 docs/recipes.md). `update` hears of every parameter by its name, so that embeddings can go another way; with
 `whole_matrices = True` it gets whole matrices however ZeRO has cut them, query, key and value one by one, as in
 `muon.py`. Settings of its own are a class that derives from `OptimizerSettings`, as in `lamb.py`. Nothing here
-loads PyTorch: what takes more than the methods of tensors lies in `steps/`.
+loads PyTorch: an optimizer that needs more than the methods of tensors has a file of the same name in `steps/`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from data_prep.common.sections import Fraction, NamedSection
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from pretraining.optimizers.steps.flat import FlatOptimizer
 
 DEFAULT = "adamw"
 
@@ -107,12 +105,6 @@ class Optimizer(ABC):
             f"weight decay {settings.weight_decay:g}, not of biases and norms",
             "bias correction" if settings.bias_correction else "no bias correction",
         ]
-
-    def steps(self) -> type[FlatOptimizer]:
-        """The class that makes its steps: by default one that calls `update` for one parameter after another."""
-        from pretraining.optimizers.steps.by_parameter import ByParameter
-
-        return ByParameter
 
     def update(
         self,

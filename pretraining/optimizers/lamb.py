@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from data_prep.common.toml_text import shown
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, Placement
-
-if TYPE_CHECKING:
-    from pretraining.optimizers.steps.lamb import Lamb
 
 
 class LambSettings(OptimizerSettings):
@@ -58,11 +55,6 @@ class LambDeclaration(Optimizer):
         facts += ["trust ratios for biases and norms too"] if own(settings).trust_all else []
         facts += ["gradients divided by their norm"] if own(settings).normalize else []
         return [*adam, *facts]
-
-    def steps(self) -> type[Lamb]:
-        from pretraining.optimizers.steps.lamb import Lamb
-
-        return Lamb
 
 
 def own(settings: OptimizerSettings) -> LambSettings:

@@ -98,3 +98,6 @@ def _divisor(scale: Tensor | float, device: torch.device) -> Tensor | None:
     if isinstance(scale, Tensor):
         return scale.reciprocal().float()
     return None if scale == 1.0 else torch.full((), 1 / scale, device=device)
+
+
+STEPS = AdamW

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, find_optimizer
+from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 
 
 @dataclass(frozen=True)
@@ -109,21 +109,3 @@ class FlatOptimizer(torch.optim.Optimizer):
             for name in self.kind.state:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state
-
-
-def is_decayed(name: str) -> bool:
-    """Whether weight decay falls on a parameter: never on biases and norms."""
-    return not (name.rpartition(".")[2].startswith("bias") or ".norm." in name)
-
-
-def _parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Groups parameters: those with weight decay, and those without."""
-    decayed = [weight for name, weight in model.named_parameters() if is_decayed(name)]
-    others = [weight for name, weight in model.named_parameters() if not is_decayed(name)]
-    return [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-
-
-def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> FlatOptimizer:
-    """Makes the optimizer that the settings name."""
-    kind = find_optimizer(settings)
-    return kind.steps()(kind, _parameter_groups(model), settings)

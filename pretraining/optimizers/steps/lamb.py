@@ -282,3 +282,6 @@ def apex_updates(
     amp_c.multi_tensor_lamb_stage1_cuda(CHUNK, overflowed, tensors, decays, *options)
     norms = [amp_c.multi_tensor_l2norm(CHUNK, overflowed, [tensors], True)[1] for tensors in (weights, updates)]
     return updates, torch.stack(norms, dim=1).double().square()
+
+
+STEPS = Lamb

@@ -28,8 +28,7 @@ number_at: Callable[[Pool, int], int] = document_at
 def make_parts(folder: Path, sizes: list[int], held_out: list[int]) -> Parts:
     write_parts(folder, [(f"tokens/{number}.arrow", size, 10 * size) for number, size in enumerate(sizes)])
     np.save(folder / HELD_OUT, np.array(held_out, np.int64))
-    read_parts.cache_clear()
-    return read_parts(folder, "key")
+    return read_parts(folder)
 
 
 def members(pool: Pool) -> Array:

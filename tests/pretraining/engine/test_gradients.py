@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from data_prep.common.launchers import World
 from pretraining.config.settings import Optimizer, Parallel, Precision
+from pretraining.engine import exchange, joining, partition
 from pretraining.engine import gradients as gradients
-from pretraining.engine import joining, partition
 from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -176,17 +176,17 @@ def on_ranks() -> dict[str, Any]:
 
 def watch_sending() -> list[str]:
     """Lists, from now on, by what each bucket is sent: in a backward pass, or at the end of the step's last one."""
-    sent, send, join = [], gradients.Zero1._send_next, gradients.Zero1.reduce_gradients
+    sent, send, join = [], exchange.Network._send, gradients.Zero1.reduce_gradients
 
     def joining(optimizer: gradients.Zero1, **more: Any) -> None:
         turns.append("others")
         join(optimizer, **more)
 
-    def watched(optimizer: gradients.Zero1) -> None:
+    def watched(network: exchange.Network, bucket: Bucket) -> None:
         sent.append(sys._getframe(1).f_code.co_name)
-        send(optimizer)
+        send(network, bucket)
 
-    gradients.Zero1._send_next = watched  # type: ignore[method-assign, assignment]
+    exchange.Network._send = watched  # type: ignore[method-assign, assignment]
     gradients.Zero1.reduce_gradients = joining  # type: ignore[method-assign, assignment]
     return sent
 
@@ -236,7 +236,7 @@ def test_they_are_clipped_by_their_common_norm(ranks: list[dict[str, Any]], step
 
 def test_ranks_send_while_they_still_compute(ranks: list[dict[str, Any]]) -> None:
     """Rank 0 uses all parameters in the last step, and the others one: they send later, and the sums are right."""
-    inside = [found["sent"].count("accumulate_hp_grads_and_remove_lp") for found in ranks]
+    inside = [found["sent"].count("join_full") for found in ranks]
     assert inside[0] > inside[1] > 0
     assert len({len(found["sent"]) for found in ranks}) == 1
 
@@ -291,7 +291,7 @@ def join_as_last_of(ranks: int) -> dict[str, Any]:
 
     for place, name in ((joining, "reduce_scatter"), (dist, "reduce")):
         setattr(place, name, count(name, getattr(place, name)))
-    for place in (joining, gradients):
+    for place in (joining, exchange):
         setattr(place, "launches_together", lambda _: True)  # noqa: B010
     setattr(gradients, "BUCKET_SIZE", 100_000)  # noqa: B010
     setattr(partition, "_check", lambda *_: None)  # noqa: B010
@@ -335,12 +335,12 @@ def test_what_is_under_way_keeps_its_memory_when_a_step_is_broken_off() -> None:
     engine = Engine(build_model(SMALL).initialize(1), EngineSettings(), torch.device("cpu"))
     under_way = UnderWay()
     there = weakref.ref(under_way)
-    engine.deepspeed.optimizer._under_way.append(under_way)
+    engine.deepspeed.optimizer._exchange._under_way.append(under_way)
     del under_way
     engine.forget_gradients()
     gc.collect()
     assert there() is not None
-    assert not engine.deepspeed.optimizer._under_way
+    assert not engine.deepspeed.optimizer._exchange._under_way
     engine.close()
 
 

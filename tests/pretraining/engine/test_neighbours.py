@@ -80,7 +80,7 @@ def on_ranks() -> dict[str, Any]:
             own = [(bucket, each) for bucket in buckets for each in bucket.shares if each.owner == rank]
             found[f"squares {most} {step}"] = sum(float(bucket.squares(each)) for bucket, each in own)
     assert near is not None
-    common = near.have_in_common(torch.full((10,), float(rank), dtype=torch.bfloat16))
+    common = near.place(torch.full((10,), float(rank), dtype=torch.bfloat16))
     common[rank] = 10 + rank
     wait_for_all()
     found["weights"] = common.tolist()

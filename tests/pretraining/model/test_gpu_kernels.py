@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from support.marks import has_gpu, slow
 from torch import Tensor
 
-from pretraining.model import fused
+from pretraining.model import cpu_kernels, fused
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.fused import Dropout, row_keys
 
@@ -47,7 +47,7 @@ def keys_of(rows: int, draw: int = 0) -> Tensor:
     return row_keys(draw, np.zeros((1, 2), np.int64), np.arange(rows), np.array([rows]))
 
 
-def masks(dropout: Dropout) -> gpu.Masks:
+def masks(dropout: Dropout) -> cpu_kernels.Masks:
     """For the kernels on the device."""
     return dropout.keys.to(DEVICE), dropout.site, dropout.probability
 

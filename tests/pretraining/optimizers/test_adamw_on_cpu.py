@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
+from pretraining.optimizers.steps.building import find_steps
 from pretraining.optimizers.steps.flat import FlatOptimizer
 
 pytestmark = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
@@ -40,8 +41,7 @@ def gradients(length: int = LENGTH) -> list[Tensor]:
 
 def optimizer_of(weight: Tensor, **values: object) -> FlatOptimizer:
     chosen = OptimizerSettings.model_validate({"weight_decay": DECAY, **values})
-    kind = find_optimizer(chosen)
-    optimizer = kind.steps()(kind, [{"params": [weight]}], chosen)
+    optimizer = find_steps(chosen.name)(find_optimizer(chosen), [{"params": [weight]}], chosen)
     optimizer.scale, optimizer.param_groups[0]["lr"] = SCALE, 1e-3
     return optimizer
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
-from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer
+from pretraining.optimizers.steps.building import build_optimizer
+from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.optimizers.steps.lamb import Lamb, load_apex
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

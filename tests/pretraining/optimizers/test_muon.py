@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from pretraining.config import settings as recipe
 from pretraining.optimizers.lamb import LambSettings
 from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, orthogonal
-from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer, is_decayed
+from pretraining.optimizers.steps.building import build_optimizer, is_decayed
+from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.processes.group import disconnect
 
 MUON = {"name": "muon", "bias_correction": False}

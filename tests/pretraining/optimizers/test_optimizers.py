@@ -17,13 +17,8 @@ from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.optimizers.steps.adamw import AdamW
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
-from pretraining.optimizers.steps.flat import (
-    FlatOptimizer,
-    FlatTensor,
-    Slice,
-    build_optimizer,
-    is_decayed,
-)
+from pretraining.optimizers.steps.building import build_optimizer, find_steps, is_decayed
+from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Slice
 from pretraining.optimizers.steps.lamb import Lamb
 
 RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
@@ -34,8 +29,7 @@ def settings(**values: object) -> recipe.Optimizer:
 
 
 def build(groups: list[dict[str, Any]], chosen: recipe.Optimizer) -> FlatOptimizer:
-    kind = find_optimizer(chosen)
-    return kind.steps()(kind, groups, chosen)
+    return find_steps(chosen.name)(find_optimizer(chosen), groups, chosen)
 
 
 def tensors(seed: int, shapes: tuple[tuple[int, ...], ...] = ((7, 5), (11,))) -> list[Tensor]:

@@ -1,0 +1,69 @@
+"""The operations between matrix products on a CPU, by our kernels. `gpu_operations` has the same ones for a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pretraining.model.cpu_kernels import Masks, call
+from pretraining.model.own_backward import Forward, Gradients, with_backward
+
+
+@with_backward
+def gelu(x: Tensor, bias: Tensor) -> Forward:
+    """gelu(x + bias), with erf. Overwrites x."""
+    out = torch.empty_like(x)
+    call("gelu_forward", x, bias, out, *x.shape)
+    return out, (x,), _gelu_backward  # x is now the slope
+
+
+def _gelu_backward(grad: Tensor, slope: Tensor) -> Gradients:
+    grad_x, grad_bias = torch.empty_like(slope), slope.new_empty(slope.shape[1])
+    call("gelu_backward", grad, slope, grad_x, grad_bias, *slope.shape)
+    return grad_x, grad_bias
+
+
+@with_backward
+def add_and_norm(
+    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, masks: Masks
+) -> Forward:
+    """The layer norm of residual + dropout(x + bias). Overwrites x."""
+    out, means, scales = torch.empty_like(x), torch.empty(len(x)), torch.empty(len(x))
+    inputs = (x, bias, residual.contiguous(), weight, shift, *masks, epsilon)
+    call("norm_forward", *inputs, out, means, scales, *x.shape)
+    return out, (x, means, scales, weight), partial(_norm_backward, masks)  # x is now the sum that was normalised
+
+
+def _norm_backward(
+    masks: Masks, grad: Tensor, total: Tensor, means: Tensor, scales: Tensor, weight: Tensor
+) -> Gradients:
+    grad_residual, grad_x = torch.empty_like(total), torch.empty_like(total)
+    grad_weight, grad_shift, grad_bias = (torch.empty_like(weight) for _ in range(3))
+    outputs = (grad_residual, grad_x, grad_weight, grad_shift, grad_bias)
+    call("norm_backward", grad, total, means, scales, weight, *masks, *outputs, *total.shape)
+    return grad_x, grad_bias, grad_residual, grad_weight, grad_shift
+
+
+@with_backward
+def drop(x: Tensor, masks: Masks) -> Forward:
+    """Dropout by itself, whose backward pass drops the same."""
+    return _dropped(masks, x), (), lambda grad: (_dropped(masks, grad),)
+
+
+def _dropped(masks: Masks, x: Tensor) -> Tensor:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    call("dropout_rows", x.contiguous(), *masks, out, *x.shape)
+    return out
+
+
+def cross_entropies(
+    logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
+) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of every row, and whether its answer is right. `slopes`: the gradient takes the place of the
+    logits, which lack the bias; otherwise they stay."""
+    losses, right = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
+    sizes = (len(labels), vocabulary, logits.shape[1])
+    call("cross_entropy", logits, bias, labels, losses, right, *sizes, int(slopes))
+    return losses, right

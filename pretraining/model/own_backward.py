@@ -1,0 +1,52 @@
+"""Lets autograd run a backward pass of our own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Inputs = ParamSpec("Inputs")
+Saved = tuple[Tensor, ...]
+Gradients = tuple[Tensor | None, ...]
+Result = TypeVar("Result", Tensor, tuple[Tensor, Tensor])
+Forward = tuple[Tensor, Saved, Callable[..., Gradients]]
+"""What a forward pass returns: its result, the tensors to save, and the backward pass."""
+ForwardOfLoss = tuple[tuple[Tensor, Tensor], Saved, Callable[..., Gradients]]
+"""The same, where the result is a loss and a count, which has no gradient."""
+
+
+class _OwnBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, forward: Callable[..., Any], *inputs: Any) -> Any:
+        out, saved, ctx.own_backward = forward(*inputs)
+        ctx.save_for_backward(*saved)
+        ctx.inputs = len(inputs)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: None) -> Gradients:
+        found = ctx.own_backward(grad.contiguous(), *ctx.saved_tensors)
+        return None, *found, *[None] * (ctx.inputs - len(found))
+
+
+def with_backward(
+    forward: Callable[Inputs, tuple[Result, Saved, Callable[..., Gradients]]],
+) -> Callable[Inputs, Result]:
+    """Makes an operation of a forward pass that also returns what to save and its backward pass.
+
+    The backward pass takes the gradient of the result and the saved tensors. It returns the gradients of the first
+    inputs; the other inputs get none. The inputs are passed by position.
+    """
+
+    @functools.wraps(forward)
+    def operation(*inputs: Inputs.args, **_: Inputs.kwargs) -> Result:
+        result: Result = _OwnBackward.apply(forward, *inputs)
+        return result
+
+    return operation

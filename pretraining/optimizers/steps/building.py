@@ -1,0 +1,38 @@
+"""Builds the optimizer that a recipe names, and decides which weights decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from data_prep.common.declared import declared_in
+from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
+from pretraining.optimizers.steps.by_parameter import ByParameter
+from pretraining.optimizers.steps.flat import FlatOptimizer
+
+
+def find_steps(name: str) -> type[FlatOptimizer]:
+    """Finds the class that makes an optimizer's steps: the `STEPS` of the file of its name in this folder.
+
+    An optimizer without such a file moves one parameter after another by its `update`.
+    """
+    found: type[FlatOptimizer] = declared_in(__file__, __package__, "STEPS").get(name, ByParameter)
+    return found
+
+
+def is_decayed(name: str) -> bool:
+    """Whether weight decay falls on a parameter: never on biases and norms."""
+    return not (name.rpartition(".")[2].startswith("bias") or ".norm." in name)
+
+
+def _parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Groups parameters: those with weight decay, and those without."""
+    decayed = [weight for name, weight in model.named_parameters() if is_decayed(name)]
+    others = [weight for name, weight in model.named_parameters() if not is_decayed(name)]
+    return [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+
+
+def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> FlatOptimizer:
+    """Makes the optimizer that the settings name."""
+    return find_steps(settings.name)(find_optimizer(settings), _parameter_groups(model), settings)
