@@ -28,7 +28,7 @@ class ServedModel:
     def __init__(self, model: TaskModel, int8: bool = False) -> None:
         """`int8`: layers multiply in 8 bits, which `check_int8` has allowed; all else stays in the model's numbers."""
         self.model = model
-        self.encoder = ServedEncoder(model, in_bytes=int8)
+        self.encoder = ServedEncoder(model, model.sees_one, in_bytes=int8)
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""

@@ -191,8 +191,6 @@ class Encoder(Trainable):
         self.embeddings = Embeddings(shape)
         self.layers = nn.ModuleList([*(Layer(shape) for _ in range(shape.layers - 1)), FinalLayer(shape)])
         self.compiled = False
-        self.packed = False
-        """whether linear layers multiply with weights in oneDNN's own order"""
 
     def initialize(self: AnyEncoder, seed: int) -> AnyEncoder:
         """Draws fresh weights from a normal distribution cut at two deviations: the same for a seed on any ranks. A GPU
@@ -257,7 +255,7 @@ class Encoder(Trainable):
         layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled, self.shape.one_way)
         if self.compiled and x.is_cuda:
             require_own_masks(hidden, attention, layout)
-        n, spare = len(x), layout.spare_rows(x, self.packed)
+        n, spare = len(x), layout.spare_rows(x)
         if spare:
             x = F.pad(x, (0, 0, 0, spare))
             hidden, attention = hidden.with_spare(spare), attention.with_spare(spare)
@@ -267,7 +265,7 @@ class Encoder(Trainable):
         if asked is None:
             x = self._through(len(self.layers), x, layout, hidden, attention)
         else:
-            n, spare = len(asked), layout.spare_rows(x[: len(asked)], self.packed)
+            n, spare = len(asked), layout.spare_rows(x[: len(asked)])
             asked = F.pad(asked, (0, spare))  # by the first row: nobody reads what comes of it there
             hidden = hidden.of(asked)
             x = self._through(len(self.layers), x, layout, hidden, attention, asked)

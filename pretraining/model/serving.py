@@ -1,45 +1,83 @@
 """An encoder that only answers: with weights that are packed once, and of the last layer what the head sees.
 
-Training cannot pack weights, which change in every step. On a CPU our kernels go through all layers in one call, with
-weights in their own order (`one_call.py`). For sizes and numbers that they do not know, the encoder goes through its
-layers as in training, but products multiply with packed weights: an x86 processor multiplies fastest with weights in an
-order that oneDNN chooses. Elsewhere, and where this PyTorch lacks the operators, weights stay as they lie. Results are
-the same but for rounding.
+Training needs neither: there weights change in every step, and all that is computed is kept for the backward pass. On a
+CPU our kernels go through all layers in one call, with weights in their own order (`one_call.py`). For sizes and
+numbers that they do not know, layers make their steps one after another: an x86 processor multiplies fastest with
+weights in an order that oneDNN chooses; elsewhere, and where this PyTorch lacks the operators, weights stay as they
+lie. Results are the same but for rounding.
+
+n pieces, s sequences, H hidden.
 """
 
 from __future__ import annotations
 
 import platform
 from collections import deque
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
-from pretraining.model.encoder import Encoder, FirstLinear, Layer, Linear
-from pretraining.model.fused import Dropout
+from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
+from pretraining.model.fused import Dropout, gelu
 from pretraining.model.one_call import OneCall, find_way
 from pretraining.model.quantised import quantise
+from pretraining.model.shape import Shape
 
 KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 """Answers drop nothing."""
+MOST_PADDED = 1 << 15
+"""Pieces that the last layer compares at once, with their padding: one long text among thousands of short ones would
+otherwise take gigabytes."""
 
 
-class PackedProduct:
+class Product(Protocol):
+    """A product with the weight of a linear layer."""
+
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Leaves the bias to the operation that follows."""
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        """Adds the bias, and takes gelu of the sum."""
+
+
+class PlainProduct(Product):
+    """Multiplies with the weight as it lies, on any device."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.weight, self.bias = linear.weight.detach(), linear.bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        return gelu(self(x), self.bias)
+
+
+class PackedProduct(Product):
     """Multiplies with the weight in the order that oneDNN chooses."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    def __init__(self, linear: Linear) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.bias = linear.bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
         return product
 
+    def with_gelu(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none")
+        return product
 
-class QuantisedProduct:
+
+class QuantisedProduct(Product):
     """Multiplies with the weight in 8 bits, with a scale for each output and one for each row of the input.
 
     So the answer about a text does not depend on its neighbours in a batch.
@@ -48,10 +86,11 @@ class QuantisedProduct:
     ZERO = 128
     """The byte that stands for 0 on the left of a product; on the right it is 0."""
 
-    def __init__(self, weight: Tensor) -> None:
-        numbers, self.scales = quantise(weight)
+    def __init__(self, linear: Linear) -> None:
+        numbers, self.scales = quantise(linear.weight)
         self.zeros = torch.zeros(len(numbers), dtype=torch.int64)
         self.weight = torch.ops.onednn.qlinear_prepack(numbers, None)
+        self.bias = linear.bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
         numbers, scales = torch.empty_like(x, dtype=torch.uint8), torch.empty(len(x))
@@ -61,19 +100,8 @@ class QuantisedProduct:
         kernels.call("rescale_rows", product, scales, *product.shape)
         return product
 
-
-class ServedLinear(nn.Module):
-    """Takes the place of a linear layer on a CPU, with a product of its own."""
-
-    def __init__(self, linear: Linear, product: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.bias, self.product = linear.bias.detach(), product
-        self.is_first = isinstance(linear, FirstLinear)
-
-    def forward(self, x: Tensor, add_bias: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """The product; of the first layer of a block also what goes past it."""
-        assert not add_bias, "the layouts of a GPU alone ask for it"
-        return (self.product(x), x) if self.is_first else self.product(x)
+    def with_gelu(self, x: Tensor) -> Tensor:
+        return gelu(self(x), self.bias)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -85,44 +113,155 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
 
 
-def replace_products(module: nn.Module, make: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> None:
-    """Replaces all linear layers one after another: memory is for a weight or for what is made of it."""
-    for name, child in module.named_children():
-        if isinstance(child, Linear):
-            setattr(module, name, ServedLinear(child, make(child.weight)))
-        else:
-            replace_products(child, make)
+def product(linear: Linear) -> Product:
+    """The fastest product with the weight of a linear layer, in its numbers."""
+    return PackedProduct(linear) if can_pack(linear.weight) else PlainProduct(linear)
+
+
+Making = Callable[[Linear], Product]
+"""Makes the product with the weight of a linear layer."""
+
+
+class ServedLayer:
+    """A layer of the encoder, for all pieces."""
+
+    def __init__(self, layer: Layer, product: Making = product) -> None:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        self.heads = attention.heads
+        self.qkv, self.output = product(attention.qkv), product(attention.output)
+        self.attention_norm, self.norm = attention.norm, feed_forward.norm
+        self.inner, self.outer = product(feed_forward.inner), product(feed_forward.output)
+
+    def __call__(self, x: Tensor, layout: Layout) -> Tensor:
+        """Computes the next hidden states, (n, H)."""
+        return self.finish(layout.attend(self.qkv(x), self.qkv.bias, self.heads, KEEPS), x)
+
+    def finish(self, context: Tensor, x: Tensor) -> Tensor:
+        """Computes the rest of a layer after attention, for any rows."""
+        x = _end(self.output, context, self.attention_norm, x)
+        return _end(self.outer, self.inner.with_gelu(x), self.norm, x)
+
+
+def _end(outer: Product, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
+    """The end of a block: its last product, residual connection and layer norm."""
+    end: Tensor = norm(outer(inner), outer.bias, x, KEEPS)
+    return end
+
+
+class LastLayer(ServedLayer):
+    """The last layer, for one piece of every sequence alone, which sees all of its sequence.
+
+    A single query needs no keys: q · (W x) = (Wᵀ q) · x, so that the hidden states themselves are compared with one
+    vector for each head. Nor does it need values: the mean of products is the product with the mean. What a bias of the
+    keys would add is the same for all pieces, and softmax does not see it.
+    """
+
+    def __init__(self, layer: Layer, product: Making = product) -> None:
+        super().__init__(layer, product)
+        weight, bias = layer.attention.qkv.weight.detach(), layer.attention.qkv.bias.detach()
+        self.query, self.key, self.value = weight.view(3, self.heads, -1, weight.shape[1])  # (heads, size, H) each
+        self.query_bias, _, self.value_bias = bias.view(3, self.heads, 1, -1)  # (heads, 1, size) each
+
+    def one(self, x: Tensor, batch: Batch, places: Tensor, seen: Tensor) -> Tensor:
+        """Computes the next hidden states of the pieces at these places among all, one of every sequence: (s, H).
+
+        `seen` is (s,): how many pieces of its sequence each of them sees, from the first on.
+        """
+        runs, starts, lengths = parts(batch.lengths, MOST_PADDED), batch.starts, batch.lengths
+        found = [self._run(x, starts[a:b], lengths[a:b], places[a:b], seen[a:b]) for a, b in runs]
+        return torch.cat(found)
+
+    def _run(self, x: Tensor, starts: Tensor, lengths: Sequence[int], places: Tensor, seen: Tensor) -> Tensor:
+        """Computes the next hidden states of these pieces of some sequences, padded to the longest."""
+        s, length = len(lengths), -(-max(lengths) // 16) * 16
+        at = torch.arange(length, dtype=torch.int32, device=x.device)
+        inside = at < seen[:, None]
+        rows = torch.where(inside, starts[:, None] + at, starts[:, None])  # at what is not seen, any piece
+        chosen, states = x[places], x.index_select(0, rows.view(-1)).view(s, length, -1)
+        query = torch.baddbmm(self.query_bias, chosen.expand(self.heads, s, -1), self.query.transpose(1, 2))
+        sought = torch.bmm(query, self.key).transpose(0, 1)  # (s, heads, H)
+        scores = torch.bmm(sought, states.transpose(1, 2)).float() * self.query.shape[1] ** -0.5
+        shares = scores.masked_fill(~inside[:, None], -torch.inf).softmax(2).to(x.dtype)
+        mean = torch.bmm(shares, states).transpose(0, 1)  # (heads, s, H)
+        context = torch.baddbmm(self.value_bias, mean, self.value.transpose(1, 2))  # (heads, s, size)
+        return self.finish(context.transpose(0, 1).reshape(s, -1), chosen)
+
+
+def parts(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Cuts sequences into runs that hold at most so many pieces, each padded to the longest of its run."""
+    begin = longest = 0
+    for number, length in enumerate(lengths):
+        longest = max(longest, length)
+        if number > begin and (number + 1 - begin) * longest > most:
+            yield begin, number
+            begin, longest = number, length
+    yield begin, len(lengths)
+
+
+class Layers(Protocol):
+    """The layers of an encoder that answers. They may overwrite the hidden states that they are given."""
+
+    def all(self, x: Tensor, batch: Batch) -> Tensor:
+        """Computes the last hidden states of all pieces, (n, H), from what the embeddings give."""
+
+    def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
+        """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
+
+
+class LayerByLayer(Layers):
+    """Layers that make their steps one after another, on any device and in any numbers."""
+
+    def __init__(self, shape: Shape, layers: deque[Layer], sees_one: bool, making: Making) -> None:
+        """Takes the layers away one after another: memory is for their weights or for those made of them."""
+        self.shape = shape
+        self.layers: list[ServedLayer] = []
+        while len(layers) > 1:
+            self.layers.append(ServedLayer(layers.popleft(), making))
+        self.last = (LastLayer if sees_one else ServedLayer)(layers.popleft(), making)
+
+    def all(self, x: Tensor, batch: Batch) -> Tensor:
+        n = len(x)
+        return self.last(*self._below(x, batch))[:n]
+
+    def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
+        assert isinstance(self.last, LastLayer)
+        seen = places + 1 - batch.starts[:-1] if self.shape.one_way else batch.starts.diff()
+        return self.last.one(self._below(x, batch)[0], batch, places, seen)
+
+    def _below(self, x: Tensor, batch: Batch) -> tuple[Tensor, Layout]:
+        """Computes what the last layer sees, with rows of zeros where the layout asks for them."""
+        layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, one_way=self.shape.one_way)
+        spare = layout.spare_rows(x, packed=isinstance(self.last.outer, PackedProduct))
+        x = F.pad(x, (0, 0, 0, spare)) if spare else x
+        for layer in self.layers:
+            x = layer(x, layout)
+        return x, layout
 
 
 class ServedEncoder:
     """An encoder that answers and does not learn. It takes the layers of the one that it is made of."""
 
-    def __init__(self, encoder: Encoder, in_bytes: bool = False) -> None:
-        """`in_bytes`: products are made in 8 bits."""
+    def __init__(self, encoder: Encoder, sees_one: bool, in_bytes: bool = False) -> None:
+        """`sees_one`: of the last layer one piece of every sequence alone is asked for; `in_bytes`: products are made
+        in 8 bits."""
         self.encoder = encoder.eval().requires_grad_(False)
-        self.one_call: OneCall | None = None
-        if (way := find_way(encoder, in_bytes)) is not None:
-            layers = deque(cast(Layer, layer) for layer in encoder.layers)
-            encoder.layers = nn.ModuleList()
-            self.one_call = OneCall(encoder.shape, layers, way)
-        elif in_bytes:
-            replace_products(encoder.layers, QuantisedProduct)
-        elif can_pack(encoder.embeddings.word.weight):
-            replace_products(encoder.layers, PackedProduct)
-            encoder.packed = True
+        layers = deque(cast(Layer, layer) for layer in encoder.layers)
+        encoder.layers = nn.ModuleList()
+        way, making = find_way(encoder, in_bytes), QuantisedProduct if in_bytes else product
+        self.layers: Layers = (
+            LayerByLayer(encoder.shape, layers, sees_one, making)
+            if way is None
+            else OneCall(encoder.shape, layers, way)
+        )
 
     def all(self, batch: Batch) -> Tensor:
         """Computes the last hidden states, (n, H)."""
-        if self.one_call is None:
-            return self.encoder.encode(batch)
-        return self.encoder.in_order(self.one_call.all(self._embedded(batch), batch), batch)
+        return self.encoder.in_order(self.layers.all(self._embedded(batch), batch), batch)
 
     def one(self, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
-        if self.one_call is None:
-            return self.encoder.encode(batch, places)
         places = batch.turns()[places] if self.encoder.shape.sees == "after" else places
-        return self.one_call.one(self._embedded(batch), batch, places)
+        return self.layers.one(self._embedded(batch), batch, places)
 
     def _embedded(self, batch: Batch) -> Tensor:
         return self.encoder.embeddings(self.encoder.laid(batch), KEEPS)

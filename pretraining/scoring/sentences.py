@@ -137,7 +137,7 @@ class Scorer:
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
         self.cut = SentenceCutter(vocabulary).cut
         self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
-        self._served = None if model.shape.one_way else ServedEncoder(model)
+        self._served = None if model.shape.one_way else ServedEncoder(model, sees_one=True)
 
     def score(
         self, texts: Sequence[str], before: Callable[[], None] = lambda: None, rank: int = 0, ranks: int = 1
@@ -177,8 +177,7 @@ class Scorer:
 
     def flops(self, texts: Sequence[str]) -> float:
         """Useful operations of scoring these sentences, each once: matrix products alone, a multiplication and an
-        addition each. In the last layer one piece of a copy asks, and keys and values do not count: its query can be
-        compared with hidden states themselves."""
+        addition each. In the last layer one piece of a copy asks, so that keys and values are never made."""
         shape, sentences = self.model.shape, self.cut([*dict.fromkeys(texts)])
         lengths = sentences.lengths[sentences.have_scores(self.longest)]
         h, asked = shape.hidden, lengths - MARKS

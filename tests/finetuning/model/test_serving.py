@@ -17,6 +17,7 @@ from finetuning.model.serving import ServedModel, check_int8
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
 from pretraining.model import cpu_kernels, serving
+from pretraining.model.encoder import Linear
 from pretraining.model.serving import QuantisedProduct
 
 LENGTHS = (7, 1, 31, 2, 7, 40)
@@ -83,11 +84,13 @@ def test_int8_is_near_and_does_not_depend_on_neighbours() -> None:
 def test_a_row_of_zeros_is_zero_in_8_bits() -> None:
     if not torch.cpu._is_vnni_supported():
         pytest.skip("no products of bytes here")
-    weight, x = torch.randn(8, 16), torch.zeros(3, 16)
+    linear = Linear(16, 8)
+    torch.nn.init.normal_(linear.weight)
+    x = torch.zeros(3, 16)
     x[1] = torch.linspace(-1, 1, 16)
-    made = QuantisedProduct(weight)(x)
+    made = QuantisedProduct(linear)(x)
     assert (made[[0, 2]] == 0).all()
-    torch.testing.assert_close(made[1], weight @ x[1], atol=0.05, rtol=0.05)
+    torch.testing.assert_close(made[1], linear.weight @ x[1], atol=0.05, rtol=0.05)
 
 
 def test_where_there_is_no_int8_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,3 +99,11 @@ def test_where_there_is_no_int8_it_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     with pytest.raises(UserError, match="no products of bytes"):
         check_int8(torch.device("cpu"))
+
+
+def test_one_long_text_among_many_short_ones_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer goes through sequences in runs, and says the same."""
+    batch = batch_of(LENGTHS)
+    whole = ServedModel(model_of("classes")).logits(batch)
+    monkeypatch.setattr(serving, "MOST_PADDED", 50)
+    torch.testing.assert_close(ServedModel(model_of("classes")).logits(batch), whole)

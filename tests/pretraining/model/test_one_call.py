@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import deque
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -16,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pretraining.model import cpu_kernels, one_call, serving
+from pretraining.model import cpu_kernels, one_call
 from pretraining.model.batch import Batch, pack
 from pretraining.model.bert import Bert
 from pretraining.model.one_call import BYTES, HALVES, OneCall, find_way, multiplies
 from pretraining.model.rows import Rows
-from pretraining.model.serving import ServedEncoder
+from pretraining.model.serving import LayerByLayer, QuantisedProduct, ServedEncoder, product
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model
 
@@ -50,20 +51,9 @@ def model_of(sees: Sees, shape: Shape = SHAPE) -> Bert:
 
 @cache
 def encoders(sees: Sees) -> tuple[Bert, ServedEncoder]:
-    served = ServedEncoder(model_of(sees))
-    assert served.one_call is not None
+    served = ServedEncoder(model_of(sees), sees_one=True)
+    assert isinstance(served.layers, OneCall)
     return model_of(sees), served
-
-
-def both_ways(sees: Sees, dtype: torch.dtype, in_bytes: bool = False) -> tuple[ServedEncoder, ServedEncoder]:
-    """Two served encoders of the same weights: in one call of the kernels, and layer by layer."""
-    served = ServedEncoder(model_of(sees).to(dtype), in_bytes)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(serving, "find_way", lambda *_: None)
-        in_steps = ServedEncoder(model_of(sees).to(dtype), in_bytes)
-    assert served.one_call is not None
-    assert in_steps.one_call is None
-    return served, in_steps
 
 
 @pytest.mark.parametrize("sees", get_args(Sees))
@@ -95,7 +85,7 @@ def test_an_answer_has_the_same_bits_whatever_lies_beside_it(others: list[int]) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, in_bytes: bool) -> None:
-    served = ServedEncoder(model_of("both").to(dtype), in_bytes=in_bytes)
+    served = ServedEncoder(model_of("both").to(dtype), sees_one=True, in_bytes=in_bytes)
     batch, before = batch_of([37, 3, 60]), torch.get_num_threads()
     found: list[Tensor] = []
     try:
@@ -114,8 +104,8 @@ def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, in_byte
 def test_sizes_that_are_not_whole_panels_are_answered_layer_by_layer(shape: Shape) -> None:
     batch, model = batch_of([9, 20]), model_of("both", shape)
     assert find_way(model, in_bytes=False) is None
-    served = ServedEncoder(model_of("both", shape))
-    assert served.one_call is None
+    served = ServedEncoder(model_of("both", shape), sees_one=False)
+    assert isinstance(served.layers, LayerByLayer)
     torch.testing.assert_close(served.all(batch), model.encode(batch), atol=1e-5, rtol=1e-5)
 
 
@@ -126,7 +116,10 @@ def test_in_bytes_it_says_what_its_steps_say_one_after_another(sees: Sees) -> No
     """But for numbers that fall to the other byte; and it is as near to fp32."""
     batch, exact = batch_of([7, 3, 31, 2, 75, 40]), encoders(sees)[1]
     places = batch.starts[:-1].long()
-    served, in_steps = both_ways(sees, torch.float32, in_bytes=True)
+    served, in_steps = (ServedEncoder(model_of(sees), True, in_bytes=True) for _ in range(2))
+    assert isinstance(served.layers, OneCall)
+    layers = deque(model_of(sees).layers)
+    in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, QuantisedProduct)  # type: ignore[arg-type]
     found, wanted, right = (each.one(batch, places) for each in (served, in_steps, exact))
     error = (found - right).square().mean().sqrt()
     assert 0 < error < 0.02 * right.square().mean().sqrt()
@@ -143,7 +136,10 @@ def test_in_bf16_it_is_nearer_than_its_steps_one_after_another(sees: Sees) -> No
     """Which round what lies between the products too."""
     batch, exact = batch_of([7, 3, 31, 2, 75, 40]), encoders(sees)[1]
     places = batch.starts[:-1].long()
-    served, in_steps = both_ways(sees, torch.bfloat16)
+    served, in_steps = (ServedEncoder(model_of(sees).bfloat16(), True) for _ in range(2))
+    assert isinstance(served.layers, OneCall)
+    layers = deque(model_of(sees).bfloat16().layers)
+    in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, product)  # type: ignore[arg-type]
     for found, wanted, right in (
         (served.one(batch, places), in_steps.one(batch, places), exact.one(batch, places)),
         (served.all(batch)[places], in_steps.one(batch, places), exact.one(batch, places)),
@@ -157,10 +153,10 @@ def test_in_bf16_it_is_nearer_than_its_steps_one_after_another(sees: Sees) -> No
 @torch.inference_mode()
 def test_a_copy_answers_by_itself() -> None:
     """Also in another process, as a server makes its workers."""
-    batch, original = batch_of([9, 20]), ServedEncoder(model_of("both"))
+    batch, original = batch_of([9, 20]), ServedEncoder(model_of("both"), sees_one=True)
     expected = original.all(batch)
     copies = copy.deepcopy(original), pickle.loads(pickle.dumps(original))
-    for weight in cast(OneCall, original.one_call).weights:
+    for weight in cast(OneCall, original.layers).weights:
         weight.fill_(torch.nan)
     assert all(torch.equal(each.all(batch), expected) for each in copies)
 
@@ -187,6 +183,6 @@ def test_numbers_that_are_none_stay_visible(dtype: torch.dtype, in_bytes: bool) 
         model.embeddings.word.weight[batch.pieces[7]] = torch.nan
     first = int((batch.pieces[:5] == batch.pieces[7]).sum())
     assert not first, "draw other pieces"
-    states = ServedEncoder(model, in_bytes=in_bytes).one(batch, batch.starts[:-1].long())
+    states = ServedEncoder(model, sees_one=True, in_bytes=in_bytes).one(batch, batch.starts[:-1].long())
     assert states[0].isfinite().all()
     assert states[1].isnan().all()

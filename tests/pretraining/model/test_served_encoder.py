@@ -8,11 +8,15 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.transformers_models import SHAPE, our_weights
 
+from pretraining.model import serving
 from pretraining.model.batch import Batch, pack
+from pretraining.model.encoder import Linear
 from pretraining.model.rows import Rows
-from pretraining.model.serving import PackedProduct, ServedEncoder, can_pack
+from pretraining.model.serving import PackedProduct, PlainProduct, ServedEncoder, can_pack, product
 from pretraining.model.shape import Sees
 from pretraining.objectives.declaration import build_model
 
@@ -34,15 +38,27 @@ def test_all_pieces_and_any_one_of_every_sequence_are_equal_to_1e_5(sees: Sees) 
     for model in models:
         model.load_state_dict(our_weights())
     expected = models[0].eval().encode(batch)
-    torch.testing.assert_close(ServedEncoder(models[1]).all(batch), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ServedEncoder(models[1], sees_one=False).all(batch), expected, atol=1e-5, rtol=1e-5)
     places = batch.starts[:-1].long() + torch.tensor([0, 2, 17, 1, 6, 39])
-    served = ServedEncoder(models[2])
+    served = ServedEncoder(models[2], sees_one=True)
     torch.testing.assert_close(served.one(batch, places), expected[places], atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()
 def test_the_weight_that_is_packed_is_the_one_that_was_given() -> None:
-    weight, x = torch.randn(32, 48), torch.randn(5, 48)
-    if not can_pack(weight):
-        pytest.skip("weights are not packed here")
-    torch.testing.assert_close(PackedProduct(weight)(x), x @ weight.t(), atol=1e-5, rtol=1e-5)
+    linear, x = Linear(48, 32), torch.randn(5, 48)
+    torch.nn.init.normal_(linear.weight)
+    torch.nn.init.normal_(linear.bias)
+    kinds = [PlainProduct, *([PackedProduct] if can_pack(linear.weight) else [])]
+    for made in (*(kind(linear) for kind in kinds), product(linear)):
+        torch.testing.assert_close(made(x), x @ linear.weight.t(), atol=1e-5, rtol=1e-5)
+        expected = torch.nn.functional.gelu(x @ linear.weight.t() + linear.bias)
+        torch.testing.assert_close(made.with_gelu(x), expected, atol=1e-5, rtol=1e-5)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1), st.integers(1, 200))
+def test_runs_hold_every_sequence_once_and_few_pieces(lengths: list[int], most: int) -> None:
+    runs = list(serving.parts(lengths, most))
+    assert [number for begin, end in runs for number in range(begin, end)] == list(range(len(lengths)))
+    for begin, end in runs:
+        assert end == begin + 1 or (end - begin) * max(lengths[begin:end]) <= most
