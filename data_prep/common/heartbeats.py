@@ -153,9 +153,14 @@ class Heartbeats:
         return f"error: {name}: {text}" if text else f"error: {name} has ended; {CONTINUES}"
 
     def _arrive(self) -> None:
-        """Makes the file of this rank, by which rank 0 sees that both see the same folder."""
+        """Makes the file of this rank, by which rank 0 sees that both see the same folder.
+
+        It is there as a whole or not at all: of a rank that was killed meanwhile an empty file would say nothing.
+        """
+        path = self._path(self._rank)
         with suppress(OSError):
-            self._path(self._rank).write_bytes(self._content({}))
+            path.with_suffix(".new").write_bytes(self._content({}))
+            path.with_suffix(".new").replace(path)
             self._arrived = True
 
     def _write(self, said: dict[str, Any]) -> bool:

@@ -60,7 +60,7 @@ def test_a_run_over_damaged_files(bad: Path, tmp_path: Path, capfd: pytest.Captu
         "bad/b.jsonl.gz: truncated or damaged .gz: the stream at byte 0: it does not end",
         f"bad/c.jsonl.bz2: truncated or damaged .bz2: the stream at byte {at:,}: it does not end",
         "bad/d.jsonl.gz: truncated or damaged .gz, or not compressed at all",
-        "bad/f.parquet: a Parquet file that is not whole",
+        "bad/f.parquet: a Parquet or Arrow file that is not whole",
         "bad/g.jsonl: cannot be read: Too many levels of symbolic links",
         "bad/h.jsonl: a pipe",
     ]

@@ -91,12 +91,12 @@ def test_damaged_parquet(tmp_path: Path) -> None:
             UserError, match=r"cut.parquet: a Parquet or Arrow file that is not whole\n    fetch or write it anew"
         ):
             detected(path)
-        with pytest.raises(UserError, match=r"cut.parquet: not a whole Parquet file: "):
+        with pytest.raises(UserError, match=r"cut.parquet: not a whole file: "):
             read(path, "parquet")
     path = write(tmp_path / "bad.parquet", whole[:4] + bytes(3000) + whole[3004:])
     with pytest.raises(UserError, match=r"bad.parquet: row group 0: damaged: "):
         read(path, "parquet")
-    with pytest.raises(UserError, match=r"text.txt: not a whole Parquet file: "):
+    with pytest.raises(UserError, match=r"text.txt: not a whole file: "):
         read(write(tmp_path / "text.txt", "No Parquet."), "parquet")
 
 
