@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pretraining.model.cpu_kernels import Masks, call
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model.cpu_kernels import Masks
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
 
@@ -15,13 +16,13 @@ from pretraining.model.own_backward import Forward, Gradients, with_backward
 def gelu(x: Tensor, bias: Tensor) -> Forward:
     """gelu(x + bias), with erf. Overwrites x."""
     out = torch.empty_like(x)
-    call("gelu_forward", x, bias, out, *x.shape)
+    kernels.call("gelu_forward", x, bias, out, *x.shape)
     return out, (x,), _gelu_backward  # x is now the slope
 
 
 def _gelu_backward(grad: Tensor, slope: Tensor) -> Gradients:
     grad_x, grad_bias = torch.empty_like(slope), slope.new_empty(slope.shape[1])
-    call("gelu_backward", grad, slope, grad_x, grad_bias, *slope.shape)
+    kernels.call("gelu_backward", grad, slope, grad_x, grad_bias, *slope.shape)
     return grad_x, grad_bias
 
 
@@ -32,7 +33,7 @@ def add_and_norm(
     """The layer norm of residual + dropout(x + bias). Overwrites x."""
     out, means, scales = torch.empty_like(x), torch.empty(len(x)), torch.empty(len(x))
     inputs = (x, bias, residual.contiguous(), weight, shift, *masks, epsilon)
-    call("norm_forward", *inputs, out, means, scales, *x.shape)
+    kernels.call("norm_forward", *inputs, out, means, scales, *x.shape)
     return out, (x, means, scales, weight), partial(_norm_backward, masks)  # x is now the sum that was normalised
 
 
@@ -42,7 +43,7 @@ def _norm_backward(
     grad_residual, grad_x = torch.empty_like(total), torch.empty_like(total)
     grad_weight, grad_shift, grad_bias = (torch.empty_like(weight) for _ in range(3))
     outputs = (grad_residual, grad_x, grad_weight, grad_shift, grad_bias)
-    call("norm_backward", grad, total, means, scales, weight, *masks, *outputs, *total.shape)
+    kernels.call("norm_backward", grad, total, means, scales, weight, *masks, *outputs, *total.shape)
     return grad_x, grad_bias, grad_residual, grad_weight, grad_shift
 
 
@@ -54,7 +55,7 @@ def drop(x: Tensor, masks: Masks) -> Forward:
 
 def _dropped(masks: Masks, x: Tensor) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    call("dropout_rows", x.contiguous(), *masks, out, *x.shape)
+    kernels.call("dropout_rows", x.contiguous(), *masks, out, *x.shape)
     return out
 
 
@@ -65,5 +66,5 @@ def cross_entropies(
     logits, which lack the bias; otherwise they stay."""
     losses, right = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
     sizes = (len(labels), vocabulary, logits.shape[1])
-    call("cross_entropy", logits, bias, labels, losses, right, *sizes, int(slopes))
+    kernels.call("cross_entropy", logits, bias, labels, losses, right, *sizes, int(slopes))
     return losses, right
