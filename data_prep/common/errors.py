@@ -12,7 +12,7 @@ Checks = Iterator[tuple[object, str]]  # whether something holds, and what to te
 
 
 def printable(text: str) -> str:
-    """A text as a terminal may show it: \\x1b for ESC, and so on."""
+    """Replaces control characters by escapes, such as \\x1b for ESC, so that a text cannot command a terminal."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -24,7 +24,7 @@ class UserError(ValueError):
 
 
 def check_all(*checks: Callable[[], Any]) -> list[Any]:
-    """What all checks give; one UserError with the faults of all that find some."""
+    """Runs all checks and returns their results; raises one UserError that lists the faults of all that fail."""
     found, faults = [], []
     for check in checks:
         try:

@@ -97,7 +97,7 @@ def checksum(path: Path, algorithm: str) -> str:
 
 
 def refuse_link(path: str, flags: int) -> int:
-    """Opens a file for `open`, but none that a symbolic link leads to: another user may have put it there."""
+    """Opens a file, as the `opener` of `open`; fails on a symbolic link, which another user may have planted."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 

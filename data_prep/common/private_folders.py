@@ -21,14 +21,14 @@ def cache_home() -> Path:
 
 
 def shared_home() -> Path:
-    """The folder of this user among temporary files, for caches where others can write that for caches."""
+    """The cache folder of last resort, in the directory for temporary files, named after this user's id."""
     return Path(tempfile.gettempdir()) / f"cloze-{os.geteuid()}"
 
 
 def keep_compiled(variable: str, folder: Path) -> None:
-    """Lets a library keep compiled code in its usual folder, or in another one where others can write there.
+    """Moves a library's cache of compiled code to a new private folder if other users can write to its usual folder.
 
-    `variable` is how the library hears of the other one. What a user has set there stays.
+    `variable` is the environment variable by which the library takes another folder. A value that a user has set stays.
     """
     if variable not in os.environ:
         try:

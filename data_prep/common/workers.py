@@ -170,8 +170,10 @@ def _end_server() -> None:
 
 
 def _forget_names(begun: connection.Connection, size: int, endings: Sequence[Any]) -> None:
-    """Takes the names from the executor's semaphores once so many workers have opened them: they would stay in memory
-    where all processes are killed at once. For a thread; `endings` are what multiprocessing does at its end."""
+    """Unlinks the executor's semaphores when `size` workers have opened them; runs in a thread.
+
+    Otherwise they stay in /dev/shm if all processes are killed at once. `endings` are multiprocessing's finalizers.
+    """
     with suppress(EOFError, OSError):  # the executor has ended
         for _ in range(size):
             begun.recv_bytes()

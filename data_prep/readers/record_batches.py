@@ -18,7 +18,7 @@ def is_arrow(head: bytes) -> bool:
 
 
 class RecordBatches:
-    """What is asked of a pq.ParquetFile, of an Arrow file; ArrowInvalid where that is not whole."""
+    """The part of pq.ParquetFile's interface that readers use, for an Arrow file; ArrowInvalid if that is cut off."""
 
     def __init__(self, path: str):
         self._path = path

@@ -57,7 +57,7 @@ OLD_WEIGHTS = "pytorch_model.bin"
 PARTS = [unfinished_name(Path(name)).name for name in FILES]
 INDEX = ".index.json"
 SMALL = 1 << 20
-"""Weights of a model that is built whatever its files are: what is wrong with them says more than their size."""
+"""Up to this many weights beyond the files' size a model is built: then the first faulty weight is named instead."""
 
 
 def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]]:

@@ -45,7 +45,8 @@ def with_backward(
     """
 
     @functools.wraps(forward)
-    def operation(*inputs: Inputs.args, **_: Inputs.kwargs) -> Result:
+    def operation(*inputs: Inputs.args, **named: Inputs.kwargs) -> Result:
+        assert not named, "inputs are passed by position"
         result: Result = _OwnBackward.apply(forward, *inputs)
         return result
 

@@ -52,8 +52,8 @@ WITHIN = 3.4e-6
 
 
 PUBLISHED = (0.83, 1.88)
-"""From the fastest to the slowest series in benchmarks/published.toml, as times of what a model says that was fitted
-without its source (tests/benchmarks/test_published.py holds it): rather how far software differs than hardware."""
+"""Lowest and highest ratio of published to modelled time among the series of benchmarks/published.toml; each model is
+fitted without the series' source (tests/benchmarks/test_published.py). The spread comes mostly from software."""
 
 
 def tell_range(seconds: float, by_clock: float) -> str:

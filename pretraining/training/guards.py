@@ -90,8 +90,10 @@ class Guard:
         return False
 
     def leapt(self) -> float | None:
-        """The loss of the last step where it is far above those before it, however few they are: too few to end the run
-        for, but enough never to go back there. All ranks call it together."""
+        """Returns the last step's loss if it exceeds the median of the losses before it by the spike limit, else None.
+
+        Unlike `leaps`, one loss before it is enough: this only bars a checkpoint from rollbacks. All ranks call it.
+        """
         if not self._spike or not self.recent:
             return None
         *before, last = add_up(torch.tensor([*self.recent], dtype=torch.float64), host_group()).tolist()
