@@ -23,7 +23,7 @@ GPU_WORDS = $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PA
   $(if $(MINUTES),--minutes $(MINUTES) --since $(SINCE)) $(if $(EARLIER),--earlier $(EARLIER))
 GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out build/gpu$(if $(DRY),-dry)
 
-.PHONY: demo cluster test test-lowest test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
+.PHONY: demo cluster test test-timed test-lowest test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -45,9 +45,13 @@ cluster: .venv/installed-mpi
 test: .venv/installed-dev lint
 	$(TESTS)
 
+# Tests that measure seconds, one at a time; nothing else should run meanwhile.
+test-timed: .venv/installed-dev
+	$(BIN)/python -m pytest -m "timed and not slurm"
+
 test-slow: PROCESSES := 2
 test-slow: .venv/installed-dev
-	$(TESTS) -m "slow and not slurm"
+	$(TESTS) -m "slow and not slurm and not timed"
 
 # The jobs of cluster/ on a small Slurm on this machine; as root, with the packages that .ci/run installs.
 test-slurm: .venv/installed-dev
@@ -58,8 +62,7 @@ test-lowest: .venv-lowest/installed
 	.venv-lowest/bin/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
 	  tests/pretraining/model tests/pretraining/engine tests/pretraining/optimizers
 
-test-all: .venv/installed-dev lint
-	$(TESTS) -m ""
+test-all: test test-timed test-slow test-slurm
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

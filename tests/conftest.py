@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, settings
 from support.marks import has_gpu
 from support.processes import end_runs
 from support.sharing import made_once
-from support.turns import turn
 
 from pretraining.processes.environment import SPINS_AMONG_OTHERS, prepare_process
 
@@ -74,13 +73,6 @@ def pytest_collection_finish() -> None:
     """Leaves modules and tests out of garbage collections: DeepSpeed asks for one with each engine."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tests that measure seconds run while no other does."""
-    with turn(alone=item.get_closest_marker("timed") is not None):
-        return (yield)
 
 
 def pytest_runtest_teardown() -> None:
