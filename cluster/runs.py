@@ -21,7 +21,7 @@ from finetuning.results import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, finished_checkpoints, step_of
 from pretraining.config.settings import Recipe
 from pretraining.objectives.declaration import loss_curves
-from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
+from pretraining.reporting.metrics_file import METRICS, newest_records, step_records
 from pretraining.training.skips import read_skips
 
 State = Literal["queued", "starting", "running", "silent", "gone", "done", "stopped", "failed"]
@@ -248,7 +248,8 @@ def _rollbacks(run: Path) -> list[str]:
 
 def _losses(run: Path) -> list[tuple[int, float]]:
     with suppress(OSError):
-        return [(step, loss) for step, loss in loss_curve(run / METRICS, PLACES) if is_count(step) and is_number(loss)]
+        curve = [(logged.step, logged.figures["loss"]) for logged in step_records(run / METRICS, PLACES)]
+        return [(step, loss) for step, loss in curve if is_count(step) and is_number(loss)]
     return []
 
 

@@ -50,10 +50,10 @@ from pretraining.scoring.pairs import (
     Tally,
     are_right,
     are_scored,
-    first_of_paradigms,
     parted,
     read_pairs,
     sentences_of,
+    take_pairs,
     tallies,
 )
 from pretraining.scoring.sentences import Scorer
@@ -112,7 +112,7 @@ def score_pairs(
     out = out or Path(RUNS) / summary_of(model).name / "pairs"
     pairs = read_pairs(found)
     if each is not None:
-        pairs = first_of_paradigms(pairs, each)
+        pairs = take_pairs(pairs, each)
     bert = model.pretrained()
     checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})

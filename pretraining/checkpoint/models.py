@@ -22,27 +22,10 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.reading import parameter_sizes, read_weights_together, require_whole_weights
 from pretraining.checkpoint.record import EXPORT, RECORD, TOKENIZER, find_checkpoint, finished_checkpoints
 from pretraining.checkpoint.state import Saved
-from pretraining.huggingface.folders import (
-    CARD,
-    CONFIG,
-    INDEX,
-    OLD_WEIGHTS,
-    WEIGHTS,
-    read_encoder,
-    read_folder,
-    read_head,
-    read_length,
-    read_shape,
-    read_task,
-)
-from pretraining.huggingface.model_card import BaseSummary, read_base_model, read_licence
-from pretraining.huggingface.weights import (
-    TaskHead,
-    check_finite,
-    count_segments,
-    list_weights,
-    with_first_segment_alone,
-)
+from pretraining.huggingface import folders
+from pretraining.huggingface.folders import CARD, CONFIG
+from pretraining.huggingface.model_card import BaseSummary, read_front_matter
+from pretraining.huggingface.weights import PADDED, TaskHead, check_finite, count_segments, list_weights, repeat_segment
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
@@ -50,7 +33,8 @@ from pretraining.processes.group import gather
 
 SHOWN = 10
 """Pieces that were added, of which a card has the first."""
-WORD, LANGUAGE = "embeddings.word.weight", "masked_head."
+LANGUAGE = "masked_head."
+"""How the names of the weights begin that predict pieces."""
 PARTS = "*-of-*"
 """Files of weights in parts, between the name of the whole and its ending."""
 
@@ -87,12 +71,12 @@ class Model:
         """
         folder, on_hub = found or find_model_folder(name), not Path(name).exists()
         if (folder / CONFIG).is_file() or on_hub:
-            shape, vocabulary = read_shape(folder), read_vocabulary(folder)
-            trained, known = read_length(folder, shape), shape.positions
-            from_hub, licence = read_base_model(folder / CARD), read_licence(folder / CARD)
+            shape, vocabulary = folders.read_shape(folder), read_vocabulary(folder)
+            trained, known = folders.read_length(folder, shape), shape.positions
+            from_hub, licence = (read_front_matter(folder / CARD, key) for key in ("base_model", "license"))
         else:
             if not (finished_checkpoints(folder) or (folder / RECORD).exists()):
-                if read_task(folder):
+                if folders.read_task(folder):
                     raise UserError(f"{folder}: was fine-tuned on features or with a BiLSTM: predict.py alone takes it")
                 raise UserError(
                     f"{folder}: no {CONFIG} and no finished checkpoint: not a folder of transformers, not a run"
@@ -123,7 +107,7 @@ class Model:
     @cached_property
     def head(self) -> TaskHead | None:
         """The head it was fine-tuned with; None where it was not fine-tuned."""
-        return None if self.is_checkpoint else read_head(self.folder)
+        return None if self.is_checkpoint else folders.read_head(self.folder)
 
     def summary(self, vocabulary: Vocabulary | None = None) -> BaseSummary:
         """Summarises it for the card of a model that began with it; a checkpoint and an export are called as their run.
@@ -144,12 +128,12 @@ class Model:
     def read_weights(self) -> dict[str, Tensor]:
         """Reads all weights, by our names; those of whole heads may be missing."""
         if not self.is_checkpoint:
-            return read_folder(self.with_weights())[1]
+            return folders.read_folder(self.with_weights())[1]
         require_whole_weights(self.folder)
         saved = Saved.read(self.folder)
         weights = read_weights_together(self.folder, parameter_sizes(saved.record.shape))
         check_finite(str(self.folder), weights)
-        return with_first_segment_alone(weights) if saved.run.state.trained_segments == 1 else weights
+        return repeat_segment(weights) if saved.run.state.trained_segments == 1 else weights
 
     def pretrained(self) -> Bert:
         """Builds the model with the heads that it was pre-trained with; UserError where it lacks one of them."""
@@ -160,7 +144,7 @@ class Model:
         if self.is_checkpoint:
             shape, weights = Saved.read(self.folder).record.shape, self.read_weights()
         else:
-            shape, weights, missing = read_folder(self.with_weights())
+            shape, weights, missing = folders.read_folder(self.with_weights())
         if missing:
             heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
             raise UserError(f"{self.name}: has no {heads}, so it says of no piece how likely it is: {cure}")
@@ -172,7 +156,7 @@ class Model:
     def encoder(self) -> dict[str, Tensor]:
         """The weights of the encoder, and of the pooler where it has one that was trained."""
         if not self.is_checkpoint:
-            return self.cut(read_encoder(self.with_weights())[1])
+            return self.cut(folders.read_encoder(self.with_weights())[1])
         weights = self.read_weights()
         wanted = {weight.ours for weight in list_weights(self.shape, "none")}
         if count_segments(weights) == 1 < self.shape.segments:  # no pairs, which alone train a pooler
@@ -184,29 +168,26 @@ class Model:
         """The weights of the head that predicts pieces, by our names; empty where it has none, as after fine-tuning."""
         if self.head is not None:
             return {}
-        weights = {name: weight for name, weight in self.read_weights().items() if name.startswith(LANGUAGE)}
-        if weights and self.shape.vocabulary < self.rows:
-            bias = torch.zeros(self.shape.padded_vocabulary)
-            bias[: self.shape.vocabulary] = weights[f"{LANGUAGE}bias"][: self.shape.vocabulary]
-            weights[f"{LANGUAGE}bias"] = bias
-        return weights
+        return self.cut({name: weight for name, weight in self.read_weights().items() if name.startswith(LANGUAGE)})
 
     def cut(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Leaves out the rows of the embeddings that belong to no piece."""
-        if self.shape.vocabulary == self.rows:
-            return weights
-        rows = torch.zeros(self.shape.padded_vocabulary, self.shape.hidden)
-        rows[: self.shape.vocabulary] = weights[WORD][: self.shape.vocabulary]
-        return {**weights, WORD: rows}
+        """Leaves out the rows of the embeddings, and of the bias that goes with them, that belong to no piece."""
+        pieces = self.shape.vocabulary
+        for name in PADDED if pieces < self.rows else ():
+            if name in weights:
+                rows = torch.zeros(self.shape.padded_vocabulary, *weights[name].shape[1:])
+                rows[:pieces] = weights[name][:pieces]
+                weights = {**weights, name: rows}
+        return weights
 
     def with_weights(self) -> Path:
         """Its folder of transformers, into which the weights are fetched from the hub: of the same commit, safetensors
         or what PyTorch wrote before."""
-        for whole in (WEIGHTS, OLD_WEIGHTS) if self.on_hub else ():
+        for whole in (folders.WEIGHTS, folders.OLD_WEIGHTS) if self.on_hub else ():
             stem, _, end = whole.rpartition(".")
-            files = [CONFIG, whole, f"{whole}{INDEX}", f"{stem}{PARTS}.{end}"]
+            files = [CONFIG, whole, f"{whole}{folders.INDEX}", f"{stem}{PARTS}.{end}"]
             found = fetch_together(self.name, files, self.folder.name)
-            if any((found / file).exists() for file in (whole, f"{whole}{INDEX}")):
+            if any((found / file).exists() for file in (whole, f"{whole}{folders.INDEX}")):
                 return found
         return self.folder
 

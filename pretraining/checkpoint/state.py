@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,28 +17,13 @@ from pretraining.huggingface.model_card import BaseSummary, DataSummary
 from pretraining.reporting.records import EvaluationRecord
 
 
-class Conditions(TypedDict):
-    """All that decides which micro-batch of a phase fits."""
-
-    ranks: int
-    devices: list[str]
-    dtype: str
-    model: dict[str, object]
-    batch: int
-    length: int
-    predictions: int
-    parallel: dict[str, object]
-    compute: dict[str, object]
-    deepspeed: dict[str, object]
-
-
 @dataclass(frozen=True)
 class FoundMicroBatch:
     """The micro-batch of a phase that has "auto", and what it was found for."""
 
     sequences: int
-    conditions: Conditions
-    """where any of these is otherwise, another may fit"""
+    conditions: dict[str, object]
+    """hardware and settings; where any of them differs, another may fit"""
 
 
 @dataclass

@@ -10,15 +10,7 @@ from typing import Any, Literal
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import Key, dotted, shown
 from data_prep.settings import SHORTEST
-from pretraining.config.settings import (
-    SCHEDULE_KEYS,
-    Computing,
-    Model,
-    Phase,
-    Recipe,
-    count_micro_batches,
-    largest_divisor,
-)
+from pretraining.config.settings import SCHEDULE_KEYS, Computing, Phase, Recipe, count_micro_batches, largest_divisor
 from pretraining.model.shape import SIZES
 from pretraining.objectives.declaration import faults_of as objective_faults
 from pretraining.optimizers.declaration import Placement, faults_of
@@ -72,7 +64,7 @@ def find_faults(
     lengths: Collection[int] | None = None,
 ) -> list[str]:
     """Lists all that cannot be, with its cure; an argument that is None is not known yet and not looked at."""
-    faults = [*_model_faults(recipe.model), *_duration_faults(recipe), *_hardware_faults(recipe, device)]
+    faults = [*_model_faults(recipe), *_duration_faults(recipe), *_hardware_faults(recipe, device)]
     for number, phase in enumerate(recipe.phases):
         faults += _phase_faults(recipe, number, phase)
         if lengths is not None and phase.length > max(lengths, default=0):  # a shorter one is cut out of longer ones
@@ -99,7 +91,8 @@ def _optimizer_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -
     return faults_of(recipe.optimizer, Placement(recipe.parallel.device, recipe.parallel.offload, found))
 
 
-def _model_faults(model: Model) -> Iterator[str]:
+def _model_faults(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
     lacking = [name for name in ("layers", "hidden") if model.size is None and getattr(model, name) is None]
     if lacking:
         yield (

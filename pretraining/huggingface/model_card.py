@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 from huggingface_hub import ModelCardData, metadata_load
@@ -215,17 +215,9 @@ def warn_of_classifiers(shape: Shape) -> str:
     )
 
 
-def read_base_model(card: Path) -> str | None:
-    """The model on the hub that a card says its model was made from; None where it names none, or several."""
-    return _read_front(card, "base_model")
-
-
-def read_licence(card: Path) -> str | None:
-    """The licence that a card names; None where it names none, or several."""
-    return _read_front(card, "license")
-
-
-def _read_front(card: Path, key: str) -> str | None:
+def read_front_matter(card: Path, key: Literal["base_model", "license"]) -> str | None:
+    """Reads the model on the hub that a model was made from, or its licence, from its card; None where the card names
+    none, or several."""
     try:
         value = (metadata_load(card) or {}).get(key) if card.is_file() else None
     except Exception:  # whatever a card by anybody makes YAML raise: nothing depends on it

@@ -148,7 +148,7 @@ def count_segments(state: Mapping[str, Tensor]) -> int:
     return 1 if torch.equal(rows, rows[:1].expand_as(rows)) else len(rows)
 
 
-def with_first_segment_alone(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def repeat_segment(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gives every segment the embedding of the first, where no other was trained."""
     rows = state["embeddings.segment.weight"]
     return {**state, "embeddings.segment.weight": rows[:1].expand_as(rows).clone()}
@@ -205,8 +205,9 @@ def from_transformers(
     check_finite(where, {given: tensor for name, (given, tensor) in found.items() if name in places})
     for weight in weights:
         if weight not in missing:
-            parts = [found[name][1] for name in weight.theirs]
-            ours[weight.ours] = _stack(parts, weight.padded(shape))
+            rows = torch.cat([found[name][1] for name in weight.theirs])
+            ours[weight.ours] = torch.zeros(weight.padded(shape))
+            ours[weight.ours][: len(rows)] = rows
     return ours, tuple(weight.ours for weight in missing)
 
 
@@ -250,15 +251,6 @@ def _may_be_missing(weight: Weight, found: Mapping[str, object]) -> bool:
     """Whether the weight is part of a head of pre-training of which nothing is there."""
     prefix = HEADS.get(weight.ours.partition(".")[0])
     return prefix is not None and not any(name.startswith(prefix) for name in found)
-
-
-def _stack(parts: Sequence[Tensor], size: tuple[int, ...]) -> Tensor:
-    """Puts the rows of the parts one after another, and zeros below them."""
-    whole = torch.zeros(size)
-    rows = parts[0].shape[0]
-    for number, part in enumerate(parts):
-        whole[number * rows : (number + 1) * rows] = part
-    return whole
 
 
 def check_finite(where: str, weights: Mapping[str, Tensor]) -> None:

@@ -125,7 +125,10 @@ def target_gpus(
     gpu_memory: float | None = None,
 ) -> Target:
     """A run on so many nodes with these GPUs; `gpu_memory`, in GB, takes the place of what the table has."""
-    check_size(nodes, per_node)
+    if nodes < 1 or per_node < 1 or nodes * per_node > MOST_RANKS:
+        raise UserError(
+            f"--nodes {nodes} --gpus-per-node {per_node}: {nodes * per_node:,} GPUs; plans go from 1 to {MOST_RANKS:,}"
+        )
     gpu = find_gpu(gpu_name)
     dtype = dtype_on(gpu, gpu_name, recipe)
     network = find_network(network_name or gpu.network)
@@ -157,14 +160,6 @@ def split_ranks(ranks: int, per_node: int | None) -> tuple[int, int]:
     if each < 1 or ranks % each:
         raise UserError(f"--gpus-per-node {each}: {ranks} ranks do not divide into nodes of {each}; give what does")
     return ranks // each, each
-
-
-def check_size(nodes: int, per_node: int) -> None:
-    """UserError where no cluster has such a size."""
-    if nodes < 1 or per_node < 1 or nodes * per_node > MOST_RANKS:
-        raise UserError(
-            f"--nodes {nodes} --gpus-per-node {per_node}: {nodes * per_node:,} GPUs; plans go from 1 to {MOST_RANKS:,}"
-        )
 
 
 def dtype_on(gpu: Gpu, name: str, recipe: Recipe) -> Dtype:

@@ -202,7 +202,7 @@ class Heaviest:
     shape: Shape
     dtype: Dtype
     length: int
-    predictions: int
+    predictions: float
     """predictions of a sequence"""
     recompute: bool
     """whether activations are computed again (`compute.checkpoint_activations`)"""
@@ -218,10 +218,14 @@ class Heaviest:
         limit = CPU_PIECES // self.length if on_cpu else GPU_ELEMENTS // elements
         return [size for size in divisors(share) if size <= max(limit, 1)]
 
-    def activations(self, sequences: int, on_cpu: bool) -> float:
-        """Bytes that the activations of so many sequences take, an estimate."""
+    def plan(self, sequences: int, on_cpu: bool) -> Activations:
+        """Estimates the bytes of the activations of a micro-batch."""
         inputs = (self.shape, self.dtype, sequences, self.length, not on_cpu, self.predictions)
-        planned = plan_activations(*inputs, by_kernels=self.by_kernels)
+        return plan_activations(*inputs, by_kernels=self.by_kernels)
+
+    def activations(self, sequences: int, on_cpu: bool) -> float:
+        """Estimates the bytes that the activations of a micro-batch take under the recipe."""
+        planned = self.plan(sequences, on_cpu)
         return planned.recomputed if self.recompute else planned.kept
 
 

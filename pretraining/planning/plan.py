@@ -27,7 +27,6 @@ from pretraining.planning.memory import (
     Room,
     count_parameters,
     largest_that_fits,
-    plan_activations,
     plan_memory,
 )
 
@@ -55,6 +54,10 @@ class Target:
     """what the ranks compute with; None where that is not known"""
     where: str = ""
     """the cluster in words"""
+    pieces_per_second: float | None = None
+    """real pieces a second of all ranks, from which the hours follow where they are given"""
+    flops_per_second: float | None = None
+    """matrix rate of a rank, from which they follow where neither pieces a second nor a cluster is given"""
 
     @property
     def shape(self) -> Shape:
@@ -75,21 +78,15 @@ class Target:
         optimizer = find_optimizer(recipe.optimizer)
         return plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
 
-    @property
-    def by_kernels(self) -> bool:
-        """Whether the recipe lets our own kernels compute."""
-        return self.recipe.compute.kernels == "auto"
-
     def heaviest(self, phase: Phase) -> Heaviest:
         most = most_predictions(configured(self.recipe.objective), phase.length, self.manifest)
-        recomputes = self.recipe.compute.checkpoint_activations
-        return Heaviest(self.shape, self.dtype, phase.length, most, recomputes, self.by_kernels)
+        compute = self.recipe.compute
+        recomputes, by_kernels = compute.checkpoint_activations, compute.kernels == "auto"
+        return Heaviest(self.shape, self.dtype, phase.length, most, recomputes, by_kernels)
 
     def activations(self, phase: Phase, micro_batch: int) -> Activations:
         full = measure_phase(self.recipe, phase, self.shape, None)
-        on_gpu = not self.room.on_cpu
-        inputs = (self.shape, self.dtype, micro_batch, phase.length, on_gpu, full.predictions)
-        return plan_activations(*inputs, by_kernels=self.by_kernels)
+        return replace(self.heaviest(phase), predictions=full.predictions).plan(micro_batch, self.room.on_cpu)
 
     def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
         """What a rank needs with so many full sequences."""
@@ -206,47 +203,34 @@ class Plan:
         return sum((phase.seconds or 0.0) * phase.efficiency for phase in self.phases) / (self.seconds or math.inf)
 
 
-def build_plan(
-    target: Target,
-    *,
-    pieces_per_second: float | None = None,
-    flops_per_second: float | None = None,
-    assumed: Sequence[str] = (),
-) -> Plan:
-    """Plans a run as its recipe has it.
-
-    Hours follow from the real pieces a second of all ranks, or else from the model of the cluster, or else from the
-    matrix rate of one rank and the share of it that useful operations reach. `assumed`: by the caller, for the notes.
-    """
+def build_plan(target: Target, assumed: Sequence[str] = ()) -> Plan:
+    """Plans a run as its recipe has it. `assumed`: by the caller, for the notes."""
     recipe, zero, phases = target.recipe, target.recipe.parallel.zero, list[PhasePlan]()
     for number, phase in enumerate(recipe.phases):
         micro_batch = _estimate(target, phase) if phase.micro_batch == "auto" else phase.micro_batch
-        phases.append(plan_phase(target, number, zero, micro_batch, pieces_per_second, flops_per_second))
+        phases.append(plan_phase(target, number, zero, micro_batch))
     plan = Plan(target, zero, tuple(phases))
-    if target.cluster is not None and pieces_per_second is None:
+    if target.cluster is not None and target.pieces_per_second is None:
         assumed = [*assumed, plan.range]
     warning = disproportion(recipe, target.manifest, [phase.steps for phase in phases])
-    return replace(plan, notes=tuple(_notes(plan, pieces_per_second, flops_per_second, assumed)), warning=warning)
+    return replace(plan, notes=tuple(_notes(plan, assumed)), warning=warning)
 
 
-def plan_phase(
-    target: Target,
-    number: int,
-    zero: int,
-    micro_batch: int,
-    pieces_per_second: float | None = None,
-    flops_per_second: float | None = None,
-) -> PhasePlan:
-    """Plans a phase with so many sequences in a micro-batch; its speed is that of `build_plan`."""
+def plan_phase(target: Target, number: int, zero: int, micro_batch: int) -> PhasePlan:
+    """Plans a phase with `micro_batch` sequences in a micro-batch.
+
+    Its hours follow from the given pieces a second, or else from the model of the cluster, or else from the matrix rate
+    of one rank and the share of it that useful operations reach.
+    """
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
     statistics, speed, step, share = target.statistics(phase), None, None, 1.0
-    if pieces_per_second is not None:
-        speed = pieces_per_second / statistics.pieces / phase.batch
+    if target.pieces_per_second is not None:
+        speed = target.pieces_per_second / statistics.pieces / phase.batch
     elif target.cluster is not None:
         step, share = target.step(phase, zero, micro_batch)
         speed = 1 / step.total
-    elif flops_per_second is not None:
-        speed = target.ranks * flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
+    elif target.flops_per_second is not None:
+        speed = target.ranks * target.flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
     steps, seconds = _steps_and_seconds(schedule, speed)
     return PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, step, share)
@@ -265,18 +249,16 @@ def _steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) 
     return schedule.steps, None if steps_per_second is None else schedule.steps / steps_per_second
 
 
-def _notes(
-    plan: Plan, pieces_per_second: float | None, flops_per_second: float | None, assumed: Sequence[str]
-) -> Iterator[str]:
+def _notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
     """What a plan rests on: the objective's own note, the data, the speed, and what was estimated for which memory."""
-    target, room = plan.target, plan.target.room
+    target, room, flops = plan.target, plan.target.room, plan.target.flops_per_second
     yield from (configured(target.recipe.objective).note(target.shape) or "").splitlines()
     if target.manifest is None:
         yield f"no --data: a vocabulary of {VOCABULARY:,} and full sequences are assumed; real text fills less of them"
-    if pieces_per_second is not None:
-        yield f"hours from {pieces_per_second:,.0f} real pieces a second on all ranks, as given"
-    elif flops_per_second is not None:
-        rate = f"{flops_per_second / 1e12:,.3g}" if flops_per_second < 1e15 else f"{flops_per_second / 1e12:,.0f}"
+    if target.pieces_per_second is not None:
+        yield f"hours from {target.pieces_per_second:,.0f} real pieces a second on all ranks, as given"
+    elif flops is not None:
+        rate = f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}"
         yield f"hours from a matrix rate of {rate} TFLOP/s a rank, {100 * USEFUL_SHARE:.0f}% of it useful"
     elif not assumed:
         yield "hours: give the throughput, --pieces-per-second"

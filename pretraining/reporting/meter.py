@@ -25,20 +25,17 @@ class Stopwatch:
         self._start, self._paused = clock(), 0.0
         self._pause_began: float | None = None
 
-    def lap(self) -> float:
-        """Begins a new lap and returns the seconds of the one that ends."""
+    def lap(self, earlier: float = 0.0) -> float:
+        """Begins a new lap and returns the seconds of the one that ends. `earlier` seconds of the new lap have passed
+        already, before the run was stopped."""
         now = self._clock()
-        seconds, self._start, self._paused = now - self._start - self._paused, now, 0.0
+        seconds, self._start, self._paused = now - self._start - self._paused, now - earlier, 0.0
         return max(seconds, 1e-9)
 
     def elapsed(self) -> float:
         """The seconds of the lap so far; in a pause, those before it."""
         now = self._clock() if self._pause_began is None else self._pause_began
         return now - self._start - self._paused
-
-    def start_earlier(self, seconds: float) -> None:
-        """Counts so many seconds more into the lap, which a run had of it before it was stopped."""
-        self._start -= seconds
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -151,8 +148,7 @@ class Meter:
 
     def begin(self) -> None:
         """Begins to count time, on top of what a checkpoint had of the interval."""
-        self.watch.lap()
-        self.watch.start_earlier(self._earlier)
+        self.watch.lap(self._earlier)
         self._earlier = 0.0
 
     def so_far(self, flops_left: float | None, seconds_left: float | None) -> tuple[float | None, float | None]:

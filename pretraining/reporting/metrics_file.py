@@ -54,11 +54,6 @@ def all_records(path: Path) -> Iterator[dict[str, Any]]:
         yield from _records(file, 0, file.seek(0, 2))
 
 
-def loss_curve(path: Path, places: int) -> list[tuple[int, float]]:
-    """Steps with their training losses, over the whole run, as `step_records` finds them."""
-    return [(logged.step, logged.figures["loss"]) for logged in step_records(path, places)]
-
-
 def evaluations(path: Path) -> Iterator[Logged]:
     """All records of validation, which are few: every other line is passed over unread."""
     with path.open("rb") as file:

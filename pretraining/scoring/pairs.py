@@ -6,6 +6,7 @@ they are there `paradigm` and `phenomenon`, as BLiMP has them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,6 @@ from data_prep.common.errors import UserError
 from data_prep.readers.tables import read_table
 from pretraining.scoring.sentences import Sentences
 
-ASKED = 20
-"""Pairs of a paradigm that are asked in pre-training."""
 CHANCE = 0.5
 """The accuracy of a model that knows nothing."""
 
@@ -109,14 +108,14 @@ def read_pairs(path: Path) -> list[Pair]:
     return list(map(Pair, *sentences, *groups))
 
 
-def first_of_paradigms(pairs: Iterable[Pair], count: int) -> list[Pair]:
-    """Picks the first pairs of every paradigm."""
-    seen: dict[str, int] = {}
-    chosen = []
+def take_pairs(pairs: Iterable[Pair], count: int) -> list[Pair]:
+    """Takes the first `count` pairs of each paradigm."""
+    seen: Counter[str] = Counter()
+    taken = []
     for pair in pairs:
-        seen[pair.paradigm] = seen.get(pair.paradigm, 0) + 1
-        chosen += [pair] if seen[pair.paradigm] <= count else []
-    return chosen
+        seen[pair.paradigm] += 1
+        taken += [pair] if seen[pair.paradigm] <= count else []
+    return taken
 
 
 def sentences_of(pairs: Sequence[Pair]) -> list[str]:

@@ -73,12 +73,8 @@ class Sentences:
         return Rows(where, self.lengths, self.pieces, self.lengths, zeros, zeros, none, none)
 
 
-@dataclass(frozen=True)
-class Question:
-    """A batch for a model, and of which sentence each piece is that it asks for."""
-
-    batch: PretrainingBatch
-    sentences: Array  # (m,)
+Question = tuple[PretrainingBatch, Array]
+"""A batch for a model, and the number of the sentence of each piece that it asks for."""
 
 
 def masked_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int) -> Question:
@@ -98,7 +94,7 @@ def masked_copies(sentences: Sentences, wanted: Array, continues: Array, mask: i
     at = ranges(np.zeros_like(lengths), lengths)
     hidden = (np.repeat(place, lengths) <= at) & (at < np.repeat(word_ends, lengths))
     batch = pack(copies.rows(), np.where(hidden, mask, copies.pieces), copies.starts + place, few.pieces[asked])
-    return Question(batch, sentence)
+    return batch, sentence
 
 
 def one_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special) -> Question:
@@ -107,7 +103,7 @@ def one_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special
     batch = find_objective(model.shape).batch(chosen.rows())
     asked = ~torch.isin(batch.labels, torch.tensor([special.cls, special.sep]))
     batch = replace(batch, chosen=batch.chosen[asked], labels=batch.labels[asked])
-    return Question(batch, numbers[chosen.of(batch.chosen.numpy())])
+    return batch, numbers[chosen.of(batch.chosen.numpy())]
 
 
 class SentenceCutter:
@@ -192,14 +188,13 @@ class Scorer:
     def score_part(self, sentences: Sentences, part: Array) -> tuple[Array, Array]:
         """The numbers of sentences, once for every piece that a part asks for, and the log-probabilities of these."""
         if self._served is None:
-            question = one_pass(self.model, sentences, part, self.vocabulary.special)
+            batch, numbers = one_pass(self.model, sentences, part, self.vocabulary.special)
         else:
-            question = masked_copies(sentences, part, self.vocabulary.continues, self.vocabulary.special.mask)
-        batch, model = question.batch.to(self.device), self.model
-        served = self._served
+            batch, numbers = masked_copies(sentences, part, self.vocabulary.continues, self.vocabulary.special.mask)
+        batch, model, served = batch.to(self.device), self.model, self._served
         states = model.encode(batch, batch.chosen) if served is None else served.one(batch, batch.chosen)
         found = model.head(PREDICTS_PIECES).log_probabilities(states, model.embeddings.word.weight, batch.labels)
-        return question.sentences, found.double().cpu().numpy()
+        return numbers, found.double().cpu().numpy()
 
 
 def require_pieces(model: Bert) -> None:

@@ -50,7 +50,9 @@ def require_continuation(latest: Saved, request: Request) -> None:
     run, shape = latest.run, latest.record.shape
     recipe, before = request.recipe, run.recipe
     if run.is_trained:
-        if changes := [*data_changes(run, request), *changes_of_training(before, recipe)]:
+        then, now = run.data.fingerprint, request.manifest.fingerprint
+        changes = select_different([("the fingerprint of the data", then[:12], now[:12])])
+        if changes := [*changes, *changes_of_training(before, recipe)]:
             cure = _cure_of_trained(latest, request, changes)
             raise UserError(_told(f"--out {request.out}: is trained to its end", changes, cure))
         return
@@ -67,7 +69,7 @@ def require_continuation(latest: Saved, request: Request) -> None:
         for name in ("length", "batch"):
             then, now = (getattr(either.phases[run.state.phase], name) for either in (before, recipe))
             settings.append((f"phases.{run.state.phase}.{name}", then, now))
-    if changes := [change for change in settings if change[1] != change[2]]:
+    if changes := select_different(settings):
         by_data = shape.pairs != request.shape.pairs and before.objective == recipe.objective  # which nobody can give
         cure = _new_run(latest, request) if by_data else "give what was, or name a new folder"
         raise UserError(_told(f"--out {request.out}: cannot go on with this recipe", changes, cure))
@@ -103,12 +105,6 @@ def require_data(run: RunRecord, request: Request) -> None:
 def has_vocabulary(run: RunRecord, request: Request) -> bool:
     """Whether the data has the very pieces that a run was trained with."""
     return run.data.vocabulary == request.manifest.vocabulary.sha256
-
-
-def data_changes(run: RunRecord, request: Request) -> list[Change]:
-    """Whether the data is other than the run's last."""
-    then, now = run.data.fingerprint, request.manifest.fingerprint
-    return [] if then == now else [("the fingerprint of the data", then[:12], now[:12])]
 
 
 def changes_of_training(before: Recipe, recipe: Recipe) -> list[Change]:
@@ -186,7 +182,7 @@ def what_has_changed(latest: Saved, request: Request, context: Context, engine: 
     if made_by.ranks == now.ranks and made_by.threads and now.threads:  # both on CPUs
         ranks += [("threads of a rank", made_by.threads, now.threads), ("kernels", made_by.kernels, now.kernels)]
     told = {name for name, _, _ in ranks}
-    changes = [change for change in ranks if change[1] != change[2]]
+    changes = select_different(ranks)
     changes += [change for change in differing(run.recipe, request.recipe) if change[0] not in told]
     done = tuple(f"phases.{number}." for number in range(run.state.phase))
     return [
@@ -198,8 +194,13 @@ def what_has_changed(latest: Saved, request: Request, context: Context, engine: 
 def differing(then: Recipe, now: Recipe) -> list[Change]:
     """The values in which two recipes differ, by their dotted names."""
     before, here = dict(_flattened(then.as_dict())), dict(_flattened(now.as_dict()))
-    pairs = [(name, before.get(name, NOT_SET), here.get(name, NOT_SET)) for name in sorted({*before, *here})]
-    return [(name, was, is_now) for name, was, is_now in pairs if was != is_now]
+    names = sorted({*before, *here})
+    return select_different((name, before.get(name, NOT_SET), here.get(name, NOT_SET)) for name in names)
+
+
+def select_different(values: Iterable[Change]) -> list[Change]:
+    """Selects the values that changed."""
+    return [(name, then, now) for name, then, now in values if then != now]
 
 
 def _flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:

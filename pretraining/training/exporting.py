@@ -21,18 +21,10 @@ from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import EXPORT, TOKENIZER
 from pretraining.checkpoint.state import RunRecord
 from pretraining.config.settings import check_licence
-from pretraining.huggingface.folders import (
-    CARD,
-    CONFIG,
-    files_of_sentences,
-    read_folder,
-    read_length,
-    read_vocabulary,
-    write_folder,
-)
-from pretraining.huggingface.model_card import Provenance, model_card, read_licence, warn_of_classifiers
+from pretraining.huggingface import folders
+from pretraining.huggingface.model_card import Provenance, model_card, read_front_matter, warn_of_classifiers
 from pretraining.huggingface.verify import verify_export
-from pretraining.huggingface.weights import list_weights, with_first_segment_alone
+from pretraining.huggingface.weights import list_weights, repeat_segment
 from pretraining.model.shape import DROPOUT, Shape
 from pretraining.objectives.declaration import configured, find_objective, num_parameters
 from pretraining.optimizers.declaration import card_line
@@ -107,12 +99,12 @@ def export(
     with nullcontext() if is_own else making([out], "export.py", read, replace):
         model = read_source(source, checkpoint)
         vocabulary = vocabulary or model.vocabulary
-        if model.made and model.made.data.vocabulary != read_vocabulary(vocabulary).sha256:
+        if model.made and model.made.data.vocabulary != folders.read_vocabulary(vocabulary).sha256:
             raise UserError(
                 f"{vocabulary}: not the vocabulary that the model was trained with; name its folder: --vocabulary"
             )
         written = {name: weight.to("cpu", dtype).float() for name, weight in model.weights.items()}  # as they are read
-        write_folder(
+        folders.write_folder(
             out,
             model.shape,
             model.weights,
@@ -142,7 +134,7 @@ def read_source(source: Path, checkpoint: str | None) -> Exportable:
     """Reads a model from a run or from a folder of transformers."""
     if not os.path.isdir(source):
         raise UserError(f"{source}: {absence(source, 'folder')}")
-    if not (source / CONFIG).exists():
+    if not (source / folders.CONFIG).exists():
         return _read_run(source, checkpoint)
     if checkpoint is not None:
         raise UserError(f"--checkpoint {checkpoint}: {source} is a folder of transformers, which has no checkpoints")
@@ -151,7 +143,7 @@ def read_source(source: Path, checkpoint: str | None) -> Exportable:
 
 def _read_transformers(source: Path) -> Exportable:
     """Reads a folder of transformers; half of what only pairs train is left out, which serves nobody."""
-    shape, weights, missing = read_folder(source)
+    shape, weights, missing = folders.read_folder(source)
     lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
     objective = find_objective(shape)
     if {*lacking} & {*objective.exported(replace(shape, pairs=False))}:
@@ -161,10 +153,10 @@ def _read_transformers(source: Path) -> Exportable:
         shape = replace(shape, pairs=False)
         weights, heads = with_heads_of(shape, weights)
         left_out += [f"{heads}, half of {objective.pairs_head}"] * bool(heads)
-    if files := files_of_sentences(source):
+    if files := folders.files_of_sentences(source):
         left_out.append(f"{', '.join(files)}, for vectors of sentences")
-    licence = read_licence(source / CARD)
-    return Exportable(shape, weights, source, read_length(source, shape), licence, "; ".join(left_out))
+    licence, length = read_front_matter(source / folders.CARD, "license"), folders.read_length(source, shape)
+    return Exportable(shape, weights, source, length, licence, "; ".join(left_out))
 
 
 def with_heads_of(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
@@ -195,7 +187,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Exportable:
     run, shape = saved.run, saved.record.shape
     state = run.state
     if state.trained_segments == 1:
-        weights = with_first_segment_alone(weights)
+        weights = repeat_segment(weights)
     weights, unknown = with_heads_of(shape, weights)
     made = Provenance(
         run.data,

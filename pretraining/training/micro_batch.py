@@ -17,7 +17,7 @@ from torch import nn
 
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import shown
-from pretraining.checkpoint.state import Conditions, FoundMicroBatch
+from pretraining.checkpoint.state import FoundMicroBatch
 from pretraining.config.settings import Phase
 from pretraining.data.batches import full_sequences
 from pretraining.devices import name_of
@@ -63,7 +63,7 @@ class MicroBatches:
                 elif self._context.world.rank == 0 and not self._trial_of(phase)(phase.micro_batch):
                     self._warn_of_shortage(number, phase)
 
-    def _find(self, number: int, phase: Phase, conditions: Conditions) -> None:
+    def _find(self, number: int, phase: Phase, conditions: dict[str, object]) -> None:
         """Takes what a run had, where nothing has changed; otherwise what fits on the rank with the least memory."""
         before = self.found.get(phase.name)
         if before is None or before.conditions != conditions:
@@ -136,21 +136,19 @@ class MicroBatches:
         fast = f"up to {CPU_PIECES:,} pieces, with which a CPU is fast"
         return f"the largest {fast if self._room.on_cpu else 'whose elements kernels can number'}"
 
-    def _conditions(self, phase: Phase, devices: list[str]) -> Conditions:
+    def _conditions(self, phase: Phase, devices: list[str]) -> dict[str, object]:
         """All that decides which micro-batch fits: while it stays the same, a run keeps the one that it had."""
         recipe = self._request.recipe.as_dict()
-        return Conditions(
-            ranks=self._context.world.size,
-            devices=devices,
-            dtype=self._target.dtype,
-            model=asdict(self._request.shape),
-            batch=phase.batch,
-            length=phase.length,
-            predictions=self._target.heaviest(phase).predictions,
-            parallel=recipe["parallel"],
-            compute=recipe["compute"],
-            deepspeed=recipe["deepspeed"],
-        )
+        return {
+            "ranks": self._context.world.size,
+            "devices": devices,
+            "dtype": self._target.dtype,
+            "model": asdict(self._request.shape),
+            "batch": phase.batch,
+            "length": phase.length,
+            "predictions": self._target.heaviest(phase).predictions,
+            **{section: recipe[section] for section in ("parallel", "compute", "deepspeed")},
+        }
 
     def _device(self) -> str:
         """Name and memory of the device of this rank."""
@@ -213,7 +211,7 @@ def compute(heaviest: Heaviest, device: torch.device, reserve: int, sequences: i
     model = model.to(DTYPES[heaviest.dtype]).to_empty(device=device)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
-    batch = full_sequences(sequences, heaviest.length, heaviest.predictions, objective).to(device)
+    batch = full_sequences(sequences, heaviest.length, int(heaviest.predictions), objective).to(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         losses = model(batch)
         torch.autograd.backward(objective.loss(losses, PretrainingBatches((batch,), sequences, len(batch.labels))))

@@ -16,23 +16,16 @@ from data_prep.common.toml_text import shown
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.engine.engine import Engine
 from pretraining.objectives.declaration import build_model
-from pretraining.scoring.pairs import (
-    ASKED,
-    Asked,
-    Pair,
-    Tally,
-    are_right,
-    are_scored,
-    first_of_paradigms,
-    read_pairs,
-    sentences_of,
-)
+from pretraining.scoring.pairs import Asked, Pair, Tally, are_right, are_scored, read_pairs, sentences_of, take_pairs
 from pretraining.scoring.sentences import Scorer, SentenceCutter
+
+ASKED = 20
+"""Number of pairs asked of each paradigm."""
 
 
 def read_sample(name: str | None) -> tuple[Pair, ...]:
     """Reads the pairs that a recipe names, some of every paradigm; none where it names none."""
-    return () if name is None else tuple(first_of_paradigms(read_pairs(Path(name)), ASKED))
+    return () if name is None else tuple(take_pairs(read_pairs(Path(name)), ASKED))
 
 
 def about_sample(pairs: Sequence[Pair], name: str | None, data: Path, positions: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from data_prep.shards import Manifest
@@ -36,7 +38,7 @@ def plan_run(
     """
     if target is not None:
         assumed = [] if pieces_per_second else [f"hours for {target.where}: docs/planning.md"]
-        return build_plan(target, pieces_per_second=pieces_per_second, assumed=assumed)
+        return build_plan(replace(target, pieces_per_second=pieces_per_second), assumed)
     device = torch.device(find_kind())
     elsewhere = device.type == "cpu" and (gpu_memory is not None or not here)
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
@@ -47,5 +49,7 @@ def plan_run(
         measured = matrix_rate(device, DTYPES[dtype])
     room = room_of(device, ranks) if gpu_memory is None else Room(1e9 * gpu_memory)
     assumed = [] if pieces_per_second or measured else [UNKNOWN_HOURS]
-    target = Target(recipe, manifest, dtype, room, ranks)
-    return build_plan(target, pieces_per_second=pieces_per_second, flops_per_second=measured, assumed=assumed)
+    target = Target(
+        recipe, manifest, dtype, room, ranks, pieces_per_second=pieces_per_second, flops_per_second=measured
+    )
+    return build_plan(target, assumed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from support.records import SCORES
@@ -23,7 +23,7 @@ from pretraining.checkpoint.record import (
     read_record,
     write_record,
 )
-from pretraining.checkpoint.state import Conditions, FoundMicroBatch, RunRecord, RunState, Saved
+from pretraining.checkpoint.state import FoundMicroBatch, RunRecord, RunState, Saved
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.shape import Shape
@@ -34,7 +34,7 @@ PHASES = [
 ]
 RECIPE = Recipe.model_validate({"phases": PHASES})
 SUMMARY = DataSummary({"wiki": 3}, 100, {"32": 5}, {"pairs": "nsp"}, "vocabulary", "fingerprint")
-FOUND = {"a": FoundMicroBatch(4, cast(Conditions, {"model": {"layers": 2, "pairs": True}}))}
+FOUND = {"a": FoundMicroBatch(4, {"model": {"layers": 2, "pairs": True}})}
 
 
 def record(section: dict[str, Any]) -> RunRecord:

@@ -22,7 +22,7 @@ from pretraining.huggingface.model_card import (
     Provenance,
     TaskProvenance,
     model_card,
-    read_base_model,
+    read_front_matter,
     task_card,
 )
 from pretraining.huggingface.weights import TaskHead
@@ -172,7 +172,7 @@ def test_a_fine_tuned_model_tells_what_it_was_made_from_and_how_good_it_is(tmp_p
     (tmp_path / "README.md").write_text(text)
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.data.license, card.data.pipeline_tag) == ("mit", "text-classification")
-    assert read_base_model(tmp_path / "README.md") == "google-bert/bert-base-uncased"
+    assert read_front_matter(tmp_path / "README.md", "base_model") == "google-bert/bert-base-uncased"
     for line in [
         "# BERT for mnli",
         "fine-tuned with Cloze. Made from google-bert/bert-base-uncased.",

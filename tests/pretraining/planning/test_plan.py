@@ -67,7 +67,7 @@ def plan(
 ) -> Plan:
     ranks, path = 8 if "mini" not in name and "demo" not in name else 2, RECIPES / f"{name}.toml"
     recipe = load_recipe(path, completing(path), ranks=ranks)
-    return build_plan(Target(recipe, manifest, dtype, room, ranks), **options)
+    return build_plan(Target(recipe, manifest, dtype, room, ranks, **options))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.records import RECORD, SCORES, open_log
 
-from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
+from pretraining.reporting.metrics_file import METRICS, newest_records, step_records
 
 KINDS = ("step", "evaluation")
 
@@ -24,6 +24,10 @@ def step(number: int, loss: float | None = 5.0, **more: object) -> dict[str, Any
     return {"kind": "step", "step": number, "loss": loss, **more}
 
 
+def curve_of(path: Path, places: int) -> list[tuple[int, float]]:
+    return [(logged.step, logged.figures["loss"]) for logged in step_records(path, places)]
+
+
 def test_what_a_log_has_written_is_found(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.write(RECORD)
@@ -31,7 +35,7 @@ def test_what_a_log_has_written_is_found(tmp_path: Path) -> None:
     found = newest_records(tmp_path / METRICS, KINDS)
     assert found["step"]["pieces_per_second"] == RECORD.speed.pieces_per_second
     assert found["evaluation"]["masked_loss"] == SCORES.learns["masked_loss"]
-    assert loss_curve(tmp_path / METRICS, 200) == [(12000, RECORD.loss)]
+    assert curve_of(tmp_path / METRICS, 200) == [(12000, RECORD.loss)]
 
 
 def test_an_evaluation_is_found_beyond_the_last_lines(tmp_path: Path) -> None:
@@ -46,25 +50,25 @@ def test_an_evaluation_is_found_beyond_the_last_lines(tmp_path: Path) -> None:
 def test_a_line_that_is_being_written_counts_for_nothing(torn: bytes, tmp_path: Path) -> None:
     path = write(tmp_path, [step(1, 7.0), step(2, 6.0)], torn)
     assert newest_records(path, KINDS) == {"step": step(2, 6.0)}
-    assert loss_curve(path, 200) == [(1, 7.0), (2, 6.0)]
+    assert curve_of(path, 200) == [(1, 7.0), (2, 6.0)]
 
 
 def test_damaged_lines_and_losses_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     path = write(tmp_path, [step(1, 7.0)], b'garbage\n[1, 2]\n\n{"kind": "step", "step": 2, "loss": null}\n')
     assert newest_records(path, KINDS) == {"step": step(2, None)}
-    assert loss_curve(path, 200) == [(1, 7.0)]
+    assert curve_of(path, 200) == [(1, 7.0)]
 
 
 def test_of_steps_that_were_done_again_the_last_counts(tmp_path: Path) -> None:
     first = [step(number, 9.0) for number in range(1, 6)]
     path = write(tmp_path, [*first, *(step(number, 8.0) for number in range(3, 7))])
-    assert loss_curve(path, 200) == [(1, 9.0), (2, 9.0), (3, 8.0), (4, 8.0), (5, 8.0), (6, 8.0)]
+    assert curve_of(path, 200) == [(1, 9.0), (2, 9.0), (3, 8.0), (4, 8.0), (5, 8.0), (6, 8.0)]
 
 
 def test_a_long_file_is_read_at_places_over_all_of_it(tmp_path: Path) -> None:
     lines = [b'{"kind": "step", "step": %d, "loss": %d.5}\n' % (number, number) for number in range(1, 200_001)]
     (tmp_path / METRICS).write_bytes(b"".join(lines))
-    curve = loss_curve(tmp_path / METRICS, 50)
+    curve = curve_of(tmp_path / METRICS, 50)
     steps = [number for number, _ in curve]
     assert len(curve) < 10_000, "a sample, not all of it"
     assert steps == sorted(set(steps))
@@ -75,4 +79,4 @@ def test_a_long_file_is_read_at_places_over_all_of_it(tmp_path: Path) -> None:
 
 def test_an_empty_file_has_neither(tmp_path: Path) -> None:
     assert newest_records(write(tmp_path, []), KINDS) == {}
-    assert loss_curve(tmp_path / METRICS, 200) == []
+    assert curve_of(tmp_path / METRICS, 200) == []

@@ -22,7 +22,7 @@ from pretraining.checkpoint.models import Model
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.scoring.filling import fill
-from pretraining.scoring.pairs import Asked, Pair, are_right, first_of_paradigms, read_pairs, sentences_of
+from pretraining.scoring.pairs import Asked, Pair, are_right, read_pairs, sentences_of, take_pairs
 from pretraining.scoring.sentences import Scorer, Sentences, masked_copies
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def test_every_pair_is_scored_as_by_a_plain_scorer_on_transformers(folder: Path)
 @pytest.mark.realdata
 def test_pairs_of_blimp_are_scored_as_by_a_plain_scorer(tmp_path: Path) -> None:
     data = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
-    pairs = first_of_paradigms(read_pairs(data / "pairs" / "blimp.jsonl.xz"), 1)
+    pairs = take_pairs(read_pairs(data / "pairs" / "blimp.jsonl.xz"), 1)
     assert len(pairs) == 67
     pieces = tuple((data / "vocab.txt").read_text().splitlines())
     vocabulary = Vocabulary(pieces, cased=False)
@@ -109,19 +109,19 @@ def test_a_piece_is_asked_for_without_itself_and_the_rest_of_its_word() -> None:
     pieces = VOCABULARY.pieces
     cls, mask, sep = (pieces.index(f"[{name}]") for name in ("CLS", "MASK", "SEP"))
     one, two, more = (pieces.index(piece) for piece in ("word1", "a", "##b"))
-    question = masked_copies(
+    batch, _ = masked_copies(
         Sentences(np.array([cls, one, two, more, more, sep]), np.array([6])),
         np.arange(1, 5),
         VOCABULARY.continues,
         mask,
     )
-    assert question.batch.pieces.reshape(4, 6).tolist() == [
+    assert batch.pieces.reshape(4, 6).tolist() == [
         [cls, mask, two, more, more, sep],
         [cls, one, mask, mask, mask, sep],
         [cls, one, two, mask, mask, sep],
         [cls, one, two, more, mask, sep],
     ]
-    assert question.batch.labels.tolist() == [one, two, more, more]
+    assert batch.labels.tolist() == [one, two, more, more]
 
 
 @pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sees != "both"])

@@ -27,6 +27,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.config.settings import Recipe
 from pretraining.export import main
+from pretraining.huggingface import folders
 from pretraining.huggingface.folders import read_folder, write_folder
 from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
@@ -260,7 +261,7 @@ def test_a_failed_check_leaves_the_earlier_export(exported: Path, run: Path, mon
     def write_other(out: Path, shape: Shape, state: dict[str, Tensor], *others: Any, **named: Any) -> None:
         write_folder(out, shape, {**state, "pooler.bias": state["pooler.bias"] + 1}, *others, **named)
 
-    monkeypatch.setattr(exporting, "write_folder", write_other)
+    monkeypatch.setattr(folders, "write_folder", write_other)
     with pytest.raises(UserError, match="not exported: next-sentence logits"):
         export(run, exported)
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
