@@ -67,7 +67,7 @@ class CutSequences:
 
     def encode(self, numbers: Array) -> Encoded:
         """The model's input of these sequences."""
-        pieces = Ragged.of([self.request[number] for number in numbers.tolist()])
+        pieces = Ragged.from_rows([self.request[number] for number in numbers.tolist()])
         return Encoded(Sequences(pieces, pieces.lengths), None)
 
 

@@ -32,7 +32,7 @@ class Turns:
         """How many times as fast as each of the peers a side of ours was."""
         return {peer: self.ratio(peer, side) for peer in self.seconds if peer != side}
 
-    def of(self, side: str) -> dict[str, float]:
+    def summarise_side(self, side: str) -> dict[str, float]:
         """The seconds of a side: the median, the lowest and the highest."""
         return spread(self.seconds[side], digits=4)
 

@@ -84,7 +84,7 @@ def make_model(size: str, data: Path, folder: Path) -> Path:
         raise UserError(f"--size {size}: is none of {', '.join(SIZES)}")
     vocabulary = find_words(data)
     vocabulary.write(folder.with_name("vocabulary"))
-    shape = Shape.named(size, len(vocabulary))
+    shape = Shape.from_size(size, len(vocabulary))
     weights = build_model(shape).initialize(0).state_dict()
     write_folder(folder, shape, weights, folder.with_name("vocabulary"), "fresh weights\n")
     return folder
@@ -114,7 +114,9 @@ def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
     """Items a second of both sides, and how many times as fast we are."""
     items, found = exercise.steps * exercise.batch, {}
     for what, turns in taken.items():
-        speeds = {f"{side}_items_per_second": round(items / turns.of(side)["median"], 1) for side in turns.seconds}
+        speeds = {
+            f"{side}_items_per_second": round(items / turns.summarise_side(side)["median"], 1) for side in turns.seconds
+        }
         ratios = turns.against()
         found[what] = {**speeds, **({"times_as_fast": ratios["transformers"]} if ratios else {})}
     return found

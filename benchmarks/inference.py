@@ -100,14 +100,14 @@ class Questions:
         """How many sequences there are in all requests."""
         return sum(map(len, self.requests))
 
-    def asked(self, side: str) -> Sequence[Request]:
+    def requests_for(self, side: str) -> Sequence[Request]:
         """The requests of a side."""
         if self.at_once and is_ours(side):
             return [[pieces for request in self.requests for pieces in request]]
         return self.requests
 
 
-def cut(sequences: Sequence[Array], size: int) -> list[Request]:
+def split_requests(sequences: Sequence[Array], size: int) -> list[Request]:
     """Requests of so many sequences, in their order."""
     return [sequences[begin : begin + size] for begin in range(0, len(sequences), size)]
 
@@ -123,8 +123,8 @@ def contests(
     if not sentences:
         return
     for batch in settings.mixed:
-        yield Questions(f"{source}, {batch} at a time", cut(sentences, batch))
-    yield Questions(f"{source}, all at once", cut(sentences, TOGETHER), at_once=True)
+        yield Questions(f"{source}, {batch} at a time", split_requests(sentences, batch))
+    yield Questions(f"{source}, all at once", split_requests(sentences, TOGETHER), at_once=True)
 
 
 def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str]]:
@@ -142,7 +142,7 @@ def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) 
     if not texts:
         return []
     cutter = Cutter(vocabulary)
-    pieces = cutter.lay_out(cutter.cut(texts), None, longest).pieces
+    pieces = cutter.lay_out(cutter.cut_texts(texts), None, longest).pieces
     return [pieces.row(number) for number in range(len(texts))]
 
 
@@ -150,7 +150,7 @@ def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
     """A folder of transformers with fresh weights and a head of two classes."""
     if size not in SIZES:
         raise UserError(f"--sizes {size}: is none of {', '.join(SIZES)}")
-    shape, head = Shape.named(size, len(vocabulary)), TaskHead("classes", ("0", "1"))
+    shape, head = Shape.from_size(size, len(vocabulary)), TaskHead("classes", ("0", "1"))
     weights = TaskModel(shape, head).initialize(0).state_dict()
     task = {"task": "none", "fields": ["text"], "length": shape.positions}
     write_fine_tuned(folder, shape, head, weights, vocabulary, "fresh weights\n", task, shape.positions)
@@ -206,11 +206,13 @@ class Field:
 
 def run(contest: Questions, field: Field, rounds: int) -> dict[str, Any]:
     """Lets all sides answer in turns, after they were heard to say the same."""
-    first = field.ask({name: contest.asked(name) for name in field.sides})
+    first = field.ask({name: contest.requests_for(name) for name in field.sides})
     others = deviating({name: replies.logits for name, replies in first.items()})
     field.lose({name: f"{contest.name}: {why}" for name, why in others.items()})
     times = {name: repeats(sum(first[name].seconds), contest.at_once) for name in field.sides}
-    turns = [field.ask({name: list(contest.asked(name)) * times[name] for name in field.sides}) for _ in range(rounds)]
+    turns = [
+        field.ask({name: list(contest.requests_for(name)) * times[name] for name in field.sides}) for _ in range(rounds)
+    ]
     return summarise(contest, {name: [turn[name] for turn in turns] for name in field.sides})
 
 

@@ -199,7 +199,7 @@ def measure(settings: Operators, console: Console) -> None:
     """Counts, and prints a table."""
     if settings.size not in SIZES:
         raise UserError(f"--size {settings.size}: is none of {', '.join(SIZES)}")
-    shape = Shape.named(settings.size, 30_522)
+    shape = Shape.from_size(settings.size, 30_522)
     rows = []
     for side, directions in sides(shape).items():
         for direction, each in directions.items():

@@ -29,7 +29,7 @@ from benchmarks.contests import Turns, alternate
 from benchmarks.measure import DATA, Keeper, run_command
 from benchmarks.tables import matrix, show
 from benchmarks.texts import find_shards
-from benchmarks.training_sides import Contest, Training, joined
+from benchmarks.training_sides import Contest, Training, join_micro_batches
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.config.settings import Dtype, Optimizer, Precision
@@ -93,7 +93,7 @@ def compare(settings: Optimizers, device: torch.device, console: Console) -> Tur
     contest = Contest(settings.size, settings.length, SEQUENCES)
     shape, read = contest.open(find_shards(settings.shards, DATA, console.print))
     dtype = name_dtype(choose_dtype(settings.dtype, device))
-    batches, sides = joined([read(0)]), {}
+    batches, sides = join_micro_batches([read(0)]), {}
     for name in dict.fromkeys((DEFAULT, *settings.optimizers)):
         own = EngineSettings(optimizer=Optimizer(name=name), precision=Precision(dtype=dtype))
         sides[name] = TimedSteps(Training(shape, own, device), batches)
@@ -114,7 +114,11 @@ def measure(settings: Optimizers, console: Console) -> None:
     finally:
         disconnect()
     rows = [
-        {"optimizer": name, "seconds_a_step": turns.of(name), f"times_{DEFAULT}": turns.ratio(name, DEFAULT)}
+        {
+            "optimizer": name,
+            "seconds_a_step": turns.summarise_side(name),
+            f"times_{DEFAULT}": turns.ratio(name, DEFAULT),
+        }
         for name in turns.seconds
     ]
     show(console, [matrix(f"Steps of optimizers on {settings.size}", rows)])

@@ -140,7 +140,7 @@ def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
         }
         sides[OURS]()  # compiles
         turns = alternate(sides, rounds)
-    seconds = {name: turns.of(name) for name in turns.seconds}
+    seconds = {name: turns.summarise_side(name) for name in turns.seconds}
     return {
         "text_mb": megabytes,
         "length": job.length,

@@ -192,7 +192,7 @@ def fine_tuning_steps(settings: Scaling, world: World, device: torch.device) -> 
         shape, weights = base.shape_for(tuning.dropout), base.weights_for(task)
         own = EngineSettings(tuning.optimizer, tuning.precision, tuning.parallel, tuning.compute)
         engine = Engine(build_model(task.head, shape, weights, tuning), own, device)
-        seeds, loss_of = Seeds.of(tuning.seed, 0, world.rank), partial(minimised, share=0.0)
+        seeds, loss_of = Seeds.derive(tuning.seed, 0, world.rank), partial(minimised, share=0.0)
         return engine, lambda step: train_step(engine, step, tuning.learning_rate, seeds, loss_of)
 
     return RankSteps(batches, begin, device, choose_dtype(tuning.precision.dtype, device))

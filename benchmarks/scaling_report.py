@@ -100,7 +100,7 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
         "nodes": note.nodes,
         "threads": note.threads,
         "sequences": int(sequences),
-        "seconds_a_step": turns.of(side),
+        "seconds_a_step": turns.summarise_side(side),
         "sequences_per_second": spread([sequences / seconds for seconds in turns.seconds[side]], 1),
         "efficiency": efficiency(side),
     }

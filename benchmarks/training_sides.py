@@ -93,7 +93,7 @@ class Contest:
         def read(step: int) -> PretrainingBatch:
             return step_batches(dataset, order, step).micro[0]
 
-        return Shape.named(self.size, manifest.vocabulary_size), read
+        return Shape.from_size(self.size, manifest.vocabulary_size), read
 
 
 class Training:
@@ -106,12 +106,12 @@ class Training:
 
     def step(self, batches: PretrainingBatches, mark: Callable[[], Any] = lambda: None) -> StepResult:
         """A step, which a GPU may still be at when this returns."""
-        seeds = Seeds.of(0, self.steps, self.rank)
+        seeds = Seeds.derive(0, self.steps, self.rank)
         self.steps += 1
         return train_step(self.engine, batches, LEARNING_RATE, seeds, MLM.loss, mark=mark)
 
 
-def joined(micro: Sequence[PretrainingBatch], ranks: int = 1) -> PretrainingBatches:
+def join_micro_batches(micro: Sequence[PretrainingBatch], ranks: int = 1) -> PretrainingBatches:
     """These micro-batches as the step of a rank, where all ranks have as many sequences and predictions."""
     sequences, predictions = sum(len(each.lengths) for each in micro), sum(len(each.labels) for each in micro)
     return PretrainingBatches(tuple(micro), ranks * sequences, ranks * predictions)
@@ -150,7 +150,7 @@ class OurTraining(Contestant):
 
     def take(self, batch: PretrainingBatch) -> None:
         """Takes a batch as the loader hands it over."""
-        self.batches = joined([batch])
+        self.batches = join_micro_batches([batch])
 
     def train(self) -> None:
         """Makes a step."""

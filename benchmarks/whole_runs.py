@@ -103,8 +103,8 @@ def whole_runs(files: Iterable[Path], format: str, vocabulary: Path, megabytes: 
         both = alternate({FIVE: five, "2 workers": Run(of_text(duplicates=5), workers=2)}, rounds, warm_up=1)
     return {
         "text_mb": size,
-        "mb_per_s_of_a_core": round(size / turns.of(OURS)["median"], 2),
-        "with_5_duplicates": round(size / turns.of(FIVE)["median"], 2),
+        "mb_per_s_of_a_core": round(size / turns.summarise_side(OURS)["median"], 2),
+        "with_5_duplicates": round(size / turns.summarise_side(FIVE)["median"], 2),
         "from_documents_takes": turns.ratio("from documents", "examples and shards"),
         "two_workers_are": both.ratio(FIVE, "2 workers"),
         **{f"{step}_s": round(seconds, 2) for step, seconds in once.seconds.items()},

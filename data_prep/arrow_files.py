@@ -45,7 +45,7 @@ def write_batches(
             for batch in batches:
                 writer.write_batch(batch)
                 rows += batch.num_rows
-    return FileRecord.of(folder, name, rows)
+    return FileRecord.from_file(folder, name, rows)
 
 
 def example_batch(schema: pa.Schema, pieces: Lists, positions: Array, labels: Lists, *others: Array) -> pa.RecordBatch:

@@ -103,13 +103,13 @@ class Amount:
     """How often a byte is there by the weights of the sources."""
 
     @classmethod
-    def of(cls, settings: Settings, text: Text) -> Amount:
+    def from_text(cls, settings: Settings, text: Text) -> Amount:
         """Adds up the files that are read, expanded, and those that are taken."""
         by_source: Counter[str] = Counter()
         for file in text.files:
             by_source[file.source] += round(file.size * EXPANSION.get(Path(file.path).suffix, 1.0))
         read = by_source.total()
-        for one in text.origins.kept:
+        for one in text.origins.kept_files:
             by_source[one.source] += one.text_bytes
         weighed = sum(size * settings.weights.get(source, 1.0) for source, size in by_source.items())
         return cls(read, by_source.total() - read, weighed / max(by_source.total(), 1))
@@ -200,7 +200,7 @@ def measure(settings: Settings, given: Vocabulary | None, text: Text, folder: Pa
         vocabulary.write(steps.folder)
         for task in steps.part_tasks(documents, vocabulary.sha256):
             encode_part(task)  # as a worker that has learned the words of the text
-        cut = steps.cut(documents, vocabulary)
+        cut = steps.cut_documents(documents, vocabulary)
         tokens = Joined((taken, cut))
         look_for_near_copies(steps, tokens, vocabulary, settings)
         made = steps.make_shards(tokens, vocabulary)
@@ -259,11 +259,11 @@ def forecast(
     settings: Settings, given: Vocabulary | None, text: Text, folder: Path, workers: int, console: Console
 ) -> None:
     """Says what a run into a folder will take."""
-    bundles, kept = make_bundles(text.files), text.origins.kept
+    bundles, kept = make_bundles(text.files), text.origins.kept_files
     if not (bundles or kept):
         raise UserError("the files have nothing in them to read")
     costs = measure(settings, given, text, folder, console)
-    amount = replace(Amount.of(settings, text), sources=sum(file.size for file in text.files))
+    amount = replace(Amount.from_text(settings, text), sources=sum(file.size for file in text.files))
     read = max(len(bundles), round(amount.sources * costs.text / bundles[0].part_bytes)) if bundles else 0
     steps = steps_of(settings, costs, amount, read + len(kept))
     console.print(forecast_table(steps, workers))

@@ -97,7 +97,7 @@ class Origins:
         return [origin.manifest for origin in self.folders]
 
     @property
-    def kept(self) -> list[KeptFile]:
+    def kept_files(self) -> list[KeptFile]:
         """Lists the files of their documents."""
         return [file for manifest in self.manifests for file in manifest.kept]
 

@@ -138,7 +138,7 @@ class Pipeline:
         s, problems = self.settings, Problems(self.settings.errors)
         self._refuse_read("--format", s.formats)
         files = find_files(s.sources, s.formats, self.folder, problems)
-        sources = [*(file.source for file in self.origins.kept), *(file.source for file in files)]
+        sources = [*(file.source for file in self.origins.kept_files), *(file.source for file in files)]
         of_text: dict[str, Mapping[str, object]] = {"--text-field": s.text_fields, "--language": s.languages}
         for flag, named in of_text.items():
             self._refuse_read(flag, named)
@@ -156,7 +156,9 @@ class Pipeline:
 
     def _refuse_read(self, flag: str, named: Mapping[str, object]) -> None:
         """Raises UserError where a flag that needs the text names a source whose documents are in pieces already."""
-        read = {file.source for file in self.origins.kept} - {name for name, _ in group_sources(self.settings.sources)}
+        read = {file.source for file in self.origins.kept_files} - {
+            name for name, _ in group_sources(self.settings.sources)
+        }
         for name in named.keys() & read:
             raise UserError(
                 f"{flag} {name}={named[name]}: needs the text, and the documents of {name} are read already"
@@ -183,7 +185,7 @@ class Pipeline:
 
     def _note_disk(self, files: list[SourceFile]) -> None:
         """Says so where the disk likely has too little room for the run."""
-        amount = Amount.of(self.settings, Text(files, self.origins))
+        amount = Amount.from_text(self.settings, Text(files, self.origins))
         parts = max(1, round((amount.sources + amount.taken) / LARGEST_BUNDLE))
         if note := disk_note(self.folder, steps_of(self.settings, usual_costs(self.settings), amount, parts)):
             self._warn(note)
@@ -249,7 +251,7 @@ class Pipeline:
         vocabulary = steps.make_vocabulary(documents, given)
         figures = self._vocabulary_figures(vocabulary, given)
         rehearse(s, len(vocabulary), work.path, self.console, said)  # fewer pieces may have a smaller type
-        cut = steps.cut(documents, vocabulary)
+        cut = steps.cut_documents(documents, vocabulary)
         tokens = Joined((taken, cut))
         made = steps.keep(tokens, vocabulary) if s.documents_only else steps.make_shards(tokens, vocabulary)
         tables = [*made.tables, *([write_report(self.folder, documents)] if steps.filters and bundles else [])]

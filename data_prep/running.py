@@ -78,7 +78,7 @@ class Runner:
             done += task.weight if task.name in places else 0
         progress = StepProgress(self.console, step.name.replace("-", " "), step.unit, total, done)
         keeper = Keeper[Task, Kind](self.work, journal, step.after)
-        with progress.shown(), keeper:
+        with progress.show(), keeper:
             waiting = (task for task in tasks() if task.name not in places)
             for task, record in self.workers.run(partial(leave_to_keeper, step.function), waiting):
                 keeper.add(task, record)

@@ -117,7 +117,7 @@ class Said(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     @classmethod
-    def of(cls: type[Kind], content: Any, form: Any, place: Path | str) -> Kind:
+    def from_content(cls: type[Kind], content: Any, form: Any, place: Path | str) -> Kind:
         """Takes what was read at a place; raises DamageError where it lacks what is relied on."""
         try:
             if not (fault := find_fault(content, form)):
@@ -322,7 +322,7 @@ class Manifest(Ingredients):
             raise UserError(f"{path}: not of format {FORMAT}, the one that this version reads")
         if missing := FORM.keys() - content.keys():
             raise DamageError(f"{path}: lacks {', '.join(sorted(missing))}: it was edited")
-        return cls.of(content, FORM, path)
+        return cls.from_content(content, FORM, path)
 
     def write(self, folder: Path) -> None:
         """Seals the manifest and writes it, which makes the folder a finished one."""

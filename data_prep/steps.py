@@ -125,7 +125,7 @@ class Steps:
         key = hash_of(*(task.name for task in tasks))
         if not work.is_finished(TRAINED, key):
             paths = self.count(tasks)
-            with StepProgress(console, TRAINED, "", 1, 0).shown():
+            with StepProgress(console, TRAINED, "", 1, 0).show():
                 os.environ["TOKENIZERS_PARALLELISM"] = "true"
                 counts = add_up(paths)
                 extension = extend_vocabulary(given, counts, s.extend) if given else None
@@ -146,7 +146,7 @@ class Steps:
                     self.folder, file.path, file.text_bytes, self.settings.cased, record.source, vocabulary_sha256
                 )
 
-    def cut(self, documents: Iterable[DocumentsRecord], vocabulary: Vocabulary) -> Iterable[TokensRecord]:
+    def cut_documents(self, documents: Iterable[DocumentsRecord], vocabulary: Vocabulary) -> Iterable[TokensRecord]:
         """Cuts documents into pieces, which are kept; their text is needed no more."""
         vocabulary.write(self.folder)
         if not any(record.files for record in documents):
@@ -176,8 +176,8 @@ class Steps:
         tables, chosen = vocabulary.write(self.folder), choosing.choose(tokens)
         tables.append(choosing.write_documents(chosen.parts))
         if self.settings.near_copies is not None:
-            tables.append(FileRecord.of(self.folder, NEAR_REPORT))
-        checksums = [FileRecord.of(self.folder, name).sha256 for name in (PARTS, HELD_OUT)]
+            tables.append(FileRecord.from_file(self.folder, NEAR_REPORT))
+        checksums = [FileRecord.from_file(self.folder, name).sha256 for name in (PARTS, HELD_OUT)]
         key = hash_of(*checksums, vocabulary.sha256)
         lengths = [self._make_length(length, key, len(vocabulary)) for length in self.settings.lengths]
         return Made(tables, chosen, [figures for one in lengths for figures in one])

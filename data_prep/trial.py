@@ -89,12 +89,12 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console, said: 
     steps_of_all = 2 + 3 * len(settings.lengths) + len(NEAR_STEPS) * (settings.near_copies is not None)
     progress = StepProgress(console, "compiling", "", steps_of_all, 0)
     once = settings.model_copy(update={"duplicates": 1, "validation": 0.01})
-    with progress.shown(), trial(once, work, lambda: progress.advance(1, 0)) as (_, steps):
+    with progress.show(), trial(once, work, lambda: progress.advance(1, 0)) as (_, steps):
         numbers = (str(number) for number in range(size))
         vocabulary = Vocabulary((*SPECIAL, *numbers)[:size], settings.cased)
         documents = [write_documents(steps.folder)]
         steps.count([*steps.part_tasks(documents)])
-        tokens = steps.cut(documents, vocabulary)
+        tokens = steps.cut_documents(documents, vocabulary)
         look_for_near_copies(steps, tokens, vocabulary, settings)
         steps.make_shards(tokens, vocabulary)
     remember_compiled(kinds)

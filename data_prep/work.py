@@ -177,7 +177,7 @@ class Journal(Generic[Kind]):
                     task, record = content["task"], content["record"]
                 except (ValueError, KeyError, TypeError) as error:
                     raise DamageError(f"{self.path}: cannot be read: byte {place:,}: {error}") from error
-                yield task, place, self.kind.of(record, RECORD_FORM, f"{self.path}: byte {place:,}")
+                yield task, place, self.kind.from_content(record, RECORD_FORM, f"{self.path}: byte {place:,}")
                 place += len(line)
 
     def repair(self) -> None:
@@ -254,7 +254,7 @@ class WorkFolder:
         plan = read_json(path)
         if not isinstance(plan, dict) or plan.get("layout") != LAYOUT:
             raise UserError(f"{path}: damaged, or of another version: remove the folder, or take another --out")
-        return Ingredients.of(plan, PLAN_FORM, path)
+        return Ingredients.from_content(plan, PLAN_FORM, path)
 
     def write_plan(self, plan: Ingredients) -> None:
         """Keeps the settings and sources, for comparison when the run is continued."""

@@ -85,7 +85,7 @@ class Cutter:
 
         return FastWordPiece(self._pipeline, self.vocabulary.cased)
 
-    def cut(self, texts: Sequence[str]) -> Ragged:
+    def cut_texts(self, texts: Sequence[str]) -> Ragged:
         """The ids of the pieces of every text."""
         with self._lock:  # it remembers words
             pieces = self._fast.encode_texts(texts)
@@ -97,8 +97,8 @@ class Cutter:
         Several times as slow as `cut`.
         """
         encodings = self._pipeline.encode_batch(list(texts), add_special_tokens=False)
-        ids = Ragged.of([np.array(encoding.ids, np.int32) for encoding in encodings])
-        return ids, Ragged.of([np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings])
+        ids = Ragged.from_rows([np.array(encoding.ids, np.int32) for encoding in encodings])
+        return ids, Ragged.from_rows([np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings])
 
     def lay_out(self, first: Ragged, second: Ragged | None, length: int) -> Sequences:
         """Makes sequences of at most this length of texts, or of pairs of them, that were cut into pieces.

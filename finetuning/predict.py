@@ -202,8 +202,8 @@ def rows_of_csv(model: FineTuned, stream: BinaryIO, name: str) -> Iterator[tuple
     for number, values in parse_csv((f"{line}\n" for line in decoded(stream, name)), name):
         where = f"{name}:{number}"
         if header:
-            yield where, named(header, values, where)
-        header = header or known(model, values, where, "csv")
+            yield where, name_values(header, values, where)
+        header = header or check_header(model, values, where, "csv")
 
 
 def rows_of_lines(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -> Iterator[tuple[str, Row | None]]:
@@ -213,7 +213,7 @@ def rows_of_lines(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -
         where, values = f"{name}:{number}", line.split("\t")
         names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*model.fields()})
         if number == 1 and names_columns:
-            header = known(model, values, where, kind)
+            header = check_header(model, values, where, kind)
         elif not line:
             yield where, dict.fromkeys(header, "") if header else None
         elif kind == "jsonl":
@@ -223,7 +223,7 @@ def rows_of_lines(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -
         elif kind == "lines" or (len(values) == 1 and not header):
             yield where, line
         else:
-            yield where, named(header, values, where) if header else values
+            yield where, name_values(header, values, where) if header else values
 
 
 def decoded(stream: BinaryIO, name: str) -> Iterator[str]:
@@ -238,7 +238,7 @@ def decoded(stream: BinaryIO, name: str) -> Iterator[str]:
         yield text.removesuffix("\n").removesuffix("\r")
 
 
-def known(model: FineTuned, header: list[str], where: str, kind: Format) -> list[str]:
+def check_header(model: FineTuned, header: list[str], where: str, kind: Format) -> list[str]:
     """The names of columns in a first line; UserError where a field is not among them, so that no row is taken for
     names, nor names for a row."""
     twice = sorted({name for name in header if header.count(name) > 1})
@@ -253,7 +253,7 @@ def known(model: FineTuned, header: list[str], where: str, kind: Format) -> list
     return header
 
 
-def named(header: list[str], values: list[str], where: str) -> Row:
+def name_values(header: list[str], values: list[str], where: str) -> Row:
     """The values of a row by the names of their columns."""
     if len(values) != len(header):
         raise UserError(f"{where}: {count(values, 'column')}; the first line names {len(header)}")

@@ -18,7 +18,7 @@ class Ragged:
     ends: Array  # (rows,) int64: where every row ends in `values`
 
     @classmethod
-    def of(cls, rows: Sequence[Array]) -> Ragged:
+    def from_rows(cls, rows: Sequence[Array]) -> Ragged:
         """Puts arrays, at least one, one after another."""
         return cls(np.concatenate(rows), np.cumsum([len(row) for row in rows], dtype=np.int64))
 
@@ -29,7 +29,7 @@ class Ragged:
         return cls(values.reshape(-1), length * np.arange(1, rows + 1, dtype=np.int64))
 
     @classmethod
-    def joined(cls, parts: Iterable[Ragged]) -> Ragged:
+    def join(cls, parts: Iterable[Ragged]) -> Ragged:
         """The rows of several, at least one, after one another."""
         parts = list(parts)
         before = np.cumsum([0, *(len(part.values) for part in parts)])

@@ -23,7 +23,7 @@ class Scale:
     """Their standard deviation."""
 
     @classmethod
-    def of(cls, numbers: Array) -> Scale:
+    def from_numbers(cls, numbers: Array) -> Scale:
         """The scale of the right answers to the training items, the same on all ranks."""
         exact = numbers.astype(np.float64)
         return cls(float(exact.mean()), float(exact.std()) or 1.0)
@@ -32,7 +32,7 @@ class Scale:
         """The numbers on the scale on which a model learns them; fp32 would round large ones too much on the way."""
         return ((numbers.double() - self.mean) / self.spread).float()
 
-    def said(self, learned: Tensor) -> Tensor:
+    def unscale(self, learned: Tensor) -> Tensor:
         """The numbers as the task gives them, in fp32, for those that a head has learned."""
         return learned if self == Scale() else learned.float() * self.spread + self.mean
 

@@ -32,7 +32,7 @@ class Goal:
     """The pieces of a sequence that the goal is for, of a vocabulary of 30,522."""
 
     @property
-    def wanted(self) -> str:
+    def target(self) -> str:
         if self.least is not None:
             return f">= {self.least:,}"
         return "" if self.most is None else f"<= {self.most:.2g}"
@@ -165,5 +165,5 @@ def goal_lines(parts: Mapping[str, Any], dry: bool) -> list[str]:
         ease = goal.ease(measured) if measured is not None and not dry else ""
         told = "; ".join(filter(None, [goal.judge(value, dry), ease]))
         source = f"  ({goal.source})" if goal.source else ""
-        lines.append(f"{goal.what:48} {goal.wanted:>12} {shown:>12}  {told}{source}".rstrip())
+        lines.append(f"{goal.what:48} {goal.target:>12} {shown:>12}  {told}{source}".rstrip())
     return lines

@@ -40,7 +40,17 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
     def throughput(contest: str, *options: str) -> tuple[str, ...]:
         name = "tiny-128-4" if dry else contest  # dry, other sizes and lengths are the same command
         rounds = "1" if dry else "10"
-        return ("throughput.py", *on(shards), "--rounds", rounds, "--contests", name, "--peer", "none", *options)
+        return (
+            "throughput.py",
+            *shard_words(shards),
+            "--rounds",
+            rounds,
+            "--contests",
+            name,
+            "--peer",
+            "none",
+            *options,
+        )
 
     def against(*sides: str) -> tuple[str, ...]:
         return ("--against", *sides)
@@ -48,7 +58,7 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
     compiled = against("cloze, compiled")
     theirs = (*against("transformers, compiled", "transformers"), "--apart")
     tests = (BASICS, "tests", "--only")
-    smoke = (*on(shards), *(("--contest", "tiny-128-2") if dry else ()))
+    smoke = (*shard_words(shards), *(("--contest", "tiny-128-2") if dry else ()))
     return [
         GpuPart(SETUP, "what is installed, and on what machine", (BASICS, SETUP, *["--dry"] * dry), 0.3),
         GpuPart(SHARDS, "shards to train on", (BASICS, SHARDS, "--shards", str(shards)), 0.3),
@@ -61,7 +71,9 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
         GpuPart("tests-kernels", "tests of kernels, LAMB and waits", (*tests, "kernels"), 4.5, TESTING),
         GpuPart("peer-128", "large at 128, and transformers", throughput("large-128-256", *theirs), 3.5, PEER),
         GpuPart("peer-512", "large at 512, and transformers", throughput("large-512-64", *theirs), 3.5, PEER),
-        GpuPart("trainer", "a run by its command, killed once", ("gpu/trainer.py", *on(shards), *brief(dry)), 3.5),
+        GpuPart(
+            "trainer", "a run by its command, killed once", ("gpu/trainer.py", *shard_words(shards), *brief(dry)), 3.5
+        ),
         GpuPart("lamb", "what LAMB's step costs", throughput("large-128-64", *against("cloze, LAMB")), 0.8),
         GpuPart("base-128", "base at 128, and transformers", throughput("base-128-512", *theirs), 1.5, PEER),
         GpuPart("fine-tuning", "fine-tuning, and transformers", ("fine_tuning.py", *tuning(dry)), 0.9, PREPARING),
@@ -72,7 +84,7 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
     ]
 
 
-def on(shards: Path) -> tuple[str, ...]:
+def shard_words(shards: Path) -> tuple[str, ...]:
     """Says which shards are read."""
     return ("--shards", str(shards))
 

@@ -138,7 +138,7 @@ def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun,
         if lacking:
             say(f"== {part.name}: left out, for want of {', '.join(lacking)}")
             continue
-        if part.name not in FIRST and clock.left() < 60 * part.minutes:
+        if part.name not in FIRST and clock.seconds_left() < 60 * part.minutes:
             say(f"== {part.name}: left for the next time: it takes {part.minutes:g} minutes, about")
             later.append(part.name)
             continue
@@ -147,7 +147,7 @@ def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun,
             measured.add(part, made[part.command])
             say(f"== {part.name}: the same command as before")
             continue
-        record = run_part(part, settings, min(settings.limit, clock.left()), say)
+        record = run_part(part, settings, min(settings.limit, clock.seconds_left()), say)
         made[part.command] = record
         if part.name == SETUP and "measured" in record and measured.set_others_aside(record["measured"]):
             say("another GPU, torch or commit than that of the results: they are set aside, and all is measured anew")
@@ -167,7 +167,7 @@ class Clock:
         begun = time.time() if settings.since is None else settings.since
         self._end = math.inf if settings.minutes is None else begun + 60 * settings.minutes - ENDING
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """The seconds that are left for parts, at least one."""
         return max(1.0, self._end - time.time())
 

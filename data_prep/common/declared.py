@@ -12,7 +12,7 @@ from pydantic import Field, create_model
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import NamedSection, Section
-from data_prep.common.toml_text import shown
+from data_prep.common.toml_text import show_value
 
 Settings = TypeVar("Settings", bound=NamedSection)
 
@@ -74,4 +74,4 @@ def foreign_values(
             value = getattr(settings, name)
             if name not in kinds[settings.name].model_fields and value != kind.model_fields[name].default:
                 where = f'is for {section}.name = "{other}"; it is "{settings.name}"'
-                yield f"{section}.{name} = {shown(value)}: {where}"
+                yield f"{section}.{name} = {show_value(value)}: {where}"

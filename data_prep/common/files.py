@@ -39,7 +39,7 @@ class FileRecord:
     """The checksum of the content."""
 
     @classmethod
-    def of(cls, folder: Path, path: str, rows: int = 0) -> FileRecord:
+    def from_file(cls, folder: Path, path: str, rows: int = 0) -> FileRecord:
         """Makes the record of a file that is finished."""
         return cls(path, (folder / path).stat().st_size, rows, sha256(folder / path))
 

@@ -118,5 +118,5 @@ def _files(places: Sequence[Path]) -> Files:
     for place in places:
         files = sorted(place.rglob("*")) if place.is_dir() else [place]
         paths = [str(path.relative_to(place.parent)) for path in files if path.is_file()]
-        found += [FileRecord.of(place.parent, path).as_json() for path in paths]
+        found += [FileRecord.from_file(place.parent, path).as_json() for path in paths]
     return found

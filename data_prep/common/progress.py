@@ -50,7 +50,7 @@ class StepProgress:
         return Text(text, no_wrap=True, overflow="ellipsis")
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def show(self) -> Iterator[None]:
         """Keeps the line on the screen while the step runs, and prints what the step took at its end."""
         if self._console.is_terminal:
             with Live(get_renderable=self.line, console=self._console, refresh_per_second=4, transient=True):

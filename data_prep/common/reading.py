@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Section
-from data_prep.common.toml_text import Key, dotted, read_toml, shown
+from data_prep.common.toml_text import Key, dotted, read_toml, show_value
 from data_prep.common.wording import explain
 
 Settings = TypeVar("Settings", bound=Section)
@@ -211,7 +211,7 @@ def _no_place(table: Any, key: Key, depth: int) -> str:
     if isinstance(table, list):
         there = f"0 to {len(table) - 1}" if table else "none"
         return f"--{dotted(key)}: no number {key[depth]} in {above}; there is {there}"
-    return f"--{dotted(key)}: {above} is {shown(table)}, not a table"
+    return f"--{dotted(key)}: {above} is {show_value(table)}, not a table"
 
 
 def _key_of(fault: str) -> Key:

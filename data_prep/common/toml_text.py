@@ -62,7 +62,7 @@ def toml_value(value: Any) -> str:
     return str(value)
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value as messages show it: not too long."""
     text = toml_value(value)
     return text if len(text) <= 60 else text[:59] + "…"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_origin
 
 from data_prep.common.sections import Section
-from data_prep.common.toml_text import Key, dotted, shown
+from data_prep.common.toml_text import Key, dotted, show_value
 
 NEEDED = {
     "int_type": "a whole number is needed",
@@ -76,7 +76,7 @@ def explain(error: Mapping[str, Any], bare: bool, settings: type[Section]) -> st
     table = tables(settings).get(str(key[-1]))  # None for one in a list of tables, which has a number
     if kind == "model_type" and table is not None and "name" in table.model_fields:
         needed += f"; did you mean {dotted((*key, 'name'))}?"
-    return f" = {shown(error['input'])}: {needed}"
+    return f" = {show_value(error['input'])}: {needed}"
 
 
 def _describe(key: Key, settings: type[Section]) -> str:

@@ -40,7 +40,7 @@ class Segments(NamedTuple):
     state: Array  # the example's own stream of random numbers, uint64
 
     @classmethod
-    def of(cls, columns: Array) -> Segments:
+    def from_columns(cls, columns: Array) -> Segments:
         """Takes the columns from the (COLUMNS, examples) int64 matrix that the compiled code fills."""
         return cls._make([*columns[:-1], columns[-1].view(np.uint64)])
 
@@ -50,13 +50,13 @@ def plan_pairs(
 ) -> Segments:
     """Plans the examples of the documents `rows`, whose partners are drawn from a pool."""
     limits = (length - 3, seed, length, duplicate, short)
-    return Segments.of(_plan_pairs(corpus, rows, pool, limits))
+    return Segments.from_columns(_plan_pairs(corpus, rows, pool, limits))
 
 
 def plan_sentences(corpus: Corpus, rows: Array, length: int, duplicate: int, seed: int, short: float) -> Segments:
     """Plans examples of one segment: whole sentences up to the length; a sentence that is longer is cut."""
     limits = (length - 2, seed, length, duplicate, short)
-    return Segments.of(_plan_sentences(corpus, rows, limits))
+    return Segments.from_columns(_plan_sentences(corpus, rows, limits))
 
 
 @compiled

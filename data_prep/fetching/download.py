@@ -149,7 +149,7 @@ class Download:
         if rest > free:
             raise OSError(errno.ENOSPC, f"needs {rest / 1e6:,.1f} MB, the disk has {free / 1e6:,.1f} MB left")
         progress = StepProgress(self._client.console, "fetch", "B", size or 0, offset)
-        with self._part.open("ab", buffering=0) as file, progress.shown() if size else nullcontext():
+        with self._part.open("ab", buffering=0) as file, progress.show() if size else nullcontext():
             for block in blocks(response, None if size is None else size - offset):
                 view = memoryview(block)
                 while view:

@@ -199,7 +199,7 @@ class FlatExamples:
     """How many masked positions every example has."""
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch) -> FlatExamples:
+    def from_batch(cls, batch: pa.RecordBatch) -> FlatExamples:
         """Reads the columns of a shard."""
         masked = batch["masked"].values
         return cls(
@@ -219,7 +219,7 @@ def example_fault(
 
     Where whole words are masked, an example of nothing but long words may have no mask.
     """
-    flat = FlatExamples.of(batch)
+    flat = FlatExamples.from_batch(batch)
     sizes, boundary = np.diff(flat.ends), flat.boundary
     checks = [
         ("is longer than its length", (sizes > length) | (sizes < 3)),

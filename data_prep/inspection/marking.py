@@ -36,7 +36,7 @@ class MarkedPiece:
     """Whether it is the first of its segment."""
 
     @property
-    def shown(self) -> str:
+    def spelling(self) -> str:
         """Spells the piece; one that is to be predicted with what the model reads in its place."""
         signs = {"masked": f"{self.was}→{self.now}", "replaced": f"{self.was}→{self.now}", "kept": f"={self.was}="}
         return signs.get(self.style) or self.now.removeprefix("##")
@@ -44,7 +44,7 @@ class MarkedPiece:
     @property
     def is_glued(self) -> bool:
         """Whether the piece stands close to the one before it, whose word it continues."""
-        spelled = self.now if self.style in ("", "special") else self.shown
+        spelled = self.now if self.style in ("", "special") else self.spelling
         return self.begins or spelled.startswith("##")
 
 
@@ -63,7 +63,7 @@ def marked(example: Example, vocabulary: Vocabulary) -> list[Text]:
     """Writes the segments on a line each, with what stood at masked positions, and a legend."""
     segments = {"A": Text("A  "), "B": Text("B  ")}
     for piece in mark_pieces(example, vocabulary):
-        segments[piece.segment].append("" if piece.is_glued else " ").append(piece.shown, STYLES.get(piece.style))
+        segments[piece.segment].append("" if piece.is_glued else " ").append(piece.spelling, STYLES.get(piece.style))
     legend = Text("")
     for style, sample in (("masked", "word→[MASK]"), ("replaced", "word→other"), ("kept", "=word=")):
         legend.append(f"{style} " if not legend else f"  {style} ").append(sample, STYLES[style])

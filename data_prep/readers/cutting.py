@@ -102,7 +102,7 @@ def records(
             if start is None and base + len(buffer) - CONTEXT >= limit:
                 return  # no record begins in the span
             if start is not None and len(buffer) - start > LARGEST_DOCUMENT:
-                problems.bad(f"{span.at(base + start)}: {too_large('a record')}", "cut it up")
+                problems.bad(f"{span.name_place(base + start)}: {too_large('a record')}", "cut it up")
                 start = None
             drop = max(0, len(buffer) - 2 * CONTEXT) if start is None else start
             del buffer[:drop]
@@ -128,7 +128,7 @@ class Line:
 
     def __str__(self) -> str:
         if self.first > MOST_COUNTED:
-            return self.span.at(self.offset)
+            return self.span.name_place(self.offset)
         return f"{self.span.path}: line {1 + self.passed + _line_ends(self.span.path, self.first):,}"
 
 

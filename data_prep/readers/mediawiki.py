@@ -30,13 +30,13 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     for offset, record in records(span, OPENING, options.problems, CLOSING):
         if not record.startswith(b"<page"):
             continue  # the head of the dump
-        where = span.at(offset)
+        where = span.name_place(offset)
         end = record.find(b"</page>") + len(b"</page>")
         if end < len(b"</page>"):
             options.problems.bad(f"{where}: a <page> without its </page>: the dump is cut short or broken")
             continue
         if (after := record[end:].strip()) not in (b"", b"</mediawiki>"):
-            options.problems.bad(f"{span.at(offset + end)}: broken XML after this page: {after[:40]!r}")
+            options.problems.bad(f"{span.name_place(offset + end)}: broken XML after this page: {after[:40]!r}")
         text = options.problems.decode(record[:end], span, offset)
         if text is None:
             continue

@@ -39,7 +39,7 @@ class Span:
     start: int
     end: int
 
-    def at(self, offset: int) -> str:
+    def name_place(self, offset: int) -> str:
         """Names a place in the file, for messages."""
         if not self.path.endswith(COMPRESSED):
             return f"{self.path}: byte {offset:,}"
@@ -88,7 +88,7 @@ class Problems:
                 self.num_replaced += 1
                 return data.decode(errors="replace")
             bad = data[error.start : error.start + 4].hex(" ")
-            self.bad(f"{span.at(offset + error.start)}: not UTF-8 ({bad})", NOT_UTF8)
+            self.bad(f"{span.name_place(offset + error.start)}: not UTF-8 ({bad})", NOT_UTF8)
             return None
 
     def clean(self, text: str, where: object) -> str | None:

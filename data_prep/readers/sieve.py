@@ -115,7 +115,7 @@ def write_report(folder: Path, records: Iterable[DocumentsRecord]) -> FileRecord
             table.writerow((flag_of(name), one.figure, source, one.id, one.title, one.beginning))
     with replacing(folder / FILTERED_REPORT) as file:
         file.write(text.getvalue().encode())
-    return FileRecord.of(folder, FILTERED_REPORT)
+    return FileRecord.from_file(folder, FILTERED_REPORT)
 
 
 def none_left(records: Iterable[DocumentsRecord], settings: Settings) -> str:

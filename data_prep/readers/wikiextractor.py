@@ -28,10 +28,12 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         end = record.rfind(b"</doc>")
         if end < 0 or not record.lstrip().startswith(b"<doc "):
             fault = "a <doc> without its </doc>: the file is cut short" if end < 0 else "text that is in no <doc>"
-            options.problems.bad(f"{span.at(offset)}: {fault}")
+            options.problems.bad(f"{span.name_place(offset)}: {fault}")
             continue
         if after := record[end + len(b"</doc>") :].strip():
-            options.problems.bad(f"{span.at(offset + end)}: text after </doc> that is in no <doc>: {after[:40]!r}")
+            options.problems.bad(
+                f"{span.name_place(offset + end)}: text after </doc> that is in no <doc>: {after[:40]!r}"
+            )
         text = options.problems.decode(record[:end].lstrip(), span, offset)
         if text is None:
             continue

@@ -104,7 +104,7 @@ class Vocabulary:
         for name, content in contents.items():
             with replacing(folder / name) as file:
                 file.write(content)
-            records.append(FileRecord.of(folder, name, len(self)))
+            records.append(FileRecord.from_file(folder, name, len(self)))
         return records
 
     def _text(self) -> bytes:

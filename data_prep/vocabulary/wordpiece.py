@@ -43,7 +43,7 @@ class PieceTable(NamedTuple):
     unknown: int  # the id of [UNK]
 
     @classmethod
-    def of(cls, pipeline: Tokenizer) -> PieceTable:
+    def from_tokenizer(cls, pipeline: Tokenizer) -> PieceTable:
         """Makes the table from what `tokenizers` knows of the vocabulary."""
         ids = pipeline.get_vocab(with_added_tokens=False)
         pieces = [piece.encode() for piece in sorted(ids, key=ids.__getitem__)]
@@ -60,7 +60,7 @@ class FastWordPiece:
     def __init__(self, pipeline: Tokenizer, cased: bool) -> None:
         self._cased = cased
         self._splitter = WordSplitter(pipeline.normalizer, pipeline.pre_tokenizer)
-        self._table = PieceTable.of(pipeline)
+        self._table = PieceTable.from_tokenizer(pipeline)
         self._forget()
 
     def _forget(self) -> None:

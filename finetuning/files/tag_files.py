@@ -45,7 +45,7 @@ class Sentence:
     tags: list[str] | None
     """None where the file has no tags."""
 
-    def at(self, word: int) -> str:
+    def name_place(self, word: int) -> str:
         """Where the file has a word of the sentence."""
         return f"{self.place}{self.line + word * self.spread}"
 
@@ -66,7 +66,7 @@ def read_sentences(paths: Sequence[Path], fields: Fields, tagged: bool) -> list[
             raise UserError(f"{path}: no sentence in the file")
         if tagged and (bare := [sentence for sentence in real if sentence.tags is None]):
             columns = f"no field {' or '.join(fields.tags)}" if kind else "one column alone"
-            raise UserError(f"{bare[0].at(0)}: {columns}: every word needs its tag here")
+            raise UserError(f"{bare[0].name_place(0)}: {columns}: every word needs its tag here")
         sentences += found
     return sentences
 

@@ -115,11 +115,11 @@ class FeatureModel(Trainable):
     def forward(self, batch: TaskBatch) -> Output:
         learned = self._learned(batch)
         loss = loss_of(self.kind, learned, batch, self.task_scale)
-        return Output(loss, self.task_scale.said(learned), no_loss(loss))
+        return Output(loss, self.task_scale.unscale(learned), no_loss(loss))
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
-        return self.task_scale.said(self._learned(batch))
+        return self.task_scale.unscale(self._learned(batch))
 
     def _learned(self, batch: TaskBatch) -> Tensor:
         lengths = batch.words_of_items if self.kind == "tags" else batch.lengths

@@ -111,11 +111,11 @@ class TaskModel(Encoder):
     def forward(self, batch: TaskBatch) -> Output:
         if self.has_language and self.training:
             hidden = self.encode(batch)
-            learned, language = self.say(self.seen(hidden, batch), batch), self._language_loss(hidden, batch)
+            learned, language = self.say(self.states_for_head(hidden, batch), batch), self._language_loss(hidden, batch)
         else:
             learned = self.say(self.see(batch), batch)
             language = no_loss(learned)
-        return Output(loss_of(self.kind, learned, batch, self.scale), self.scale.said(learned), language)
+        return Output(loss_of(self.kind, learned, batch, self.scale), self.scale.unscale(learned), language)
 
     def _language_loss(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
         """The loss of all pieces but the first of a sequence, from those before them; 0 where none are learned from."""
@@ -134,15 +134,15 @@ class TaskModel(Encoder):
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
-        return self.scale.said(self.say(self.see(batch), batch))
+        return self.scale.unscale(self.say(self.see(batch), batch))
 
     def see(self, batch: TaskBatch) -> Tensor:
         """Computes the hidden states that the head sees, and of the last layer no others."""
         if self.has_bilstm or self.kind == "spans":
-            return self.seen(self.encode(batch), batch)
+            return self.states_for_head(self.encode(batch), batch)
         return self.encode(batch, batch.words if self.kind == "tags" else self.sequence_places(batch))
 
-    def seen(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
+    def states_for_head(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
         """The hidden states that the head sees, of those of all pieces; of a BiLSTM over them what it says of every
         piece or, of a whole sequence, the highest of that."""
         if self.has_bilstm:

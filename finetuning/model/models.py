@@ -58,7 +58,7 @@ def read_fine_tuned(model: Model, wanted: TaskHead | None = None) -> tuple[dict[
     The outputs are put in the order of the labels of the `wanted` head, which must be the same by their names.
     """
     head = fine_tuned_head(model)
-    weights = model.cut(folders.read_fine_tuned(model.with_weights())[2])
+    weights = model.cut_embeddings(folders.read_fine_tuned(model.with_weights())[2])
     return (weights, ()) if wanted is None else in_order_of(wanted, head, weights, model.name)
 
 

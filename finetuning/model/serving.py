@@ -35,4 +35,4 @@ class ServedModel:
         model, encoder = self.model, self.encoder
         if model.sees_one:
             return model.say(encoder.one(batch, model.sequence_places(batch)), batch)
-        return model.say(model.seen(encoder.all(batch), batch), batch)
+        return model.say(model.states_for_head(encoder.all(batch), batch), batch)

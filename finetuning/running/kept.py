@@ -74,7 +74,7 @@ class Amount(NamedTuple):
     """That of the pieces of all items."""
 
     @classmethod
-    def of(cls, items: Items) -> Amount:
+    def from_items(cls, items: Items) -> Amount:
         """Cuts all items into pieces, and counts."""
         rows, seen = 0, hashlib.sha256()
         for _, encoded in _in_order(items):
@@ -206,7 +206,7 @@ class Keeper:
         """The files of all splits, and how many bytes they take together."""
         files, total, of_encoders = {}, 0, self.frozen.fingerprint(self.dtype)
         for split, items in splits.items():
-            amount = Amount.of(items)
+            amount = Amount.from_items(items)
             seen = hashlib.sha256(f"{FORMAT} {of_encoders} {amount.checksum}".encode()).hexdigest()
             path = self.folder / FOLDER / f"{split}{self.called}.arrow"
             files[split] = ActivationFile(path, self.frozen.count, self.frozen.width, self.dtype, seen)
@@ -225,7 +225,7 @@ class Keeper:
         is_done = False
         while not is_done:
             self.context.watch.mark()
-            if self.context.control.asked_anywhere():
+            if self.context.control.stop_requested_anywhere():
                 raise GivenUpError
             with shared_errors():
                 has_more = next(steps, steps) is None

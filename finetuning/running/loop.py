@@ -205,9 +205,12 @@ class Tuner(Loop):
     def step(self, batches: TaskBatches, waited: float) -> None:
         """Makes one optimizer step."""
         step, context = self.state.step, self.context
-        learning_rate, seeds = self.schedule.learning_rate(step), Seeds.of(self.settings.seed, step, context.world.rank)
+        learning_rate, seeds = (
+            self.schedule.learning_rate(step),
+            Seeds.derive(self.settings.seed, step, context.world.rank),
+        )
         loss_of = partial(minimised, share=self.settings.language_loss)
-        mark, gives_up = context.watch.mark, context.control.asked_anywhere
+        mark, gives_up = context.watch.mark, context.control.stop_requested_anywhere
         with shortage_told():
             result = train_step(self.engine, batches, learning_rate, seeds, loss_of, mark, gives_up)
         self.state.step += 1
@@ -239,7 +242,7 @@ class Tuner(Loop):
 
     def log_step(self) -> None:
         """Writes what happened since the last line of the log."""
-        record = TuningStep.of(
+        record = TuningStep.from_meter(
             self.meter,
             self.state.step,
             self.steps,

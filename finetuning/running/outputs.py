@@ -77,7 +77,7 @@ def all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items], contex
 
     def heard(batch: TaskBatch) -> Tensor:
         context.watch.mark()
-        if context.control.asked_anywhere():
+        if context.control.stop_requested_anywhere():
             raise GivenUpError
         return forward(batch)
 
@@ -120,7 +120,7 @@ def in_order(parts: list[tuple[Array, Ragged]]) -> Ragged:
         return parts[0][1]
     numbers, first = np.unique(np.concatenate([numbers for numbers, _ in parts]), return_index=True)
     assert np.array_equal(numbers, np.arange(len(numbers))), "an item was not computed"
-    return Ragged.joined(outputs for _, outputs in parts).take(first)
+    return Ragged.join(outputs for _, outputs in parts).take(first)
 
 
 LAID_OUT = ("length", "spans.stride", "spans.question", "spans.answer", "spans.best")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_prep.common.progress import duration
 from finetuning.results import Figures, SplitScores
-from pretraining.reporting.console import cropped, left, number, progress
+from pretraining.reporting.console import cropped, format_seconds_left, number, progress
 from pretraining.reporting.meter import Meter, Speed
 from pretraining.reporting.records import steps_done
 from pretraining.reporting.run_log import Record
@@ -46,7 +46,7 @@ class TuningStep(Record):
     """The mean loss of a piece by the language head, in files too; None where it does not learn."""
 
     @classmethod
-    def of(
+    def from_meter(
         cls,
         meter: Meter,
         step: int,
@@ -79,7 +79,7 @@ class TuningStep(Record):
             *self._losses(),
             *self._pace(),
         ]
-        return "  ".join([*parts, *left(self.speed.seconds_left), *self._all_left()])
+        return "  ".join([*parts, *format_seconds_left(self.speed.seconds_left), *self._all_left()])
 
     def panel(self, width: int) -> Group:
         """Two lines, for terminals of 80 columns and more."""
@@ -124,7 +124,9 @@ class TuningProgress:
         return self.seconds_left is not None and self.seconds > PATIENCE
 
     def line(self) -> str:
-        return "  ".join([steps_done(self.step, self.total_steps), *left(self.seconds_left), self._follow])
+        return "  ".join(
+            [steps_done(self.step, self.total_steps), *format_seconds_left(self.seconds_left), self._follow]
+        )
 
     def panel(self, width: int) -> Group:
         """Two lines, with the last figures where there are some."""

@@ -295,7 +295,7 @@ def _charts(task: Task, folder: Path, result: TaskResult) -> Iterator[tuple[str,
 
 def _lengths(task: Task) -> Figure | None:
     """How long the training items are; None where none of them is longer than a model is given."""
-    measured = list(measure(task.seen("train")))
+    measured = list(measure(task.describe_split("train")))
     if not any((each.pieces > each.lengths.limit).any() for each in measured):
         return None
     return lengths(measured, f"{task.name}, train")

@@ -27,7 +27,7 @@ FEW = 2
 
 def look(task: Task, trains: bool = True) -> Iterator[str]:
     """Lines on the items that a model learns from, where it `trains`, and on those that it is scored on."""
-    splits = {split: task.seen(split) for split in (*["train"] * trains, *task.dev)}
+    splits = {split: task.describe_split(split) for split in (*["train"] * trains, *task.dev)}
     if counts := {split: seen.counts for split, seen in splits.items() if seen.counts}:
         yield count_classes(counts, task.head.kind == "classes")
         yield from doubt_classes(splits, task.head.kind == "classes")

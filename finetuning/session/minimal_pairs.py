@@ -88,7 +88,7 @@ class Group(NamedTuple):
     paradigm: str
 
     @classmethod
-    def of(cls, pair: Pair) -> Group:
+    def from_pair(cls, pair: Pair) -> Group:
         return cls(pair.phenomenon, pair.paradigm)
 
 
@@ -117,7 +117,7 @@ def score_pairs(
     checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
     scorer = Scorer(bert, model.vocabulary, choose_device(device, World()))
-    counts = Asked.of(pairs, scorer.cut(sentences_of(pairs)), scorer.longest)
+    counts = Asked.from_pairs(pairs, scorer.cut_texts(sentences_of(pairs)), scorer.longest)
     counts.require_telling(f"--pairs {found}")
     asked = Questions(model, scorer, found, pairs, counts, begun)
     say(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
@@ -144,7 +144,7 @@ def doubts(asked: Questions) -> Iterator[str]:
     yield from asked.counts.doubts()
     if asked.counts.too_long or asked.counts.without_pieces:
         sentences = sentences_of(asked.pairs)
-        have_scores = asked.scorer.cut(sentences).have_scores(asked.counts.longest)
+        have_scores = asked.scorer.cut_texts(sentences).have_scores(asked.counts.longest)
         yield from listed("left out", [sentences[number] for number in np.flatnonzero(~have_scores)])
     yield from listed("equal", [pair.good for pair in asked.pairs if pair.good == pair.bad])
 
@@ -182,7 +182,7 @@ def score_what_is_left(out: Path, asked: Questions, console: Console) -> tuple[A
     if done:
         say(console, f"{done:,} of {len(asked.pairs):,} pairs are scored already")
     try:
-        with progress.shown():
+        with progress.show():
             for place, part in left:
                 write_scores(place, part, asked.scorer.score(sentences_of(part)).reshape(-1, 2))
                 progress.advance(len(part), 0)
@@ -225,7 +225,7 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
     called = names_of(asked.pairs)
     phenomena, paradigms = (
         {name: group_score(tally) for name, tally in tallies(names, right, scored).items()}
-        for names in zip(*((pair.phenomenon, called[Group.of(pair)]) for pair in asked.pairs), strict=True)
+        for names in zip(*((pair.phenomenon, called[Group.from_pair(pair)]) for pair in asked.pairs), strict=True)
     )
     result = PairsResult(
         **group_score(Tally(int((right & scored).sum()), int(scored.sum()))).as_dict(),
@@ -266,7 +266,7 @@ def group_score(tally: Tally) -> GroupScore:
 def names_of(pairs: Sequence[Pair]) -> dict[Group, str]:
     """What every group is called in results: as its paradigm, after its phenomenon where several have one of this
     name."""
-    groups = dict.fromkeys(map(Group.of, pairs))
+    groups = dict.fromkeys(map(Group.from_pair, pairs))
     often = Counter(group.paradigm for group in groups)
     return {
         group: group.paradigm if often[group.paradigm] == 1 else ": ".join(name or NAMELESS for name in group)

@@ -209,7 +209,7 @@ class Session:
                 continue
             with contextlib.ExitStack() as stack:
                 with shared_errors():
-                    mine = self.world.rank > 0 or stack.enter_context(workers.taken(run.folder, waits))
+                    mine = self.world.rank > 0 or stack.enter_context(workers.take_run(run.folder, waits))
                 if not gather(mine)[0] or done_on_rank_0(run):
                     continue
                 if self.sharing.jobs == 1:

@@ -85,7 +85,7 @@ class RunProcesses:
 
 
 @contextmanager
-def taken(folder: Path, waits: Control | None = None) -> Iterator[bool]:
+def take_run(folder: Path, waits: Control | None = None) -> Iterator[bool]:
     """Takes a run for this process; False where another one has it.
 
     A process that `waits`, until it is asked to stop, has patience with a worker whose command was killed, and which
@@ -110,7 +110,7 @@ def taken(folder: Path, waits: Control | None = None) -> Iterator[bool]:
 
 def pause(control: Control) -> None:
     """Waits for a moment, in which a command may be asked to stop."""
-    if control.asked:
+    if control.stop_requested:
         decision = control.decide(wrong=False, saving=0.0)
         raise StoppedError(f"stopped by {decision.cause}; the same command continues", decision)
     time.sleep(0.1)

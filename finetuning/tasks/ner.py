@@ -107,7 +107,7 @@ class Tagging(Task):
         words, tags = self._tagged(split)
         return [words.texts, tags, words.sentence_ends, words.document_ends]
 
-    def seen(self, split: str) -> Seen:
+    def describe_split(self, split: str) -> Seen:
         """The sentences of a split, with how many entities it has of each type, or words of each tag."""
         words, tags = self._tagged(split)
         ends = words.sentence_ends
@@ -235,10 +235,12 @@ def _in_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Sentence]:
         if wrong := [tag for tag in set(sentence.tags) if tag != OUTSIDE and not MARKED.fullmatch(tag)]:
             word = min(map(sentence.tags.index, wrong))
             tag = sentence.tags[word]
-            raise UserError(f"{sentence.at(word)}: tag {tag!r}; there should be O, or B- or I- with a type")
+            raise UserError(f"{sentence.name_place(word)}: tag {tag!r}; there should be O, or B- or I- with a type")
         tags = to_iob2(sentence.tags)
         pairs = list(zip(sentence.tags, tags, strict=True))
-        opened += [sentence.at(word) for word, (old, new) in enumerate(pairs) if old[0] == "I" and new[0] == "B"]
+        opened += [
+            sentence.name_place(word) for word, (old, new) in enumerate(pairs) if old[0] == "I" and new[0] == "B"
+        ]
         in_vain += sum(
             old[0] == "B" and (not word or tags[word - 1][1:] != old[1:]) for word, (old, _) in enumerate(pairs)
         )
@@ -274,7 +276,7 @@ def _words(sentences: Sequence[Sentence], labels: Sequence[str]) -> Words:
         try:
             tags += [numbers[tag] for tag in sentence.tags or ()]
         except KeyError as error:
-            at = sentence.at((sentence.tags or []).index(error.args[0]))
+            at = sentence.name_place((sentence.tags or []).index(error.args[0]))
             fault = f"{at}: tag {error} is not in the training split, so it cannot be learnt"
             raise UserError(fault) from None
         texts += sentence.words

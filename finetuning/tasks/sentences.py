@@ -58,7 +58,9 @@ class SentenceItems:
 
     def encode(self, numbers: Array) -> Encoded:
         """Cuts the texts of these items into pieces."""
-        first, *second = (self.cutter.cut([column[number] for number in numbers.tolist()]) for column in self.texts)
+        first, *second = (
+            self.cutter.cut_texts([column[number] for number in numbers.tolist()]) for column in self.texts
+        )
         sequences = self.cutter.lay_out(first, second[0] if second else None, self.length)
         return Encoded(sequences, None if self.labels is None else Ragged.even(self.labels[numbers]))
 
@@ -90,14 +92,14 @@ class SentenceTask(Task):
         if self.head.kind != "score":
             return Scale()
         assert self.train.labels is not None
-        return Scale.of(self.train.labels)
+        return Scale.from_numbers(self.train.labels)
 
     def content(self, split: str) -> list[Column]:
         """The texts of a split, and what is to be said of them."""
         items = self.items.get(split, self.train)
         return [*items.texts] if items.labels is None else [*items.texts, items.labels]
 
-    def seen(self, split: str) -> Seen:
+    def describe_split(self, split: str) -> Seen:
         """The items of a split, with their classes, labels or numbers."""
         items = self.items.get(split, self.train)
         labels, names = items.labels, self.head.labels

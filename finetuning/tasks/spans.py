@@ -55,12 +55,12 @@ class TextWindows:
     @cached_property
     def questions(self) -> Ragged:
         """The pieces of the questions, as many as are kept."""
-        whole = self.cutter.cut(self.asked)
+        whole = self.cutter.cut_texts(self.asked)
         return whole.stretches(np.arange(len(whole)), 0, np.minimum(whole.lengths, self.spans.question))
 
     def question_lengths(self, numbers: Array) -> Array:
         """The pieces of these questions, of which `spans.question` are kept."""
-        return self.cutter.cut([self.asked[number] for number in numbers.tolist()]).lengths
+        return self.cutter.cut_texts([self.asked[number] for number in numbers.tolist()]).lengths
 
     def whole_lengths(self, numbers: Array) -> Array:
         """The pieces of the sequences of these questions, if one had all of the text."""
@@ -70,7 +70,7 @@ class TextWindows:
     @cached_property
     def pieces(self) -> Ragged:
         """The pieces of the texts."""
-        return self.cutter.cut(self.texts)
+        return self.cutter.cut_texts(self.texts)
 
     @cached_property
     def places(self) -> Places:

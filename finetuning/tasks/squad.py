@@ -186,7 +186,7 @@ class SquadTask(Task):
         places = np.array([(number, gold.start) for number, gold in golds], np.int64)
         return [items.asked, items.texts, items.context, [gold.text for _, gold in golds], places]
 
-    def seen(self, split: str) -> Seen:
+    def describe_split(self, split: str) -> Seen:
         """The questions of a split with their texts, which other questions have too."""
         questions, items = self._questions(split)
         lengths = (

@@ -29,9 +29,9 @@ class Endings(SentenceItems):
     def encode(self, numbers: Array) -> Encoded:
         """Cuts into pieces what went before, and the next sentence with each of its endings."""
         before, begun, *endings = ([column[number] for number in numbers.tolist()] for column in self.texts)
-        first = self.cutter.cut(before).take(np.repeat(np.arange(len(numbers)), len(endings)))
+        first = self.cutter.cut_texts(before).take(np.repeat(np.arange(len(numbers)), len(endings)))
         whole = [f"{begin} {end}" for begin, *ends in zip(begun, *endings, strict=True) for end in ends]
-        sequences = self.cutter.lay_out(first, self.cutter.cut(whole), self.length)
+        sequences = self.cutter.lay_out(first, self.cutter.cut_texts(whole), self.length)
         labels = None if self.labels is None else Ragged.even(self.labels[numbers])
         return Encoded(sequences, labels, choices=len(endings))
 

@@ -104,7 +104,7 @@ class Task(ABC):
         every row. Nothing is cut into pieces for it."""
 
     @abstractmethod
-    def seen(self, split: str) -> Seen:
+    def describe_split(self, split: str) -> Seen:
         """The items of a split of `train` or `dev`, for a look at them before the training."""
 
     def outputs_without_model(self, split: str) -> Ragged | None:  # noqa: ARG002

@@ -156,21 +156,23 @@ class Model:
     def encoder(self) -> dict[str, Tensor]:
         """The weights of the encoder, and of the pooler where it has one that was trained."""
         if not self.is_checkpoint:
-            return self.cut(folders.read_encoder(self.with_weights())[1])
+            return self.cut_embeddings(folders.read_encoder(self.with_weights())[1])
         weights = self.read_weights()
         wanted = {weight.ours for weight in list_weights(self.shape, "none")}
         if count_segments(weights) == 1 < self.shape.segments:  # no pairs, which alone train a pooler
             wanted -= {"pooler.weight", "pooler.bias"}
-        return self.cut({name: weight for name, weight in weights.items() if name in wanted})
+        return self.cut_embeddings({name: weight for name, weight in weights.items() if name in wanted})
 
     @cached_property
     def language_head(self) -> dict[str, Tensor]:
         """The weights of the head that predicts pieces, by our names; empty where it has none, as after fine-tuning."""
         if self.head is not None:
             return {}
-        return self.cut({name: weight for name, weight in self.read_weights().items() if name.startswith(LANGUAGE)})
+        return self.cut_embeddings(
+            {name: weight for name, weight in self.read_weights().items() if name.startswith(LANGUAGE)}
+        )
 
-    def cut(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def cut_embeddings(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Leaves out the rows of the embeddings, and of the bias that goes with them, that belong to no piece."""
         pieces = self.shape.vocabulary
         for name in PADDED if pieces < self.rows else ():

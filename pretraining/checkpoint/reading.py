@@ -173,7 +173,7 @@ def restore_engine(checkpoint: Path, engine: Engine) -> CheckpointRecord:
             state = engine.optimizer.state_of(flat.tensor)
             state["step"].fill_(record.optimizer_steps)
             for part in flat.parts:
-                stored.read(part.name, flat.of(part, state[kind]), part.start)
+                stored.read(part.name, flat.view_part(part, state[kind]), part.start)
     engine.loss_scaler = record.loss_scaler
     return record
 

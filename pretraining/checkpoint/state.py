@@ -103,7 +103,7 @@ class RunRecord:
         }
 
     @classmethod
-    def of(cls, record: CheckpointRecord) -> RunRecord:
+    def from_checkpoint(cls, record: CheckpointRecord) -> RunRecord:
         """Reads the section."""
         section = record.caller
         try:
@@ -111,7 +111,7 @@ class RunRecord:
                 state=RunState(**section["progress"]),
                 recipe=Recipe.model_validate(section["recipe"]),
                 data=DataSummary(**section["data"]),
-                scores=EvaluationRecord.of(section["metrics"]) if section["metrics"] else None,
+                scores=EvaluationRecord.from_figures(section["metrics"]) if section["metrics"] else None,
                 logged_losses=section["logged_losses"],
                 micro_batches={name: FoundMicroBatch(**found) for name, found in section["micro_batches"].items()},
                 base=BaseSummary(**section["base"]) if section["base"] else None,
@@ -142,6 +142,6 @@ class Saved:
         """Reads all but the tensors."""
         record = read_record(folder)
         try:
-            return cls(folder, record, RunRecord.of(record))
+            return cls(folder, record, RunRecord.from_checkpoint(record))
         except UserError as error:
             raise UserError(f"{folder}: {error}") from error

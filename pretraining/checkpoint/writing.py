@@ -339,7 +339,7 @@ def _write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> FileReco
     save_tensors(tensors, folder / name)
     _sync(folder / name)
     _compare(folder / name, tensors)
-    return FileRecord.of(folder, name)
+    return FileRecord.from_file(folder, name)
 
 
 def _sync(path: Path) -> None:

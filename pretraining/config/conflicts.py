@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from data_prep.common.errors import UserError
-from data_prep.common.toml_text import Key, dotted, shown
+from data_prep.common.toml_text import Key, dotted, show_value
 from data_prep.settings import SHORTEST
 from pretraining.config.settings import SCHEDULE_KEYS, Computing, Phase, Recipe, count_micro_batches, largest_divisor
 from pretraining.model.shape import SIZES
@@ -127,7 +127,7 @@ def _duration_faults(recipe: Recipe) -> Iterator[str]:
     names = [phase.name for phase in recipe.phases]
     for number, name in enumerate(names):
         if name in names[:number]:
-            yield f"phases.{number}.name = {shown(name)}: phases.{names.index(name)}.name is the same"
+            yield f"phases.{number}.name = {show_value(name)}: phases.{names.index(name)}.name is the same"
 
 
 def _length_faults(number: int, phase: Phase, total: str | None) -> Iterator[str]:
@@ -156,8 +156,8 @@ def _phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
         for name in SCHEDULE_KEYS:
             if name in phase.model_fields_set:
                 yield (
-                    f"{at}.{name} = {shown(getattr(phase, name))}: the phase has no learning_rate of its own, so it "
-                    f"follows the schedule of the phase before; remove it, or give {at}.learning_rate"
+                    f"{at}.{name} = {show_value(getattr(phase, name))}: the phase has no learning_rate of its own, so "
+                    f"it follows the schedule of the phase before; remove it, or give {at}.learning_rate"
                 )
     if phase.warmup_steps is not None and recipe.schedule_owners()[number] == number:
         yield from _warmup_faults(recipe, number, phase)
@@ -226,7 +226,7 @@ def _tf32_faults(recipe: Computing, device: Literal["cpu", "cuda"] | None) -> It
 
 def _deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:
     for key, value in _leaves_and_tables(raw):
-        name, said = dotted(key), f"deepspeed.{dotted(key)} = {shown(value)}"
+        name, said = dotted(key), f"deepspeed.{dotted(key)} = {show_value(value)}"
         if name in OWNED:
             yield f"{said}: follows from the recipe: {OWNED[name]}; remove it"
         elif name == "zero_optimization.round_robin_gradients" and value:

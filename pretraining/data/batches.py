@@ -71,7 +71,7 @@ def step_batches(
     dataset: Dataset, order: BatchOrder, step: int, rank: int = 0, ranks: int = 1, accumulation: int = 1
 ) -> PretrainingBatches:
     """Reads one rank's part of the global batch of a step."""
-    examples, keys, done = order.examples(step), order.keys(step), order.done(step)
+    examples, keys, done = order.examples(step), order.keys(step), order.share_done(step)
     lengths, predictions = dataset.sizes(examples, done)
     mine = deal(lengths, ranks, accumulation)[rank]
     micro = tuple(dataset.training_batch(examples.take(chosen), keys[chosen], done) for chosen in mine)

@@ -113,7 +113,7 @@ class Dataset:
         for shard, chosen in self._by_shard(examples):
             source = ranges(shard.masked_offsets[examples.row[chosen]], predictions[chosen])
             positions[ranges(starts[chosen], predictions[chosen])] = shard.positions[source]
-        window = Window.of(lengths, boundaries, self.length)
+        window = Window.choose(lengths, boundaries, self.length)
         return window.lengths, window.count(positions, predictions)
 
     def _stored_sizes(self, examples: Examples) -> tuple[Array, Array, Array]:
@@ -142,7 +142,7 @@ class Dataset:
             random_next[chosen] = shard.random_next.take(pa.array(row))
         rows = Rows(where, lengths, pieces, boundaries, random_next, predictions, positions, labels)
         self._check_values(rows)
-        return rows.cut(self.length) if self.stored > self.length else rows
+        return rows.shorten(self.length) if self.stored > self.length else rows
 
     def _numbers(self, examples: Examples) -> Array:
         return self._first[examples.duplicate] + examples.shard

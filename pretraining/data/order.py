@@ -172,6 +172,6 @@ class BatchOrder:
         start = self.number(step) * self.batch_size
         return hash_key(self._order.seed, DRAWN, np.arange(start, start + self.batch_size))
 
-    def done(self, step: int) -> float:
+    def share_done(self, step: int) -> float:
         """The share of the run's steps that lies behind a step: 0 at its first and 1 at its last."""
         return 0.0 if self._total is None else (self._behind + step) / max(self._total - 1, 1)

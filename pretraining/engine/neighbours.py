@@ -131,7 +131,7 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     notes, weights = most_notes(parameters), sum(map(_bytes_of, parameters)) + spare
     length = _aligned(8 * notes) + _aligned(4 * sums) + _aligned(weights)
     own = _make_room(length)
-    told = [Door(*door) if door else None for door in gather(Door.to(own[1]) if own else None)]
+    told = [Door(*door) if door else None for door in gather(Door.from_file(own[1]) if own else None)]
     rooms = [own[0] if own and other == rank else _enter(each, length) for other, each in enumerate(told)]
     entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
     all_entered = all(gather(len(entered) == ranks))

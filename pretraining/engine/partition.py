@@ -41,7 +41,7 @@ def fill_flat_tensors(flat_tensors: Sequence[FlatTensor], weights: Mapping[str, 
         for part in flat.parts:
             if part.name in weights:
                 weight = weights[part.name].view(-1)
-                flat.of(part, flat.tensor).copy_(weight[part.start : part.start + part.length])
+                flat.view_part(part, flat.tensor).copy_(weight[part.start : part.start + part.length])
 
 
 def _not_understood(reason: str) -> UserError:
@@ -137,4 +137,4 @@ def _is_in_place(flat: FlatTensor, part: Slice, parameter: Tensor) -> bool:
         here = parameter.detach().view(-1)[part.start : part.start + part.length]
     if part.offset + part.length > flat.tensor.numel():
         return False
-    return torch.equal(flat.of(part, flat.tensor.detach()).to(here.device, here.dtype), here)
+    return torch.equal(flat.view_part(part, flat.tensor.detach()).to(here.device, here.dtype), here)

@@ -25,7 +25,7 @@ class Seeds:
     rank"""
 
     @classmethod
-    def of(cls, seed: int, step: int, rank: int) -> Seeds:
+    def derive(cls, seed: int, step: int, rank: int) -> Seeds:
         """The seeds of a step of a run, counted from 0."""
         return cls(int(hash_key(seed, step)[0]), int(hash_key(seed, step, rank)[0]) >> 1)
 

@@ -57,7 +57,7 @@ class DataSummary:
     """Names the content of the shards: the same text and settings have the same."""
 
     @classmethod
-    def of(cls, manifest: Manifest) -> DataSummary:
+    def from_manifest(cls, manifest: Manifest) -> DataSummary:
         """Summarises a folder of shards."""
         examples: dict[str, int] = {}
         for shards in manifest.figures:

@@ -101,7 +101,7 @@ def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBat
         model = build_model(shape)
     model.load_state_dict(model.state_dict() | dict(state))
     model.eval()
-    return find_objective(shape).logits(model, model.seen(batch), batch)
+    return find_objective(shape).logits(model, model.states_for_heads(batch), batch)
 
 
 def _load_theirs(folder: Path, kind: str) -> Any:

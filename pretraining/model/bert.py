@@ -52,7 +52,7 @@ class ObjectiveOfModel(Protocol):
 
     def build(self, shape: Shape) -> dict[str, nn.Module]: ...
 
-    def asked(self, model: Bert, batch: PretrainingBatch) -> Tensor: ...
+    def needed_pieces(self, model: Bert, batch: PretrainingBatch) -> Tensor: ...
 
     def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Any: ...
 
@@ -72,8 +72,8 @@ class Bert(Encoder):
 
     def forward(self, batch: PretrainingBatch) -> Any:
         """A named tuple of sums over the batch: losses, and what figures need."""
-        return self.objective.losses(self, self.seen(batch), batch)
+        return self.objective.losses(self, self.states_for_heads(batch), batch)
 
-    def seen(self, batch: PretrainingBatch) -> Tensor:
+    def states_for_heads(self, batch: PretrainingBatch) -> Tensor:
         """Computes the hidden states that the heads of the objective see, and no others."""
-        return self.encode(batch, self.objective.asked(self, batch))
+        return self.encode(batch, self.objective.needed_pieces(self, batch))

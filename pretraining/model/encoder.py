@@ -267,7 +267,7 @@ class Encoder(Trainable):
         else:
             n, spare = len(asked), layout.spare_rows(x[: len(asked)])
             asked = F.pad(asked, (0, spare))  # by the first row: nobody reads what comes of it there
-            hidden = hidden.of(asked)
+            hidden = hidden.for_rows(asked)
             x = self._through(len(self.layers), x, layout, hidden, attention, asked)
         yield x[:n] if spare else x
 
@@ -276,7 +276,7 @@ class Encoder(Trainable):
     ) -> Tensor:
         """Passes hidden states through a layer, counted from 1; the last may be asked for some of its rows alone."""
         layer, site = self.layers[number - 1], SITES * number
-        dropouts = LayerDropouts(attention.at(site), hidden.at(site + 1), hidden.at(site + 2))
+        dropouts = LayerDropouts(attention.for_site(site), hidden.for_site(site + 1), hidden.for_site(site + 2))
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(layer, x, layout, dropouts, *asked, use_reentrant=False)
         return layer(x, layout, dropouts, *asked)

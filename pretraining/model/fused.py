@@ -43,12 +43,12 @@ class Dropout:
     columns: Tensor | None = None
     """(width,) int32, for each column; given where PyTorch makes the masks, and keys have the site in them"""
 
-    def at(self, site: int) -> Dropout:
+    def for_site(self, site: int) -> Dropout:
         """For another place of the model: other masks. Keys that have the site in them are copied, since torch.compile
         would translate a layer anew for views that lie elsewhere."""
         return replace(self, site=site, keys=self.keys if self.columns is None else self.keys[site].clone())
 
-    def of(self, rows: Tensor) -> Dropout:
+    def for_rows(self, rows: Tensor) -> Dropout:
         """For these rows alone."""
         return replace(self, keys=self.keys[..., rows]) if len(self.keys) else self
 

@@ -313,15 +313,15 @@ def dropped(x: Tensor, drops: Drops) -> Tensor:
     """Dropout, which is also its own backward pass."""
     if drops.keys is None:
         return x.clone()
-    out, tile = torch.empty_like(x), Tile.of(x.shape[1], COLUMNS)
+    out, tile = torch.empty_like(x), Tile.for_width(x.shape[1], COLUMNS)
     _launch_rows(_dropout, tile, x, drops.keys, out, len(x), *drops[1:])
     return out
 
 
-def joined(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def join_columns(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of three tensors side by side, and the sum over all rows, in the type of the bias."""
     rows, width = len(query), query[0].numel() if len(query) else bias.numel() // 3
-    out, tile = query.new_empty(rows, 3 * width), Tile.of(width, COLUMNS)
+    out, tile = query.new_empty(rows, 3 * width), Tile.for_width(width, COLUMNS)
     count, block = tile.blocks(rows, JOIN_BLOCKS)
     sums = query.new_empty(count, 3 * width, dtype=torch.float32)
     _launch(_join, (count, tile.parts, 3), tile, query, key, value, out, sums, rows, block)
@@ -330,7 +330,7 @@ def joined(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Ten
 
 def _summed(sums: Tensor, like: Tensor) -> Tensor:
     """The sums of all blocks, in the type of a weight."""
-    out, tile = like.new_empty(sums.shape[1]), Tile.of(sums.shape[1], SUM_COLUMNS)
+    out, tile = like.new_empty(sums.shape[1]), Tile.for_width(sums.shape[1], SUM_COLUMNS)
     _launch(_sum_blocks, (tile.parts,), tile, sums, out, len(sums))
     return out
 

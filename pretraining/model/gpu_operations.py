@@ -64,7 +64,7 @@ def add_and_norm(
 
     Keeps its inputs and not their sum: the residual is kept anyway, by the product that it goes through.
     """
-    x, residual, drops = x.contiguous(), residual.contiguous(), _kernels().Drops.of(*masks)
+    x, residual, drops = x.contiguous(), residual.contiguous(), _kernels().Drops.from_keys(*masks)
     out, means, scales = _kernels().norm_forward(x, bias, residual, weight, shift, epsilon, drops)
     saved = (x, bias, residual, weight, means, scales)
     return out, saved, functools.partial(_kernels().norm_backward, drops)
@@ -73,7 +73,7 @@ def add_and_norm(
 @with_backward
 def drop(x: Tensor, masks: Masks) -> Forward:
     """Dropout by itself, whose backward pass drops the same."""
-    kernels, drops = _kernels(), _kernels().Drops.of(*masks)
+    kernels, drops = _kernels(), _kernels().Drops.from_keys(*masks)
     return kernels.dropped(x.contiguous(), drops), (), lambda grad: (kernels.dropped(grad, drops),)
 
 
@@ -95,7 +95,7 @@ def cross_entropies(
 
 def join(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of queries, keys and values, (n, heads, size) each, as rows of one tensor, and that of their bias."""
-    return _kernels().joined(*(each.contiguous() for each in (query, key, value)), bias)
+    return _kernels().join_columns(*(each.contiguous() for each in (query, key, value)), bias)
 
 
 def takes_products(x: Tensor) -> bool:

@@ -27,7 +27,7 @@ class Tile(NamedTuple):
 
     @classmethod
     @functools.cache
-    def of(cls, width: int, most: int | None = None, elements: int = 2048, each: int = 8) -> Tile:
+    def for_width(cls, width: int, most: int | None = None, elements: int = 2048, each: int = 8) -> Tile:
         """Of whole rows, or of so many columns at most; of about so many elements, of which each thread has so many."""
         columns = 1 << ((width if most is None else min(width, most)) - 1).bit_length()
         rows = max(1, elements // columns)
@@ -36,12 +36,12 @@ class Tile(NamedTuple):
     @classmethod
     def of_gelu(cls, width: int) -> Tile:
         """Of GELU, forward and backward."""
-        return cls.of(width, COLUMNS, 4096, 16)
+        return cls.for_width(width, COLUMNS, 4096, 16)
 
     @classmethod
     def of_norm(cls, width: int, backward: bool = False) -> Tile:
         """Of a norm; backward it has more numbers for each element."""
-        return cls.of(width, None, 1024, 8 if backward else 16)
+        return cls.for_width(width, None, 1024, 8 if backward else 16)
 
     @property
     def parts(self) -> int:
@@ -68,7 +68,7 @@ class Drops(NamedTuple):
     """of what is kept"""
 
     @classmethod
-    def of(cls, keys: Tensor, site: int, probability: float) -> Drops:
+    def from_keys(cls, keys: Tensor, site: int, probability: float) -> Drops:
         numbers = _drop_numbers(site, probability)
         return cls(keys if numbers[1] else None, *numbers)
 

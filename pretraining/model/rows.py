@@ -47,9 +47,9 @@ class Rows:
         pieces[self.masked] = self.labels
         return pieces
 
-    def cut(self, limit: int) -> Rows:
+    def shorten(self, limit: int) -> Rows:
         """The same examples with at most so many pieces."""
-        window = Window.of(self.lengths, self.boundaries, limit)
+        window = Window.choose(self.lengths, self.boundaries, limit)
         places = ranges(np.zeros_like(self.lengths), self.lengths)
         marks = (places == 0) | (places == np.repeat(self.lengths - 1, self.lengths))  # [CLS] and the last [SEP]
         left = window.holds(self.positions, self.predictions)
@@ -83,7 +83,7 @@ class Window:
     stop: Array  # (s,)
 
     @classmethod
-    def of(cls, lengths: Array, boundaries: Array, limit: int) -> Window:
+    def choose(cls, lengths: Array, boundaries: Array, limit: int) -> Window:
         """Chooses what stays, in `limit` pieces, of examples of these lengths whose B begins at `boundaries`."""
         first, second = boundaries - 2, lengths - boundaries - 1  # the pieces of A and of B
         room = limit - 3

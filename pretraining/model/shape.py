@@ -50,7 +50,7 @@ class Shape:
     pieces see those before them, otherwise the first"""
 
     @classmethod
-    def named(cls, size: str, vocabulary: int) -> Shape:
+    def from_size(cls, size: str, vocabulary: int) -> Shape:
         """One of the published sizes."""
         layers, hidden = SIZES[size]
         return cls(layers, hidden, heads=hidden // 64, intermediate=4 * hidden, vocabulary=vocabulary)

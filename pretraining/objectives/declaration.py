@@ -67,7 +67,7 @@ class Figure:
     curve: str | None = None
     """what the chart of losses calls it; None for what is no part of the loss"""
 
-    def shown(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         """A value with its unit."""
         return f"{100 * value:.1f}%" if self.unit == "%" else f"{value:.4g} {self.unit}"
 
@@ -161,12 +161,12 @@ class Objective(ABC):
     def flops(self, shape: Shape, sequences: int, predictions: float) -> float:
         """Useful operations of the heads, forward: matrix products alone."""
 
-    def asked(self, model: Bert, batch: PretrainingBatch) -> Tensor:  # noqa: ARG002
+    def needed_pieces(self, model: Bert, batch: PretrainingBatch) -> Tensor:  # noqa: ARG002
         """(k,) int64: the pieces whose last hidden states the heads see, each once; first those at which pieces are
         predicted."""
         return batch.chosen
 
-    def num_asked(self, shape: Shape, sequences: int, predictions: float) -> float:  # noqa: ARG002
+    def num_needed(self, shape: Shape, sequences: int, predictions: float) -> float:  # noqa: ARG002
         """How many these are."""
         return predictions
 
@@ -197,7 +197,7 @@ class Objective(ABC):
         return dict(figures)
 
     @abstractmethod
-    def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
+    def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         """The figures in words of the console; shares take `width` columns at least."""
 
     def note(self, shape: Shape) -> str | None:  # noqa: ARG002
@@ -306,7 +306,7 @@ def step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> floa
 def computed_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
     """Those of `step_flops` that are computed: behind its attention, of the last layer what the heads see alone."""
     h = shape.hidden
-    unseen = sum(lengths) - find_objective(shape).num_asked(shape, len(lengths), predictions)
+    unseen = sum(lengths) - find_objective(shape).num_needed(shape, len(lengths), predictions)
     return step_flops(shape, lengths, predictions) - 3.0 * 2 * (h * h + 2 * h * shape.intermediate) * unseen
 
 
@@ -327,4 +327,4 @@ class Told(TypedDict):
 def figures_of(objective: Objective, totals: Mapping[str, float], width: int = 0) -> Told:
     """What an objective tells of these totals; shares take `width` columns at least on the console."""
     figures = objective.measure(totals)
-    return {"loss": objective.total(figures), "learns": figures, "said": objective.said(figures, width)}
+    return {"loss": objective.total(figures), "learns": figures, "said": objective.describe_figures(figures, width)}

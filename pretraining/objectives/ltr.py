@@ -97,7 +97,7 @@ class LeftToRight(Objective):
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:
         return {**figures, "perplexity": math.exp(min(figures["piece_loss"], 700.0))}
 
-    def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
+    def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"pieces {figures['piece_loss']:.4f} {figures['piece_accuracy']:{width}.1%}"]
         if "perplexity" in figures:
             parts.append(f"perplexity {figures['perplexity']:.2f}")

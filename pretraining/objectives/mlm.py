@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from data_prep.common.toml_text import shown
+from data_prep.common.toml_text import show_value
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Figure, Objective, ObjectiveSettings
 
@@ -106,7 +106,7 @@ class MaskedPieces(Objective):
         """Whether masks are drawn anew in every epoch."""
         return self.settings.masks == "dynamic"
 
-    def rate(self, done: float) -> float:
+    def mask_share(self, done: float) -> float:
         """The share of the pieces that dynamic masks hide when this share of the steps is done."""
         first, last = self.settings.rate, self.settings.last_rate
         return first if last is None else first + (last - first) * done
@@ -117,17 +117,17 @@ class MaskedPieces(Objective):
             for name in DYNAMIC:
                 if (value := getattr(settings, name)) != type(settings).model_fields[name].default:
                     yield (
-                        f"objective.{name} = {shown(value)}: static masks are in the data already; take "
+                        f"objective.{name} = {show_value(value)}: static masks are in the data already; take "
                         'objective.masks = "dynamic", or make other data with shard.py --mask-rate and --mask-split'
                     )
         if timed and settings.last_rate is not None:
             yield (
-                f"objective.last_rate = {shown(settings.last_rate)}: moves with the steps of a run, which nobody knows "
-                "where the clock decides (hours); give steps, or leave it out"
+                f"objective.last_rate = {show_value(settings.last_rate)}: moves with the steps of a run, which nobody "
+                "knows where the clock decides (hours); give steps, or leave it out"
             )
         if abs(sum(settings.split) - 1) > 1e-6:
             made = f"the shares make {sum(settings.split):g}; they must make 1"
-            yield f"objective.split = {shown(settings.split)}: {made}"
+            yield f"objective.split = {show_value(settings.split)}: {made}"
 
     def data_faults(self, manifest: Manifest) -> Iterator[str]:
         yield from super().data_faults(manifest)
@@ -146,7 +146,7 @@ class MaskedPieces(Objective):
             return masked
         from pretraining.model.masks import num_masked
 
-        return num_masked(length, self.rate(done))
+        return num_masked(length, self.mask_share(done))
 
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
         from pretraining.model.batch import pack
@@ -155,7 +155,7 @@ class MaskedPieces(Objective):
             return pack(rows, rows.pieces, rows.masked, rows.labels)
         from pretraining.model.masks import Split, mask_anew
 
-        return pack(rows, *mask_anew(rows, self.rate(draw.done), Split(*self.settings.split), draw))
+        return pack(rows, *mask_anew(rows, self.mask_share(draw.done), Split(*self.settings.split), draw))
 
     def heads(self, shape: Shape) -> dict[str, str]:
         masked = {"masked_head": "masked head"}
@@ -180,12 +180,12 @@ class MaskedPieces(Objective):
         masked = 2 * (h * h + h * shape.vocabulary) * predictions
         return masked + (2 * (h * h + 2 * h) * sequences if shape.pairs else 0)
 
-    def asked(self, model: Bert, batch: PretrainingBatch) -> Tensor:
+    def needed_pieces(self, model: Bert, batch: PretrainingBatch) -> Tensor:
         import torch
 
         return torch.cat([batch.chosen, model.sequence_places(batch)]) if model.shape.pairs else batch.chosen
 
-    def num_asked(self, shape: Shape, sequences: int, predictions: float) -> float:
+    def num_needed(self, shape: Shape, sequences: int, predictions: float) -> float:
         return predictions + (sequences if shape.pairs else 0)
 
     def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Losses | MaskedLosses:
@@ -230,7 +230,7 @@ class MaskedPieces(Objective):
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:
         return {**figures, "perplexity": math.exp(min(figures["masked_loss"], 700.0))}
 
-    def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
+    def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"masked {figures['masked_loss']:.4f} {figures['masked_accuracy']:{width}.1%}"]
         if "perplexity" in figures:
             parts.append(f"perplexity {figures['perplexity']:.2f}")
@@ -245,7 +245,7 @@ class MaskedPieces(Objective):
             why = "the data has no pairs" if self.settings.next_sentences else "next sentences are left out"
             notes.append(f"{why}: the model learns from masked pieces alone")
         if self.is_dynamic:
-            shares = dict.fromkeys(f"{self.rate(done):.3g}" for done in (0.0, 1.0))
+            shares = dict.fromkeys(f"{self.mask_share(done):.3g}" for done in (0.0, 1.0))
             notes.append(f"masks are drawn anew in every epoch, a share of {' to '.join(shares)} of the pieces")
         return "\n".join(notes) or None
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from data_prep.common.toml_text import shown
+from data_prep.common.toml_text import show_value
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, Placement
 
 
@@ -33,14 +33,14 @@ class LambDeclaration(Optimizer):
     traffic = 46  # Adam's, and its update is written and read again
 
     def limit(self, settings: OptimizerSettings) -> float:
-        return 0.0 if own(settings).normalize else settings.clip
+        return 0.0 if lamb_settings(settings).normalize else settings.clip
 
     def faults(self, settings: OptimizerSettings, place: Placement) -> Iterator[str]:
-        limits = own(settings).trust_limits
+        limits = lamb_settings(settings).trust_limits
         if limits is not None and not 0 <= limits[0] < limits[1]:
-            yield f"optimizer.trust_limits = {shown(list(limits))}: the smallest ratio, then the largest"
+            yield f"optimizer.trust_limits = {show_value(list(limits))}: the smallest ratio, then the largest"
         at = 'optimizer.kernels = "apex"'
-        if own(settings).kernels != "apex" or place.found is None:
+        if lamb_settings(settings).kernels != "apex" or place.found is None:
             return
         if place.device == "cpu" or place.found == "cpu":
             yield f'{at}: needs a GPU (parallel.device = "{place.device}"); take "auto"'
@@ -50,14 +50,14 @@ class LambDeclaration(Optimizer):
             yield f'{at}: {fault}, or take "auto"'
 
     def facts(self, settings: OptimizerSettings) -> list[str]:
-        limits, adam = own(settings).trust_limits, super().facts(settings)
+        limits, adam = lamb_settings(settings).trust_limits, super().facts(settings)
         facts = [f"trust ratios from {limits[0]:g} to {limits[1]:g}"] if limits else []
-        facts += ["trust ratios for biases and norms too"] if own(settings).trust_all else []
-        facts += ["gradients divided by their norm"] if own(settings).normalize else []
+        facts += ["trust ratios for biases and norms too"] if lamb_settings(settings).trust_all else []
+        facts += ["gradients divided by their norm"] if lamb_settings(settings).normalize else []
         return [*adam, *facts]
 
 
-def own(settings: OptimizerSettings) -> LambSettings:
+def lamb_settings(settings: OptimizerSettings) -> LambSettings:
     """Settings of LAMB, which the table of a recipe always has."""
     assert isinstance(settings, LambSettings)
     return settings

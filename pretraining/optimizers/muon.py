@@ -39,7 +39,7 @@ class MuonDeclaration(Optimizer):
     whole_matrices = True
 
     def facts(self, settings: OptimizerSettings) -> list[str]:
-        matrices = f"matrices of layers by momentum {own(settings).momentum:g}, all else by Adam"
+        matrices = f"matrices of layers by momentum {muon_settings(settings).momentum:g}, all else by Adam"
         return [matrices, *super().facts(settings)]
 
     def update(
@@ -52,7 +52,7 @@ class MuonDeclaration(Optimizer):
         settings: OptimizerSettings,
     ) -> Tensor:
         if name.startswith("layers.") and weight.ndim == 2:
-            beta = own(settings).momentum
+            beta = muon_settings(settings).momentum
             momentum = state["exp_avg"].lerp_(gradient, 1 - beta)
             ahead = gradient.lerp(momentum, beta)  # Nesterov's
             return orthogonal(ahead).mul(USUAL * math.sqrt(max(weight.shape)))
@@ -62,7 +62,7 @@ class MuonDeclaration(Optimizer):
         return (average / first).div_((square / second).sqrt_().add_(settings.epsilon))
 
 
-def own(settings: OptimizerSettings) -> MuonSettings:
+def muon_settings(settings: OptimizerSettings) -> MuonSettings:
     """Settings of Muon, which the table of a recipe always has."""
     assert isinstance(settings, MuonSettings)
     return settings

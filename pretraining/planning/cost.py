@@ -147,7 +147,7 @@ class MicroBatch:
     layers: int
 
     @classmethod
-    def of(
+    def from_shape(
         cls,
         shape: Shape,
         dtype: Dtype,
@@ -185,7 +185,7 @@ class Exchange:
     """whether gradients are joined while the backward pass runs"""
 
     @classmethod
-    def of(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Exchange:
+    def for_stage(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Exchange:
         """What the engine exchanges: under ZeRO 1 it joins gradients while the last backward pass runs, but in fp16."""
         stage = zero if dtype == "fp32" else max(zero, 1)
         size = 4 if dtype == "fp32" else 2

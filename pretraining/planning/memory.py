@@ -156,7 +156,7 @@ def plan_activations(
     if predictions is None:
         predictions = find_objective(shape).predictions(length, PREDICTED_SHARE * length, HALF_WAY)
     if seen is None:
-        seen = find_objective(shape).num_asked(shape, 1, predictions)
+        seen = find_objective(shape).num_needed(shape, 1, predictions)
     # of the last layer, what the heads see: picked out of its input and of attention's result, and what lies behind
     last = pieces * 5 * size * h + sequences * seen * (2 * size * h + behind)
     if not fused_attention:

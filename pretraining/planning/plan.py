@@ -106,9 +106,9 @@ class Target:
         average = self.statistics(phase)
         accumulation = phase.batch // (micro_batch * self.ranks)
         recompute, sequences = self.recipe.compute.checkpoint_activations, (micro_batch, average.pieces, average.flops)
-        work = MicroBatch.of(self.shape, self.dtype, *sequences, recompute, average.predictions)
+        work = MicroBatch.from_shape(self.shape, self.dtype, *sequences, recompute, average.predictions)
         traffic = find_optimizer(self.recipe.optimizer).traffic
-        exchange = Exchange.of(count_parameters(self.shape), zero, self.dtype, traffic)
+        exchange = Exchange.for_stage(count_parameters(self.shape), zero, self.dtype, traffic)
         arguments = (self.cluster, work, exchange, accumulation)
         return step_time(*arguments), efficiency(*arguments)
 

@@ -31,7 +31,7 @@ class Door(NamedTuple):
     """of the file on its device: where processes have other numbers, the same path leads to another file"""
 
     @classmethod
-    def to(cls, file: int) -> Door:
+    def from_file(cls, file: int) -> Door:
         """The door to a file that this process has open."""
         found = os.fstat(file)
         return cls(os.getpid(), file, found.st_dev, found.st_ino)
@@ -116,7 +116,7 @@ def hang_bells(rank: int, ranks: int, gather: Callable[[Any], list[Any]], patien
         for other in range(ranks):
             if other != rank:
                 pipes[other] = os.pipe()
-    told = gather((system(), {other: Door.to(write) for other, (_, write) in pipes.items()}))
+    told = gather((system(), {other: Door.from_file(write) for other, (_, write) in pipes.items()}))
     rung: dict[int, int] = {}
     with suppress(OSError, KeyError):
         for other in pipes:

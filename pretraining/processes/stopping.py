@@ -106,7 +106,7 @@ class Control:
             signal.signal(signal.SIGINT, before)
 
     @property
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether this process has heard a signal that asks the run to stop."""
         return self._asked != Decision.GO_ON
 
@@ -145,13 +145,13 @@ class Control:
                 self._say(f"the end of the Slurm job was moved by {moved / 60:+,.1f} minutes")
         return saved > self._deadline
 
-    def asked_anywhere(self) -> bool:
+    def stop_requested_anywhere(self) -> bool:
         """Whether any rank has heard a signal, so that all break off what they do and save; all ask it together.
 
         They vote about once in `QUESTION_SECONDS`, and not each time: with many ranks a vote takes milliseconds.
         """
         if dist.get_world_size() == 1:
-            return self.asked
+            return self.stop_requested
         self._questions += 1
         enough = self._questions * self._apart >= QUESTION_SECONDS
         return enough and self._vote(self._asked) != Decision.GO_ON

@@ -14,14 +14,14 @@ from rich.text import Text
 from data_prep.common.progress import duration
 
 
-def left(seconds: float | None) -> list[str]:
+def format_seconds_left(seconds: float | None) -> list[str]:
     """How long a run will still take; nothing where that is not known."""
     return [] if seconds is None else [f"{duration(seconds)} left"]
 
 
 def progress(title: str, done: int, total: int, seconds_left: float | None, width: int) -> Table:
     """How far a run is, in one line with a bar; without a bar where the total is 0, since the clock decides."""
-    table, time_left = Table.grid(padding=(0, 1)), "".join(left(seconds_left))
+    table, time_left = Table.grid(padding=(0, 1)), "".join(format_seconds_left(seconds_left))
     if not total:
         table.add_row(f"{title} {done:,} ", time_left)
         return table

@@ -28,7 +28,7 @@ class Logged(NamedTuple):
     figures: Mapping[str, float]
 
     @classmethod
-    def of(cls, record: Mapping[str, object]) -> Logged:
+    def from_record(cls, record: Mapping[str, object]) -> Logged:
         """Takes the numbers of a record; what is not known is left out."""
         figures = {name: value for name, value in record.items() if isinstance(value, int | float)}
         phase = record.get("phase")  # a file may be damaged
@@ -60,7 +60,7 @@ def evaluations(path: Path) -> Iterator[Logged]:
         for line in file:
             if line.startswith(EVALUATION) and line.endswith(b"\n"):
                 with suppress(ValueError, KeyError):
-                    yield Logged.of(json.loads(line))
+                    yield Logged.from_record(json.loads(line))
 
 
 def step_records(path: Path, places: int) -> list[Logged]:
@@ -82,7 +82,7 @@ def step_records(path: Path, places: int) -> list[Logged]:
                 if record.get("kind") == "step" and isinstance(step, int) and isinstance(loss, int | float):
                     while curve and curve[-1].step >= step:
                         curve.pop()
-                    curve.append(Logged.of(record))
+                    curve.append(Logged.from_record(record))
     return curve
 
 

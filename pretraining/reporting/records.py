@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rich.console import Group, RenderableType
 
-from pretraining.reporting.console import Waiting, cropped, left, number, progress
+from pretraining.reporting.console import Waiting, cropped, format_seconds_left, number, progress
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.run_log import Record
 
@@ -61,7 +61,7 @@ class StepRecord(LearningRecord):
     def line(self) -> str:
         """At most 165 columns for the numbers that runs have."""
         done = steps_done(self.step, self.total_steps)
-        return "  ".join([done, self._losses(), *self._pace(), *left(self.speed.seconds_left)])
+        return "  ".join([done, self._losses(), *self._pace(), *format_seconds_left(self.speed.seconds_left)])
 
     def panel(self, width: int) -> Group:
         """Three lines, for terminals of 80 columns and more."""
@@ -118,7 +118,7 @@ class Progress:
 
     def line(self) -> str:
         done, follow = steps_done(self.step, self.total_steps), f"losses follow at step {self.next_record:,}"
-        return "  ".join([done, *self._pace(), *left(self.seconds_left), follow])
+        return "  ".join([done, *self._pace(), *format_seconds_left(self.seconds_left), follow])
 
     def panel(self, width: int) -> Group:
         """Three lines, or four once there are losses, the last says how long the present work goes on."""
@@ -155,14 +155,14 @@ class EvaluationRecord(LearningRecord):
     """The figures of the objective in words of the console."""
 
     @classmethod
-    def of(cls, figures: Mapping[str, float]) -> EvaluationRecord:
+    def from_figures(cls, figures: Mapping[str, float]) -> EvaluationRecord:
         """The record of these figures, as `figures` gives them."""
         own = ("step", "phase", "scored_examples", "evaluation_seconds")
         step, phase, examples, seconds = (figures[name] for name in own)
         learns = {name: value for name, value in figures.items() if name not in own}
         return cls(int(step), int(phase), learns, int(examples), seconds)
 
-    def joined(self, later: EvaluationRecord) -> EvaluationRecord:
+    def join(self, later: EvaluationRecord) -> EvaluationRecord:
         """These figures with those that were asked for later at the same step."""
         learns = {**self.learns, **later.learns}
         seconds = self.evaluation_seconds + later.evaluation_seconds

@@ -61,7 +61,7 @@ class Asked:
     """the positions of the model"""
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], cut: Sentences, longest: int) -> Asked:
+    def from_pairs(cls, pairs: Sequence[Pair], cut: Sentences, longest: int) -> Asked:
         """Counts these pairs; `cut` has their sentences in pieces."""
         too_long = (cut.lengths.reshape(-1, 2) > longest).any(axis=1)
         scored = cut.have_scores(longest).reshape(-1, 2).all(axis=1)

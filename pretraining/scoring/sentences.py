@@ -50,7 +50,7 @@ class Sentences:
         starts: Array = np.cumsum(self.lengths) - self.lengths
         return starts
 
-    def of(self, places: Array) -> Array:
+    def sentence_numbers(self, places: Array) -> Array:
         """The numbers of the sentences that hold these places among all pieces."""
         numbers: Array = np.searchsorted(self.starts, places, side="right") - 1
         return numbers
@@ -83,7 +83,7 @@ def masked_copies(sentences: Sentences, wanted: Array, continues: Array, mask: i
     `wanted` are places among all pieces; `continues` says of every piece of the vocabulary whether it goes on with a
     word.
     """
-    sentence = sentences.of(wanted)
+    sentence = sentences.sentence_numbers(wanted)
     own, number = np.unique(sentence, return_inverse=True)
     few = sentences.take(own)  # so that a batch costs as much among very many sentences
     place, lengths = wanted - sentences.starts[sentence], few.lengths[number]
@@ -103,7 +103,7 @@ def one_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special
     batch = find_objective(model.shape).batch(chosen.rows())
     asked = ~torch.isin(batch.labels, torch.tensor([special.cls, special.sep]))
     batch = replace(batch, chosen=batch.chosen[asked], labels=batch.labels[asked])
-    return batch, numbers[chosen.of(batch.chosen.numpy())]
+    return batch, numbers[chosen.sentence_numbers(batch.chosen.numpy())]
 
 
 class SentenceCutter:
@@ -114,7 +114,7 @@ class SentenceCutter:
 
         self._special, self._fast = vocabulary.special, FastWordPiece(vocabulary.pipeline(), vocabulary.cased)
 
-    def cut(self, texts: Sequence[str]) -> Sentences:
+    def cut_texts(self, texts: Sequence[str]) -> Sentences:
         found = self._fast.encode_texts(texts)
         counts = np.diff(found.ends, prepend=0)
         starts = np.cumsum(counts + MARKS) - counts - MARKS
@@ -131,7 +131,7 @@ class Scorer:
         require_pieces(model)
         self.model = model.float().to(device).eval().requires_grad_(False)
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
-        self.cut = SentenceCutter(vocabulary).cut
+        self.cut_texts = SentenceCutter(vocabulary).cut_texts
         self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
         self._served = None if model.shape.one_way else ServedEncoder(model, sees_one=True)
 
@@ -145,7 +145,7 @@ class Scorer:
         them. `before` is called before a batch, as often on all ranks.
         """
         unique, numbers = np.unique(np.array(texts, dtype=object), return_inverse=True)
-        sentences = self.cut(unique.tolist())
+        sentences = self.cut_texts(unique.tolist())
         able = sentences.have_scores(self.longest)
         scores = np.where(able, 0.0, np.nan)
         parts = self.parts(sentences)
@@ -174,7 +174,7 @@ class Scorer:
     def flops(self, texts: Sequence[str]) -> float:
         """Useful operations of scoring these sentences, each once: matrix products alone, a multiplication and an
         addition each. In the last layer one piece of a copy asks, so that keys and values are never made."""
-        shape, sentences = self.model.shape, self.cut([*dict.fromkeys(texts)])
+        shape, sentences = self.model.shape, self.cut_texts([*dict.fromkeys(texts)])
         lengths = sentences.lengths[sentences.have_scores(self.longest)]
         h, asked = shape.hidden, lengths - MARKS
         head = 2.0 * (h * h + h * shape.vocabulary) * asked.sum()

@@ -117,7 +117,7 @@ def score_shards(
         bits_per_character=bits.per_character(totals),
         left_out=bits.left_out,
         figures=figures,
-        said=objective.said(figures) if figures else [],
+        said=objective.describe_figures(figures) if figures else [],
         notes=notes,
     )
 
@@ -175,7 +175,7 @@ class Bits:
 
     def forward(self, batch: PretrainingBatch) -> Any:
         """What the model says of a batch."""
-        seen = self._model.seen(batch)
+        seen = self._model.states_for_heads(batch)
         if (name := self._objective.sum_of_pieces) is not None:
             special = torch.isin(batch.labels, torch.tensor(self._special, device=batch.labels.device))
             of_pieces, others = seen.tensor_split([len(batch.chosen)])

@@ -71,12 +71,12 @@ class Guard:
         for step, batch, losses, norm, examples in kept:
             for loss, own in zip(losses, examples, strict=True):
                 if not bool(torch.isfinite(loss)):
-                    text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {named(own)}"
+                    text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {name_examples(own)}"
                     return Finding(step, batch, text)
             if norm is not None and not self._scaled and not math.isfinite(norm):
                 whose = f"it is not known which of {self._ranks} ranks had what made it so"
                 if self._ranks == 1:
-                    whose = f"rank 0 had {named([row for rows in examples for row in rows])}"
+                    whose = f"rank 0 had {name_examples([row for rows in examples for row in rows])}"
                 text = f"the norm of the gradient is {float(norm)} at step {step}; {whose}"
                 return Finding(step, batch, text, True)
             self.recent.append(sum(map(float, losses)))
@@ -110,7 +110,7 @@ def first_of(findings: Iterable[Finding | None]) -> Finding:
     return min((found for found in findings if found is not None), key=lambda found: (found.step, found.gradient))
 
 
-def named(examples: Sequence[Any] | Array) -> str:
+def name_examples(examples: Sequence[Any] | Array) -> str:
     """Examples by shard and row, the first of them."""
     shown = ", ".join(f"shard {shard} row {row}" for shard, row in list(examples)[:NAMED])
     return f"{shown}, … ({len(examples)} examples)" if len(examples) > NAMED else shown

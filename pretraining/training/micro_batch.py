@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from data_prep.common.errors import UserError
-from data_prep.common.toml_text import shown
+from data_prep.common.toml_text import show_value
 from pretraining.checkpoint.state import FoundMicroBatch
 from pretraining.config.settings import Phase
 from pretraining.data.batches import full_sequences
@@ -48,7 +48,7 @@ class MicroBatches:
         self._target = Target(request.recipe, request.manifest, dtype, self._room, context.world.size)
         self.found = dict(before)
 
-    def of(self, phase: Phase) -> int:
+    def size_for(self, phase: Phase) -> int:
         """The micro-batch of a phase, in sequences."""
         return self.found[phase.name].sequences if phase.micro_batch == "auto" else phase.micro_batch
 
@@ -90,7 +90,7 @@ class MicroBatches:
         """Says what would have fitted, after a step of this rank found no memory. It needs no other rank."""
         self._engine.forget_gradients()
         release_memory(self._engine.device)
-        size, said = self.of(phase), f"phases.{number}.micro_batch = {shown(phase.micro_batch)}: "
+        size, said = self.size_for(phase), f"phases.{number}.micro_batch = {show_value(phase.micro_batch)}: "
         smaller = self.largest(phase, below=size)
         if smaller is None:
             return UserError(said + self._nothing_fits(phase))
@@ -105,7 +105,7 @@ class MicroBatches:
 
     def _warn_of_shortage(self, number: int, phase: Phase) -> None:
         """Warns of a micro-batch that the recipe gives; where text fills less of its sequences, it may fit still."""
-        smaller = self.largest(phase, below=self.of(phase))
+        smaller = self.largest(phase, below=self.size_for(phase))
         cure = self._nothing_fits(phase) if smaller is None else f'{smaller} will, or take "auto"'
         self._context.warn(
             f"phases.{number}.micro_batch = {phase.micro_batch}: so many full sequences of length {phase.length} will "

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from data_prep.common.toml_text import shown
+from data_prep.common.toml_text import show_value
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.engine.engine import Engine
 from pretraining.objectives.declaration import build_model
@@ -33,8 +33,8 @@ def about_sample(pairs: Sequence[Pair], name: str | None, data: Path, positions:
     none does. `data` has the vocabulary."""
     if name is None:
         return []
-    asked = Asked.of(pairs, SentenceCutter(read_vocabulary(data)).cut(sentences_of(pairs)), positions)
-    asked.require_telling(f"evaluation.pairs = {shown(name)}")
+    asked = Asked.from_pairs(pairs, SentenceCutter(read_vocabulary(data)).cut_texts(sentences_of(pairs)), positions)
+    asked.require_telling(f"evaluation.pairs = {show_value(name)}")
     return [f"pairs that are asked at the ends of phases: {len(pairs):,}, of {name}", *asked.doubts()]
 
 
@@ -53,6 +53,6 @@ def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Calla
     return Tally(int((are_right(scores) & scored).sum()), int(scored.sum()))
 
 
-def said(tally: Tally) -> str:
+def describe_tally(tally: Tally) -> str:
     """The accuracy in words of the console."""
     return f"pairs {tally.accuracy:.1%} of {tally.pairs:,}"

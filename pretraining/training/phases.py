@@ -26,7 +26,7 @@ from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
 from pretraining.scoring.validation import add_up
 from pretraining.training.micro_batch import MicroBatches
-from pretraining.training.pairs import said, score_pairs
+from pretraining.training.pairs import describe_tally, score_pairs
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip
 
@@ -39,7 +39,7 @@ class TrainingPhase:
     ) -> None:
         world = context.world
         self.number, self.settings = state.phase, request.recipe.phases[state.phase]
-        self.micro_batch = micro_batches.of(self.settings)
+        self.micro_batch = micro_batches.size_for(self.settings)
         self.accumulation = count_micro_batches(self.settings, world.size, self.number, self.micro_batch)
         self._request, self._world, self._device = request, world, context.device
         self._schedule = build_schedules(request.recipe)[self.number]
@@ -144,7 +144,7 @@ class TrainingPhase:
         if ends and self._request.pairs:
             tally = score_pairs(engine, self._request.pairs, self._request.data, before)
             learns[MINIMAL_PAIRS.name] = tally.accuracy
-            told.append(said(tally))
+            told.append(describe_tally(tally))
         if not told:
             return None
         return EvaluationRecord(step, self.number + 1, learns, examples, time.perf_counter() - begin, told)
@@ -167,7 +167,7 @@ class TrainingPhase:
         dist.all_reduce(found)
         totals = dict(zip((*objective.sums(shape), *COUNTS), found.tolist(), strict=True))
         figures = objective.score(objective.measure(totals))
-        return figures, objective.said(figures), int(totals["sequences"])
+        return figures, objective.describe_figures(figures), int(totals["sequences"])
 
 
 def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:

@@ -126,8 +126,8 @@ class Trainer(Loop):
         state, world = self.state, self.context.world
         learning_rate = phase.learning_rate(state)
         number = phase.batch_number(state.phase_step)
-        seeds = Seeds.of(self.request.recipe.seed, state.step, world.rank)
-        mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
+        seeds = Seeds.derive(self.request.recipe.seed, state.step, world.rank)
+        mark, gives_up = self.context.watch.mark, self.context.control.stop_requested_anywhere
         result = None
         try:
             result = train_step(self.engine, batches, learning_rate, seeds, self.objective.loss, mark, gives_up)
@@ -312,12 +312,12 @@ class Trainer(Loop):
         self.show_progress(phase, "validation")
         try:
             with self.meter.watch.pause():
-                mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
+                mark, gives_up = self.context.watch.mark, self.context.control.stop_requested_anywhere
                 found = phase.evaluate(self.engine, self.state.step, mark, gives_up, known is None, ends)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))
         if found is not None:
-            self.scores = found if known is None else known.joined(found)
+            self.scores = found if known is None else known.join(found)
             self.log.write(found)
 
     def save(self, phase: TrainingPhase) -> None:
@@ -329,6 +329,6 @@ class Trainer(Loop):
 
     def section(self, leapt: float | None) -> RunRecord:
         """The section of a checkpoint's record that says where the run stands."""
-        data, losses = DataSummary.of(self.request.manifest), list(self.guard.losses)
+        data, losses = DataSummary.from_manifest(self.request.manifest), list(self.guard.losses)
         found = self.micro_batches.found
         return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, self.base, leapt)

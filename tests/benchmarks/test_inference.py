@@ -87,9 +87,9 @@ def test_a_request_is_padded_to_its_longest() -> None:
 def test_all_at_once_is_one_request_for_us_and_several_for_others() -> None:
     requests = [[np.array([1]), np.array([2])], [np.array([3])]]
     contest = Questions("all", requests, at_once=True)
-    assert list(map(len, contest.asked("cloze bf16"))) == [3]
-    assert contest.asked("transformers bf16") is requests
-    assert Questions("x", requests).asked("cloze bf16") is requests
+    assert list(map(len, contest.requests_for("cloze bf16"))) == [3]
+    assert contest.requests_for("transformers bf16") is requests
+    assert Questions("x", requests).requests_for("cloze bf16") is requests
 
 
 def test_rates_and_ratios_are_of_turns() -> None:

@@ -17,7 +17,7 @@ BOUND = 0.505
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, Count]]:
-    return sides(Shape.named("base", 30_522))
+    return sides(Shape.from_size("base", 30_522))
 
 
 def total(directions: dict[str, Count]) -> float:
@@ -41,7 +41,7 @@ def test_our_kernels_ask_less(found: dict[str, dict[str, Count]]) -> None:
 
 
 def test_the_counts_do_not_depend_on_the_size(found: dict[str, dict[str, Count]]) -> None:
-    large = sides(Shape.named("large", 30_522))
+    large = sides(Shape.from_size("large", 30_522))
     for side, directions in found.items():
         for direction, each in directions.items():
             assert large[side][direction].launches == each.launches

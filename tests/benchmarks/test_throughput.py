@@ -37,7 +37,7 @@ sys.path.insert(0, {str(ROOT / "benchmarks")!r})  # as a script's process has it
 import torch
 from benchmarks.throughput import SIDES
 from pretraining.model.shape import Shape
-SIDES["transformers"].make(Shape.named("tiny", 1000), torch.device("cpu"), torch.float32)
+SIDES["transformers"].make(Shape.from_size("tiny", 1000), torch.device("cpu"), torch.float32)
 print(json.dumps([name for name in {SETTINGS!r} if name in os.environ]))
 """
 

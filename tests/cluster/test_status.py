@@ -78,7 +78,7 @@ def test_the_losses_of_a_run_are_drawn_at_its_end_and_when_asked_for(
     assert drawn.startswith(b"\x89PNG\r\n\x1a\n")
     (run / "loss.png").unlink()
     context = cast(Context, SimpleNamespace(console=Console()))
-    request = cast(Request, SimpleNamespace(out=run, shape=Shape.named("tiny", 100)))
+    request = cast(Request, SimpleNamespace(out=run, shape=Shape.from_size("tiny", 100)))
     finish(request, context, trained_now=False)
     assert not (run / "loss.png").exists(), "8 steps were a trial"
     monkeypatch.setattr("pretraining.training.run.TRIAL", 8)

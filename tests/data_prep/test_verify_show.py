@@ -226,7 +226,7 @@ def test_an_example_that_is_not_there_is_refused(
 
 def test_records_check_what_they_say(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
-    record = FileRecord.of(tmp_path, "file", rows=1)
+    record = FileRecord.from_file(tmp_path, "file", rows=1)
     record.check(tmp_path)
     assert record.size == 3
     assert record.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

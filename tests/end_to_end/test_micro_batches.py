@@ -33,7 +33,7 @@ def fixed(first: int, second: int) -> list[str]:
 
 def kept(run: Path) -> dict[str, int]:
     """The micro-batches that the last checkpoint knows."""
-    found = RunRecord.of(read_record(finished_checkpoints(run)[-1])).micro_batches
+    found = RunRecord.from_checkpoint(read_record(finished_checkpoints(run)[-1])).micro_batches
     return {name: each.sequences for name, each in found.items()}
 
 

@@ -40,6 +40,6 @@ def spoil_weight(checkpoint: Path, value: float) -> str:
     weights[key].view(-1)[-1] = value
     save_file(weights, path)
     record = read_record(checkpoint)
-    files = [FileRecord.of(checkpoint, file.path, file.rows) for file in record.files]
+    files = [FileRecord.from_file(checkpoint, file.path, file.rows) for file in record.files]
     write_record(checkpoint, replace(record, files=tuple(files)))
     return key.partition(":")[0]

@@ -67,9 +67,9 @@ class Comparison:
 
 def work_of(row: Row, length: int) -> MicroBatch:
     """A micro-batch of full sequences, as the model has it."""
-    shape = Shape.named(row["model"], VOCABULARY)
+    shape = Shape.from_size(row["model"], VOCABULARY)
     statistics = measure_sequences(shape, length, None)
-    return MicroBatch.of(shape, dtype_of(row), row["micro_batch"], statistics.pieces, statistics.flops)
+    return MicroBatch.from_shape(shape, dtype_of(row), row["micro_batch"], statistics.pieces, statistics.flops)
 
 
 def dtype_of(row: Row) -> Dtype:
@@ -94,7 +94,7 @@ def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float
 
 
 def parameters_of(row: Row) -> int:
-    return num_parameters(Shape.named(row["model"], VOCABULARY))
+    return num_parameters(Shape.from_size(row["model"], VOCABULARY))
 
 
 def modelled_speed(row: Row, pace: float) -> float:

@@ -34,7 +34,7 @@ RECORD = StepRecord(
     phase=1,
     loss=6.5321,
     learns=FIGURES,
-    said=MLM.said(FIGURES),
+    said=MLM.describe_figures(FIGURES),
     learning_rate=1e-4,
     gradient_norm=1.234,
     loss_scale=None,
@@ -55,7 +55,7 @@ SCORES = EvaluationRecord(
     step=12000,
     phase=1,
     learns=HELD_OUT,
-    said=MLM.said(HELD_OUT),
+    said=MLM.describe_figures(HELD_OUT),
     scored_examples=1000,
     evaluation_seconds=3.0,
 )

@@ -89,7 +89,7 @@ def plan_of(size_a: Array, size_b: Array, number: int = 0) -> Segments:
     columns[3], columns[4] = 5_000_000, 5_000_000 + size_b
     columns[5] = -1
     columns[7] = np.random.default_rng(number).integers(0, 2**63, size_a.size)
-    return Segments.of(columns)
+    return Segments.from_columns(columns)
 
 
 def truncated(plan: Segments, room: int) -> Segments:

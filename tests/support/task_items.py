@@ -24,10 +24,10 @@ def items_of(kind: Kind) -> Encoded:
     """An item of every length, with a label."""
     choices, items = CHOICES if kind == "choice" else 1, len(LENGTHS)
     random = np.random.default_rng(1)
-    pieces = Ragged.of(
+    pieces = Ragged.from_rows(
         [random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in np.repeat(LENGTHS, choices)]
     )
-    words = Ragged.of([np.arange(length - 1) for length in LENGTHS])
+    words = Ragged.from_rows([np.arange(length - 1) for length in LENGTHS])
     labels = {
         "score": Ragged.even(random.normal(size=(items, 1)).astype(np.float32)),
         "labels": Ragged.even(random.integers(0, 2, (items, 3))),

@@ -68,9 +68,9 @@ def cases(width: int) -> Iterator[tuple[Any, Tile, bool]]:
         yield kernels._norm_forward, Tile.of_norm(width), drops
         yield kernels._norm_backward, Tile.of_norm(width, backward=True), drops
     for kernel in (kernels._dropout, kernels._join):
-        yield kernel, Tile.of(width, COLUMNS), True
+        yield kernel, Tile.for_width(width, COLUMNS), True
     for parts in (3, 4):  # of norms and joined gradients, and of GELU
-        yield kernels._sum_blocks, Tile.of(parts * width, SUM_COLUMNS), True
+        yield kernels._sum_blocks, Tile.for_width(parts * width, SUM_COLUMNS), True
 
 
 def main(capability: int, numbers: str) -> None:

@@ -80,7 +80,7 @@ class _Found:
     unknown: Array
 
     @classmethod
-    def of(cls, pieces: Array, vocabulary: Vocabulary, spelling: Array) -> _Found:
+    def from_pieces(cls, pieces: Array, vocabulary: Vocabulary, spelling: Array) -> _Found:
         """Finds the words; punctuation is none."""
         begins = ~vocabulary.continues[pieces]
         begins[:1] = True
@@ -90,7 +90,7 @@ class _Found:
         starts, sizes = starts[is_word], sizes[is_word]
         return cls(pieces, starts, sizes, pieces[starts] == vocabulary.pieces.index(UNK))
 
-    def cut(self, name: str) -> Cut:
+    def count_cuts(self, name: str) -> Cut:
         """Counts the words by their number of pieces."""
         sizes = np.minimum(self.sizes[~self.unknown], MOST_NUMBER)
         counts = np.bincount(sizes, minlength=MOST_NUMBER + 1)[1:].tolist()
@@ -122,11 +122,11 @@ def words_of(folder: Path, kept: KeptDocuments, vocabulary: Vocabulary) -> Words
         return None
     spelling = np.array([any(map(str.isalnum, piece)) for piece in vocabulary.pieces])
     texts = {source: np.concatenate(some) for source, some in parts.items()}
-    found = _Found.of(np.concatenate(list(texts.values())), vocabulary, spelling)
-    total = found.cut("all")
+    found = _Found.from_pieces(np.concatenate(list(texts.values())), vocabulary, spelling)
+    total = found.count_cuts("all")
     least = max(LEAST, total.words // ONE_OF)
     most_cut = [word for word, _ in zip(found.most_cut(vocabulary, least), range(MOST_WORDS), strict=False)]
-    by_source = [_Found.of(text, vocabulary, spelling).cut(source) for source, text in texts.items()]
+    by_source = [_Found.from_pieces(text, vocabulary, spelling).count_cuts(source) for source, text in texts.items()]
     return Words(documents, total, by_source, least, most_cut)
 
 

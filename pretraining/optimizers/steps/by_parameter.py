@@ -57,14 +57,14 @@ class ByParameter(FlatOptimizer):
         or whole matrices, one for each that lies in a fused parameter."""
         if not self.kind.whole_matrices:
             for part in parts:
-                yield {kind: flat.of(part, source) for kind, source in sources.items()}
+                yield {kind: flat.view_part(part, source) for kind, source in sources.items()}
             return
         cut = name in self._cut[id(flat.tensor)]
         if not cut and not parts:
             return  # another rank holds it
         shape = self.shapes[name]
         whole = {
-            kind: gathered(flat, parts, source, shape) if cut else flat.of(parts[0], source).view(shape)
+            kind: gathered(flat, parts, source, shape) if cut else flat.view_part(parts[0], source).view(shape)
             for kind, source in sources.items()
         }
         blocks = {kind: values.chunk(self.fused_parts(name)) for kind, values in whole.items()}
@@ -72,7 +72,7 @@ class ByParameter(FlatOptimizer):
             yield {kind: values[number] for kind, values in blocks.items()}
         for kind, source in sources.items() if cut else ():
             for part in parts:
-                flat.of(part, source).copy_(whole[kind].view(-1)[part.start : part.start + part.length])
+                flat.view_part(part, source).copy_(whole[kind].view(-1)[part.start : part.start + part.length])
 
 
 def names_cut(flat: FlatTensor) -> set[str]:
@@ -89,7 +89,7 @@ def gathered(flat: FlatTensor, parts: Sequence[Slice], source: Tensor, shape: to
     """Puts a parameter, its gradient or its state together from the parts of all ranks, which call it together."""
     whole = torch.zeros(shape, dtype=source.dtype, device=source.device)
     for part in parts:
-        whole.view(-1)[part.start : part.start + part.length] = flat.of(part, source)
+        whole.view(-1)[part.start : part.start + part.length] = flat.view_part(part, source)
     if flat.group is None or dist.get_world_size(flat.group) == 1:
         return whole
     joined = whole.to(device_of(flat.group))

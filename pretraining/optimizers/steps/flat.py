@@ -36,7 +36,7 @@ class FlatTensor:
     group: Any = None
     """process group of the ranks that hold the rest; None where this rank holds all"""
 
-    def of(self, part: Slice, flat: Tensor) -> Tensor:
+    def view_part(self, part: Slice, flat: Tensor) -> Tensor:
         """Views a part in a tensor that is laid out as `tensor` is, such as an average or a gradient."""
         return flat.view(-1).narrow(0, part.offset, part.length)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from pretraining.model import cpu_kernels as kernels
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
-from pretraining.optimizers.lamb import apex_fault, own
+from pretraining.optimizers.lamb import apex_fault, lamb_settings
 from pretraining.optimizers.steps.adamw import SETTLED, adam, numbers_of
 from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor
 from pretraining.processes.group import device_of
@@ -55,7 +55,7 @@ class Lamb(FlatOptimizer):
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         super().__init__(kind, groups, settings)
-        self.lamb = own(settings)
+        self.lamb = lamb_settings(settings)
         self._amp_c = load_apex(self.lamb.kernels)
         self._tables: dict[int, SlotTable] = {}
         """the slots of a flat tensor, found by its id"""

@@ -32,7 +32,7 @@ def test_a_slow_rate_is_no_rate_of_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_step_of_one_long_task_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.02)
     text = io.StringIO()
-    with StepProgress(Console(file=text), "documents", "B", 100, 0).shown():
+    with StepProgress(Console(file=text), "documents", "B", 100, 0).show():
         time.sleep(0.3)
         lines = text.getvalue().splitlines()
     assert len(lines) >= 2

@@ -91,7 +91,7 @@ def test_every_table_of_values_shows_its_first_rows(tmp_path: Path) -> None:
     rows = [["why", "text"], *([str(number), "x" * 10_000 if number else '"a",\n<b>'] for number in range(50))]
     with (tmp_path / "too-short.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
-    [table] = tables_of_examples(tmp_path, manifest(files=[FileRecord.of(tmp_path, "too-short.csv")]))
+    [table] = tables_of_examples(tmp_path, manifest(files=[FileRecord.from_file(tmp_path, "too-short.csv")]))
     assert (table.name, table.head) == ("too short", ["why", "text"])
     assert table.shown[0] == ["0", '"a",\n<b>']
     assert len(table.shown) == MOST_ROWS

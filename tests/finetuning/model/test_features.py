@@ -36,9 +36,9 @@ def batch_of(lengths: list[int]) -> Encoded:
     """Sequences whose every piece but the first and the last is a word."""
     rows = [np.arange(5, 5 + length, dtype=np.int32) for length in lengths]
     words = [np.arange(1, length - 1) for length in lengths]
-    pieces = Ragged.of(rows)
-    tags = Ragged.of([word % len(HEAD.labels) for word in words])
-    return Encoded(Sequences(pieces, pieces.lengths), tags, Ragged.of(words))
+    pieces = Ragged.from_rows(rows)
+    tags = Ragged.from_rows([word % len(HEAD.labels) for word in words])
+    return Encoded(Sequences(pieces, pieces.lengths), tags, Ragged.from_rows(words))
 
 
 @pytest.mark.parametrize("layers", LAYERS)

@@ -33,7 +33,7 @@ def made(kind: Kind, random: np.random.Generator) -> Encoded:
     pieces = random.integers(1, SHAPE.vocabulary, (ITEMS * choices, LENGTH)).astype(
         np.int32
     )  # 0 is padding: not trained
-    words = Ragged.of([np.sort(random.choice(LENGTH, 5, replace=False)) for _ in range(ITEMS)])
+    words = Ragged.from_rows([np.sort(random.choice(LENGTH, 5, replace=False)) for _ in range(ITEMS)])
     labels: Ragged = {
         "classes": Ragged.even(random.integers(0, 3, (ITEMS, 1))),
         "labels": Ragged.even(random.integers(0, 2, (ITEMS, 3))),

@@ -37,8 +37,8 @@ def shape_of(sees: Sees) -> Shape:
 def batch_of(kind: str) -> TaskBatch:
     """Sequences of these lengths; of tags every second piece begins a word, a choice has three."""
     random = np.random.default_rng(0)
-    pieces = Ragged.of([random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in LENGTHS])
-    words = Ragged.of([np.arange(0, length, 2) for length in LENGTHS])
+    pieces = Ragged.from_rows([random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in LENGTHS])
+    words = Ragged.from_rows([np.arange(0, length, 2) for length in LENGTHS])
     sequences = Sequences(pieces, np.array(LENGTHS) // 2 + 1)
     encoded = Encoded(sequences, None, words if kind == "tags" else None, 3 if kind == "choice" else 1)
     return pack(encoded, np.arange(len(encoded)))

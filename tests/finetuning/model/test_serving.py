@@ -31,8 +31,8 @@ WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def batch_of(lengths: tuple[int, ...], head: str = "classes") -> TaskBatch:
     """Sequences of these lengths: for a head of tags every second piece begins a word, a choice has three."""
     random = np.random.default_rng(0)
-    pieces = Ragged.of([random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in lengths])
-    words = Ragged.of([np.arange(0, length, 2) for length in lengths])
+    pieces = Ragged.from_rows([random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in lengths])
+    words = Ragged.from_rows([np.arange(0, length, 2) for length in lengths])
     second = np.array(lengths) // 2 + 1
     choices = 3 if head == "choice" else 1
     encoded = Encoded(Sequences(pieces, second), None, words if head == "tags" else None, choices)

@@ -48,7 +48,7 @@ def test_other_data_are_known_without_a_cut(tmp_path: Path, monkeypatch: pytest.
     def refuse(*_: object) -> None:
         raise AssertionError("cut before the first step")
 
-    monkeypatch.setattr(Cutter, "cut", refuse)
+    monkeypatch.setattr(Cutter, "cut_texts", refuse)
     monkeypatch.setattr(Cutter, "cut_with_offsets", refuse)
     first = identity_of(open_task(tmp_path / "a", "good", "1"))
     assert identity_of(open_task(tmp_path / "b", "good", "1")) == first

@@ -181,7 +181,7 @@ def test_a_signal_stops_it_and_the_next_start_writes_it_whole(start: Kept, monke
     monkeypatch.setattr("finetuning.running.batches.PIECES", 7)
     items, asked = Given(items_of("classes")), iter([False, False, True])
     with monkeypatch.context() as signalled:
-        signalled.setattr(start.context.control, "asked_anywhere", lambda: next(asked))
+        signalled.setattr(start.context.control, "stop_requested_anywhere", lambda: next(asked))
         with pytest.raises(GivenUpError):
             start.keep(items, model_of())
     assert not start.path.exists()

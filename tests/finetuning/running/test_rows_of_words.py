@@ -30,7 +30,7 @@ STEPS = 4
 def batch_of(step: int) -> TaskBatch:
     """Texts of this rank in a step, of few words, of which some come again in the next step."""
     random = np.random.default_rng([dist.get_rank(), step])
-    pieces = Ragged.of([random.integers(5 * step, 5 * step + 9, size).astype(np.int32) for size in (7, 4, 12)])
+    pieces = Ragged.from_rows([random.integers(5 * step, 5 * step + 9, size).astype(np.int32) for size in (7, 4, 12)])
     labels = Ragged(random.integers(0, 3, 3), np.arange(1, 4))
     return pack(Encoded(Sequences(pieces, pieces.lengths), labels), np.arange(3))
 

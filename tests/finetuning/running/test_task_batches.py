@@ -29,7 +29,7 @@ class Counted:
 
     def encode(self, numbers: Array) -> Encoded:
         rows = [np.full(2 + number % 7, number, np.int32) for number in numbers.tolist()]
-        pieces = Ragged.of(rows)
+        pieces = Ragged.from_rows(rows)
         return Encoded(Sequences(pieces, pieces.lengths), Ragged.even(numbers[:, None]))
 
 

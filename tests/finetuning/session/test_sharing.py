@@ -72,4 +72,4 @@ def test_ranks_of_a_launcher_make_one_run_at_a_time(machine: SimpleNamespace) ->
 def test_the_memory_of_a_run_grows_with_its_model(toy: Toy, size: str, low: float, high: float) -> None:
     settings = FineTuning.model_validate({"precision": {"dtype": "fp32"}})
     task = open_own(toy.data / "toy.toml", Setup(Cutter(read_vocabulary(toy.model)), settings))
-    assert low * GB < memory_of_run(task, settings, Shape.named(size, 30522), CPU) < high * GB
+    assert low * GB < memory_of_run(task, settings, Shape.from_size(size, 30522), CPU) < high * GB

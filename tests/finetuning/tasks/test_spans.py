@@ -55,8 +55,8 @@ def test_windows_cover_every_piece_of_a_text(sizes: list[tuple[int, int]], shape
         assert [(windows.places.begins[row], windows.places.ends[row]) for row in rows] == plain_windows(
             question, size, shape
         )
-        whole = cutter().cut([pairs[number][1]]).values.tolist()
-        asked = cutter().cut([pairs[number][0]]).values.tolist()[:QUESTION]
+        whole = cutter().cut_texts([pairs[number][1]]).values.tolist()
+        asked = cutter().cut_texts([pairs[number][0]]).values.tolist()[:QUESTION]
         covered = set()
         for row in rows:
             seen = whole[windows.places.begins[row] : windows.places.ends[row]]

@@ -72,7 +72,7 @@ def test_labels_give_the_answer_back_in_the_windows_that_hold_it(
     one = item("a", "q", [answer])
     one["answers"][0]["answer_start"] = start
     lessons = Lessons(questions(tmp_path_factory.mktemp("squad"), [one], context), cutter(), SHAPE)
-    before, inside = (len(cutter().cut([text]).values) for text in (context[:start], answer))
+    before, inside = (len(cutter().cut_texts([text]).values) for text in (context[:start], answer))
     for number, label in enumerate(labels(lessons)):
         holds = lessons.places.begins[number] <= before and before + inside <= lessons.places.ends[number]
         assert (label != [0, 0]) == holds

@@ -38,7 +38,7 @@ def write_parts(folder: Path, ranks: int = RANKS) -> CheckpointRecord:
     for rank, part in enumerate(torch.arange(float(NUMBERS)).chunk(ranks)):
         name = f"{WEIGHT}-{rank:05}-of-{ranks:05}.safetensors"
         save_file({f"layer.weight:{int(part[0])}": part.clone()}, folder / name)
-        files.append(FileRecord.of(folder, name))
+        files.append(FileRecord.from_file(folder, name))
     shape = Shape(vocabulary=8, hidden=8, layers=1, heads=1, intermediate=8, positions=8)
     record = CheckpointRecord(shape, 1, 1.0, None, MadeBy(ranks, 1, "fp32"), {}, tuple(files))
     write_record(folder, record)

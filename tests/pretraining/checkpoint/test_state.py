@@ -38,7 +38,9 @@ FOUND = {"a": FoundMicroBatch(4, {"model": {"layers": 2, "pairs": True}})}
 
 
 def record(section: dict[str, Any]) -> RunRecord:
-    return RunRecord.of(CheckpointRecord(Shape(1, 8, 1, 8, 9), 7, 7.0, None, MadeBy(1, 0, "fp32"), section))
+    return RunRecord.from_checkpoint(
+        CheckpointRecord(Shape(1, 8, 1, 8, 9), 7, 7.0, None, MadeBy(1, 0, "fp32"), section)
+    )
 
 
 @pytest.mark.parametrize("scores", [SCORES, replace(SCORES, learns={"masked_loss": 5.0}), None])
@@ -102,4 +104,4 @@ def test_an_objective_that_is_gone_is_named_with_its_cure(tmp_path: Path, object
 
 def test_a_model_whose_objective_is_gone_is_named() -> None:
     with pytest.raises(UserError, match=r'^objective\.name = "gone": there is .*mlm.*; put back .*/gone\.py'):
-        find_objective(replace(Shape.named("tiny", 100), objective="gone"))
+        find_objective(replace(Shape.from_size("tiny", 100), objective="gone"))

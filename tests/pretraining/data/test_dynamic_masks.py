@@ -153,7 +153,7 @@ def test_the_rows_of_table_8_come_of_one_folder(folder: Path, split: list[float]
 
 
 def test_plans_count_what_is_predicted(folder: Path) -> None:
-    manifest, shape = Manifest.read(folder), Shape.named("tiny", 300)
+    manifest, shape = Manifest.read(folder), Shape.from_size("tiny", 300)
     objective = configured(Objective.model_validate({"masks": "dynamic", "rate": 0.4, "last_rate": 0.2}))
     assert most_predictions(objective, 32, manifest) == round(0.4 * 32)
     assert most_predictions(objective, 48, manifest) == round(0.4 * 48)

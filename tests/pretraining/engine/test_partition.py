@@ -50,7 +50,7 @@ def test_stages_1_and_2_hold_every_element_once(
         for part in found.parts:
             index = int(part.name.split()[1])
             wanted = 100 * index + torch.arange(part.start, part.start + part.length)
-            assert torch.equal(found.of(part, flat), wanted)
+            assert torch.equal(found.view_part(part, flat), wanted)
             for element in range(part.start, part.start + part.length):
                 held[part.name][element] += 1
     assert all(count == 1 for counts in held.values() for count in counts)

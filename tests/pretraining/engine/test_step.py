@@ -60,12 +60,12 @@ def train_classifier() -> tuple[list[float], bool]:
     for step in range(12):
         micro = tuple(random_batch((9, 17, 5), SMALL.vocabulary, seed=10 * rank + part) for part in range(2))
         batches = StepBatches[Batch](micro, sequences=12)
-        result = train_step(engine, batches, 2e-3, Seeds.of(1, step, rank), classification_loss)
+        result = train_step(engine, batches, 2e-3, Seeds.derive(1, step, rank), classification_loss)
         losses.append(float(sum(result.losses)))
         assert all(not part.requires_grad for output in result.outputs for part in output)
     engine.close()
     disconnect()
-    return losses, Seeds.of(1, 2, 0) == Seeds.of(1, 2, 0) != Seeds.of(1, 2, 1)
+    return losses, Seeds.derive(1, 2, 0) == Seeds.derive(1, 2, 0) != Seeds.derive(1, 2, 1)
 
 
 def test_a_model_with_a_head_of_its_own_learns_by_the_same_step() -> None:
@@ -77,7 +77,7 @@ def test_a_model_with_a_head_of_its_own_learns_by_the_same_step() -> None:
 
 
 def test_every_step_drops_other_elements_and_every_rank_draws_others() -> None:
-    found = [Seeds.of(seed, step, rank) for seed in (1, 2) for step in range(9) for rank in range(3)]
+    found = [Seeds.derive(seed, step, rank) for seed in (1, 2) for step in range(9) for rank in range(3)]
     assert len({seeds.generator for seeds in found}) == 2 * 9 * 3
     assert len({seeds.dropout for seeds in found}) == 2 * 9, "a mask is of an example, on whichever rank"
 

@@ -53,7 +53,7 @@ def shape(manifest: Manifest) -> Shape:
 def provenance(manifest: Manifest) -> Provenance:
     """Of a run that is done with both phases of a plain recipe."""
     return Provenance(
-        DataSummary.of(manifest),
+        DataSummary.from_manifest(manifest),
         "seed = 7\n",
         SCORES,
         step=120,
@@ -139,14 +139,14 @@ def test_what_was_not_given_is_not_told(shape: Shape, provenance: Provenance, tm
 def test_all_examples_are_counted(manifest: Manifest) -> None:
     sets = [entry for entry in manifest.figures if entry.length == 32]
     training, held_out = (sum(e.examples for e in sets if e.validation == held) for held in (False, True))
-    summary = DataSummary.of(manifest)
+    summary = DataSummary.from_manifest(manifest)
     assert (summary.examples["32"], summary.examples["32, held out"]) == (training, held_out)
 
 
 def test_a_manifest_without_a_language_has_none(manifest: Manifest) -> None:
     settings = {name: value for name, value in manifest.settings if name != "language"}
     other = manifest.model_copy(update={"settings": RecordedSettings(**settings)})
-    assert DataSummary.of(other).settings["language"] is None
+    assert DataSummary.from_manifest(other).settings["language"] is None
 
 
 def test_a_card_of_nothing_known_is_still_a_card(shape: Shape, tmp_path: Path) -> None:

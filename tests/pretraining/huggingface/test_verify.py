@@ -84,7 +84,7 @@ def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None
     assert max(batch.lengths) == positions
     assert int(batch.segments.max()) <= segments - 1
     model = build_model(small).initialize(1).eval()
-    masked, next_sentence = MLM.logits(model, model.seen(batch), batch).values()
+    masked, next_sentence = MLM.logits(model, model.states_for_heads(batch), batch).values()
     assert masked.shape == (len(batch.chosen), small.vocabulary)
     assert next_sentence is not None
     assert next_sentence.shape == (3, 2)

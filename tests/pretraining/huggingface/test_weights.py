@@ -90,7 +90,7 @@ def test_weights_of_transformers_give_its_logits(folder: Path) -> None:
         lengths=tuple(lengths),
         examples=torch.zeros(3, 2, dtype=torch.int64).numpy(),
     )
-    masked, next_sentence = MLM.logits(model, model.seen(batch), batch).values()
+    masked, next_sentence = MLM.logits(model, model.states_for_heads(batch), batch).values()
     torch.testing.assert_close(masked, theirs.prediction_logits[real], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(next_sentence, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5)
 

@@ -57,7 +57,7 @@ def small_model(**changes: Any) -> Bert:
 def test_logits_are_those_of_transformers() -> None:
     model, batch = small_model().eval(), random_batch(LENGTHS, SMALL.vocabulary)
     theirs = their_model(model).eval()(**padded(batch))
-    masked, following = MLM.logits(model, model.seen(batch), batch).values()
+    masked, following = MLM.logits(model, model.states_for_heads(batch), batch).values()
     chosen = padded(batch)["labels"] != -100
     torch.testing.assert_close(masked, theirs.prediction_logits[chosen], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(following, theirs.seq_relationship_logits, rtol=1e-5, atol=1e-5)
@@ -114,11 +114,11 @@ def test_a_sequence_does_not_know_its_neighbours(lengths: list[int], others: lis
 
 
 def test_the_published_sizes_have_the_published_parameters() -> None:
-    millions = {name: num_parameters(Shape.named(name, 30522)) / 1e6 for name in SIZES}
+    millions = {name: num_parameters(Shape.from_size(name, 30522)) / 1e6 for name in SIZES}
     assert 109 < millions["base"] < 111
     assert 335 < millions["large"] < 340
     for name in ("tiny", "mini", "medium"):
-        shape = Shape.named(name, 30522)
+        shape = Shape.from_size(name, 30522)
         padding = (shape.padded_vocabulary - shape.vocabulary) * (shape.hidden + 1)
         assert sum(parameter.numel() for parameter in build_model(shape).parameters()) - padding == num_parameters(
             shape
@@ -142,7 +142,7 @@ def test_without_pairs_there_is_neither_pooler_nor_next_head() -> None:
     assert (float(losses.masked), int(losses.masked_correct)) == (float(both.masked), int(both.masked_correct))
     batches = PretrainingBatches((batch,), sequences=2, predictions=len(batch.labels))
     assert float(MLM.loss(losses, batches)) == pytest.approx(float(both.masked) / len(batch.labels))
-    assert MLM.logits(model, model.seen(batch), batch).keys() == {"masked"}
+    assert MLM.logits(model, model.states_for_heads(batch), batch).keys() == {"masked"}
 
 
 def test_flops_are_those_that_the_peers_count() -> None:
@@ -153,17 +153,19 @@ def test_flops_are_those_that_the_peers_count() -> None:
         ("base", 128, 20, 69.9),
         ("base", 512, 80, 301.4),
     ):
-        assert step_flops(Shape.named(name, 30522), [length], predictions) / 1e9 == pytest.approx(gigaflops, abs=0.06)
+        assert step_flops(Shape.from_size(name, 30522), [length], predictions) / 1e9 == pytest.approx(
+            gigaflops, abs=0.06
+        )
 
 
 def test_fresh_weights_are_a_cut_normal_distribution() -> None:
-    model = build_model(Shape.named("tiny", 1000)).initialize(7)
+    model = build_model(Shape.from_size("tiny", 1000)).initialize(7)
     weight = model.get_parameter("layers.0.attention.qkv.weight")
     assert weight.abs().max().item() <= 0.04
     assert weight.std().item() == pytest.approx(0.02 * 0.88, rel=0.03)  # the cut at two deviations narrows it
     assert not any(parameter.any() for name, parameter in model.named_parameters() if name.endswith("bias"))
     assert not model.embeddings.word.weight[1000:].any()
-    again = build_model(Shape.named("tiny", 1000)).initialize(7)
+    again = build_model(Shape.from_size("tiny", 1000)).initialize(7)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 

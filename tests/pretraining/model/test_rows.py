@@ -78,7 +78,7 @@ def rows_of(examples: list[Example]) -> Rows:
 
 @given(st.lists(examples(), min_size=1, max_size=6), st.integers(5, 130))
 def test_what_is_cut_is_what_taking_pieces_away_one_by_one_leaves(given: list[Example], limit: int) -> None:
-    found, expected = rows_of(given).cut(limit), rows_of([each.cut(limit) for each in given])
+    found, expected = rows_of(given).shorten(limit), rows_of([each.cut(limit) for each in given])
     for name, values in vars(expected).items():
         assert getattr(found, name).tolist() == values.tolist(), name
 
@@ -139,7 +139,7 @@ def check_against_shards(folder: Path, dataset: Dataset) -> None:
 
 
 def test_plans_know_how_long_cut_examples_are(folder: Path) -> None:
-    manifest, shape = Manifest.read(folder), Shape.named("tiny", 300)
+    manifest, shape = Manifest.read(folder), Shape.from_size("tiny", 300)
     dataset = Dataset(folder, manifest, 24)
     lengths, predictions = dataset.sizes(dataset.first_examples(sum(dataset.shard_rows[0])))
     found = measure_sequences(shape, 24, manifest)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pretraining.config.settings import Model
 from pretraining.model.shape import DROPOUT, Shape
 
-TINY = Shape.named("tiny", vocabulary=100)
+TINY = Shape.from_size("tiny", vocabulary=100)
 
 
 def test_differences_are_told() -> None:

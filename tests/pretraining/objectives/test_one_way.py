@@ -65,7 +65,7 @@ def test_logits_loss_and_gradients_are_those_of_the_reference(name: str) -> None
         reference_logits(weights, model.shape, text, boundary)
         for text, boundary in zip(texts, rows.boundaries, strict=True)
     ]
-    (found,) = objective.logits(model, model.seen(batch), batch).values()
+    (found,) = objective.logits(model, model.states_for_heads(batch), batch).values()
     torch.testing.assert_close(found, torch.cat(wanted), rtol=1e-5, atol=1e-5)
     sums = model(batch)
     each = [reference_loss(logits, text, model.shape) for logits, text in zip(wanted, texts, strict=True)]
@@ -101,7 +101,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
     given = {name: value for name, value in padded(batch).items() if name not in ("labels", "next_sentence_label")}
     labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
     output = theirs(**given, labels=labels)
-    (found,) = objective.logits(model, model.seen(batch), batch).values()
+    (found,) = objective.logits(model, model.states_for_heads(batch), batch).values()
     predicts = torch.zeros_like(labels, dtype=torch.bool)
     predicts[:, :-1] = labels[:, 1:] != -100
     torch.testing.assert_close(found, output.logits[predicts], rtol=1e-5, atol=1e-5)

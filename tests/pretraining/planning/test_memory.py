@@ -30,7 +30,7 @@ from pretraining.planning.memory import (
 )
 from pretraining.planning.plan import Target
 
-BASE = Heaviest(Shape.named("base", 30522), "bf16", length=128, predictions=20, recompute=False)
+BASE = Heaviest(Shape.from_size("base", 30522), "bf16", length=128, predictions=20, recompute=False)
 
 
 @given(st.integers(1, 100_000), st.integers(0, 100_000))

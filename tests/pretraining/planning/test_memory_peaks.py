@@ -15,7 +15,7 @@ from support.training import connect_ranks
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.sides import muffled
-from benchmarks.training_sides import Training, joined
+from benchmarks.training_sides import Training, join_micro_batches
 from pretraining.config.settings import Dtype, Parallel, Precision
 from pretraining.data.batches import full_sequences
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -34,7 +34,7 @@ PEAK_STEPS = 6
 def measure(size: str, zero: int) -> dict[str, Any]:
     """What one rank finds."""
     connect_ranks()
-    found = measure_peak(Shape.named(size, VOCABULARY), "bf16", zero)
+    found = measure_peak(Shape.from_size(size, VOCABULARY), "bf16", zero)
     disconnect()
     return found
 
@@ -52,7 +52,7 @@ def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:
         with patch("pretraining.engine.gradients.find_neighbours", return_value=None):  # as GPUs, which share no memory
             training = Training(shape, settings, torch.device("cpu"), rank=rank)
         for _ in range(PEAK_STEPS):
-            training.step(joined([full_sequences(1, 8, 1)] * 2, ranks), mark=gc.collect)
+            training.step(join_micro_batches([full_sequences(1, 8, 1)] * 2, ranks), mark=gc.collect)
             torch.empty(MARK, dtype=torch.uint8)
     training.engine.close()
     peak = lowest_peak(profiled)

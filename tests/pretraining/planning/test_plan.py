@@ -84,7 +84,7 @@ def test_parameters_are_those_of_the_paper(name: str, low: float, high: float) -
 )
 def test_operations_are_those_that_others_count(size: str, length: int, gigaflops: float) -> None:
     """peers.md, for full sequences with the predictions of the generator."""
-    statistics = measure_sequences(Shape.named(size, 30522), length, None)
+    statistics = measure_sequences(Shape.from_size(size, 30522), length, None)
     assert statistics.flops == pytest.approx(gigaflops * 1e9, rel=0.02)
 
 
@@ -122,14 +122,14 @@ def test_a_rate_that_moves_is_planned_for_every_phase_by_its_own_steps() -> None
     for planned in build_plan(Target(recipe, None, "fp32", GPU, 1)).phases:
         assert planned.steps is not None
         order = BatchOrder(Order(0, ((1,),)), 1, behind=behind, total=101)
-        steps = [order.done(step) for step in range(int(planned.steps))]
+        steps = [order.share_done(step) for step in range(int(planned.steps))]
         length, behind = planned.phase.length, behind + len(steps)
         counts = [objective.predictions(length, 0, done) for done in steps]
         assert planned.statistics.predictions == pytest.approx(sum(counts) / len(counts), abs=0.5)
 
 
 def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
-    shape = Shape.named("tiny", 1000)
+    shape = Shape.from_size("tiny", 1000)
     statistics = measure_sequences(shape, 512, manifest)
     sizes = LENGTHS[512]
     assert statistics.duplicates == 2
@@ -213,7 +213,7 @@ def test_zero_divides_what_it_says_among_the_ranks() -> None:
 
 
 def test_offload_moves_memory_to_the_host() -> None:
-    shape = Shape.named("large", 30522)
+    shape = Shape.from_size("large", 30522)
     for zero in range(4):
         moved, here = plan_memory(shape, "bf16", 8, zero, "all"), plan_memory(shape, "bf16", 8, zero)
         assert here.host == 0
@@ -230,7 +230,7 @@ def test_offload_moves_memory_to_the_host() -> None:
 def test_memory_falls_with_ranks_and_with_the_stage(size: str, dtype: Any, zero: int, power: int) -> None:
     """With small buckets; DeepSpeed's own take more than ZeRO 2 and 3 save of small models."""
     small = {"reduce_bucket_size": 0, "stage3_max_live_parameters": 0}
-    shape, ranks = Shape.named(size, 30522), 2**power
+    shape, ranks = Shape.from_size(size, 30522), 2**power
     here = plan_memory(shape, dtype, ranks, zero, zero_options=small)
     assert plan_memory(shape, dtype, 2 * ranks, zero, zero_options=small).device <= here.device
     if zero > 1 and ranks > 1:

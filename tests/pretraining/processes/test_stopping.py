@@ -185,10 +185,10 @@ def test_ranks_ask_one_another_by_the_clock_and_not_each_time(
         control.decide(wrong=False, saving=0.0)
         for _ in range(40):
             now[0] += seconds
-            assert not control.asked_anywhere()
+            assert not control.stop_requested_anywhere()
         assert len(counted) - 1 <= votes
         os.kill(os.getpid(), signal.SIGUSR1)
         heard_at = now[0]
-        while not control.asked_anywhere():
+        while not control.stop_requested_anywhere():
             now[0] += seconds
         assert now[0] - heard_at <= max(1.0, seconds)

@@ -90,7 +90,7 @@ def test_without_a_terminal_lines_of_progress_come_ever_more_rarely(
 def alone(record: StepRecord | EvaluationRecord) -> dict[str, Any]:
     """What is told of masked pieces alone."""
     learns = {name: value for name, value in record.learns.items() if not name.startswith("next_")}
-    return {"learns": learns, "said": MLM.said(learns)}
+    return {"learns": learns, "said": MLM.describe_figures(learns)}
 
 
 def test_without_next_sentences_nothing_tells_of_them(tmp_path: Path) -> None:

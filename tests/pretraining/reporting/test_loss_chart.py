@@ -16,7 +16,9 @@ from pretraining.reporting.metrics_file import Logged
 
 def record(step: int, **figures: float) -> Logged:
     phase = 1 if step < 80 else 2
-    return Logged.of({"step": step, "phase": phase, "masked_loss": 9.0 - step / 20, "loss_scale": None, **figures})
+    return Logged.from_record(
+        {"step": step, "phase": phase, "masked_loss": 9.0 - step / 20, "loss_scale": None, **figures}
+    )
 
 
 @pytest.mark.parametrize("pairs", [True, False])

@@ -80,7 +80,7 @@ def test_pairs_of_blimp_are_scored_as_by_a_plain_scorer(tmp_path: Path) -> None:
     pieces = tuple((data / "vocab.txt").read_text().splitlines())
     vocabulary = Vocabulary(pieces, cased=False)
     torch.manual_seed(0)
-    shape = SHAPE.named("tiny", len(pieces))
+    shape = SHAPE.from_size("tiny", len(pieces))
     theirs = BertForMaskedLM(their_config(shape))
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -133,7 +133,7 @@ def test_a_model_of_one_direction_is_asked_once_for_all_pieces(name: str) -> Non
     text = "word1 abc word2 ?"
     found = Scorer(model, VOCABULARY, CPU).score([text, "word3", text])
     assert found[0] == found[2]
-    pieces, draw = SCORER.cut([text]).pieces, np.random.default_rng(0)
+    pieces, draw = SCORER.cut_texts([text]).pieces, np.random.default_rng(0)
     decoder, total, before = model.embeddings.word.weight, 0.0, objective.sees == "before"
     for place in range(1, len(pieces) - 1):
         noise = draw.integers(5, SHAPE.vocabulary, len(pieces))
@@ -155,7 +155,7 @@ def test_a_long_sentence_is_asked_in_parts_and_one_that_is_too_long_is_not(monke
     text = " ".join(["word1", "word2", "abc"] * 6)
     whole = SCORER.score([text])
     monkeypatch.setattr(SCORER, "_together", 100)
-    parts = SCORER.parts(SCORER.cut([text]))
+    parts = SCORER.parts(SCORER.cut_texts([text]))
     assert len(parts) > 5
     np.testing.assert_allclose(SCORER.score([text]), whole, atol=1e-4)
     found = SCORER.score([text, " ".join(["word1"] * 39), "word1"])
@@ -173,11 +173,13 @@ def test_a_sentence_of_which_no_piece_is_left_has_no_score(scorer: str) -> None:
 def test_what_says_nothing_of_a_model_is_counted() -> None:
     long = "word1 " * 39
     pairs = [Pair("a", "b"), Pair("a", "a"), Pair(long, "\u200b"), Pair("\u200b", "a"), Pair(long, long)]
-    asked = Asked.of(pairs, SCORER.cut(sentences_of(pairs)), SHAPE.positions)
+    asked = Asked.from_pairs(pairs, SCORER.cut_texts(sentences_of(pairs)), SHAPE.positions)
     assert (asked.equal, asked.too_long, asked.without_pieces, asked.telling) == (2, 2, 1, 1)
     asked.require_telling("pairs.tsv")
     with pytest.raises(UserError, match="none of its 4 pairs"):
-        Asked.of(pairs[1:], SCORER.cut(sentences_of(pairs[1:])), SHAPE.positions).require_telling("pairs.tsv")
+        Asked.from_pairs(pairs[1:], SCORER.cut_texts(sentences_of(pairs[1:])), SHAPE.positions).require_telling(
+            "pairs.tsv"
+        )
 
 
 def test_a_folder_without_the_heads_of_pretraining_is_refused(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def state(shape: Shape) -> dict[str, Tensor]:
 @pytest.fixture
 def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run, whose checkpoint is these weights."""
-    summary = DataSummary.of(Manifest.read(data))
+    summary = DataSummary.from_manifest(Manifest.read(data))
 
     def read_run(run: Path, checkpoint: str | None) -> Exportable:
         if checkpoint not in (None, "last"):
@@ -109,10 +109,10 @@ def test_the_card_has_the_recipe_of_what_was_trained() -> None:
     recipe = Recipe.model_validate({"phases": phases, "parallel": {"zero": 2}})
     data = DataSummary({}, 100, {"64": 5, "64, held out": 1}, {}, "vocabulary", "fingerprint")
     run = RunRecord(RunState(phase=1, phase_step=3), recipe, data, None, [])
-    told = read_toml(trained_with(run, Shape.named("tiny", 100)))
+    told = read_toml(trained_with(run, Shape.from_size("tiny", 100)))
     assert told.keys() == {"objective", "seed", "model", "phases"}
     assert told["objective"]["next_sentences"]
-    unpaired = replace(Shape.named("tiny", 100), pairs=False)
+    unpaired = replace(Shape.from_size("tiny", 100), pairs=False)
     assert "next_sentences" not in read_toml(trained_with(run, unpaired))["objective"]
     short, long = told["phases"]
     assert (short["name"], short["steps"], short["cut_out_of"]) == ("short", 9, 64)

@@ -153,7 +153,7 @@ def test_a_trial_leaves_room_for_what_the_engine_will_hold_yet(monkeypatch: pyte
 def test_a_gpu_finds_what_fits_and_is_as_before() -> None:
     """In 4 GB, of which the weights and gradients of Base take 0.5."""
     device = torch.device("cuda", 0)
-    base = Heaviest(Shape.named("base", 30522), "bf16", length=128, predictions=20, recompute=False)
+    base = Heaviest(Shape.from_size("base", 30522), "bf16", length=128, predictions=20, recompute=False)
     free, held = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)
     reserve = free - 4 * 10**9
     sizes = [2**power for power in range(12)]

@@ -31,7 +31,7 @@ def test_a_phase_that_ends_where_it_was_scored_asks_the_pairs_alone(last: int) -
     watch = SimpleNamespace(mark=None, pause=nullcontext)
     scores = EvaluationRecord(last, 1, {"masked_loss": 5.0}, 64, 1.0, ["masked"])
     trainer: Any = SimpleNamespace(scores=scores, state=SimpleNamespace(step=7), engine=None)
-    trainer.context = SimpleNamespace(watch=watch, control=SimpleNamespace(asked_anywhere=None))
+    trainer.context = SimpleNamespace(watch=watch, control=SimpleNamespace(stop_requested_anywhere=None))
     trainer.meter, trainer.log = SimpleNamespace(watch=watch), SimpleNamespace(write=written.append)
     trainer.show_progress = lambda *_: None
     phase: Any = SimpleNamespace(number=0, evaluate=evaluate)
