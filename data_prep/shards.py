@@ -319,7 +319,8 @@ class Manifest(Ingredients):
                 raise UserError(f"{folder}: not finished; run the same shard.py command again to continue") from None
             raise UserError(f"{folder}: no {MANIFEST}: not a folder of shards (make one with shard.py)") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise UserError(f"{path}: not of format {FORMAT}, the one that this version reads")
+            found = content.get("format", "unknown") if isinstance(content, dict) else "unknown"
+            raise UserError(f"{path}: of format {found}; this version reads {FORMAT}")
         if missing := FORM.keys() - content.keys():
             raise DamageError(f"{path}: lacks {', '.join(sorted(missing))}: it was edited")
         return cls.from_content(content, FORM, path)

@@ -23,7 +23,7 @@ from data_prep.common.files import BLOCK
 from data_prep.common.progress import duration
 from data_prep.common.terminal import open_console
 
-AGENT = "cloze-fetch/0.1"
+AGENT = "cloze-fetch/1.0"
 LONGEST_PAUSE = 60.0  # seconds
 OFFLINE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 T = TypeVar("T")
