@@ -236,4 +236,4 @@ def test_a_manifest_of_another_format_is_refused(data: Path, capfd: pytest.Captu
     content = json.loads((data / MANIFEST).read_text())
     (data / MANIFEST).write_text(json.dumps({**content, "format": 99}))
     assert verify.main([str(data)]) == 2
-    assert "not of format" in capfd.readouterr().err
+    assert "of format 99; this version reads 1" in capfd.readouterr().err
