@@ -16,6 +16,7 @@ from benchmarks.measure import read_results
 from benchmarks.optimizers import Optimizers
 
 
+@pytest.mark.slow
 def test_optimizers_take_turns(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards")
     words = ["--size", "tiny", "--optimizers", "lamb", "--rounds", "2", "--dtype", "fp32", "--length", "32"]

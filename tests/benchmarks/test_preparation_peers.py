@@ -64,6 +64,7 @@ def test_the_original_writes_padded_examples(job: ExamplesJob, tmp_path: Path) -
     assert {example["next_sentence_labels"][0] for example in examples} == {0, 1}
 
 
+@pytest.mark.slow
 def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
     VOCABULARY.write(write_wiki(tmp_path / "wiki" / "AA", documents=60).parent.parent)
     for number, path in enumerate(sorted((tmp_path / "wiki" / "AA").iterdir())):

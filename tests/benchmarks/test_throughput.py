@@ -178,6 +178,7 @@ def break_down(*_: object) -> None:
     raise UserError("no such side")
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_kept_before_the_next_side_begins(
     tiny_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ import pytest
 from conftest import ROOT, write_wiki
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.marks import slow
 
 from data_prep import shard, show, verify
 from data_prep.arrow_files import read_shard
@@ -257,7 +258,7 @@ def test_a_table_that_unpacks_to_more_than_memory_is_named(data: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("number", [2**60, 2**31, -1])
+@pytest.mark.parametrize("number", [slow(2**60), slow(2**31), -1])
 def test_a_shard_that_claims_to_be_huge_is_named(number: int, data: Path) -> None:
     """The numbers of rows stand in the metadata as they are, for the batch and for each of its columns."""
     rows = read_shard(data / SHARD).num_rows
@@ -329,7 +330,7 @@ def look_in_a_fork(data: Path) -> tuple[list[int], str]:
 FILES = (SHARD, DOCUMENTS, "vocab.txt", MANIFEST)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(FILES), place=st.floats(0, 1), near_an_end=st.booleans(), value=st.integers(1, 255))
 def test_a_byte_that_is_changed_anywhere_is_found(
     sound: Path, tmp_path: Path, name: str, place: float, near_an_end: bool, value: int

@@ -174,7 +174,7 @@ def test_a_fault_of_the_code_on_one_rank_is_told_with_its_traceback(
     assert "interrupted" not in errors
 
 
-@pytest.mark.parametrize(("corpus", "message"), [("nowhere", "no such file or folder"), ("empty", "error: --docs")])
+@pytest.mark.parametrize(("corpus", "message"), [("nowhere", "no such file or folder"), slow("empty", "error: --docs")])
 def test_a_mistake_of_the_user_is_told_once(corpus: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     code, said = launch(3, tmp_path / corpus, str(tmp_path / "out"), {})

@@ -179,6 +179,7 @@ def test_no_worker_outlives_a_main_process_that_was_killed(corpus: Path, tmp_pat
     wait_for(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family), 20)
 
 
+@pytest.mark.slow
 def test_termination_is_as_polite_as_ctrl_c(corpus: Path, tmp_path: Path) -> None:
     process = begin(corpus, tmp_path / "out")
     process.terminate()

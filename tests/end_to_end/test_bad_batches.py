@@ -63,7 +63,7 @@ def assert_left_out(run: Path, *wanted: tuple[int, int]) -> None:
     assert all(isinstance(record["loss"], float) for record in records(run))
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient", "collapse"])
+@pytest.mark.parametrize("what", ["loss", slow("gradient"), slow("collapse")])
 def test_a_bad_batch_is_left_out(
     place: Place, without_bad: Path, what: Literal["loss", "gradient", "collapse"]
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_bad_batch_is_left_out(
     assert_same(place.folder / "run", without_bad)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", [slow("adamw"), "lamb"])
 def test_a_bad_gradient_that_nobody_looks_at_in_its_step_is_left_out_too(place: Place, optimizer: str) -> None:
     """As on a GPU: AdamW moves nothing at step 3, LAMB makes the weights no numbers, and the run goes back when it
     looks, a step later."""
@@ -105,7 +105,7 @@ def test_a_bad_gradient_under_other_stages(place: Place, zero: int) -> None:
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
 
 
-@pytest.mark.parametrize("more", [["--checkpoints.every", "0"], ["--resume", "never"]])
+@pytest.mark.parametrize("more", [slow(["--checkpoints.every", "0"]), ["--resume", "never"]])
 def test_a_bad_batch_before_the_first_checkpoint_and_in_a_run_that_resumes_nothing(
     place: Place, without_bad: Path, more: list[str]
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_loss_that_leaps(place: Place) -> None:
     assert_same(place.folder / "run", wanted)
 
 
-@pytest.mark.parametrize("zero", [0, slow(1)])
+@pytest.mark.parametrize("zero", [slow(0), slow(1)])
 def test_a_loss_that_is_not_finite(place: Place, zero: int) -> None:
     """Told once, by all ranks together; what was saved is sound."""
     wild = "--phases.0.learning_rate 1e30 --optimizer.clip 0 --checkpoints.every 1 --parallel.zero"

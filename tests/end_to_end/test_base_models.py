@@ -13,6 +13,7 @@ import torch
 from conftest import write_wiki
 from support.base_models import swapped, write_bert
 from support.hub import downloads, publish_model, read_settings_anew
+from support.marks import slow
 from support.processes import Done
 from support.sharding import run as shard
 from support.training import SAVES, Place, assert_ended, assert_well, contents, launch, records, train
@@ -162,7 +163,7 @@ def test_the_plan_has_the_sizes(adapting: Place, bert: Path) -> None:
     assert "or begin with a model that has them: --init FOLDER" in refused
 
 
-@pytest.mark.parametrize("new", ["drawn", "copied"])
+@pytest.mark.parametrize("new", [slow("drawn"), "copied"])
 def test_more_positions_begin_anew_as_the_phase_says(adapting: Place, new: str) -> None:
     """Those that the model had stay; of a model with 40 the second phase, of length 64, needs 24 more."""
     short = write_bert(adapting.folder / "short", adapting.data, positions=40)
@@ -179,7 +180,7 @@ def test_more_positions_begin_anew_as_the_phase_says(adapting: Place, new: str) 
     assert "--model.positions = 40: " in assert_ended(launch(fewer, 1), 2)
 
 
-@pytest.mark.parametrize("length", [64, 40])
+@pytest.mark.parametrize("length", [slow(64), 40])
 def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, bert: Path, length: int) -> None:
     """Though no phase of this run has trained those that the second one needs, and its tokenizer may use fewer."""
     config = bert / "tokenizer_config.json"

@@ -265,7 +265,7 @@ def test_launchers(toy: Toy, words: str) -> None:
     assert results(toy.folder / "ranks")["runs"]["lr0.003-seed1"]["ranks"] == 2
 
 
-@pytest.mark.parametrize("ranks", [1, slow(2)])
+@pytest.mark.parametrize("ranks", [slow(1), slow(2)])
 def test_a_full_disk(toy: Toy, straight_toy: dict[str, Any], ranks: int) -> None:
     """Nothing half-written is left under its own name, and the same command goes on where there is room."""
     wanted = straight_toy

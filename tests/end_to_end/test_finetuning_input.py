@@ -53,6 +53,7 @@ def test_files_that_are_refused(case: str, toy: Toy, tmp_path: Path, capsys: pyt
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_files_that_are_taken(toy: Toy, tmp_path: Path) -> None:
     """One command has them all as tasks, each with what there is to say of it."""
     folders = {case: changed(toy, tmp_path / case, files) for case, files in TAKEN.items()}

@@ -60,7 +60,7 @@ def kill_and_compare(place: Place, wanted: Path, more: list[str], last: int, kil
 
 
 def test_a_run_whose_ranks_are_killed_is_the_straight_one(place: Place, long: Path) -> None:
-    kill_and_compare(place, long, LONG, last=18, kills=3)
+    kill_and_compare(place, long, LONG, last=18, kills=2)
 
 
 @pytest.mark.slow

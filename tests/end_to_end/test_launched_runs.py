@@ -13,7 +13,7 @@ from support.training import COMMAND, Place, assert_well, be_train_py, records
 from pretraining import train as entry
 
 LAUNCHED = [
-    "torchrun --nproc-per-node 2 --",
+    slow("torchrun --nproc-per-node 2 --"),
     slow("deepspeed --num_gpus 2 --master_port {port}"),
     slow("mpirun --allow-run-as-root --oversubscribe -n 2 {python}"),
 ]

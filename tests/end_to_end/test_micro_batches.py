@@ -82,6 +82,7 @@ def test_a_resumed_run_is_the_straight_one_bit_for_bit(place: Place) -> None:
     assert_same(place.folder / "stopped", place.folder / "straight")
 
 
+@pytest.mark.slow
 def test_what_changes_the_memory_is_looked_at_anew(place: Place) -> None:
     command = place.command("run", *AUTO)
     assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)

@@ -104,7 +104,7 @@ def test_one_rank_has_the_same_curve(unpaired: Place, place: Place) -> None:
     assert_same_curve(place.folder / "one", unpaired.folder / "straight", 1e-5)
 
 
-@pytest.mark.parametrize("zero", [slow("1"), slow("2"), "3"])
+@pytest.mark.parametrize("zero", [slow("1"), slow("2"), slow("3")])
 def test_lamb_and_every_zero_stage(unpaired: Place, place: Place, zero: str) -> None:
     given = dataclasses.replace(unpaired, folder=place.folder)
     assert_well(train(given.command("alone", *LAMB, "--parallel.zero", "0"), ranks=1))

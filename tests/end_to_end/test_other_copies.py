@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from support.copies import write_other_copy
+from support.marks import slow
 from support.processes import free_port
 from support.shards import make_shards
 from support.training import RECIPE
@@ -47,7 +48,7 @@ def test_workers_run_the_code_of_their_command(other: Path, wiki: Path, tmp_path
 
 
 @pytest.mark.parametrize("other", ["PYTHONPATH"], indirect=True)
-@pytest.mark.parametrize("entry", ["finetuning/run_ner.py", "benchmarks/report.py", "cluster/submit.py"])
+@pytest.mark.parametrize("entry", [slow("finetuning/run_ner.py"), slow("benchmarks/report.py"), "cluster/submit.py"])
 def test_other_commands_do_too(other: Path, entry: str) -> None:
     assert run(ROOT / entry, "--help").stderr == told(other)
 

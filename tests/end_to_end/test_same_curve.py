@@ -50,7 +50,16 @@ WAYS: dict[int, dict[str, list[str]]] = {
 }
 
 
-RARE = ("1 checkpointed", "1 all at once", "2 ZeRO 0", "2 ZeRO 2", "2 without dropout", "2 bf16 ZeRO 2")
+RARE = (
+    "2 ZeRO 3",
+    "2 bf16 ZeRO 3",
+    "1 checkpointed",
+    "1 all at once",
+    "2 ZeRO 0",
+    "2 ZeRO 2",
+    "2 without dropout",
+    "2 bf16 ZeRO 2",
+)
 """ways that are tried with the slow tests"""
 CASES = [slow(ranks, way) if f"{ranks} {way}" in RARE else (ranks, way) for ranks, ways in WAYS.items() for way in ways]
 

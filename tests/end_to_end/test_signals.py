@@ -62,7 +62,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -
     assert_same(place.folder / "run", long)
 
 
-@pytest.mark.parametrize("come", [1, 2])
+@pytest.mark.parametrize("come", [slow(1), 2])
 def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, come: int) -> None:
     """While rank 0 waits for the others to come, at once; while they make the model, before the first step is done."""
     run = stopped_at(straight, place.folder / "run", 6)
@@ -147,7 +147,7 @@ def test_ctrl_c_before_the_first_step_ends_at_once(place: Place) -> None:
 EVALUATING = ["--evaluation.every", "3", "--checkpoints.every", "3", "--checkpoints.keep", "9", "--phases.0.steps", "7"]
 
 
-@pytest.mark.parametrize("step", [3, slow(7)])
+@pytest.mark.parametrize("step", [slow(3), slow(7)])
 def test_a_signal_does_not_wait_for_an_evaluation(place: Place, step: int) -> None:
     """It is given up, and made up by the next start; so is one that a kill has made of no account."""
     assert_well(train(place.command("straight", *EVALUATING), 1))

@@ -55,6 +55,7 @@ def ask_at_once(port: int, clients: int, body: bytes) -> set[bytes]:
         return {each.makefile("rb").read().partition(b"\r\n\r\n")[2] for each in opened}
 
 
+@pytest.mark.slow
 def test_the_server_of_the_page_answers(model: Path, tmp_path: Path) -> None:
     page, port = (ROOT / "docs" / "predicting.md").read_text(), free_port()
     (code,) = (block for block in page.split("```python\n") if "HTTPServer" in block)

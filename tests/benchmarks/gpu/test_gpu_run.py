@@ -99,6 +99,7 @@ STARTED_THERE = [
 ]
 
 
+@pytest.mark.slow
 def test_commands_start_where_no_optional_package_is() -> None:
     """As on a machine without a network, to which shards and few wheels were brought."""
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"

@@ -52,6 +52,7 @@ def pack(data: Path, out: Path) -> None:
     tables.pack(GpuTables("pack", out, text=(data / "wiki",)), QUIET)
 
 
+@pytest.mark.slow
 def test_documents_and_tasks_are_packed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(data, tmp_path / "out")
     with tarfile.open(tmp_path / "out" / "data.tar.xz") as tar:
@@ -63,6 +64,7 @@ def test_documents_and_tasks_are_packed(data: Path, tmp_path: Path, monkeypatch:
         pack(data, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_shares_run_at_once_and_those_that_are_late_are_stopped(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from benchmarks.gpu import install
 from benchmarks.gpu.install import locked_versions
 
 
+@pytest.mark.slow
 def test_without_a_network_the_machines_packages_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Here the machine has all, so that an empty folder of wheels is enough; torch is its own, not a copy."""
     (tmp_path / "wheels").mkdir()

@@ -28,7 +28,7 @@ def of_size(
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1,), (5 << 20, 3, 0, 70 << 20, 1 << 20), (100,) * 5000, ((1 << 31) + 7, 10), ((1 << 20) + 1,) * 9]
+    "sizes", [(1,), (5 << 20, 3, 0, 70 << 20, 1 << 20), (100,) * 1500, ((1 << 31) + 7, 10), ((1 << 20) + 1,) * 9]
 )
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
 def test_every_byte_is_in_exactly_one_span(tmp_path: Path, sizes: tuple[int, ...], suffix: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.finetuning import Toy, call, launch, stop_at
+from support.marks import slow
 from support.training import assert_ended
 
 from data_prep.common.errors import UserError
@@ -140,7 +141,9 @@ def test_a_folder_takes_the_place_of_another_also_after_a_kill(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("leaves_group")
-@pytest.mark.parametrize(("more", "threads"), [([], 2), (["--compute.threads", "1"], 1)], ids=["as begun", "as told"])
+@pytest.mark.parametrize(
+    ("more", "threads"), [([], 2), slow(["--compute.threads", "1"], 1)], ids=["as begun", "as told"]
+)
 def test_a_run_that_goes_on_has_the_threads_that_it_was_begun_with(toy: Toy, more: list[str], threads: int) -> None:
     """Their number decides how sums are rounded, and how many there would be depends on the runs beside it."""
     command = toy.command("out", "--checkpoints.every", "2")

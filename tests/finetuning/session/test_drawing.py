@@ -37,6 +37,7 @@ def test_a_grid_is_drawn_beside_its_results(tmp_path: Path) -> None:
     assert {"dev/accuracy", "test/accuracy"} <= set(events.Tags()["scalars"])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_is_told_and_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

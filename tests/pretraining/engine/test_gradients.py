@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from support.marks import slow
 from support.poison import poison_second_step
 from support.pretraining_reference import SMALL, random_batch
 from support.processes import spawn
@@ -191,7 +192,7 @@ def watch_sending() -> list[str]:
     return sent
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, slow(3)])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     done = spawn(request.param, on_ranks, timeout=150)
     assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param

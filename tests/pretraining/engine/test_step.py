@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from support import twice
+from support.marks import slow
 from support.pretraining_reference import SMALL, random_batch
 from support.processes import ROOT, run_program, spawn
 from support.training import connect_ranks
@@ -89,7 +90,7 @@ def test_what_fine_tuning_stands_on_needs_neither_training_nor_its_data() -> Non
     assert not [name for name in done.stdout.split() if name.startswith(("pretraining.training", "pretraining.data"))]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", [slow("adamw"), "lamb"])
 def test_a_run_gives_the_same_bits_twice(optimizer: str, tmp_path: Path) -> None:
     """By the program that tests of GPUs start."""
     done = run_program(twice.__file__, ["cpu", "fp32", optimizer], tmp_path)

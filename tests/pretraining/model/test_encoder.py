@@ -135,7 +135,7 @@ def assert_one_translation(compiled: Compiled, model: Bert, device: str) -> None
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
-    ("gpu", "recompute"), [slow("flash", False), ("flash", True), slow("padded", False)], indirect=["gpu"]
+    ("gpu", "recompute"), [slow("flash", False), slow("flash", True), slow("padded", False)], indirect=["gpu"]
 )
 def test_layers_on_a_gpu_share_a_translation(compiled: Compiled, recompute: bool) -> None:
     assert_one_translation(compiled, model_without_data(recompute), "meta")
@@ -174,7 +174,7 @@ def test_all_sizes_need_few_translations_on_a_cpu(compiled: Compiled) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, slow(True)])
 def test_compiled_layers_compute_the_same(recompute: bool) -> None:
     """They drop the same too, by the keys of rows: Inductor's own masks repeat in torch 2.13 (pytorch issue 198333)."""
     shape = replace(SHAPE, layers=3, dropout=0.3, attention_dropout=0.0)

@@ -226,6 +226,7 @@ def test_kernels_are_compiled_once_for_each_processor_and_again_where_they_are_d
     assert len([*damaged.parent.iterdir()]) == 2
 
 
+@pytest.mark.slow
 def test_kernels_of_a_home_that_cannot_be_written_are_kept_beside_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,6 +213,7 @@ def meet_with_little_time_to_answer() -> None:
     take_part(meet)
 
 
+@pytest.mark.slow
 def test_a_port_that_a_silent_program_holds() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
