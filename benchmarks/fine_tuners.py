@@ -103,9 +103,8 @@ class Unscored(Tuner):
 class OurFineTuning:
     """Our fine-tuning, an epoch in a turn."""
 
-    def __init__(self, exercise: Exercise, world: World | None = None) -> None:
-        """Connects the ranks of the world, which is this process alone where none is given."""
-        world, settings = world or World(), exercise.settings()
+    def __init__(self, exercise: Exercise) -> None:
+        world, settings = World(), exercise.settings()
         device = choose_device("auto", world)
         connect(world, device)
         torch.set_num_threads(default_threads(world))

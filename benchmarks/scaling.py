@@ -4,7 +4,6 @@ together have as many.
 
     python benchmarks/scaling.py --processes 1 2
     python benchmarks/scaling.py --recipe bert_large_lamb --parallel.zero 2 --data data/wiki
-    python benchmarks/scaling.py --fine-tuning
     sbatch --nodes=8 cluster/benchmark_scaling.slurm
 
 Launches of 1, 2, 4 … processes take turns, so that what disturbs one disturbs all. Each trains as train.py does, and
@@ -29,12 +28,11 @@ import os
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 from unittest.mock import patch
 
 from pretraining.processes.environment import prepare_process
@@ -46,31 +44,23 @@ import torch.distributed as dist
 from rich.console import Console
 
 from benchmarks.contests import alternate
-from benchmarks.fine_tuners import Exercise
-from benchmarks.fine_tuning import FILES, make_model
-from benchmarks.measure import DATA, mistakes_told, read_recipe_command, results_file
+from benchmarks.measure import mistakes_told, read_recipe_command
 from benchmarks.scaling_report import SILENT, Note, describe_launch, read_notes, report
-from benchmarks.texts import DEMO, make_demo, write_demo_task
+from benchmarks.texts import DEMO, make_demo
 from benchmarks.training_sides import Training
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world
 from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
-from finetuning.model.models import find_model
-from finetuning.running.base import Base
-from finetuning.running.batches import TrainingBatches
-from finetuning.running.loop import build_model, minimised
 from pretraining.config.overrides import load_recipe
 from pretraining.config.settings import Recipe
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
-from pretraining.engine.engine import Engine
-from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
-from pretraining.engine.step import Seeds, train_step
-from pretraining.model.batch import StepBatches
+from pretraining.engine.precision import choose_dtype, name_dtype
+from pretraining.model.batch import PretrainingBatches
 from pretraining.processes.group import (
     choose_device,
     connect,
@@ -83,8 +73,6 @@ from pretraining.processes.group import (
 from pretraining.reporting.hardware import synchronize
 
 WARM_UP = 2
-MODEL = "model"
-"""Folder of the fresh model of --fine-tuning, beside the notes of its launches."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +83,8 @@ class Scaling:
     """How many processes, in turn (default: 1, 2, 4 … up to one for each GPU, or for each core)."""
     recipe: Path | None = None
     """Recipe of the model, optimizer, precision and ZeRO stage (default: bert_mini, on GPUs bert_base_lamb)."""
-    fine_tuning: bool = False
-    """Measure steps of a fine-tuning on SST-2 instead, by the recipe of GLUE, of a fresh model of the recipe's size."""
     data: Path | None = None
-    """Folder of shards (default: build/demo, made of the built-in corpus where it is not there yet); with --fine-tuning
-    that of glue/SST-2 and vocab.txt (default: that of CLOZE_DATA, or else sentences of the demo corpus)."""
+    """Folder of shards (default: build/demo, made of the built-in corpus where it is not there yet)."""
     length: int = 128
     """Length of the sequences."""
     sequences: int | None = None
@@ -120,82 +105,43 @@ class Scaling:
     """File for the numbers, beside which the plot is put (default: in benchmarks/results)."""
 
 
-@dataclass(frozen=True)
 class RankSteps:
-    """What one rank of a launch computes: steps on its part of the same global batches, weak and strong."""
+    """Steps of pre-training that one rank of a launch makes, on its part of the global batches, weak and strong."""
 
-    batches: Mapping[str, Sequence[StepBatches[Any]]]
-    """This rank's batches of all steps, by the kind of scaling."""
-    begin: Callable[[], tuple[Engine, Callable[[Any], object]]]
-    """Makes a new engine, and the function that makes a step of it on batches."""
-    device: torch.device
-    dtype: torch.dtype
+    def __init__(self, settings: Scaling, recipe: Recipe, world: World, device: torch.device) -> None:
+        self.device, self.dtype = device, choose_dtype(recipe.precision.dtype, device)
+        self._recipe, self._rank = recipe, world.rank
+        shards = settings.data or DEMO
+        manifest = Manifest.read(shards)
+        self._shape = recipe.shape(manifest)
+        dataset = Dataset(shards, manifest, settings.length, rank=world.rank, ranks=world.size)
+        order, steps = Order(recipe.seed, dataset.shard_rows), range(WARM_UP + settings.steps)
+        self.batches: dict[str, list[PretrainingBatches]] = {}
+        """This rank's batches of all steps, by the kind of scaling."""
+        for kind, (batch, accumulation) in batch_sizes(settings, device, world.size).items():
+            read = partial(step_batches, dataset, BatchOrder(order, batch))
+            self.batches[kind] = [read(step, world.rank, world.size, accumulation) for step in steps]
 
-    def seconds(self) -> dict[str, float]:
-        """The median seconds of this rank's steps, by the kind of scaling; kinds alternate."""
-        engine, step = self.begin()
-        turns = {kind: partial(self._make_step, step, iter(batches)) for kind, batches in self.batches.items()}
+    def measure(self) -> dict[str, float]:
+        """Makes all steps with a new engine, kinds in turns; returns the median seconds of a step of each kind."""
+        recipe = self._recipe
+        own = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
+        training = Training(self._shape, own, self.device, recipe.seed, self._rank)
+
+        turns = {kind: partial(self._make_step, training, iter(batches)) for kind, batches in self.batches.items()}
         found = alternate(turns, len(self.batches["weak"]) - WARM_UP, WARM_UP)
-        if not math.isfinite(float(engine.gradient_norm or 0.0)):
+        if not math.isfinite(float(training.engine.gradient_norm or 0.0)):
             raise UserError("the gradients are not finite, so that steps are not what they are in training")
-        engine.close()
-        del engine, step, turns
+        training.engine.close()
+        del training, turns
         gc.collect()
         torch.cuda.empty_cache()
         return {kind: statistics.median(seconds) for kind, seconds in found.seconds.items()}
 
-    def _make_step(self, step: Callable[[Any], object], batches: Iterator[StepBatches[Any]]) -> None:
+    def _make_step(self, training: Training, batches: Iterator[PretrainingBatches]) -> None:
         """Makes the next step, and waits for its end."""
-        step(next(batches))
+        training.step(next(batches))
         synchronize(self.device)
-
-
-def pretraining_steps(settings: Scaling, recipe: Recipe, world: World, device: torch.device) -> RankSteps:
-    """Steps of pre-training on shards, as train.py makes them."""
-    shards = settings.data or DEMO
-    manifest = Manifest.read(shards)
-    shape = recipe.shape(manifest)
-    dataset = Dataset(shards, manifest, settings.length, rank=world.rank, ranks=world.size)
-    order, steps = Order(recipe.seed, dataset.shard_rows), range(WARM_UP + settings.steps)
-    batches = {}
-    for kind, (batch, accumulation) in batch_sizes(settings, device, world.size).items():
-        read = partial(step_batches, dataset, BatchOrder(order, batch))
-        batches[kind] = [read(step, world.rank, world.size, accumulation) for step in steps]
-
-    def begin() -> tuple[Engine, Callable[[Any], object]]:
-        own = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
-        training = Training(shape, own, device, recipe.seed, world.rank)
-        return training.engine, training.step
-
-    return RankSteps(batches, begin, device, choose_dtype(recipe.precision.dtype, device))
-
-
-def fine_tuning_steps(settings: Scaling, world: World, device: torch.device) -> RankSteps:
-    """Steps of fine-tuning the model beside the notes on SST-2, by the recipe of GLUE."""
-    assert settings.notes is not None
-    model, steps = settings.notes.parent / MODEL, WARM_UP + settings.steps
-    if not model.exists():
-        raise UserError("--fine-tuning: ranks of this machine are launched by scaling.py itself; leave --notes out")
-    exercises = {
-        kind: Exercise("sst2", model, settings.data or DATA, batch, steps, 1)
-        for kind, (batch, _) in batch_sizes(settings, device, world.size).items()
-    }
-    exercise = max(exercises.values(), key=lambda each: each.batch)
-    tuning, task, base = exercise.settings(), exercise.open(), Base(find_model(str(model)))
-    batches = {}
-    for kind, each in exercises.items():
-        all_batches = TrainingBatches(task.train, each.settings(), world.rank, world.size).iterate(0, device)
-        batches[kind] = [batch for batch, _ in islice(all_batches, steps)]
-
-    def begin() -> tuple[Engine, Callable[[Any], object]]:
-        set_arithmetic(tuning.precision, tuning.compute, device)
-        shape, weights = base.shape_for(tuning.dropout), base.weights_for(task)
-        own = EngineSettings(tuning.optimizer, tuning.precision, tuning.parallel, tuning.compute)
-        engine = Engine(build_model(task.head, shape, weights, tuning), own, device)
-        seeds, loss_of = Seeds.derive(tuning.seed, 0, world.rank), partial(minimised, share=0.0)
-        return engine, lambda step: train_step(engine, step, tuning.learning_rate, seeds, loss_of)
-
-    return RankSteps(batches, begin, device, choose_dtype(tuning.precision.dtype, device))
 
 
 def batch_sizes(settings: Scaling, device: torch.device, processes: int) -> dict[str, tuple[int, int]]:
@@ -235,16 +181,13 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
             make_demo(print)
     torch.set_num_threads(recipe.compute.threads or default_threads(world))
     with shared_errors():
-        if settings.fine_tuning:
-            work = fine_tuning_steps(settings, world, device)
-        else:
-            work = pretraining_steps(settings, recipe, world, device)
-    found = {"seconds": gather(work.seconds())}
+        work = RankSteps(settings, recipe, world, device)
+    found = {"seconds": gather(work.measure())}
     store, _ = open_stores()
     disconnect()
     if world.size > 1 and recipe.parallel.zero < 3:  # under ZeRO 3 messages bring the weights
         with silent_group(world):
-            store.set(f"silent/{world.rank}", json.dumps(work.seconds()))
+            store.set(f"silent/{world.rank}", json.dumps(work.measure()))
         if world.rank == 0:
             found[SILENT] = [json.loads(store.find(f"silent/{rank}", 600.0) or "") for rank in range(world.size)]
     if world.rank == 0:
@@ -279,7 +222,7 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
     for name, number in (("processes", min(counts)), ("rounds", settings.rounds), ("steps", settings.steps)):
         if number < 1:
             raise UserError(f"--{name} {number}: at least 1 is needed")
-    if settings.data is not None and not settings.fine_tuning:
+    if settings.data is not None:
         Manifest.read(settings.data)  # a mistake is told before anything is launched
     most = max(counts)
     device = choose_device(settings.device, World(0, most, 0, most))
@@ -292,11 +235,6 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
             launches.append((1, num_cores()))  # what one process makes of the whole machine
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         path = Path(folder) / "notes.jsonl"
-        if settings.fine_tuning:
-            data = settings.data or DATA
-            make_model(recipe.model.size or "mini", data, Path(folder) / MODEL)
-            is_there = (data / FILES["sst2"]).exists()
-            arguments = [*arguments, "--data", str(data if is_there else write_demo_task(Path(folder) / "demo"))]
         for processes, each in launches * settings.rounds:
             launch(processes, [*arguments, "--notes", str(path), "--compute.threads", str(each)])
         return read_notes(path)
@@ -329,14 +267,13 @@ def main(arguments: list[str]) -> int:
         raise UserError("--notes: is missing; without a launcher, scaling.py launches ranks by itself and needs none")
     notes = read_notes(settings.notes) if settings.notes else measure_here(settings, recipe, arguments, console)
     described = {
-        "recipe": "glue" if settings.fine_tuning else name.stem,
+        "recipe": name.stem,
         "model": recipe.model.as_dict(),
         "optimizer": recipe.optimizer.name,
         "zero": recipe.parallel.zero,
         "length": settings.length,
     }
-    called = "scaling-fine-tuning" if settings.fine_tuning else "scaling"
-    report(notes, described, settings.out or results_file(called, notes[0].device == "cuda"), console)
+    report(notes, described, settings.out, console)
     return 0
 
 

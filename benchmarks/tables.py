@@ -168,11 +168,6 @@ def loader(found: Results) -> Iterator[ResultTable]:
     yield matrix("", rows)
 
 
-def optimizers(found: Results) -> Iterator[ResultTable]:
-    """What a step of each optimizer takes."""
-    yield matrix(f"On {found['size']}", found["rows"])
-
-
 def recipe_scores(found: Results) -> Iterator[ResultTable]:
     """What training by a recipe took, and what its model scores."""
     training, pairs = found["training"], found["pairs"]
@@ -195,7 +190,7 @@ def recipe_scores(found: Results) -> Iterator[ResultTable]:
 
 
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
-    each.__name__: each for each in (scaling, loader, optimizers, recipe_scores)
+    each.__name__: each for each in (scaling, loader, recipe_scores)
 }
 """What is told first of a benchmark, where that is not `in_short`."""
 

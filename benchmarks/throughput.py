@@ -75,6 +75,7 @@ SIDES = {
     "cloze, compiled": ours(compute=Compute(compile=True)),
     "cloze, deterministic": ours(compute=Compute(deterministic=True)),
     "cloze, LAMB": ours(optimizer=Optimizer(name="lamb")),
+    "cloze, Muon": ours(optimizer=Optimizer(name="muon")),
     "transformers": Kind(TheirTraining, prepared=False),
     "transformers, compiled": Kind(partial(TheirTraining, compiled=True), prepared=False),
     "transformers, memory kept": Kind(TheirTraining),

@@ -162,16 +162,3 @@ def test_the_whole_command(tmp_path: Path) -> None:
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "processes: 2, threads of each: 1; weak" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(f"kept in {out} and {out.with_suffix('.png')}")
-
-
-@pytest.mark.slow
-def test_fine_tuning_scales_too(tmp_path: Path) -> None:
-    words = ["--model.size", "tiny", "--steps", "2", "--rounds", "1", "--processes", "1", "2", "--compute.threads", "1"]
-    command = [sys.executable, "benchmarks/scaling.py", "--fine-tuning", *words, "--out", str(tmp_path / "found.json")]
-    environment = {**os.environ, "CLOZE_DATA": str(tmp_path / "none")}  # so that the demo corpus is taken
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["recipe"], found["model"]["size"]) == ("glue", "tiny")
-    shown = [(point["scaling"], point["processes"], point["sequences"]) for point in found["points"]]
-    assert shown == [("weak", 1, 32), ("weak", 2, 64), ("strong", 1, 32), ("strong", 2, 32)]
