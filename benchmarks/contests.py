@@ -37,15 +37,10 @@ class Turns:
         return spread(self.seconds[side], digits=4)
 
 
-def alternate(
-    sides: Mapping[str, Callable[[], Any]],
-    rounds: int,
-    warm_up: int = 0,
-    keep: Callable[[Turns], None] = lambda _: None,
-) -> Turns:
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 0) -> Turns:
     """Lets all sides take turns, so that what disturbs one disturbs all; the first turns of each warm it up.
 
-    A side that returns a float has measured its seconds by its own clock. `keep` gets all turns after each round.
+    A side that returns a float has measured its seconds by its own clock.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(warm_up + rounds):
@@ -54,8 +49,6 @@ def alternate(
             said = take_turn()
             if number >= warm_up:
                 seconds[name].append(said if isinstance(said, float) else time.perf_counter() - start)
-        if number >= warm_up:
-            keep(Turns(seconds))
     return Turns(seconds)
 
 

@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import is_stream, replacing, sha256
+from data_prep.common.files import replacing, sha256
 from data_prep.common.terminal import open_console
 
 Settings = TypeVar("Settings")
@@ -33,8 +33,6 @@ DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
 COMMIT = ROOT / "build" / "gpu-wheels" / "commit.txt"
 """Says what commit a tree is that goes to a machine without git, or without its history; and the digest of its code."""
 CODE = ("data_prep", "pretraining", "finetuning", "benchmarks")
-PARTIAL = "-partial"
-"""Ending of the name of a file that lacks contests or sides which the kept results have."""
 FORMAT = 2
 """The number that JSON files bear; it changes when a reader of older ones would misread newer ones."""
 NO_FLAG_PAIRS = (tyro.conf.FlagCreatePairsOff,)
@@ -161,38 +159,10 @@ def results_file(benchmark: str, with_gpu: bool = True) -> Path:
 
 
 def write_results(path: Path, results: dict[str, Any]) -> Path:
-    """Keeps the numbers in a JSON file and returns its path; where they lack what the file has, in one beside it."""
-    if lost := _lost(path, results):
-        own = path.with_name(f"{path.stem}{PARTIAL}{path.suffix}")
-        print(f"{path}: stays as it is, for it has {lost}, which is not measured here; kept in {own}", file=sys.stderr)
-        path = own
+    """Writes the numbers into a JSON file; returns its path."""
     with replacing(path) as file:
         file.write((json.dumps(results, indent=1) + "\n").encode())
     return path
-
-
-def _lost(path: Path, results: Mapping[str, Any]) -> str:
-    """What a file would lose to these numbers: contests, their sides, or all where it is not of this benchmark."""
-    if is_stream(path) or not path.exists() or not path.stat().st_size:
-        return ""
-    try:
-        before = json.loads(path.read_bytes())
-    except ValueError:
-        return "something else than results"
-    if not isinstance(before, dict) or before.get("benchmark") != results.get("benchmark"):
-        return "something else than results of this benchmark"
-    now = dict(_sides(results))
-    lost = [f"{side} ({', '.join(place)})" for place, sides in _sides(before) for side in sides - now.get(place, set())]
-    return ", ".join(sorted([*lost, *before.keys() - results.keys()]))
-
-
-def _sides(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
-    """The sides of every contest, by the names that lead to it."""
-    for name, each in found.items():
-        if name == "sides" and isinstance(each, Mapping | list):
-            yield place, {*each}
-        elif isinstance(each, Mapping):
-            yield from _sides(each, (*place, name))
 
 
 class Keeper:

@@ -60,7 +60,7 @@ class Reproduce:
     out: Path = Path("build/reproduction")
     """Folder for all that is made, with a folder for each scale that its tables share."""
     results: Path = RESULTS
-    """Folder of the tables that were measured, from which a table goes on."""
+    """Folder for the table that is made."""
 
     @property
     def name(self) -> str:
@@ -79,13 +79,13 @@ def make(wanted: Reproduce, console: Console) -> int:
         check_trivia(table, wanted.trivia)
     part = read_share(wanted.share)
     root = wanted.out / wanted.scale
-    ledger = Ledger(table, root, wanted.results)
+    ledger = Ledger(root)
     cells = [*Planner(table, wanted.trivia).cells()]
     lacks = lacking(table)
     there = [cell for cell in cells if cell.column not in lacks]
     listed = in_order(cells if wanted.plan else there)
     own = {step.name for step in (divided(listed, part[1])[part[0] - 1] if part else listed)}
-    for line in (*ledger.damaged, *gaps(table, wanted.trivia)):
+    for line in gaps(table, wanted.trivia):
         console.print(line, markup=False)
     if wanted.plan:
         left = [step for step in ledger.to_do(cells) if step.name in own]

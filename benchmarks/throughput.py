@@ -28,7 +28,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -56,7 +56,7 @@ from pretraining.reporting.hardware import matrix_rate, memory_rate
 WARM_UP = 5
 """Steps that do not count: memory is written for the first time, and products get code for new numbers of rows."""
 EACH = 5
-"""Rounds after which the ceiling is measured once more, which takes as long as some steps, and all so far is kept."""
+"""Rounds after which the ceiling is measured once more, which takes as long as some steps."""
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 AGAIN = "cloze, again"
@@ -152,95 +152,73 @@ def usual(bench: Bench) -> Iterator[Contest]:
 
 
 Keep = Callable[[dict[str, Any]], object]
-"""Keeps what a contest has measured so far: what ends it costs no more than what it was at."""
+"""Keeps what a contest has measured so far, so that a side that fails loses nothing of those before it."""
 
 
 def run_contest(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
-    """Steps of all sides on the same batches, in turns, or `apart`, one side after another."""
-    shape, read = contest.open(bench.shards)
-    batches = [read(step) for step in range(WARM_UP + bench.rounds)]
+    """Lets all sides make steps on the same batches: in turns, or `apart`, one side after another."""
     kinds = {name: SIDES[name] for name in bench.sides}
     groups = [{name: kind} for name, kind in (kinds | {AGAIN: kinds[OURS]}).items()] if bench.apart else [kinds]
-    run, ran = Run(contest, bench, shape, batches, gpu_state(bench.device)), list[Steps]()
-    found: dict[str, Any] = {}
+    run = ContestRun(contest, bench)
     for group in groups:
-        ran.append(run.together(group, lambda steps: None if ran else keep(run.describe([steps]))))
-        found = run.describe(ran)
-        keep(found)
-    return found
+        run.measure(group)
+        keep(run.describe())
+    return run.describe()
 
 
-class Steps(NamedTuple):
-    """What some sides did that took turns."""
+class ContestRun:
+    """The steps of sides on the batches of a contest."""
 
-    turns: Turns
-    peaks: dict[str, float]
-    """The most memory that each has held, in GiB."""
-    ceilings: list[float]
+    def __init__(self, contest: Contest, bench: Bench) -> None:
+        self._contest, self._bench = contest, bench
+        self._shape, read = contest.open(bench.shards)
+        self._batches = [read(step) for step in range(WARM_UP + bench.rounds)]
+        self._clocks_before = gpu_state(bench.device)
+        self._seconds: dict[str, Sequence[float]] = {}
+        self._peaks: dict[str, float] = {}
+        """The largest memory of each side, in GiB."""
+        self._ceilings: list[float] = []
 
-
-@dataclass(frozen=True)
-class Run:
-    """Lets sides make their steps on the batches of a contest."""
-
-    contest: Contest
-    bench: Bench
-    shape: Shape
-    batches: Sequence[PretrainingBatch]
-    clocks: dict[str, float]
-    """of the GPU, before the first step"""
-
-    def describe(self, ran: Sequence[Steps]) -> dict[str, Any]:
-        """What is known of the contest by the steps of these groups of sides."""
-        taken = Turns({name: each for steps in ran for name, each in steps.turns.seconds.items()})
-        peaks = {name: each for steps in ran for name, each in steps.peaks.items()}
-        ceiling = statistics.median(each for steps in ran for each in steps.ceilings)
-        batches = self.batches[WARM_UP:]
-        figures = {name: summarise(self.shape, batches, each, ceiling) for name, each in taken.seconds.items()}
-        clocks = {"gpu": {"before": self.clocks, "after": gpu_state(self.bench.device)}} if self.clocks else {}
-        return {
-            "sequences": self.contest.sequences,
-            "matrix_gflops": round(ceiling / 1e9),
-            **of_batches(self.batches),
-            **clocks,
-            "apart": self.bench.apart,
-            "sides": {name: {**each, "peak_memory_gib": peaks[name]} for name, each in figures.items()},
-            "times_as_fast_as": taken.against(),
-        }
-
-    def together(self, kinds: Mapping[str, Kind], keep: Callable[[Steps], object]) -> Steps:
-        """Steps of these sides, which take turns and are there at once. `keep` gets those so far, now and then."""
-        bench, contest, first, count, ceilings = self.bench, self.contest, next(iter(kinds)), 0, list[float]()
+    def measure(self, kinds: Mapping[str, Kind]) -> None:
+        """Lets these sides, which hold their memory at the same time, make their steps in turns."""
+        bench, contest, first, count = self._bench, self._contest, next(iter(kinds)), 0
         loading = bench.console.status(f"{contest}: {', '.join(kinds)} are loading")
-        with loading as live, open_sides(kinds, self.shape, bench.device, bench.dtype) as sides:
+        with loading as live, open_sides(kinds, self._shape, bench.device, bench.dtype) as sides:
 
             def take_turn(side: Side, coming: Iterator[PretrainingBatch]) -> float:
                 nonlocal count
                 if side.name == first:
                     if count % EACH == 0:
-                        ceilings.append(matrix_rate(bench.device, bench.dtype))
+                        self._ceilings.append(matrix_rate(bench.device, bench.dtype))
                     count += 1
-                live.update(f"{contest}: step {count} of {len(self.batches)}, {side.name}")
+                live.update(f"{contest}: step {count} of {len(self._batches)}, {side.name}")
                 side.ask("take", next(coming))
                 return side.turn("step")
 
-            def so_far(turns: Turns) -> Steps:
-                peaks = {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
-                return Steps(turns, peaks, ceilings)
-
-            def keep_some(turns: Turns) -> None:
-                if count % EACH == 0 and count < len(self.batches):
-                    keep(so_far(turns))
-
-            turns = {name: partial(take_turn, side, iter(self.batches)) for name, side in sides.items()}
-            steps = so_far(alternate(turns, bench.rounds, WARM_UP, keep_some))
+            turns = {name: partial(take_turn, side, iter(self._batches)) for name, side in sides.items()}
+            self._seconds |= alternate(turns, bench.rounds, WARM_UP).seconds
+            self._peaks |= {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
             if bench.profile is not None and OURS in sides:
                 sides[OURS].ask("write_profile", bench.profile / str(contest))
-        return steps
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the results of all sides so far."""
+        ceiling, batches = statistics.median(self._ceilings), self._batches[WARM_UP:]
+        figures = {name: summarise(self._shape, batches, each, ceiling) for name, each in self._seconds.items()}
+        clocks = {"before": self._clocks_before, "after": gpu_state(self._bench.device)}
+        return {
+            "sequences": self._contest.sequences,
+            "matrix_gflops": round(ceiling / 1e9),
+            **describe_lengths(self._batches),
+            **({"gpu": clocks} if self._clocks_before else {}),
+            "apart": self._bench.apart,
+            "sides": {name: {**each, "peak_memory_gib": self._peaks[name]} for name, each in figures.items()},
+            "times_as_fast_as": Turns(self._seconds).against(),
+        }
 
 
-def of_batches(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
-    """What decides how much work a sequence is: the pieces that it has, and how much of a padded one that is."""
+def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
+    """Returns the mean length of the sequences, and the share of real pieces in padded batches."""
     pieces, sequences = sum(len(each.pieces) for each in batches), sum(len(each.lengths) for each in batches)
     padded = sum(max(each.lengths) * len(each.lengths) for each in batches)
     return {"mean_length": round(pieces / sequences, 1), "real_share_of_padded": round(pieces / padded, 3)}

@@ -117,30 +117,23 @@ def join_micro_batches(micro: Sequence[PretrainingBatch], ranks: int = 1) -> Pre
     return PretrainingBatches(tuple(micro), ranks * sequences, ranks * predictions)
 
 
-class Contestant(ABC):
-    """A model in training, which is handed a batch, and then makes a step on it."""
+class TrainingSide(ABC):
+    """A model in training: `take` does to a batch what loaders do, and `step` makes a step on it."""
 
     device: torch.device
 
     @abstractmethod
-    def take(self, batch: PretrainingBatch) -> None:
-        """Does to a batch what loaders do before the step."""
+    def take(self, batch: PretrainingBatch) -> None: ...
 
     @abstractmethod
-    def train(self) -> None:
-        """Makes a step on the batch that was taken, which a GPU may still be at when this returns."""
-
-    def step(self) -> None:
-        """A step on the batch, which is done when this returns."""
-        self.train()
-        synchronize(self.device)
+    def step(self) -> None: ...
 
     def peak(self) -> int:
-        """The most bytes that this side has held."""
+        """The largest number of bytes that this side has held."""
         return peak_memory(self.device)
 
 
-class OurTraining(Contestant):
+class OurTraining(TrainingSide):
     """A step as the trainer does it."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, settings: EngineSettings = USUAL):
@@ -152,9 +145,10 @@ class OurTraining(Contestant):
         """Takes a batch as the loader hands it over."""
         self.batches = join_micro_batches([batch])
 
-    def train(self) -> None:
-        """Makes a step."""
+    def step(self) -> None:
+        """Makes a step, and waits for its end."""
         self.result = self.training.step(self.batches)
+        synchronize(self.device)
 
     def last_loss(self) -> float:
         """What the last step has minimised."""
@@ -182,7 +176,7 @@ class OurTraining(Contestant):
                 profiled.step()
 
 
-class TheirTraining(Contestant):
+class TheirTraining(TrainingSide):
     """A step as users of transformers do it."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, compiled: bool = False):
@@ -204,8 +198,8 @@ class TheirTraining(Contestant):
         inputs = padded(batch)
         self.inputs = {name: each.pin_memory() if self.device.type == "cuda" else each for name, each in inputs.items()}
 
-    def train(self) -> None:
-        """Makes a step on the padded batch."""
+    def step(self) -> None:
+        """Makes a step on the padded batch, and waits for its end."""
         inputs = {name: each.to(self.device, non_blocking=True) for name, each in self.inputs.items()}
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             loss = self.model(**inputs).loss
@@ -215,3 +209,4 @@ class TheirTraining(Contestant):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
+        synchronize(self.device)

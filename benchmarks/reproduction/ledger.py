@@ -1,4 +1,4 @@
-"""What is there already of the commands of a table: done here, kept in committed results, begun, or still to do."""
+"""Which commands of a table are done, have failed, are begun, or are still to do."""
 
 from __future__ import annotations
 
@@ -8,54 +8,31 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from pydantic import ValidationError
-
-from benchmarks.measure import commit, hardware_kind, read_results
-from benchmarks.reproduction.declaration import Declared
+from benchmarks.measure import commit, hardware_kind
 from benchmarks.reproduction.outcomes import Outcome, read_outcome
-from benchmarks.reproduction.results import TableResult
 from benchmarks.reproduction.steps import Cell, Step, in_order
-from data_prep.common.errors import UserError
 
 BENCHMARK = "reproduction"
 NOTES = "notes"
-Standing = Literal["done", "kept", "failed", "begun", "to do"]
-"""Done here; kept in a file of results; failed; begun; or still to do."""
-SETTLED = ("done", "kept")
-"""How commands stand whose results are used."""
+Standing = Literal["done", "failed", "begun", "to do"]
 
 
 class Ledger:
-    """The outcomes of the commands of a table, here and in committed results. A command is known by its name, which is
-    a hash of its words and inputs: an outcome under the same name is used, and no other."""
+    """The outcomes of commands in the folder of a scale. The name of a command is a hash of its words and inputs: an
+    outcome under the same name is used, and no other."""
 
-    def __init__(self, declared: Declared, root: Path, results: Path) -> None:
-        """`root` is the folder of the scale, `results` that of committed results, which other tables have too."""
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._kept: dict[str, Outcome] = {}
-        self.damaged: list[str] = []
-        """Lines on files of results that cannot be read."""
-        own = f"{declared.name}-{declared.scale_name}"
-        paths = results.glob(f"*-{declared.scale_name}.json")
-        for path in sorted(paths, key=lambda path: (path.stem == own, path)):  # its own last, which prevails
-            try:
-                runs = TableResult.read(path).runs if read_results(path)["benchmark"] == BENCHMARK else {}
-            except (UserError, ValidationError) as error:
-                self.damaged.append(f"{path}: damaged, and passed over: {str(error).splitlines()[0]}")
-            else:
-                self._kept |= {name: outcome for name, outcome in runs.items() if outcome.code == 0}
 
     def note(self, step: Step) -> Path:
-        """The file that tells of a command."""
+        """The file that has the outcome of a command."""
         return self._root / NOTES / f"{step.name}.json"
 
     def find(self, step: Step) -> tuple[Standing, Outcome | None]:
-        """Where a command stands, and what came of it."""
-        here = read_outcome(self.note(step))
-        if here is not None and not here.is_stopped:
-            return ("failed" if here.code else "done"), here
-        if step.name in self._kept:
-            return "kept", self._kept[step.name]
+        """Where a command stands, and its outcome."""
+        outcome = read_outcome(self.note(step))
+        if outcome is not None and not outcome.is_stopped:
+            return ("failed" if outcome.code else "done"), outcome
         return ("begun" if (self._root / step.name).exists() else "to do"), None
 
     def to_do(self, cells: Sequence[Cell]) -> list[Step]:
@@ -63,7 +40,7 @@ class Ledger:
         from where that is not here."""
         steps = in_order(cells)
         shown = {cell.step.name for cell in cells} | {step.name for step in steps if step.kind == "train"}
-        wanted = {step.name for step in steps if step.name in shown and self.find(step)[0] not in SETTLED}
+        wanted = {step.name for step in steps if step.name in shown and self.find(step)[0] != "done"}
         for step in reversed(steps):
             if step.name in wanted:
                 wanted |= {need.name for need in step.needs if not self._serves(need)}
@@ -72,7 +49,7 @@ class Ledger:
     def _serves(self, step: Step) -> bool:
         """Whether nothing is won by making again what others need: it is here, or a run that will diverge again."""
         standing, outcome = self.find(step)
-        return outcome is not None and standing in SETTLED and (outcome.diverged or step.is_made(self._root))
+        return outcome is not None and standing == "done" and (outcome.diverged or step.is_made(self._root))
 
     def remarks(self, steps: Iterable[Step]) -> list[str]:
         """Lines on outcomes that were made at another commit than this one."""
@@ -86,7 +63,7 @@ class Ledger:
         """How long commands took on this hardware, in all tables of the scale, by what they make."""
         notes = (read_outcome(path) for path in (self._root / NOTES).glob("*/*.json"))
         found: dict[str, list[float]] = {}
-        for outcome in (*filter(None, notes), *self._kept.values()):
+        for outcome in filter(None, notes):
             if outcome.code == 0 and outcome.hardware == hardware_kind():
                 found.setdefault(without_seed(outcome.label), []).append(outcome.seconds / 60)
         return {made: median(each) for made, each in found.items()}

@@ -12,7 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.reproduction.declaration import Declared
-from benchmarks.reproduction.ledger import SETTLED, Ledger, without_seed
+from benchmarks.reproduction.ledger import Ledger, without_seed
 from benchmarks.reproduction.running import count_ranks
 from benchmarks.reproduction.steps import Step, parted, together
 from benchmarks.tables import ResultTable
@@ -46,7 +46,7 @@ class Plan:
             standing, outcome = self._ledger.find(step)
             time, note = Minutes(outcome.seconds / 60 if outcome else None, "took" if outcome else ""), ""
             if step.name in self._times:
-                note = ", again" * (standing in SETTLED) + ", no data" * (step.name in self._waiting)
+                note = ", again" * (standing == "done") + ", no data" * (step.name in self._waiting)
                 time = self._times[step.name]
             took = "" if time.minutes is None else duration(60 * time.minutes)
             rows.append([step.kind, step.label, standing + note, took, time.source, step.name])
@@ -56,7 +56,7 @@ class Plan:
         """How long all runs take that are left, which are made again, and which wait for data."""
         known = [each.minutes for each in self._times.values() if each.minutes is not None]
         unknown = len(self._times) - len(known)
-        again = sum(self._ledger.find(step)[0] in SETTLED for step in self._steps if step.name in self._times)
+        again = sum(self._ledger.find(step)[0] == "done" for step in self._steps if step.name in self._times)
         lacking = sum(name in self._waiting for name in self._times)
         told = f"{len(self._times)} runs are left: {duration(60 * sum(known))}"
         told += f", and {unknown} of which nobody knows how long they take" if unknown else ""
