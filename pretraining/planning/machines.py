@@ -37,42 +37,38 @@ class Gpu:
     """bytes a second to the other GPUs of the node, in each direction"""
     network: str
     """what the maker's own nodes of 8 are joined by: taken where no other network is named"""
-    source: str
     bf16: bool = True
     """whether it multiplies in bf16 and TF32; otherwise fp16 is taken"""
 
 
 GPUS = {
-    "v100-16": Gpu(125e12, 15.7e12, 16e9, 900e9, 150e9, "edr100x4", "V100 datasheet, SXM2; NVLink 2; DGX-1", False),
-    "v100-32": Gpu(
-        125e12, 15.7e12, 32e9, 900e9, 150e9, "edr100x8", "V100 datasheet, SXM2, SXM3; NVLink 2; DGX-2", False
-    ),
-    "a100-40": Gpu(312e12, 19.5e12, 40e9, 1555e9, 300e9, "hdr200x8", "A100 datasheet, SXM4; NVLink 3; DGX A100"),
-    "a100-80": Gpu(312e12, 19.5e12, 80e9, 2039e9, 300e9, "hdr200x8", "A100 datasheet, SXM4; NVLink 3; DGX A100"),
-    "h100-80": Gpu(989e12, 67e12, 80e9, 3350e9, 450e9, "ndr400x8", "H100 datasheet, SXM5; NVLink 4; DGX H100"),
-    "h200": Gpu(989e12, 67e12, 141e9, 4800e9, 450e9, "ndr400x8", "H200 datasheet, SXM; NVLink 4; DGX H200"),
-    "b200": Gpu(2250e12, 75e12, 180e9, 8000e9, 900e9, "ndr400x8", "HGX B200 datasheet; NVLink 5; DGX B200"),
-    "a6000": Gpu(154.8e12, 38.7e12, 48e9, 768e9, 32e9, "100gbe", "RTX A6000 datasheet; PCIe 4.0 x16"),
-    "l40s": Gpu(362e12, 91.6e12, 48e9, 864e9, 32e9, "100gbe", "L40S datasheet; PCIe 4.0 x16"),
-    "rtx-4090": Gpu(
-        165.2e12, 82.6e12, 24e9, 1008e9, 32e9, "10gbe", "Ada architecture paper, fp32 accumulation; PCIe 4.0 x16"
-    ),
+    "v100-16": Gpu(125e12, 15.7e12, 16e9, 900e9, 150e9, "edr100x4", bf16=False),  # SXM2; NVLink 2; DGX-1
+    "v100-32": Gpu(125e12, 15.7e12, 32e9, 900e9, 150e9, "edr100x8", bf16=False),  # SXM2, SXM3; NVLink 2; DGX-2
+    "a100-40": Gpu(312e12, 19.5e12, 40e9, 1555e9, 300e9, "hdr200x8"),  # SXM4; NVLink 3; DGX A100
+    "a100-80": Gpu(312e12, 19.5e12, 80e9, 2039e9, 300e9, "hdr200x8"),  # SXM4; NVLink 3; DGX A100
+    "h100-80": Gpu(989e12, 67e12, 80e9, 3350e9, 450e9, "ndr400x8"),  # SXM5; NVLink 4; DGX H100
+    "h200": Gpu(989e12, 67e12, 141e9, 4800e9, 450e9, "ndr400x8"),  # SXM; NVLink 4; DGX H200
+    "b200": Gpu(2250e12, 75e12, 180e9, 8000e9, 900e9, "ndr400x8"),  # HGX B200; NVLink 5; DGX B200
+    "a6000": Gpu(154.8e12, 38.7e12, 48e9, 768e9, 32e9, "100gbe"),  # PCIe 4.0 x16
+    "l40s": Gpu(362e12, 91.6e12, 48e9, 864e9, 32e9, "100gbe"),  # PCIe 4.0 x16
+    "rtx-4090": Gpu(165.2e12, 82.6e12, 24e9, 1008e9, 32e9, "10gbe"),  # fp32 accumulation; PCIe 4.0 x16
 }
+"""From their datasheets; of the RTX 4090, from the paper on the Ada architecture."""
 
 
 INFINIBAND, ETHERNET = 14e-6, 50e-6
 """Seconds of a hop of a collective between nodes: NCCL's table for its own choices (tuning.cc, protocol Simple, NET),
 and TCP through the kernel."""
-LINKS = {  # of one port: bytes a second, latency, source
-    "edr100": (12.5e9, INFINIBAND, "InfiniBand EDR, 100 Gbit/s"),
-    "hdr200": (25.0e9, INFINIBAND, "InfiniBand HDR, 200 Gbit/s"),
-    "ndr400": (50.0e9, INFINIBAND, "InfiniBand NDR, 400 Gbit/s"),
-    "400gbe": (50.0e9, INFINIBAND, "RoCE over Ethernet of 400 Gbit/s"),
-    "200gbe": (25.0e9, INFINIBAND, "RoCE over Ethernet of 200 Gbit/s"),
-    "100gbe": (12.5e9, ETHERNET, "Ethernet of 100 Gbit/s"),
-    "25gbe": (3.125e9, ETHERNET, "Ethernet of 25 Gbit/s"),
-    "10gbe": (1.25e9, ETHERNET, "Ethernet of 10 Gbit/s"),
-    "1gbe": (0.125e9, ETHERNET, "Ethernet of 1 Gbit/s"),
+LINKS = {  # of one port: bytes a second, and latency
+    "edr100": (12.5e9, INFINIBAND),  # InfiniBand EDR, 100 Gbit/s
+    "hdr200": (25.0e9, INFINIBAND),  # InfiniBand HDR, 200 Gbit/s
+    "ndr400": (50.0e9, INFINIBAND),  # InfiniBand NDR, 400 Gbit/s
+    "400gbe": (50.0e9, INFINIBAND),  # RoCE over Ethernet of 400 Gbit/s
+    "200gbe": (25.0e9, INFINIBAND),  # RoCE over Ethernet of 200 Gbit/s
+    "100gbe": (12.5e9, ETHERNET),  # Ethernet of 100 Gbit/s
+    "25gbe": (3.125e9, ETHERNET),  # Ethernet of 25 Gbit/s
+    "10gbe": (1.25e9, ETHERNET),  # Ethernet of 10 Gbit/s
+    "1gbe": (0.125e9, ETHERNET),  # Ethernet of 1 Gbit/s
 }
 
 
@@ -97,7 +93,7 @@ def find_network(name: str) -> Network:
             f"--network {name}: unknown{_nearest(name, LINKS)}; there is {', '.join(LINKS)}, with the ports of a node "
             "after an x, as in hdr200x8"
         )
-    bandwidth, latency, _ = LINKS[kind]
+    bandwidth, latency = LINKS[kind]
     return Network(name.lower(), count * bandwidth, latency)
 
 
