@@ -16,37 +16,11 @@ from pretraining.config.settings import Objective, Recipe
 from pretraining.objectives.declaration import configured
 
 DYNAMIC = ["--objective.masks", "dynamic"]
-STATIC = (
-    'static masks are in the data already; take objective.masks = "dynamic", or make other data with shard.py '
-    "--mask-rate and --mask-split"
-)
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     return write_plain(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--objective ltr", '--objective = "ltr": a table is needed; did you mean objective.name?'),
-        ("--objective.name mlmm", '--objective.name = "mlmm": '),
-        ("--objective.rate 0.3", f"--objective.rate = 0.3: {STATIC}"),
-        ("--objective.split [1,0,0]", f"--objective.split = [1.0, 0.0, 0.0]: {STATIC}"),
-        (
-            "--objective.masks dynamic --objective.split [0.8,0.1,0.2]",
-            "--objective.split = [0.8, 0.1, 0.2]: the shares make 1.1; they must make 1",
-        ),
-        ("--objective.masks dynamic --objective.split [80,10,10]", "--objective.split.0 = 80: at most 1"),
-        ("--objective.masks dynamic --objective.split [0.9,0.1]", "--objective.split.2: is missing"),
-        ("--objective.masks dynamic --objective.rate 0", "--objective.rate = 0: above 0"),
-        ("--objective.masks whole", '--objective.masks = "whole": one of "static", "dynamic"'),
-        ("--objective.split 0.8", "--objective.split = 0.8: a list is needed"),
-    ],
-)
-def test_a_mistake_is_named_with_its_cure(plain: Path, words: str, expected: str) -> None:
-    assert faults(plain, *words.split())[0].startswith(expected)
 
 
 def test_a_rate_that_moves_needs_steps(plain: Path) -> None:

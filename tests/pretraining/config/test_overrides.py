@@ -122,6 +122,7 @@ def test_what_is_written_as_toml_reads_back_the_same(table: dict[str, Any]) -> N
         ("--optimizer.betas 0.9", "--optimizer.betas = 0.9: a list is needed"),
         ("--optimizer.betas [1,2,3]", "--optimizer.betas = [1, 2, 3]: 2 values are needed"),
         ("--evaluation 3", "--evaluation = 3: a table is needed"),
+        ("--objective.masks whole", '--objective.masks = "whole": one of "static", "dynamic"'),
         # places
         ("foo", "foo: not understood; a value of the recipe is given as --section.key value"),
         ("--phases.2.steps 3", "--phases.2.steps: no number 2 in phases; there is 0 to 1"),

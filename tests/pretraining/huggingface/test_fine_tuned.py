@@ -122,13 +122,9 @@ def test_folders_of_transformers(kind: Any, settings: dict[str, Any], wanted: Ta
     assert [reader for reader, _ in readers] == ["Cloze", "transformers"]
 
 
-def test_ids_beyond_nine_are_in_the_order_of_numbers(tmp_path: Path) -> None:
+def test_labels_are_in_the_order_of_their_ids_and_without_names_they_are_counted(tmp_path: Path) -> None:
     head = TaskHead("tags", tuple(f"tag {number}" for number in range(12)))
-    write(tmp_path / "out", head)
-    assert read_head(tmp_path / "out") == head
-
-
-def test_a_config_without_names_counts(tmp_path: Path) -> None:
+    assert read_head(write(tmp_path / "out", head)) == head
     write(tmp_path / "out", MNLI)
     change_config(tmp_path / "out", id2label=None, label2id=None, num_labels=3)
     assert read_fine_tuned(tmp_path / "out")[1] == TaskHead("classes", ("LABEL_0", "LABEL_1", "LABEL_2"))

@@ -89,8 +89,11 @@ def test_the_hub_reads_what_it_wants_to_know(shape: Shape, provenance: Provenanc
 
 def test_the_card_says_how_the_model_came_about(shape: Shape, provenance: Provenance) -> None:
     data = replace(provenance.data, settings={**provenance.data.settings, "language": "de"})
-    text = card(shape, replace(provenance, data=data))
+    text = card(shape, replace(provenance, data=data), length=32)
     for part in (
+        "| positions | 64 |",
+        "| longest text it was trained on | 32 pieces |",
+        "cuts texts at 32 pieces",
         f"| parameters | {num_parameters(shape):,} |",
         f"| layers | {shape.layers} |",
         f"| vocabulary | {shape.vocabulary:,} |",
@@ -110,13 +113,6 @@ def test_the_card_says_how_the_model_came_about(shape: Shape, provenance: Proven
     assert (told["pieces"], told["fingerprint"]) == (data.pieces, data.fingerprint)
     assert told["settings"] == {name: value for name, value in data.settings.items() if value is not None}
     assert {"language", "mask_rate", "duplicates", "pairs", "cased"} <= told["settings"].keys()
-
-
-def test_a_length_below_the_positions_is_told(shape: Shape, provenance: Provenance) -> None:
-    text = card(shape, provenance, length=32)
-    assert "| positions | 64 |" in text
-    assert "| longest text it was trained on | 32 pieces |" in text
-    assert "cuts texts at 32 pieces" in text
 
 
 def test_the_command_that_loads_it_fits_the_heads_and_the_place(shape: Shape, provenance: Provenance) -> None:
@@ -141,9 +137,6 @@ def test_all_examples_are_counted(manifest: Manifest) -> None:
     training, held_out = (sum(e.examples for e in sets if e.validation == held) for held in (False, True))
     summary = DataSummary.from_manifest(manifest)
     assert (summary.examples["32"], summary.examples["32, held out"]) == (training, held_out)
-
-
-def test_a_manifest_without_a_language_has_none(manifest: Manifest) -> None:
     settings = {name: value for name, value in manifest.settings if name != "language"}
     other = manifest.model_copy(update={"settings": RecordedSettings(**settings)})
     assert DataSummary.from_manifest(other).settings["language"] is None

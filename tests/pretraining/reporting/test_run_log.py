@@ -28,6 +28,7 @@ def read_lines(folder: Path) -> list[dict[str, object]]:
 
 
 def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
+    before = time.time()
     with open_log(tmp_path) as log:
         log.write(RECORD)
         [line] = read_lines(tmp_path)  # before the end
@@ -38,6 +39,7 @@ def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
     assert scores["kind"] == "evaluation"
     assert scores["perplexity"] == pytest.approx(330.2996)
     assert broken["loss"] is None  # JSON has no NaN
+    assert before - 0.01 <= float(str(line["time"])) <= float(str(scores["time"])) <= time.time() + 0.01
 
 
 def test_a_run_that_goes_on_has_no_step_twice(tmp_path: Path) -> None:
@@ -71,8 +73,11 @@ def test_ranks_other_than_0_write_nothing(tmp_path: Path) -> None:
     assert output.getvalue() == ""
 
 
-def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
+def test_tensorboard_shows_each_step_once_the_recipe_as_a_text_and_no_curve_of_what_is_none(tmp_path: Path) -> None:
+    """Of the phase and the time left, which the lines of JSON have."""
+    recipe = '[model]\nsize = "tiny"  # *two* layers\n\n[[phases]]\nname = "a_b_c"\n'
     with open_log(tmp_path, tensorboard=True) as log:
+        log.text("recipe", recipe)
         for step in (10, 20, 30):
             log.write(replace(RECORD, step=step, loss=1.0))
     with open_log(tmp_path, tensorboard=True, first_step=21) as log:
@@ -81,19 +86,9 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
     found.Reload()
     assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(10, 1.0), (20, 1.0), (30, 2.0)]
-    assert {"train/learning_rate", "train/flops_utilisation", "validation/perplexity"} <= set(found.Tags()["scalars"])
-
-
-def test_tensorboard_has_no_curve_of_what_is_none(tmp_path: Path) -> None:
-    """Of the phase and the time left, which the lines of JSON have; the recipe is there as a text."""
-    recipe = '[model]\nsize = "tiny"  # *two* layers\n\n[[phases]]\nname = "a_b_c"\n'
-    with open_log(tmp_path, tensorboard=True) as log:
-        log.text("recipe", recipe)
-        log.write(RECORD)
-        log.write(SCORES)
-    found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
-    found.Reload()
-    curves = {name.partition("/")[2] for name in found.Tags()["scalars"]}
+    names = found.Tags()["scalars"]
+    assert {"train/learning_rate", "train/flops_utilisation", "validation/perplexity"} <= set(names)
+    curves = {name.partition("/")[2] for name in names}
     assert {"masked_loss", "next_accuracy", "seconds_per_step", "examples_seen", "pieces_seen"} <= curves
     assert not curves & {"step", "phase", "seconds_left", "time", "scored_examples", "evaluation_seconds"}
     [text] = found.Tensors("recipe/text_summary")
@@ -101,15 +96,6 @@ def test_tensorboard_has_no_curve_of_what_is_none(tmp_path: Path) -> None:
     assert [line.removeprefix("    ") for line in shown.splitlines()] == recipe.splitlines()
     assert all(line.startswith("    ") for line in shown.splitlines())  # a block of code in Markdown
     assert {"phase", "seconds_left"} <= read_lines(tmp_path)[0].keys()
-
-
-def test_each_line_has_the_time_of_day(tmp_path: Path) -> None:
-    before = time.time()
-    with open_log(tmp_path) as log:
-        log.write(RECORD)
-        log.write(SCORES)
-    times = [line["time"] for line in read_lines(tmp_path)]
-    assert before - 0.01 <= float(str(times[0])) <= float(str(times[1])) <= time.time() + 0.01
 
 
 def test_without_tensorboard_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

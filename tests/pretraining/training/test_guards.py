@@ -1,16 +1,19 @@
-"""What is found wrong with losses and gradients."""
+"""What is found wrong with losses and gradients, and the list of batches that are left out for it."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from support.pretraining_reference import random_batch
 
+from data_prep.common.errors import UserError
 from pretraining.engine.step import StepResult
 from pretraining.model.batch import PretrainingBatches
 from pretraining.training.guards import Finding, Guard, first_of
+from pretraining.training.skips import SKIPPED, read_skips
 
 GOOD, BAD = 5.0, math.inf
 
@@ -86,3 +89,10 @@ def test_a_loss_leaps_above_the_median_of_many() -> None:
     assert not guard.leaps(7.99)
     never = Guard(0, 1, spike=0.0, scaled=False)
     assert not any(never.leaps(loss) for loss in [6.0] * 20 + [1e9])
+
+
+def test_a_list_of_batches_to_leave_out_that_is_damaged_is_named(tmp_path: Path) -> None:
+    assert read_skips(tmp_path) == []
+    (tmp_path / SKIPPED).touch()
+    with pytest.raises(UserError, match=SKIPPED):
+        read_skips(tmp_path)

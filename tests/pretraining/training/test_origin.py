@@ -21,7 +21,7 @@ from pretraining.huggingface.folders import write_folder
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, objectives
-from pretraining.training.origin import begin_with, difference, extended
+from pretraining.training.origin import begin_with, difference
 
 BASE = Vocabulary(PIECES, cased=False)
 MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
@@ -113,11 +113,6 @@ def test_text_was_as_long_as_the_tokenizer_lets_through(tmp_path: Path) -> None:
     config = bert / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"model_max_length": 64', '"model_max_length": 48'))
     assert (Model.open(str(bert)).trained, Model.open(str(bert)).known) == (48, 64)
-
-
-def test_means() -> None:
-    rows = torch.tensor([[1.0], [3.0], [8.0], [99.0]])
-    assert extended(rows, 3, [[0, 1], [], [2]], 8).flatten().tolist() == [1, 3, 8, 2, 4, 8, 0, 0]
 
 
 @pytest.mark.parametrize("name", [name for name, objective in objectives().items() if objective.sees != "both"])

@@ -1,7 +1,8 @@
-"""A phase of training: what it does without a run."""
+"""A phase of training: what it does without a run, and its time."""
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from pretraining.reporting.records import EvaluationRecord
-from pretraining.training.phases import repeat_rows
+from pretraining.training.phases import Clock, repeat_rows
 from pretraining.training.trainer import Trainer
 
 
@@ -41,3 +42,19 @@ def test_a_phase_that_ends_where_it_was_scored_asks_the_pairs_alone(last: int) -
     expected = {"masked_loss": 5.0, "pairs_accuracy": 0.75} if last == 7 else {"pairs_accuracy": 0.75}
     assert dict(trainer.scores.learns) == expected
     assert trainer.scores.scored_examples == (64 if last == 7 else 0)
+
+
+@pytest.mark.timed
+@pytest.mark.usefixtures("alone")
+def test_the_clock_is_the_same_everywhere_and_estimates_between() -> None:
+    clock = Clock(100.0, torch.device("cpu"))
+    clock.step()
+    assert (clock.seconds, clock.agreed) == (100.0, False)
+    time.sleep(0.05)
+    clock.agree()
+    pace = clock.seconds - 100
+    assert clock.agreed
+    assert 0.05 <= pace < 0.5
+    clock.step()
+    clock.step()
+    assert clock.seconds == pytest.approx(100 + 3 * pace)
