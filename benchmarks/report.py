@@ -28,11 +28,11 @@ from benchmarks.measure import RESULTS, ROOT, read_results, run_command
 from benchmarks.reproduction.ledger import BENCHMARK
 from benchmarks.reproduction.results import TableResult
 from benchmarks.reproduction.showing import tables_of
-from benchmarks.tables import Results, ResultTable, shortly, show
+from benchmarks.tables import Results, ResultTable, show, summarise_results
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 
-PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "training.md", "reproducing.md", "gpu.md"))
+PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "reproducing.md", "gpu.md"))
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 
 
@@ -73,7 +73,7 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
 def describe_tables(found: Results) -> Iterable[ResultTable]:
     """The tables of a file of results."""
     if found["benchmark"] != BENCHMARK:
-        return shortly(found)
+        return summarise_results(found)
     return tables_of(TableResult.model_validate(found, strict=False))
 
 

@@ -168,33 +168,9 @@ def loader(found: Results) -> Iterator[ResultTable]:
     yield matrix("", rows)
 
 
-def recipe_scores(found: Results) -> Iterator[ResultTable]:
-    """What training by a recipe took, and what its model scores."""
-    training, pairs = found["training"], found["pairs"]
-    row = {
-        "recipe": found["recipe"],
-        "steps": training["steps"],
-        "minutes": training["minutes"],
-        "at the usual speed": training["minutes_at_the_median_speed_of_each_phase"],
-        "BLiMP": f"{pairs['accuracy']:.1%} ± {pairs['spread']:.1%}",
-    }
-    if (task := found.get("stsb")) is not None and task["median"] is not None:
-        scores = sorted(score for score in task["runs"].values() if score is not None)
-        each = ", ".join(f"{100 * score:.1f}" for score in scores)
-        row[f"STS-B dev, {task['metric']}"] = f"{100 * task['median']:.1f} ({each})"
-    yield matrix("", [row])
-    phenomena = sorted(pairs["phenomena"].items(), key=lambda each: -each[1])
-    yield matrix(
-        "By phenomenon", [{"of BLiMP": name.replace("_", " "), "right": f"{each:.1%}"} for name, each in phenomena]
+def summarise_results(found: Results) -> Iterable[ResultTable]:
+    """The tables of a file of results."""
+    summarise: Callable[[Results], Iterable[ResultTable]] = {"scaling": scaling, "loader": loader}.get(
+        found["benchmark"], in_short
     )
-
-
-SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
-    each.__name__: each for each in (scaling, loader, recipe_scores)
-}
-"""What is told first of a benchmark, where that is not `in_short`."""
-
-
-def shortly(found: Results) -> Iterable[ResultTable]:
-    """What is told first of a file of results."""
-    return SHORT.get(found["benchmark"], in_short)(found)
+    return summarise(found)
