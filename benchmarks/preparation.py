@@ -18,7 +18,6 @@ if __name__ == "__main__":
 
     begin()
 
-import io
 import itertools
 import os
 import subprocess
@@ -39,10 +38,9 @@ from benchmarks.measure import DATA, SHARD, Keeper, run_command
 from benchmarks.processes import one_core
 from benchmarks.tables import matrix, show, show_contest
 from benchmarks.texts import find_words
-from benchmarks.whole_runs import whole_runs
+from benchmarks.whole_runs import Run, whole_runs
 from data_prep.common.errors import UserError
-from data_prep.common.workers import open_workers
-from data_prep.pipeline import LIBRARIES, Pipeline
+from data_prep.pipeline import LIBRARIES
 from data_prep.readers import READERS, demo
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
@@ -107,13 +105,6 @@ class SourceText:
         return round(size / 1e6, 1)
 
 
-def prepare(settings: Settings) -> None:
-    """Runs shard.py in this process, from files to shards, and throws the shards away."""
-    with tempfile.TemporaryDirectory() as folder, open_workers(1, preload=Pipeline.__module__) as pool:
-        assert pool is not None
-        Pipeline(Path(folder), settings, pool, Console(file=io.StringIO())).run()
-
-
 def tokenizers_alone(job: ExamplesJob) -> None:
     """What `tokenizers` takes for the pieces alone, in batches, as fast as it is used from Python."""
     pipeline = load_vocabulary(job.vocabulary, cased=False).pipeline()
@@ -134,7 +125,7 @@ def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder, one_core():
         sides: dict[str, Callable[[], Any]] = {
-            OURS: partial(prepare, settings),
+            OURS: Run(settings),
             "original": partial(original, job, Path(folder) / "original"),
             "tokenizers alone": partial(tokenizers_alone, job),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -117,16 +116,10 @@ def join_micro_batches(micro: Sequence[PretrainingBatch], ranks: int = 1) -> Pre
     return PretrainingBatches(tuple(micro), ranks * sequences, ranks * predictions)
 
 
-class TrainingSide(ABC):
-    """A model in training: `take` does to a batch what loaders do, and `step` makes a step on it."""
+class TrainingSide:
+    """A model in training: its `take` does to a batch what loaders do, and its `step` makes a step on it."""
 
     device: torch.device
-
-    @abstractmethod
-    def take(self, batch: PretrainingBatch) -> None: ...
-
-    @abstractmethod
-    def step(self) -> None: ...
 
     def peak(self) -> int:
         """The largest number of bytes that this side has held."""

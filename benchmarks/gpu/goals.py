@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,22 @@ class Goal:
 
     part: str
     what: str
-    find: Callable[[Measurement], float | None]
-    """Takes the figure from what the part has measured."""
+    path: tuple[str, ...]
+    """The keys that lead to the figure in what the part has measured; `*` is the first key there."""
     least: float | None = None
     most: float | None = None
     """Where neither is given, the figure is told, and compared with nothing."""
     source: str = ""
     length: float | None = None
     """The pieces of a sequence that the goal is for, of a vocabulary of 30,522."""
+
+    def find(self, measured: Any) -> float | None:
+        """Returns the figure; None where the part has not measured it."""
+        for key in self.path:
+            if not isinstance(measured, Mapping):
+                return None
+            measured = next(iter(measured.values()), None) if key == "*" else measured.get(key)
+        return None if measured is None else float(measured)
 
     @property
     def target(self) -> str:
@@ -41,7 +49,7 @@ class Goal:
         """What made it easier to reach than the goal is meant: shorter sequences, or fewer words to choose from."""
         if self.length is None:
             return ""
-        contest = _contest(measured)
+        [contest] = measured["contests"].values()
         length, words = contest["mean_length"], contest["vocabulary"]
         told = [f"sequences have {length:g} pieces, not {self.length:g}"] * (length < (1 - ALIKE) * self.length)
         told += [f"the vocabulary has {words:,}, not {VOCABULARY:,}"] * (words < (1 - ALIKE) * VOCABULARY)
@@ -62,48 +70,19 @@ class Goal:
         return f"missed by {missing:.3g}" + (f" ({missing / wanted:.0%})" if wanted else "")
 
 
-def _contest(measured: Measurement) -> Measurement:
-    [found] = measured["contests"].values()
-    return found  # type: ignore[no-any-return]
-
-
-def _speed(name: str) -> Callable[[Measurement], float]:
-    """Takes a figure of our side."""
-    return lambda measured: float(_contest(measured)["sides"][OURS][name]["median"])
-
-
-def _ratio(other: str) -> Callable[[Measurement], float | None]:
-    """Takes how many times as fast as another side ours is."""
-
-    def find(measured: Measurement) -> float | None:
-        ratio = _contest(measured)["times_as_fast_as"].get(other)
-        return None if ratio is None else float(ratio["median"])
-
-    return find
-
-
-def _of_run(name: str, start: str = "first") -> Callable[[Measurement], float | None]:
-    """Takes a figure of a run by the trainer's own command."""
-    return lambda measured: measured[start].get(name)
-
-
-def _at(*path: str) -> Callable[[Measurement], float | None]:
-    """Takes a figure by its place among what was measured, where `*` is the first of a kind; None where it is not."""
-
-    def find(measured: Measurement) -> float | None:
-        found: Any = measured
-        for name in path:
-            if not isinstance(found, Mapping):
-                return None
-            found = next(iter(found.values()), None) if name == "*" else found.get(name)
-        return None if found is None else float(found)
-
-    return find
-
-
+CONTEST = ("contests", "*")
 PIECES, SEQUENCES, SHARE = (
-    _speed(name) for name in ("real_pieces_per_second", "sequences_per_second", "share_of_ceiling")
+    (*CONTEST, "sides", OURS, name, "median")
+    for name in ("real_pieces_per_second", "sequences_per_second", "share_of_ceiling")
 )
+MEAN_LENGTH = (*CONTEST, "mean_length")
+
+
+def _ratio(other: str) -> tuple[str, ...]:
+    """The keys of how many times as fast as another side ours is."""
+    return (*CONTEST, "times_as_fast_as", other, "median")
+
+
 COMPILED, PLAIN_PEER, PEER = "cloze, compiled", "transformers", "transformers, compiled"
 AT_128 = f"{OWN}: what its products, attention and traffic are reckoned to allow with half of the traffic gone"
 AT_512 = f"{OWN}; MLPerf Training 4.0: 1,042 sequences/s a GPU on 8 H200 in FP8, {MLPERF_PIECES} real pieces each"
@@ -112,16 +91,16 @@ NVIDIA = "NVIDIA's DeepLearningExamples publishes 580 for an A100 in fp16, on da
 T4 = "NVIDIA publishes 2.2 for a T4, with TensorRT"
 BASE, P50 = ("models", "base"), ("sides", "cloze bf16", "p50_ms")
 GOALS = (
-    Goal("smoke", "ways to train that work", lambda found: found["passed"], least=1, source=OWN),
-    Goal("smoke", "ways to train that fail", lambda found: found["failed"], most=0, source=OWN),
+    Goal("smoke", "ways to train that work", ("passed",), least=1, source=OWN),
+    Goal("smoke", "ways to train that fail", ("failed",), most=0, source=OWN),
     Goal("large-128", "large at 128, real pieces/s", PIECES, least=255_000, source=AT_128, length=100),
     Goal("large-128", "large at 128, share of the products' rate", SHARE),
     Goal("large-128", "large at 128, sequences/s", SEQUENCES, source=NVIDIA),
-    Goal("large-128", "large at 128, pieces of a sequence", lambda found: _contest(found)["mean_length"]),
+    Goal("large-128", "large at 128, pieces of a sequence", MEAN_LENGTH),
     Goal("large-128", "large at 128, plain: times as fast as compiled", _ratio(COMPILED)),
     Goal("large-512", "large at 512, real pieces/s", PIECES, least=230_000, source=AT_512, length=MLPERF_PIECES),
     Goal("large-512", "large at 512, share of the products' rate", SHARE),
-    Goal("large-512", "large at 512, pieces of a sequence", lambda found: _contest(found)["mean_length"]),
+    Goal("large-512", "large at 512, pieces of a sequence", MEAN_LENGTH),
     Goal("large-512", "large at 512, plain: times as fast as compiled", _ratio(COMPILED)),
     Goal("auto-128", "large at 128, as many as fit: real pieces/s", PIECES, least=255_000, source=AT_128, length=100),
     Goal(
@@ -132,26 +111,26 @@ GOALS = (
         source=AT_512,
         length=MLPERF_PIECES,
     ),
-    Goal("tests-kernels", "tests of kernels that pass", lambda found: found["passed"], least=1, source=OWN),
-    Goal("tests-kernels", "tests of kernels that fail", lambda found: found["failed"], most=0, source=OWN),
+    Goal("tests-kernels", "tests of kernels that pass", ("passed",), least=1, source=OWN),
+    Goal("tests-kernels", "tests of kernels that fail", ("failed",), most=0, source=OWN),
     Goal("peer-128", "large at 128, transformers compiled: times", _ratio(PEER), least=1.5, source=FASTER),
     Goal("peer-128", "large at 128, transformers: times", _ratio(PLAIN_PEER)),
     Goal("peer-512", "large at 512, transformers compiled: times", _ratio(PEER), least=2.5, source=FASTER),
     Goal("peer-512", "large at 512, transformers: times", _ratio(PLAIN_PEER)),
-    Goal("trainer", "a run of large by its command, real pieces/s", _of_run("pieces_per_second")),
-    Goal("trainer", "share of its time that it waits for data", _of_run("waiting_for_data"), most=0.01, source=OWN),
+    Goal("trainer", "a run of large by its command, real pieces/s", ("first", "pieces_per_second")),
+    Goal("trainer", "share of its time that it waits for data", ("first", "waiting_for_data"), most=0.01, source=OWN),
     Goal("lamb", "a step with LAMB, times one with AdamW", _ratio("cloze, LAMB")),
     Goal("base-128", "base at 128, real pieces/s", PIECES, least=700_000, source=AT_128, length=100),
     Goal("base-128", "base at 128, transformers compiled: times", _ratio(PEER)),
     Goal(
         "fine-tuning",
         "fine-tuning of base, the Trainer in autocast: times",
-        _at("models", "*", "contests", "demo-dynamic", "against", "autocast", "training", "times_as_fast", "median"),
+        ("models", "*", "contests", "demo-dynamic", "against", "autocast", "training", "times_as_fast", "median"),
     ),
-    Goal("inference", "base, 1 x 384: milliseconds", _at(*BASE, "1 x 384", *P50), most=2.2, source=T4),
-    Goal("inference", "base, 1 x 128: milliseconds", _at(*BASE, "1 x 128", *P50)),
+    Goal("inference", "base, 1 x 384: milliseconds", (*BASE, "1 x 384", *P50), most=2.2, source=T4),
+    Goal("inference", "base, 1 x 128: milliseconds", (*BASE, "1 x 128", *P50)),
     Goal("deterministic", "a deterministic step, times a usual one's", _ratio("cloze, deterministic")),
-    Goal("tests-others", "other tests that fail", lambda found: found["failed"], most=0, source=OWN),
+    Goal("tests-others", "other tests that fail", ("failed",), most=0, source=OWN),
 )
 
 

@@ -37,66 +37,42 @@ class GpuPart:
 def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
     """All parts in their order. `dry` gives the same with a tiny model."""
 
+    read = ("--shards", str(shards))
+    train = ("throughput.py", *read, "--peer", "none", "--rounds", "1" if dry else "10", "--contests")
+
     def throughput(contest: str, *options: str) -> tuple[str, ...]:
-        name = "tiny-128-4" if dry else contest  # dry, other sizes and lengths are the same command
-        rounds = "1" if dry else "10"
-        return (
-            "throughput.py",
-            *shard_words(shards),
-            "--rounds",
-            rounds,
-            "--contests",
-            name,
-            "--peer",
-            "none",
-            *options,
-        )
+        return (*train, "tiny-128-4" if dry else contest, *options)  # dry, other sizes and lengths are the same command
 
     def against(*sides: str) -> tuple[str, ...]:
         return ("--against", *sides)
 
     compiled = against("cloze, compiled")
     theirs = (*against("transformers, compiled", "transformers"), "--apart")
+    exact = against("cloze, deterministic")
     tests = (BASICS, "tests", "--only")
-    smoke = (*shard_words(shards), *(("--contest", "tiny-128-2") if dry else ()))
+    smoke = (*read, *(("--contest", "tiny-128-2") if dry else ()))
+    profile = ("--profile", str(folder / "profile"))
     return [
         GpuPart(SETUP, "what is installed, and on what machine", (BASICS, SETUP, *["--dry"] * dry), 0.3),
-        GpuPart(SHARDS, "shards to train on", (BASICS, SHARDS, "--shards", str(shards)), 0.3),
+        GpuPart(SHARDS, "shards to train on", (BASICS, SHARDS, *read), 0.3),
         GpuPart(SMOKE, "steps: plain, compiled, LAMB, the same bits, fp16", ("gpu/smoke.py", *smoke), 1.0),
         GpuPart("large-128", "large at 128, compiled and not", throughput("large-128-256", *compiled), 1.6),
-        GpuPart("profile", "which kernels take the time of a step", throughput("large-128-256", *profile(folder)), 0.7),
+        GpuPart("profile", "which kernels take the time of a step", throughput("large-128-256", *profile), 0.7),
         GpuPart("large-512", "large at 512, compiled and not", throughput("large-512-64", *compiled), 1.6),
         GpuPart("auto-128", "large at 128, as many as fit", throughput("large-128-auto", *compiled, "--apart"), 3.0),
         GpuPart("auto-512", "large at 512, as many as fit", throughput("large-512-auto", *compiled, "--apart"), 3.0),
         GpuPart("tests-kernels", "tests of kernels, LAMB and waits", (*tests, "kernels"), 4.5, TESTING),
         GpuPart("peer-128", "large at 128, and transformers", throughput("large-128-256", *theirs), 3.5, PEER),
         GpuPart("peer-512", "large at 512, and transformers", throughput("large-512-64", *theirs), 3.5, PEER),
-        GpuPart(
-            "trainer", "a run by its command, killed once", ("gpu/trainer.py", *shard_words(shards), *brief(dry)), 3.5
-        ),
+        GpuPart("trainer", "a run by its command, killed once", ("gpu/trainer.py", *read, *brief(dry)), 3.5),
         GpuPart("lamb", "what LAMB's step costs", throughput("large-128-64", *against("cloze, LAMB")), 0.8),
         GpuPart("base-128", "base at 128, and transformers", throughput("base-128-512", *theirs), 1.5, PEER),
         GpuPart("fine-tuning", "fine-tuning, and transformers", ("fine_tuning.py", *tuning(dry)), 0.9, PREPARING),
         GpuPart("inference", "answers of base, and of transformers", ("inference.py", *answers(dry)), 1.1),
-        GpuPart("deterministic", "what the same bits cost", throughput("large-128-256", *exact()), 0.8),
+        GpuPart("deterministic", "what the same bits cost", throughput("large-128-256", *exact), 0.8),
         GpuPart("ranks", "as many ranks as there are GPUs", ("scaling.py", *scaling(shards, dry)), 1.0),
         GpuPart("tests-others", "the other tests that need a GPU", (*tests, "others"), 2.0, TESTING),
     ]
-
-
-def shard_words(shards: Path) -> tuple[str, ...]:
-    """Says which shards are read."""
-    return ("--shards", str(shards))
-
-
-def profile(folder: Path) -> tuple[str, ...]:
-    """Says where the trace of a step goes."""
-    return ("--profile", str(folder / "profile"))
-
-
-def exact() -> tuple[str, ...]:
-    """Says that our side takes part with operations that give the same bits each time, too."""
-    return ("--against", "cloze, deterministic")
 
 
 def brief(dry: bool) -> tuple[str, ...]:

@@ -124,12 +124,18 @@ class Left(NamedTuple):
     """Those for which no time was left."""
 
 
+def find_end(settings: GpuRun) -> float:
+    """Returns the time at which the minutes for parts are over."""
+    begun = time.time() if settings.since is None else settings.since
+    return math.inf if settings.minutes is None else begun + 60 * settings.minutes - ENDING
+
+
 def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun, say: Callable[[str], None]) -> Left:
     """Runs the parts that are not done, and returns those that did not come to their end."""
     bad: list[str] = []
     later: list[str] = []
     made: dict[tuple[str, ...], dict[str, Any]] = {}
-    clock = Clock(settings)
+    end = find_end(settings)
     for part in parts:
         if measured.is_done(part) and not settings.again:
             say(f"== {part.name}: done already")
@@ -138,7 +144,7 @@ def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun,
         if lacking:
             say(f"== {part.name}: left out, for want of {', '.join(lacking)}")
             continue
-        if part.name not in FIRST and clock.seconds_left() < 60 * part.minutes:
+        if part.name not in FIRST and end - time.time() < 60 * part.minutes:
             say(f"== {part.name}: left for the next time: it takes {part.minutes:g} minutes, about")
             later.append(part.name)
             continue
@@ -147,7 +153,7 @@ def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun,
             measured.add(part, made[part.command])
             say(f"== {part.name}: the same command as before")
             continue
-        record = run_part(part, settings, min(settings.limit, clock.seconds_left()), say)
+        record = run_part(part, settings, min(settings.limit, max(1.0, end - time.time())), say)
         made[part.command] = record
         if part.name == SETUP and "measured" in record and measured.set_others_aside(record["measured"]):
             say("another GPU, torch or commit than that of the results: they are set aside, and all is measured anew")
@@ -158,18 +164,6 @@ def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun,
             if part.name in FIRST:  # no other can do without
                 break
     return Left(bad, later)
-
-
-class Clock:
-    """How much is left of the minutes that were given."""
-
-    def __init__(self, settings: GpuRun) -> None:
-        begun = time.time() if settings.since is None else settings.since
-        self._end = math.inf if settings.minutes is None else begun + 60 * settings.minutes - ENDING
-
-    def seconds_left(self) -> float:
-        """The seconds that are left for parts, at least one."""
-        return max(1.0, self._end - time.time())
 
 
 def summarise(measured: PartResults, left: Left, say: Callable[[str], None]) -> None:

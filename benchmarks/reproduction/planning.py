@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from benchmarks.reproduction.declaration import Declared
@@ -64,22 +62,11 @@ class Plan:
         return told + (f"; {lacking} of them when their data is there" if lacking else "")
 
     def _forecast(self, left: Sequence[Step]) -> dict[str, Minutes]:
-        """How long each command takes that is left: as it took here, or as the scale or `--check` says, times what the
-        commands of its kind that were measured took of that."""
-        took, ratios = self._ledger.minutes(), defaultdict(list)
-        for step in self._steps:
-            measured = took.get(without_seed(step.label))
-            if measured and (said := self._expect(step).minutes):
-                ratios[step.kind].append(measured / said)
-        found = {}
+        """How long each command that is left takes: as it took here before, or as the scale or `--check` says."""
+        took, found = self._ledger.minutes(), {}
         for step in left:
-            minutes, source = self._expect(step)
-            if (label := without_seed(step.label)) in took:
-                minutes, source = took[label], "measured"
-            elif minutes is not None and ratios[step.kind]:
-                pace = median(ratios[step.kind])
-                minutes, source = pace * minutes, f"{source}, x {pace:.2g}"
-            found[step.name] = Minutes(minutes, source)
+            label = without_seed(step.label)
+            found[step.name] = Minutes(took[label], "measured") if label in took else self._expect(step)
         return found
 
     def _expect(self, step: Step) -> Minutes:

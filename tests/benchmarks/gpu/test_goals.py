@@ -10,8 +10,8 @@ import pytest
 from benchmarks.gpu.goals import GOALS, Goal, goal_lines
 from benchmarks.gpu.parts import build_parts
 
-AT_LEAST = Goal("part", "speed", lambda found: found.get("speed"), least=200)
-AT_MOST = Goal("part", "waits", lambda found: found.get("waits"), most=0)
+AT_LEAST = Goal("part", "speed", ("speed",), least=200)
+AT_MOST = Goal("part", "waits", ("waits",), most=0)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_figure_is_compared(goal: Goal, value: float | None, said: str) -> Non
 
 
 def test_a_figure_without_a_goal_is_told() -> None:
-    assert Goal("part", "cost", lambda found: 1.5).judge(1.5, dry=False) == ""
+    assert Goal("part", "cost", ("cost",)).judge(1.5, dry=False) == ""
 
 
 def test_every_goal_is_one_of_a_part() -> None:
