@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.peer import hush, pad_inputs
-from benchmarks.sides import Loop, Turns
+from benchmarks.sides import Calls
 from data_prep.common.arrays import Array
 from data_prep.common.launchers import World
 from finetuning.inputs import Cutter, Encoded, Items
@@ -131,7 +131,7 @@ class OurFineTuning:
         outputs_of(self.run.engine, self.task.head.kind, {"train": self.task.train}, self.context)
 
 
-class TheirFineTuning(Loop):
+class TheirFineTuning:
     """transformers' Trainer, which pads to a width, or to the longest of a batch with lengths grouped: an epoch in each
     turn, and a prediction in each turn after the last one."""
 
@@ -140,17 +140,17 @@ class TheirFineTuning(Loop):
         hush()
         self.numbers, self.width, self.exercise = numbers, width, exercise
 
-    def take_turns(self, turns: Turns) -> None:
+    def take_turns(self, calls: Calls) -> None:
         """Trains for all epochs, and then predicts the items that it trained on, again and again."""
         with tempfile.TemporaryDirectory() as folder:
-            trainer, rows = self._prepare(turns, Path(folder))
-            turns.next()
+            trainer, rows = self._prepare(calls, Path(folder))
+            calls.next()
             trainer.train()
             while True:
                 trainer.predict(rows)
-                turns.next()
+                calls.next()
 
-    def _prepare(self, turns: Turns, folder: Path) -> tuple[Any, Any]:
+    def _prepare(self, calls: Calls, folder: Path) -> tuple[Any, Any]:
         """The Trainer and the rows of its dataset."""
         import transformers
 
@@ -161,7 +161,7 @@ class TheirFineTuning(Loop):
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
                 if state.global_step % steps == 0:
-                    turns.next()
+                    calls.next()
 
         torch.set_num_threads(default_threads(World()))
         rows: Any = rows_of(task.train, task.head.kind, self.width)

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,12 +41,8 @@ class SideFailedError(UserError):
     """A side cannot go on, and says why."""
 
 
-class SideShortError(SideFailedError):
+class NoMemoryError(SideFailedError):
     """A side has no memory for what it was asked."""
-
-
-class NoMemoryError(UserError):
-    """What a side says that has no memory."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +54,11 @@ class Side:
     pipe: Connection
 
     def ask(self, method: str, *given: Any) -> Any:
-        """What a method of the side returns; SideFailedError where it cannot."""
+        """Calls a method of the side; returns what it returns. SideFailedError where it fails."""
         return self._call(method, given)[0]
 
     def turn(self, method: str, *given: Any) -> float:
-        """The seconds that a method of the side takes, by its own clock."""
+        """Calls a method of the side; returns the seconds that it takes, by the side's own clock."""
         return float(self._call(method, given)[1])
 
     def _call(self, method: str, given: tuple[Any, ...]) -> Any:
@@ -78,10 +73,10 @@ class Side:
         except (EOFError, ConnectionResetError):
             self.process.join(10)
             code = self.process.exitcode
-            kind = SideShortError if code == -signal.SIGKILL else SideFailedError
+            kind = NoMemoryError if code == -signal.SIGKILL else SideFailedError
             raise kind(f"{self.name}: {ending(code)}") from None
         if isinstance(answer, UserError):
-            kind = SideShortError if isinstance(answer, NoMemoryError) else SideFailedError
+            kind = NoMemoryError if isinstance(answer, NoMemoryError) else SideFailedError
             raise kind(f"{self.name}: {answer}")
         return answer
 
@@ -125,27 +120,18 @@ def open_sides(kinds: Mapping[str, Kind], *arguments: Any) -> Iterator[dict[str,
             side.end()
 
 
-class Turns:
-    """What is asked of a side, in its process: one call after another."""
+class Calls:
+    """The calls that a side gets, in its process, one after another."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._start = pipe, time.perf_counter()
 
     def next(self, answer: Any = None) -> tuple[str, tuple[Any, ...]]:
-        """Ends a turn with its answer, or says that the side is ready, and waits for the next call: a method, and what
-        it is given."""
+        """Answers the last call, or says that the side is ready; waits for the next one: a method and its arguments."""
         self._pipe.send((answer, time.perf_counter() - self._start))
         method, given = self._pipe.recv()
         self._start = time.perf_counter()
         return method, given
-
-
-class Loop(ABC):
-    """A side whose own loop goes on for a turn, whatever method is asked for, and ends it by `Turns.next`."""
-
-    @abstractmethod
-    def take_turns(self, turns: Turns) -> None:
-        """Goes through the loop until nobody asks any more."""
 
 
 def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
@@ -155,12 +141,12 @@ def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
     if kind.prepared:
         prepare_process(kind.small_steps)
     try:
-        side, turns = kind.make(*arguments), Turns(pipe)
-        if isinstance(side, Loop):
-            side.take_turns(turns)
+        side, calls = kind.make(*arguments), Calls(pipe)
+        if hasattr(side, "take_turns"):  # its own loop goes on for a turn, and ends the turn by `calls.next`
+            side.take_turns(calls)
         answer = None
         while True:
-            method, given = turns.next(answer)
+            method, given = calls.next(answer)
             answer = getattr(side, method)(*given)
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return

@@ -36,7 +36,7 @@ from rich.console import Console
 from benchmarks.contests import OURS, Turns, alternate, spread
 from benchmarks.measure import DATA, Keeper, gpu_state, run_command, when
 from benchmarks.peer import missing
-from benchmarks.sides import Kind, Side, SideShortError, open_sides
+from benchmarks.sides import Kind, NoMemoryError, Side, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import find_shards
 from benchmarks.training_sides import AUTO, Contest, OurTraining, TheirTraining
@@ -261,7 +261,7 @@ def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> tuple[Contest, di
     while True:
         try:
             return contest, run_contest(contest, bench, keep)
-        except SideShortError as error:
+        except NoMemoryError as error:
             bench.console.print(f"{contest}: {error}; with half the sequences")
             contest = contest.halved()
 

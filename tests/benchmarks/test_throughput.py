@@ -24,7 +24,7 @@ from support.shards import make_shards
 
 from benchmarks import sides, throughput
 from benchmarks.measure import read_results
-from benchmarks.sides import Kind, Loop, SideFailedError, SideShortError, Turns, open_sides
+from benchmarks.sides import Calls, Kind, NoMemoryError, SideFailedError, open_sides
 from benchmarks.throughput import Bench
 from benchmarks.training_sides import Contest
 from data_prep.common.errors import UserError
@@ -87,12 +87,12 @@ def test_a_side_that_cannot_go_on_says_why(make: Any, told: str, monkeypatch: py
         pass
 
 
-class Counting(Loop):
+class Counting:
     """A loop that has two turns."""
 
-    def take_turns(self, turns: Turns) -> None:
+    def take_turns(self, calls: Calls) -> None:
         for number in range(2):
-            turns.next(number)
+            calls.next(number)
         raise UserError("no more")
 
 
@@ -167,7 +167,7 @@ def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypat
 
     def run(contest: Contest, *_: object) -> dict[str, Any]:
         if contest.sequences > 2:
-            raise SideShortError("peer: no memory for such a step")
+            raise NoMemoryError("peer: no memory for such a step")
         return {"ran": contest.sequences}
 
     monkeypatch.setattr(throughput, "run_contest", run)
