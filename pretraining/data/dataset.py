@@ -7,10 +7,9 @@ again as far as a wrong value could crash a kernel.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +63,7 @@ class Dataset:
         """The shards of all duplicates; a shard's number in the dataset is its place here."""
         self._first = np.cumsum([0, *map(len, sets)])  # the number of each duplicate's first shard
         self._schema = example_schema(self.stored, manifest.vocabulary_size, manifest.num_documents)
-        self._open: OrderedDict[int, _Shard] = OrderedDict()
+        self._shard = lru_cache(maxsize=OPEN_SHARDS)(self._open_shard)
         self._checked: set[int] = set()
 
     @property
@@ -156,14 +155,9 @@ class Dataset:
             if chosen.size:
                 yield self._shard(int(numbers[chosen[0]])), chosen
 
-    def _shard(self, number: int) -> _Shard:
-        """Gives a shard, which is opened if it is not open."""
-        if number not in self._open:
-            self._open[number] = patiently(partial(self._map, number), self.folder / MANIFEST)
-            if len(self._open) > OPEN_SHARDS:
-                self._open.popitem(last=False)
-        self._open.move_to_end(number)
-        return self._open[number]
+    def _open_shard(self, number: int) -> _Shard:
+        """Opens a shard, as soon as its storage answers."""
+        return patiently(partial(self._map, number), self.folder / MANIFEST)
 
     def _map(self, number: int) -> _Shard:
         """Opens a shard, which is compared with its record the first time."""

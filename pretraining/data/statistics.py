@@ -35,11 +35,7 @@ class SequenceStatistics:
 
 
 def measure_sequences(
-    shape: Shape,
-    length: int,
-    manifest: Manifest | None,
-    objective: Objective | None = None,
-    done: float = HALF_WAY,
+    shape: Shape, length: int, manifest: Manifest | None, objective: Objective | None = None, done: float = HALF_WAY
 ) -> SequenceStatistics:
     """Measures the sequences that a manifest counts; without one, full sequences are assumed.
 

@@ -19,15 +19,7 @@ LOWEST = tl.constexpr(-3.0e38)
 
 @triton.jit(do_not_specialize=["vocabulary"])
 def _cross_entropy(
-    logits,
-    bias,
-    labels,
-    losses,
-    right,
-    vocabulary,
-    slopes: tl.constexpr,
-    width: tl.constexpr,
-    chunk: tl.constexpr,
+    logits, bias, labels, losses, right, vocabulary, slopes: tl.constexpr, width: tl.constexpr, chunk: tl.constexpr
 ):
     """One row: its loss, whether the first of its largest logits is the answer, and the gradient of all of them.
 

@@ -233,16 +233,7 @@ def _dropout(
 
 @triton.jit(do_not_specialize=["rows", "block"])
 def _join(
-    query,
-    key,
-    value,
-    out,
-    sums,
-    rows,
-    block,
-    width: tl.constexpr,
-    tile_rows: tl.constexpr,
-    tile_columns: tl.constexpr,
+    query, key, value, out, sums, rows, block, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
 ):
     """Rows of three tensors side by side, and their sums over a block: the first stage of the bias's gradient."""
     number, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
@@ -287,14 +278,7 @@ def norm_forward(
 
 
 def norm_backward(
-    drops: Drops,
-    grad: Tensor,
-    x: Tensor,
-    bias: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    means: Tensor,
-    scales: Tensor,
+    drops: Drops, grad: Tensor, x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, means: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, the bias, the residual, the weight and the shift. Without dropout those of x and the residual
     are one tensor."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -36,28 +36,18 @@ MOST_PADDED = 1 << 15
 otherwise take gigabytes."""
 
 
-class Product(Protocol):
-    """A product with the weight of a linear layer."""
-
-    bias: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Leaves the bias to the operation that follows."""
-
-    def with_gelu(self, x: Tensor) -> Tensor:
-        """Adds the bias, and takes gelu of the sum."""
-
-
-class PlainProduct(Product):
-    """Multiplies with the weight as it lies, on any device."""
+class Product:
+    """Multiplies with the weight of a linear layer as it lies, on any device."""
 
     def __init__(self, linear: Linear) -> None:
         self.weight, self.bias = linear.weight.detach(), linear.bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Leaves the bias to the operation that follows."""
         return F.linear(x, self.weight)
 
     def with_gelu(self, x: Tensor) -> Tensor:
+        """Adds the bias, and takes gelu of the sum."""
         return gelu(self(x), self.bias)
 
 
@@ -100,9 +90,6 @@ class QuantisedProduct(Product):
         kernels.call("rescale_rows", product, scales, *product.shape)
         return product
 
-    def with_gelu(self, x: Tensor) -> Tensor:
-        return gelu(self(x), self.bias)
-
 
 def can_pack(weight: Tensor) -> bool:
     """Whether a weight can be packed: on an x86 CPU, by this PyTorch, and in numbers that both are fast in."""
@@ -115,7 +102,7 @@ def can_pack(weight: Tensor) -> bool:
 
 def product(linear: Linear) -> Product:
     """The fastest product with the weight of a linear layer, in its numbers."""
-    return PackedProduct(linear) if can_pack(linear.weight) else PlainProduct(linear)
+    return PackedProduct(linear) if can_pack(linear.weight) else Product(linear)
 
 
 Making = Callable[[Linear], Product]
@@ -198,18 +185,8 @@ def parts(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
     yield begin, len(lengths)
 
 
-class Layers(Protocol):
-    """The layers of an encoder that answers. They may overwrite the hidden states that they are given."""
-
-    def all(self, x: Tensor, batch: Batch) -> Tensor:
-        """Computes the last hidden states of all pieces, (n, H), from what the embeddings give."""
-
-    def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
-        """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
-
-
-class LayerByLayer(Layers):
-    """Layers that make their steps one after another, on any device and in any numbers."""
+class LayerByLayer:
+    """Layers that run one after another, on any device and in any numbers; `OneCall` has the same methods."""
 
     def __init__(self, shape: Shape, layers: deque[Layer], sees_one: bool, making: Making) -> None:
         """Takes the layers away one after another: memory is for their weights or for those made of them."""
@@ -220,10 +197,12 @@ class LayerByLayer(Layers):
         self.last = (LastLayer if sees_one else ServedLayer)(layers.popleft(), making)
 
     def all(self, x: Tensor, batch: Batch) -> Tensor:
+        """Computes the last hidden states of all pieces, (n, H), from the output of the embeddings."""
         n = len(x)
         return self.last(*self._below(x, batch))[:n]
 
     def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
+        """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
         assert isinstance(self.last, LastLayer)
         seen = places + 1 - batch.starts[:-1] if self.shape.one_way else batch.starts.diff()
         return self.last.one(self._below(x, batch)[0], batch, places, seen)
@@ -248,7 +227,7 @@ class ServedEncoder:
         layers = deque(cast(Layer, layer) for layer in encoder.layers)
         encoder.layers = nn.ModuleList()
         way, making = find_way(encoder, in_bytes), QuantisedProduct if in_bytes else product
-        self.layers: Layers = (
+        self.layers = (
             LayerByLayer(encoder.shape, layers, sees_one, making)
             if way is None
             else OneCall(encoder.shape, layers, way)

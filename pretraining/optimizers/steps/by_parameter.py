@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Slice
+from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Slice, add_over_group
 from pretraining.processes.group import device_of
 
 WEIGHT, GRADIENT = "weight", "gradient"
@@ -90,8 +90,4 @@ def gathered(flat: FlatTensor, parts: Sequence[Slice], source: Tensor, shape: to
     whole = torch.zeros(shape, dtype=source.dtype, device=source.device)
     for part in parts:
         whole.view(-1)[part.start : part.start + part.length] = flat.view_part(part, source)
-    if flat.group is None or dist.get_world_size(flat.group) == 1:
-        return whole
-    joined = whole.to(device_of(flat.group))
-    dist.all_reduce(joined, group=flat.group)  # exact: all but one rank add zeros
-    return joined.to(whole.device)
+    return add_over_group(whole, flat.group)  # exact: all ranks but one add zeros

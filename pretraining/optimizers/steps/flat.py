@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
+from pretraining.processes.group import device_of
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,15 @@ class FlatTensor:
     def view_part(self, part: Slice, flat: Tensor) -> Tensor:
         """Views a part in a tensor that is laid out as `tensor` is, such as an average or a gradient."""
         return flat.view(-1).narrow(0, part.offset, part.length)
+
+
+def add_over_group(own: Tensor, group: Any) -> Tensor:
+    """Adds up a tensor over the ranks of a group, which all call it; None is a group of this rank alone."""
+    if group is None or dist.get_world_size(group) == 1:
+        return own
+    total = own.to(device_of(group))
+    dist.all_reduce(total, group=group)
+    return total.to(own.device)
 
 
 class FlatOptimizer(torch.optim.Optimizer):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -23,8 +22,7 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.optimizers.lamb import apex_fault, lamb_settings
 from pretraining.optimizers.steps.adamw import SETTLED, adam, numbers_of
-from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor
-from pretraining.processes.group import device_of
+from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, add_over_group
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class Lamb(FlatOptimizer):
             found.append(table.by_slot(squares))
         if not adapts:
             return None
-        ratios = [self._trust_of(*row) for row in _joined(torch.cat(found), tables[0].group).tolist()]
+        ratios = [self._trust_of(*row) for row in add_over_group(torch.cat(found), tables[0].group).tolist()]
         begin = 0
         for tensor, table in zip(tensors, tables, strict=True):
             for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
@@ -121,7 +119,7 @@ class Lamb(FlatOptimizer):
         if places:
             updates, own_squares = self._updates(lists, steps, decay)
             squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
-        ratios = self._trust(_joined(squares, tables[0].group)) if self._adapts(decay) else None
+        ratios = self._trust(add_over_group(squares, tables[0].group)) if self._adapts(decay) else None
         if updates and ratios is not None:
             factors, found_inf = ratios.float(), self.found_inf()
             if found_inf is not None:
@@ -231,15 +229,6 @@ def by_layer(values: dict[str, float]) -> dict[str, list[float]]:
 
 def _names(tables: Sequence[SlotTable]) -> tuple[str, ...]:
     return tuple(name for table in tables for name in table.slots)
-
-
-def _joined(squares: Tensor, group: Any) -> Tensor:
-    """Adds up squares over the ranks of a group, wherever they lie; all ranks call it."""
-    if group is None or dist.get_world_size(group) == 1:
-        return squares
-    joined = squares.to(device_of(group))
-    dist.all_reduce(joined, group=group)
-    return joined.to(squares.device)
 
 
 def _squares(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:
