@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import Module
 from transformers import BertConfig, BertForPreTraining
@@ -18,7 +19,7 @@ from pretraining.model.rows import Rows
 from pretraining.model.shape import Shape
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 
-__all__ = ["SMALL", "gradient", "gradients", "mean_loss", "padded", "random_batch", "their_config", "their_model"]
+__all__ = ["padded"]
 
 SMALL = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 
@@ -40,6 +41,16 @@ def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: 
             labels=draw.integers(0, vocabulary, num_predictions),
         )
     )
+
+
+def make_uneven(model: Bert) -> Bert:
+    """Draws weights so large that attention is far from uniform."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.initialize(1).parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+        model.embeddings.word.weight[model.shape.vocabulary :] = 0
+    return model
 
 
 def gradient(parameter: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from itertools import count, islice, pairwise
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -130,16 +130,6 @@ def test_examples_are_those_of_the_slow_reference(seed: int, start: int, size: i
     assert triples(Order(seed, SHARD_ROWS).examples(start, size)) == expected
 
 
-@settings(max_examples=60, deadline=None)
-@given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=12), start=st.integers(0, 10**9))
-def test_any_slices_give_the_same_sequence(cuts: list[int], start: int) -> None:
-    order, parts, at = Order(3, SHARD_ROWS), [], start
-    for size in cuts:
-        parts += triples(order.examples(at, size))
-        at += size
-    assert parts == triples(Order(3, SHARD_ROWS).examples(start, sum(cuts)))
-
-
 def test_an_epoch_has_every_example_of_its_duplicate_once() -> None:
     order = Order(11, SHARD_ROWS)
     for epoch in range(9):
@@ -148,12 +138,6 @@ def test_an_epoch_has_every_example_of_its_duplicate_once() -> None:
             (duplicate, shard, row) for shard, rows in enumerate(SHARD_ROWS[duplicate]) for row in range(rows)
         ]
         assert sorted(whole_epoch(order, epoch)) == everything
-
-
-def test_shards_follow_one_another_whole() -> None:
-    for epoch in range(8):
-        shards = [shard for _, shard, _ in whole_epoch(Order(1, ((5, 6, 7, 8, 9),)), epoch)]
-        assert sum(a != b for a, b in pairwise(shards)) == 4
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:

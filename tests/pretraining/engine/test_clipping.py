@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.kernels import kernels_allowed
 
 from pretraining.engine.clipping import ROW, clipping, sum_of_squares
 from pretraining.model import cpu_kernels as kernels
@@ -18,25 +19,19 @@ NEEDS_COMPILER = pytest.mark.skipif(kernels.find_compiler() is None, reason="no 
 @pytest.mark.parametrize(("ours", "tolerance"), [pytest.param(True, 1e-13, marks=NEEDS_COMPILER), (False, 1e-6)])
 @given(sizes=st.lists(st.integers(0, 3 * ROW), min_size=1, max_size=3))
 def test_squares_add_up(ours: bool, tolerance: float, sizes: list[int]) -> None:
-    kernels.allow(ours)
-    try:
+    with kernels_allowed(ours):
         for size in sizes:
             flat = torch.randn(size, generator=torch.Generator().manual_seed(size))
             assert float(sum_of_squares(flat)) == pytest.approx(float(flat.double().square().sum()), rel=tolerance)
-    finally:
-        kernels.allow(True)
 
 
 @pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.parametrize("large", [1e20, 3e38, math.inf])
 def test_squares_that_fp32_cannot_hold_are_infinite(ours: bool, large: float) -> None:
     """Such a gradient is left out, since Adam's average of squares would stay infinite."""
-    kernels.allow(ours)
-    try:
+    with kernels_allowed(ours):
         assert float(sum_of_squares(torch.tensor([1.0, large, -1.0]))) == math.inf
         assert math.isfinite(float(sum_of_squares(torch.tensor([1.0, 1e19]))))
-    finally:
-        kernels.allow(True)
 
 
 def test_the_squares_of_many_elements_do_not_stand_still() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from support.lamb_reference import NVIDIA, SHAPE, make_engine, run_engine
 from support.processes import spawn
@@ -39,24 +38,14 @@ def on_all_stages() -> dict[Any, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[Any, Any]:
+def test_deepspeed_does_not_wait_for_the_device_and_takes_buckets_no_larger_than_the_model() -> None:
+    """Unless the user says another size."""
     (done,) = spawn(1, on_all_stages)
     assert (done.code, done.errors) == (0, "")
-    result: dict[Any, Any] = done.result
-    return result
-
-
-@pytest.mark.parametrize("case", STAGES, ids=str)
-def test_deepspeed_does_not_wait_for_the_device(found: dict[Any, Any], case: tuple[str, int]) -> None:
-    assert found[case][0] == 0
-
-
-def test_buckets_are_no_larger_than_the_model(found: dict[Any, Any]) -> None:
-    """And their size is the user's to say."""
-    buckets = {found[case][1] for case in STAGES} - {None}
+    assert [done.result[case][0] for case in STAGES] == [0] * len(STAGES)
+    buckets = {done.result[case][1] for case in STAGES} - {None}
     assert buckets == {sum(parameter.numel() for parameter in build_model(SHAPE).parameters())}
-    assert found["own"] == SMALL_BUCKET
+    assert done.result["own"] == SMALL_BUCKET
 
 
 def test_large_models_get_deepspeeds_own_bucket() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -62,6 +62,14 @@ def added(buckets: list[Bucket], step: int) -> None:
         bucket.complete()
 
 
+HINDRANCES: list[Callable[[pytest.MonkeyPatch], None]] = [
+    lambda patched: patched.setattr(neighbours, "system", lambda: "another machine"),
+    lambda patched: patched.delattr(os, "memfd_create"),  # a system without such rooms
+    lambda patched: patched.setattr(Door, "path", property(lambda _: __file__)),  # leads to a file of somebody else
+]
+"""Why the last rank may not enter the rooms of others, or they its."""
+
+
 def on_ranks() -> dict[str, Any]:
     connect_ranks()
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -84,33 +92,14 @@ def on_ranks() -> dict[str, Any]:
     common[rank] = 10 + rank
     wait_for_all()
     found["weights"] = common.tolist()
-    found["apart"] = [apart(rank, ranks, parameters) for apart in (elsewhere, without_room, locked_out)]
+    found["apart"] = []
+    for hinder in HINDRANCES:
+        with pytest.MonkeyPatch.context() as patched:
+            if rank == ranks - 1:
+                hinder(patched)
+            found["apart"].append(find_neighbours(parameters, 1) is None)
     disconnect()
     return found
-
-
-def elsewhere(rank: int, ranks: int, parameters: list[Tensor]) -> bool:
-    """The last rank is on another machine."""
-    with pytest.MonkeyPatch.context() as patched:
-        if rank == ranks - 1:
-            patched.setattr(neighbours, "system", lambda: "another")
-        return find_neighbours(parameters, 1) is None
-
-
-def without_room(rank: int, ranks: int, parameters: list[Tensor]) -> bool:
-    """The last rank's system gives it no room."""
-    with pytest.MonkeyPatch.context() as patched:
-        if rank == ranks - 1:
-            patched.delattr(os, "memfd_create")
-        return find_neighbours(parameters, 1) is None
-
-
-def locked_out(rank: int, ranks: int, parameters: list[Tensor]) -> bool:
-    """The last rank is led to the files of somebody else."""
-    with pytest.MonkeyPatch.context() as patched:
-        if rank == ranks - 1:
-            patched.setattr(Door, "path", property(lambda _: __file__))
-        return find_neighbours(parameters, 1) is None
 
 
 @pytest.fixture(scope="module", params=[2, 3])

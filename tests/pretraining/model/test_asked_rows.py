@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels import kernels_allowed
 from support.pretraining_reference import SMALL, random_batch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretraining.model import cpu_kernels as kernels
 from pretraining.model.encoder import Encoder
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model, computed_flops
@@ -67,24 +67,17 @@ def test_in_bf16_too(sees: Sees) -> None:
 
 def test_without_our_kernels_too() -> None:
     """PyTorch draws other masks for other numbers of rows, so that nothing is dropped here."""
-    kernels.allow(False)
-    try:
-        still = replace(DROPS, dropout=0.0, attention_dropout=0.0)
+    still = replace(DROPS, dropout=0.0, attention_dropout=0.0)
+    with kernels_allowed(False):
         assert_equal(both_ways(still, torch.float32, torch.tensor([7, 0, 125])), 1e-5)
-    finally:
-        kernels.allow(True)
 
 
 def test_what_is_said_to_be_computed_is_what_is_multiplied() -> None:
     """Forward, by PyTorch's own counter, which knows linear layers and heads, and not attention on a CPU."""
     shape, batch = replace(SMALL, dropout=0.0, attention_dropout=0.0), random_batch([64] * 5, SMALL.vocabulary)
     model = build_model(shape).initialize(1)
-    kernels.allow(False)
-    try:
-        with FlopCounterMode(display=False) as counter:
-            model(batch)
-    finally:
-        kernels.allow(True)
+    with kernels_allowed(False), FlopCounterMode(display=False) as counter:
+        model(batch)
     padding = 2 * shape.hidden * (shape.padded_vocabulary - shape.vocabulary) * len(batch.labels)
     attention = 4 * shape.hidden * sum(length**2 for length in batch.lengths) * shape.layers
     wanted = computed_flops(shape, batch.lengths, len(batch.labels)) / 3

@@ -34,7 +34,7 @@ def attend(batch: Batch, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout
 
 
 @pytest.mark.parametrize("way", ["grouped", "padded"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
     heads=st.integers(1, 3),
@@ -67,18 +67,6 @@ def test_flash_kernels_are_called_as_they_demand(dtype: torch.dtype, one_way: bo
     assert kernels.dropouts == [0.1, 0.1], "dropout of the forward pass, then of the backward pass"
 
 
-def test_the_stand_in_refuses_what_the_kernels_refuse() -> None:
-    batch, (qkv, bias) = random_batch([5, 7], 50), inputs(12, 32, torch.bfloat16)
-    with FlashKernels(), pytest.raises(AssertionError, match="offsets"):
-        Packed(batch.starts.long(), 7).attend(qkv, bias, 2, NONE)
-    with FlashKernels(), pytest.raises(AssertionError, match="longest"):
-        Packed(batch.starts, 0).attend(qkv, bias, 2, NONE)
-    with FlashKernels(), pytest.raises(AssertionError, match="type"):
-        Packed(batch.starts, 7).attend(qkv.float(), bias.float(), 2, NONE)
-    with FlashKernels(), pytest.raises(AssertionError, match="width"):
-        Packed(batch.starts, 7).attend(qkv, bias, 8, NONE)
-
-
 def test_this_torch_has_the_flash_operator_that_we_call() -> None:
     """With what we give by place and take first; the rest has defaults. Other versions are tested where installed."""
     schema = torch.ops.aten._flash_attention_forward.default._schema
@@ -89,31 +77,29 @@ def test_this_torch_has_the_flash_operator_that_we_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "size", "flash"),
+    ("built", "capability", "dtype", "size", "flash"),
     [
-        ((9, 0), torch.bfloat16, 64, True),
-        ((8, 0), torch.float16, 64, True),
-        ((7, 5), torch.float16, 64, False),  # T4
-        ((7, 0), torch.float16, 64, False),  # V100
-        ((9, 0), torch.float32, 64, False),
-        ((9, 0), torch.bfloat16, 20, False),
-        ((8, 6), torch.bfloat16, 256, False),
+        (True, (9, 0), torch.bfloat16, 64, True),
+        (True, (8, 0), torch.float16, 64, True),
+        (True, (7, 5), torch.float16, 64, False),  # T4
+        (True, (9, 0), torch.float32, 64, False),
+        (True, (9, 0), torch.bfloat16, 20, False),
+        (True, (8, 6), torch.bfloat16, 256, False),
+        (False, (9, 0), torch.bfloat16, 64, False),
     ],
 )
 def test_the_flash_kernels_compute_what_they_can(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype, size: int, flash: bool
+    monkeypatch: pytest.MonkeyPatch,
+    built: bool,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    size: int,
+    flash: bool,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
     with FakeTensorMode():
         assert has_flash(torch.empty(9, 2 * size, device="cuda", dtype=dtype), heads=2) == flash
-
-
-def test_a_torch_that_was_built_without_flash_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
-    with FakeTensorMode():
-        assert not has_flash(torch.empty(9, 128, device="cuda", dtype=torch.bfloat16), heads=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.attention import NONE, attend_plainly, furthest, gradients, inputs
+from support.kernels import threads
 from support.pretraining_reference import random_batch
 from torch import Tensor
 
@@ -21,16 +20,6 @@ from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, row_keys
 
 blocks = pytest.mark.skipif(not kernels.small_products(), reason="no products of bf16 in this processor or compiler")
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def some_dropout(batch: Batch, spare: int = 0) -> Dropout:
@@ -58,7 +47,7 @@ def by_heads(batch: Batch, one_way: bool = False, way: str | None = None) -> ByH
 
 
 @pytest.mark.parametrize("way", ways())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
     heads=st.integers(1, 3),

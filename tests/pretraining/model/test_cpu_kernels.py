@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,24 @@ def test_a_part_of_a_library_is_built_again(builds: list[Path], tmp_path: Path, 
     library.chmod(0o700)
     assert kernels._loaded(COMPILER).kernels
     assert (library.read_bytes() == whole, len(builds)) == (True, 2)
+
+
+def test_there_is_a_library_for_each_processor(builds: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+    """Which a home folder may serve by turns."""
+    for processor, count in (("one", 1), ("one", 1), ("another", 2)):
+        monkeypatch.setattr(kernels, "_processor", lambda name=processor: name)
+        assert kernels._loaded(COMPILER).kernels
+        assert len(builds) == len([*(tmp_path / "cloze").iterdir()]) == count
+
+
+def test_a_library_is_kept_beside_temporary_files_where_the_home_cannot_be_written(
+    builds: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert kernels._loaded(COMPILER).kernels
+    folder = tmp_path / f"cloze-{os.geteuid()}"
+    assert (folder.stat().st_mode & 0o777, len([*folder.iterdir()]), len(builds)) == (0o700, 1, 1)
 
 
 @pytest.mark.parametrize("planted", ["folder", "library", "another user's"])

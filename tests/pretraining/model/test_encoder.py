@@ -122,32 +122,38 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     return backend
 
 
-def assert_one_translation(compiled: Compiled, model: Bert, device: str) -> None:
+def model_on(device: str, recompute: bool, shape: Shape) -> Bert:
+    return model_without_data(recompute, shape) if device == "meta" else build_model(shape, recompute).initialize(1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("gpu", "device", "recompute"),
+    [("flash", "meta", False), ("flash", "meta", True), ("padded", "meta", False), ("padded", "cpu", False)],
+    indirect=["gpu"],
+)
+def test_layers_share_a_translation(compiled: Compiled, device: str, recompute: bool) -> None:
     """Batches of all sizes go through one translation of all layers but the last and one of that, both ways."""
+    model = model_on(device, recompute, SHAPE)
     model.compile_layers()
-    calls = SHAPE.layers * len(BATCHES) * (2 if model.recompute else 1)
     for lengths in BATCHES:
         mean_loss(model, random_batch(lengths, SHAPE.vocabulary).to(device)).backward()
-    assert len(compiled.calls) == calls
+    assert len(compiled.calls) == SHAPE.layers * len(BATCHES) * (2 if recompute else 1)
     assert len(set(compiled.calls)) == 2
     assert not counters["graph_break"]
 
 
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(
-    ("gpu", "recompute"), [slow("flash", False), slow("flash", True), slow("padded", False)], indirect=["gpu"]
-)
-def test_layers_on_a_gpu_share_a_translation(compiled: Compiled, recompute: bool) -> None:
-    assert_one_translation(compiled, model_without_data(recompute), "meta")
-
-
 @pytest.mark.slow
-def test_layers_on_a_cpu_share_a_translation(compiled: Compiled) -> None:
-    assert_one_translation(compiled, build_model(SHAPE).initialize(1), "cpu")
-
-
-def assert_few_translations(compiled: Compiled, model: Bert, device: str) -> None:
-    """In training and evaluation, for batches of many sizes, the smallest among them."""
+@pytest.mark.usefixtures("gpu", "compiled")
+@pytest.mark.parametrize(
+    ("gpu", "device", "recompute"),
+    [("flash", "meta", True), ("padded", "meta", False), ("padded", "cpu", False)],
+    indirect=["gpu"],
+)
+def test_all_sizes_need_few_translations(device: str, recompute: bool) -> None:
+    """In training and evaluation, for batches of many sizes, also the smallest: Dynamo refuses more than eight."""
+    model = model_on(device, recompute, FEW_LAYERS)
     model.compile_layers()
     for lengths in (*SMALLEST, *BATCHES, *RANDOM):
         batch = random_batch(lengths, SHAPE.vocabulary).to(device)
@@ -158,19 +164,6 @@ def assert_few_translations(compiled: Compiled, model: Bert, device: str) -> Non
         translations = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(kind.forward.__code__)
         assert 0 < len(translations) <= 6 < torch._dynamo.config.recompile_limit
     assert not counters["graph_break"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("gpu", "recompute"), [("flash", True), ("padded", False)], indirect=["gpu"])
-def test_all_sizes_need_few_translations(compiled: Compiled, recompute: bool) -> None:
-    """Dynamo refuses to make more than eight."""
-    assert_few_translations(compiled, model_without_data(recompute, FEW_LAYERS), "meta")
-
-
-@pytest.mark.slow
-def test_all_sizes_need_few_translations_on_a_cpu(compiled: Compiled) -> None:
-    assert_few_translations(compiled, build_model(FEW_LAYERS).initialize(1), "cpu")
 
 
 @pytest.mark.usefixtures("compiled")

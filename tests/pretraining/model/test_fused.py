@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels import threads
 from support.pretraining_reference import gradient, random_batch
 
-from pretraining.model import cpu_kernels as kernels
 from pretraining.model import fused as operations
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, masked_loss, row_keys
@@ -47,7 +44,7 @@ def gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tenso
     return list(torch.autograd.grad((out * weight.to(out.dtype)).sum(), inputs))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(size=SIZES, scale=st.sampled_from([0.01, 1.0, 5.0, 40.0]))
 def test_gelu(size: tuple[int, int], scale: float) -> None:
     x, bias = tensors(1, size, size[1:])
@@ -57,7 +54,7 @@ def test_gelu(size: tuple[int, int], scale: float) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * max(scale, 1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(size=SIZES)
 def test_add_and_norm(size: tuple[int, int]) -> None:
     if size[1] < 3:
@@ -173,16 +170,12 @@ def test_row_keys_belong_to_the_example(lengths: list[int], draw: int) -> None:
 def test_one_thread_and_two_compute_the_same(dtype: torch.dtype) -> None:
     """Sums over rows are taken thread by thread, so only those may differ, by rounding."""
     results = []
-    for threads in (1, 2):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
+    for count in (1, 2):
+        with threads(count):
             inputs = tensors(10, (33, 64), (64,), (33, 64), (64,), (64,), dtype=dtype)
             x, bias, residual, weight, shift = inputs
             out = add_and_norm(x * 1, bias, residual, weight, shift, 1e-6, Dropout(0.1, keys_of(33), 3))
             results.append([out, *gradients(out, inputs)])
-        finally:
-            torch.set_num_threads(before)
     assert torch.equal(results[0][0], results[1][0])
     same(results[0], results[1], 1e-5 if dtype == torch.float32 else 0.05)
 
@@ -199,45 +192,6 @@ def test_without_a_compiler_it_works_and_says_so(tmp_path: Path) -> None:
     assert done.stdout.split()[0] == "False"
     assert float(done.stdout.split()[1]) == pytest.approx(4 * 0.841345)
     assert done.stderr == "warning: no C++ compiler: training on the CPU will be slow (install g++)\n"
-
-
-def test_kernels_are_compiled_once_for_each_processor_and_again_where_they_are_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build, builds = kernels._build, list[Path]()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def counted(compiler: str, work: Path) -> Path:
-        """The first is compiled; another is a copy of it, which takes no time."""
-        made = Path(shutil.copy(builds[0], work / "kernels.so")) if builds else build(compiler, work)
-        builds.append(Path(shutil.copy(made, tmp_path / f"{len(builds)}.so")))
-        return made
-
-    monkeypatch.setattr(kernels, "_build", counted)
-    damaged = tmp_path / "cloze" / kernels._name("g++")
-    damaged.parent.mkdir()
-    damaged.touch()  # as a crash leaves a file whose content was never written
-    for _ in range(2):
-        assert kernels._loaded("g++").kernels
-        assert len(builds) == 1
-    monkeypatch.setattr(kernels, "_processor", lambda: "another, of the same home")
-    assert kernels._loaded("g++").kernels
-    assert len(builds) == 2
-    assert len([*damaged.parent.iterdir()]) == 2
-
-
-@pytest.mark.slow
-def test_kernels_of_a_home_that_cannot_be_written_are_kept_beside_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    here = kernels._loaded(kernels.find_compiler() or "g++")
-    assert here.kernels
-    [folder] = (tmp_path / "temporary").iterdir()
-    assert (folder.name, folder.stat().st_mode & 0o777) == (f"cloze-{os.geteuid()}", 0o700)
 
 
 def test_where_autocast_mixes_types_pytorch_computes() -> None:

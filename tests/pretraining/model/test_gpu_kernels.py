@@ -134,7 +134,7 @@ def test_gradients_are_laid_side_by_side_and_summed(rows: int, heads: int, size:
     same([total.cpu().double()], [wanted.double().sum(0)])
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     keys=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40),
     site=st.integers(0, 300),
@@ -152,7 +152,7 @@ def test_masks_are_those_of_a_cpu_bit_for_bit(keys: list[int], site: int, width:
     assert torch.equal(torch.autograd.grad(found.sum(), x)[0].cpu(), wanted)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=6), draw=st.integers(0, 2**64 - 1))
 def test_keys_of_rows_are_those_of_a_cpu(lengths: list[int], draw: int) -> None:
     starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT
 from support.flash import FlashKernels
+from support.kernels import kernels_allowed
 from support.marks import has_gpu
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
@@ -175,11 +176,8 @@ def test_what_kernels_cannot_do_is_pytorchs() -> None:
     assert not gpu.usable("gelu", on_a_gpu(1 << 20))
     assert not gpu.usable("gelu", on_a_gpu(dtype=torch.float64))
     assert not gpu.usable("gelu", torch.zeros(2, 8)), "on the host"
-    cpu_kernels.allow(False)
-    try:
+    with kernels_allowed(False):
         assert not gpu.usable("gelu", on_a_gpu())
-    finally:
-        cpu_kernels.allow(True)
 
 
 FAILURES = {

@@ -30,7 +30,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 200), width=st.integers(1, 200))
 def test_a_matrix_is_turned_whatever_its_sizes(rows: int, width: int) -> None:
     x = numbers(rows, width)

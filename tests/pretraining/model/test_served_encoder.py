@@ -1,47 +1,190 @@
-"""A served encoder computes what the one does that it was made of, of every piece or of one of every sequence."""
+"""A served encoder computes what the encoder does: in one call of our kernels, or layer by layer."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections import deque
 from dataclasses import replace
-from typing import get_args
+from functools import cache
+from random import Random
+from typing import cast, get_args
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.transformers_models import SHAPE, our_weights
+from support.kernels import threads
+from torch import Tensor
 
-from pretraining.model import serving
+from pretraining.model import cpu_kernels, one_call, serving
 from pretraining.model.batch import Batch, pack
+from pretraining.model.bert import Bert
 from pretraining.model.encoder import Linear
+from pretraining.model.one_call import BYTES, HALVES, OneCall, multiplies
 from pretraining.model.rows import Rows
-from pretraining.model.serving import PackedProduct, PlainProduct, ServedEncoder, can_pack, product
-from pretraining.model.shape import Sees
+from pretraining.model.serving import (
+    LayerByLayer,
+    PackedProduct,
+    Product,
+    QuantisedProduct,
+    ServedEncoder,
+    can_pack,
+    product,
+)
+from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model
 
-LENGTHS = np.array([7, 3, 31, 2, 7, 40])
+SHAPE = Shape(2, 96, 3, 224, 50)
+pytestmark = pytest.mark.skipif(not cpu_kernels.usable(torch.zeros(1)), reason="no C++ compiler")
 
 
-def batch_of() -> Batch:
-    count, none = len(LENGTHS), np.empty(0, np.int64)
-    pieces, zeros = np.random.default_rng(0).integers(1, SHAPE.vocabulary, LENGTHS.sum()), np.zeros(count, np.int64)
-    rows = Rows(np.zeros((count, 2), np.int64), LENGTHS, pieces, LENGTHS // 2 + 1, zeros, zeros, none, none)
+def batch_of(lengths: list[int], seed: int = 0) -> Batch:
+    """Sequences of these lengths, of pieces that depend on the seed and not on the other sequences."""
+    sizes, none = np.array(lengths), np.empty(0, np.int64)
+    drawn = [np.random.default_rng([seed, number]).integers(1, 50, size) for number, size in enumerate(lengths)]
+    zeros, pieces = np.zeros(len(lengths), np.int64), np.concatenate(drawn)
+    rows = Rows(np.zeros((len(lengths), 2), np.int64), sizes, pieces, sizes // 2 + 1, zeros, zeros, none, none)
     return pack(rows, pieces, none, none)
 
 
+def model_of(sees: Sees, shape: Shape = SHAPE) -> Bert:
+    """A model whose weights are far enough from 0 for every part of a layer to be seen."""
+    model = build_model(replace(shape, sees=sees)).initialize(1).eval()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            parameter.mul_(3).add_(noise, alpha=0.05)
+    return model
+
+
+@cache
+def encoders(sees: Sees, shape: Shape = SHAPE) -> tuple[Bert, ServedEncoder]:
+    served = ServedEncoder(model_of(sees, shape), sees_one=True)
+    assert isinstance(served.layers, OneCall if shape == SHAPE else LayerByLayer)
+    return model_of(sees, shape), served
+
+
+NO_PANELS = replace(SHAPE, intermediate=200), replace(SHAPE, hidden=48, heads=1), replace(SHAPE, heads=6)
+"""Sizes that are not whole panels, which are answered layer by layer."""
+
+
+@pytest.mark.parametrize("sees", get_args(Sees))
+@pytest.mark.parametrize("shape", [SHAPE, *NO_PANELS])
+@given(lengths=st.lists(st.integers(1, 75), min_size=1, max_size=7), draw=st.randoms(use_true_random=False))
+@settings(max_examples=12, deadline=None)
+@torch.inference_mode()
+def test_all_pieces_and_any_one_of_every_sequence_are_equal_to_1e_5(
+    shape: Shape, sees: Sees, lengths: list[int], draw: Random
+) -> None:
+    batch, (model, served) = batch_of(lengths), encoders(sees, shape)
+    expected = model.encode(batch)
+    torch.testing.assert_close(served.all(batch), expected, atol=1e-5, rtol=1e-5)
+    places = batch.starts[:-1].long() + torch.tensor([draw.randrange(length) for length in lengths])
+    torch.testing.assert_close(served.one(batch, places), expected[places], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("others", [[], [75], [1] * 40])
+@torch.inference_mode()
+def test_an_answer_has_the_same_bits_whatever_lies_beside_it(others: list[int]) -> None:
+    """Also where others are so many that its rows fall into other blocks."""
+    served = encoders("both")[1]
+    alone, together = batch_of([37]), batch_of([37, *others])
+    first = torch.zeros(1, dtype=torch.long)
+    assert torch.equal(served.all(together)[:37], served.all(alone))
+    assert torch.equal(served.one(together, together.starts[:-1].long())[:1], served.one(alone, first))
+
+
+@pytest.mark.parametrize("in_bytes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, in_bytes: bool) -> None:
+    served = ServedEncoder(model_of("both").to(dtype), sees_one=True, in_bytes=in_bytes)
+    batch, found = batch_of([37, 3, 60]), list[Tensor]()
+    for count in (1, 2, 7):
+        with threads(count):
+            found.append(served.all(batch))
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.skipif(not multiplies(BYTES), reason="no products of bytes here, or tiles that have them")
 @pytest.mark.parametrize("sees", get_args(Sees))
 @torch.inference_mode()
-def test_all_pieces_and_any_one_of_every_sequence_are_equal_to_1e_5(sees: Sees) -> None:
-    batch = batch_of()
-    models = [build_model(replace(SHAPE, sees=sees)) for _ in range(3)]
-    for model in models:
-        model.load_state_dict(our_weights())
-    expected = models[0].eval().encode(batch)
-    torch.testing.assert_close(ServedEncoder(models[1], sees_one=False).all(batch), expected, atol=1e-5, rtol=1e-5)
-    places = batch.starts[:-1].long() + torch.tensor([0, 2, 17, 1, 6, 39])
-    served = ServedEncoder(models[2], sees_one=True)
-    torch.testing.assert_close(served.one(batch, places), expected[places], atol=1e-5, rtol=1e-5)
+def test_in_bytes_it_says_what_its_steps_say_one_after_another(sees: Sees) -> None:
+    """But for numbers that fall to the other byte; and it is as near to fp32."""
+    batch, exact = batch_of([7, 3, 31, 2, 75, 40]), encoders(sees)[1]
+    places = batch.starts[:-1].long()
+    served, in_steps = (ServedEncoder(model_of(sees), True, in_bytes=True) for _ in range(2))
+    assert isinstance(served.layers, OneCall)
+    layers = deque(model_of(sees).layers)
+    in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, QuantisedProduct)  # type: ignore[arg-type]
+    found, wanted, right = (each.one(batch, places) for each in (served, in_steps, exact))
+    error = (found - right).square().mean().sqrt()
+    assert 0 < error < 0.02 * right.square().mean().sqrt()
+    assert error < 1.2 * (wanted - right).square().mean().sqrt()
+    assert 0 < (served.all(batch) - exact.all(batch)).square().mean().sqrt() < 2 * error
+    alone = served.one(batch_of([7]), places[:1])
+    assert torch.equal(alone, found[:1])
+
+
+@pytest.mark.skipif(not multiplies(HALVES), reason="no products of bf16 here, or tiles that have them")
+@pytest.mark.parametrize("sees", get_args(Sees))
+@torch.inference_mode()
+def test_in_bf16_it_is_nearer_than_its_steps_one_after_another(sees: Sees) -> None:
+    """Which round what lies between the products too."""
+    batch, exact = batch_of([7, 3, 31, 2, 75, 40]), encoders(sees)[1]
+    places = batch.starts[:-1].long()
+    served, in_steps = (ServedEncoder(model_of(sees).bfloat16(), True) for _ in range(2))
+    assert isinstance(served.layers, OneCall)
+    layers = deque(model_of(sees).bfloat16().layers)
+    in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, product)  # type: ignore[arg-type]
+    for found, wanted, right in (
+        (served.one(batch, places), in_steps.one(batch, places), exact.one(batch, places)),
+        (served.all(batch)[places], in_steps.one(batch, places), exact.one(batch, places)),
+    ):
+        assert found.dtype == torch.bfloat16
+        error, theirs = ((each - right).square().mean().sqrt() for each in (found, wanted))
+        assert 0 < error < theirs
+    assert torch.equal(served.one(batch_of([7]), places[:1]), served.one(batch, places)[:1])
+
+
+@torch.inference_mode()
+def test_a_copy_answers_by_itself() -> None:
+    """Also in another process, as a server makes its workers."""
+    batch, original = batch_of([9, 20]), ServedEncoder(model_of("both"), sees_one=True)
+    expected = original.all(batch)
+    copies = copy.deepcopy(original), pickle.loads(pickle.dumps(original))
+    for weight in cast(OneCall, original.layers).weights:
+        weight.fill_(torch.nan)
+    assert all(torch.equal(each.all(batch), expected) for each in copies)
+
+
+@torch.inference_mode()
+def test_many_sequences_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what lies between the products stays in the cache; nothing else changes."""
+    served, batch = encoders("before")[1], batch_of([30, 1, 75, 12, 50, 50])
+    places = batch.starts[1:].long() - 1
+    whole = served.all(batch), served.one(batch, places)
+    for rows in (1, 60, 100):
+        monkeypatch.setattr(one_call, "ROWS", rows)
+        assert torch.equal(served.all(batch), whole[0])
+        assert torch.equal(served.one(batch, places), whole[1])
+
+
+@pytest.mark.parametrize("in_bytes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_numbers_that_are_none_stay_visible(dtype: torch.dtype, in_bytes: bool) -> None:
+    """A text with one makes nothing of the others' answers."""
+    model, batch = model_of("both").to(dtype), batch_of([5, 6])
+    with torch.no_grad():
+        model.embeddings.word.weight[batch.pieces[7]] = torch.nan
+    first = int((batch.pieces[:5] == batch.pieces[7]).sum())
+    assert not first, "draw other pieces"
+    states = ServedEncoder(model, sees_one=True, in_bytes=in_bytes).one(batch, batch.starts[:-1].long())
+    assert states[0].isfinite().all()
+    assert states[1].isnan().all()
 
 
 @torch.inference_mode()
@@ -49,7 +192,7 @@ def test_the_weight_that_is_packed_is_the_one_that_was_given() -> None:
     linear, x = Linear(48, 32), torch.randn(5, 48)
     torch.nn.init.normal_(linear.weight)
     torch.nn.init.normal_(linear.bias)
-    kinds = [PlainProduct, *([PackedProduct] if can_pack(linear.weight) else [])]
+    kinds = [Product, *([PackedProduct] if can_pack(linear.weight) else [])]
     for made in (*(kind(linear) for kind in kinds), product(linear)):
         torch.testing.assert_close(made(x), x @ linear.weight.t(), atol=1e-5, rtol=1e-5)
         expected = torch.nn.functional.gelu(x @ linear.weight.t() + linear.bias)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels import kernels_allowed
 from support.live_tensors import LiveTensors
 from torch import Tensor
 
@@ -22,9 +23,8 @@ from pretraining.model.vocabulary_loss import loss_in_chunks
 @pytest.fixture(params=["kernels", "torch"], autouse=True)
 def either(request: pytest.FixtureRequest) -> Iterator[None]:
     """Once with our kernels, once with PyTorch's operations."""
-    kernels.allow(request.param == "kernels")
-    yield
-    kernels.allow(True)
+    with kernels_allowed(request.param == "kernels"):
+        yield
 
 
 def inputs(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:
@@ -35,7 +35,7 @@ def inputs(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> tu
     return tensors, torch.randint(0, vocabulary, (rows,), generator=generator)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(rows=st.integers(1, 90), vocabulary=st.integers(2, 150), at_once=st.integers(1, 100))
 def test_it_is_the_loss_of_whole_logits(rows: int, vocabulary: int, at_once: int) -> None:
     tensors, labels = inputs(rows, vocabulary)

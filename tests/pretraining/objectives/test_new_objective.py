@@ -16,54 +16,41 @@ TOY = '''
 """Every next piece from those before it, and from the last one how long the text is."""
 from __future__ import annotations
 from typing import NamedTuple
-import numpy as np
-from pretraining.objectives.declaration import Figure, Objective
+from pretraining.objectives import ltr
+from pretraining.objectives.declaration import Figure
 
 class Sums(NamedTuple):
     following: object
     right: object
     length: object
 
-class LeftToRight(Objective):
-    sees = "before"
+class LeftToRight(ltr.LeftToRight):
     learns = "says the next piece"
-    tag, loads_as = "text-generation", "AutoModelForCausalLM"
+    logits_at_once = None
     figures = (
         Figure("piece_loss", "piece loss", "nats", "cross-entropy of the next piece", "next-piece loss"),
         Figure("piece_accuracy", "piece accuracy", "%", "next pieces that are the first choice"),
         Figure("length_error", "length error", "pieces", "how far the length is off"),
     )
 
-    def predictions(self, length, masked, done):
-        return length - 1
-
-    def batch(self, rows, draw=None):
-        from pretraining.model.batch import pack
-        text = rows.original()
-        chosen = np.delete(np.arange(len(text)), rows.starts + rows.lengths - 1)
-        return pack(rows, text, chosen, text[chosen + 1])
-
     def heads(self, shape):
         return {"masked_head": "head of next pieces", "length_head": "head of lengths"}
 
     def build(self, shape):
         from torch import nn
-        from pretraining.model.bert import MaskedHead
-        return {"masked_head": MaskedHead(shape), "length_head": nn.Linear(shape.hidden, 1)}
+        return {**super().build(shape), "length_head": nn.Linear(shape.hidden, 1)}
 
     def parameters(self, shape):
-        h = shape.hidden
-        return h * h + h + 2 * h + shape.vocabulary + h + 1
+        return super().parameters(shape) + shape.hidden + 1
 
     def flops(self, shape, sequences, predictions):
-        h = shape.hidden
-        return 2 * (h * h + h * shape.vocabulary) * predictions + 2 * h * sequences
+        return super().flops(shape, sequences, predictions) + 2 * shape.hidden * sequences
 
-    def asked(self, model, batch):
+    def needed_pieces(self, model, batch):
         import torch
         return torch.cat([batch.chosen, model.sequence_places(batch)])
 
-    def num_asked(self, shape, sequences, predictions):
+    def num_needed(self, shape, sequences, predictions):
         return sequences + predictions
 
     def losses(self, model, seen, batch):
@@ -87,21 +74,14 @@ class LeftToRight(Objective):
     def total(self, figures):
         return figures["piece_loss"] + figures["length_error"] / 64
 
-    def said(self, figures, width=0):
+    def describe_figures(self, figures, width=0):
         return [f"next piece {figures['piece_loss']:.4f}", f"length {figures['length_error']:.1f}"]
-
-    def architecture(self, shape):
-        return "BertLMHeadModel"
 
     def exported(self, shape):
         return ["masked_head"]
 
     def logits(self, model, seen, batch):
-        of_pieces = seen[: len(batch.chosen)]
-        return {"piece": model.head("masked_head").logits(of_pieces, model.embeddings.word.weight)}
-
-    def their_logits(self, output, chosen):
-        return {"piece": output.logits[0, chosen]}
+        return super().logits(model, seen[: len(batch.chosen)], batch)
 
     def described(self, shape):
         return "head of next pieces"

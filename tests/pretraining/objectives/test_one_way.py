@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels import kernels_allowed
 from support.one_way_reference import random_rows, reference_logits, reference_loss
-from support.pretraining_reference import SMALL, gradients, padded, random_batch, their_config
+from support.pretraining_reference import SMALL, gradients, make_uneven, padded, random_batch, their_config
 from torch import Tensor
 from transformers import BertLMHeadModel
 
 from pretraining.huggingface.weights import from_transformers, to_transformers
-from pretraining.model import cpu_kernels as kernels
 from pretraining.model import encoder
 from pretraining.model.attention import Padded
 from pretraining.model.bert import Bert
@@ -37,22 +37,15 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
             return Padded(starts, max(lengths), len(states), one_way)
 
         monkeypatch.setattr(encoder, "lay_out", lay_out)
-    kernels.allow(request.param != "torch")
-    yield str(request.param)
-    kernels.allow(True)
+    with kernels_allowed(request.param != "torch"):
+        yield str(request.param)
 
 
 def made(name: str, **changes: Any) -> tuple[Objective, Bert]:
-    """An objective, and a model of it whose attention is far from uniform."""
+    """An objective, and a model of it."""
     objective = objectives()[name]
     shape = replace(SMALL, objective=name, sees=objective.sees, pairs=False, **changes)
-    model = build_model(shape).initialize(1)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
-        model.embeddings.word.weight[SMALL.vocabulary :] = 0
-    return objective, model
+    return objective, make_uneven(build_model(shape))
 
 
 @pytest.mark.usefixtures("way")
@@ -116,7 +109,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("name", ONE_WAY)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     length=st.integers(2, 130),
     others=st.lists(st.integers(1, 130), max_size=3),
@@ -141,8 +134,8 @@ def test_no_piece_knows_what_it_is_to_be_predicted(
             assert not torch.equal(ours[~kept], theirs[~kept])
 
 
-@pytest.mark.parametrize("name", ONE_WAY)
-@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("name", objectives())
+@settings(max_examples=15, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 130), min_size=1, max_size=6),
     others=st.lists(st.integers(1, 130), max_size=5),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import kernels as kernels_support
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
@@ -24,9 +25,8 @@ DECAY = 0.1
 @pytest.fixture(params=["ours", "theirs"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
     """Whose kernel makes the steps."""
-    kernels.allow(request.param == "ours")
-    yield request.param
-    kernels.allow(True)
+    with kernels_support.kernels_allowed(request.param == "ours"):
+        yield request.param
 
 
 def gradients(length: int = LENGTH) -> list[Tensor]:
@@ -96,12 +96,8 @@ def test_whoever_asks_hears_whether_weights_are_rounded(kernel: str) -> None:
 def test_a_weight_moves_alike_wherever_it_lies(length: int, cut: float, threads: int) -> None:
     """On any rank, by any number of threads: bit for bit."""
     start, given, at = torch.linspace(-1, 1, length), gradients(length), int(cut * length)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
+    with kernels_support.threads(threads):
         parts = [moved(start[part], [each[part] for each in given]) for part in (slice(at), slice(at, None))]
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(torch.cat(parts), moved(start, given))
 
 

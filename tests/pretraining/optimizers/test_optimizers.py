@@ -15,11 +15,9 @@ from pretraining.config import settings as recipe
 from pretraining.engine.clipping import clipping
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.declaration import find_optimizer
-from pretraining.optimizers.steps.adamw import AdamW
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
 from pretraining.optimizers.steps.building import build_optimizer, find_steps, is_decayed
 from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Slice
-from pretraining.optimizers.steps.lamb import Lamb
 
 RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
 
@@ -58,21 +56,6 @@ def test_with_bias_correction_it_is_torchs_adamw() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-def test_without_bias_correction_it_is_the_original_berts() -> None:
-    """m and v are taken as they are; the decay is of the weight before the step."""
-    chosen = settings(betas=(0.9, 0.999), epsilon=1e-6, weight_decay=0.01, bias_correction=False)
-    ours = [tensor.requires_grad_() for tensor in tensors(0)]
-    found = trained(build([{"params": ours}], chosen), ours)
-    for index, weight in enumerate(tensor.double() for tensor in tensors(0)):
-        m, v = torch.zeros_like(weight), torch.zeros_like(weight)
-        for step, rate in enumerate(RATES):
-            gradient = tensors(step + 1)[index].double()
-            m = 0.9 * m + 0.1 * gradient
-            v = 0.999 * v + 0.001 * gradient**2
-            weight = weight - rate * (m / (v.sqrt() + 1e-6) + 0.01 * weight)
-        torch.testing.assert_close(found[index].double(), weight, rtol=1e-4, atol=1e-5)
-
-
 def test_biases_and_norms_never_decay_and_all_else_does() -> None:
     wanted = {"embeddings.word.weight", "embeddings.position.weight", "embeddings.segment.weight", "pooler.weight"}
     wanted |= {"masked_head.transform.weight", "next_head.weight"}
@@ -101,11 +84,6 @@ def test_a_parameter_without_gradient_stays() -> None:
     moving.grad = torch.ones_like(moving)
     optimizer.step()
     assert torch.equal(still, before)
-
-
-def test_the_recipe_names_the_optimizer() -> None:
-    assert type(build_optimizer(build_model(SMALL), settings(name="lamb"))) is Lamb
-    assert type(build_optimizer(build_model(SMALL), settings())) is AdamW
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
