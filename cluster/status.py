@@ -69,22 +69,17 @@ class Observer:
         self._jobs: set[str] = set()
         self._asked = 0.0
 
-    def look(self) -> list[RunStatus]:
-        """Reads how all runs are doing."""
+    def look(self) -> list[RunStatus | TuningStatus]:
+        """Reads how all runs of pre-training and fine-tuning are doing; UserError where there is none."""
         runs = list(dict.fromkeys(run for folder in self._named for run in find_runs(folder)))
         notes = {run: read_notes(run) for run in runs}
         noted = [found for found in notes.values() if found is not None]
         jobs = {each.job for own in noted for each in (own, own.beside) if each is not None}
         if jobs != self._jobs or time.monotonic() - self._asked > QUEUE_SECONDS:
             self._queue, self._jobs, self._asked = ask_queue(jobs), jobs, time.monotonic()
-        now = time.time()
-        return [read_run(run, notes[run], self._queue, now) for run in runs]
-
-    def look_at_all(self) -> list[RunStatus | TuningStatus]:
-        """Reads how all runs of pre-training and fine-tuning are doing; UserError where there is nothing."""
-        found: list[RunStatus | TuningStatus] = [*self.look()]
-        tunings = dict.fromkeys(tuning for folder in self._named for tuning in find_tunings(folder))
-        found += [read_tuning(folder, time.time()) for folder in tunings]
+        now, tunings = time.time(), dict.fromkeys(each for folder in self._named for each in find_tunings(folder))
+        found: list[RunStatus | TuningStatus] = [read_run(run, notes[run], self._queue, now) for run in runs]
+        found += [read_tuning(folder, now) for folder in tunings]
         if not found:
             names = ", ".join(map(str, self._named))
             raise UserError(f"{names}: no run, and none in it: they have {METRICS} once they train\n{CURE}")
@@ -92,8 +87,8 @@ class Observer:
 
     def panels(self, width: int) -> list[RenderableType]:
         """What there is to show: a panel for each run, and warnings."""
-        all_found = self.look_at_all()
-        shown = [panel(found, width) if isinstance(found, RunStatus) else tuning_panel(found) for found in all_found]
+        found = self.look()
+        shown = [panel(each, width) if isinstance(each, RunStatus) else tuning_panel(each) for each in found]
         return [*shown, *(Text(warning, "yellow") for warning in self.warnings)]
 
     @property
@@ -146,7 +141,7 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
     if wanted.watch:
         watch(observer, wanted.every, console)
     elif wanted.json:
-        content = [asdict(status) for status in observer.look_at_all()]
+        content = [asdict(status) for status in observer.look()]
         text = json.dumps(content, indent=1, sort_keys=True)  # in ASCII: names of files may be no text
         console.print(text, markup=False, soft_wrap=True)
         for warning in observer.warnings:

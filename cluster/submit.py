@@ -40,7 +40,6 @@ STEPS = ("prepare", "pretrain", "finetune", "gather")
 OURS = ("CLOZE_", "SBATCH_")
 """How the names of variables begin that the jobs or sbatch read."""
 OTHERS = ("squad", "swag", "ner")
-SEEDS = "5"
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,8 @@ def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, st
     run = wanted.run or site.get("CLOZE_RUN") or f"runs/{Path(recipe).stem}"
     named = wanted.tasks or site.get("CLOZE_TASKS", "").split()
     names = find_tasks(named, site) if "finetune" in steps else named or list(GLUE)
-    seeds = read_seeds(wanted.seeds, site)
+    of_site = ("CLOZE_SEEDS", site.get("CLOZE_SEEDS", "5"))
+    seeds = read_number(*(of_site if wanted.seeds is None else ("--seeds", wanted.seeds)))
     model = run if wanted.run else site.get("CLOZE_MODEL", run)
     preparing = {"CLOZE_TEXT": text, "CLOZE_SHARDS": shards}
     training = {"CLOZE_RECIPE": recipe, "CLOZE_SHARDS": shards, "CLOZE_RUN": run}
@@ -146,9 +146,8 @@ def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, st
 
 def plan_tables(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
     """The jobs that make a table of the paper: an array for its runs, then one that puts it beside the paper's."""
-    if not re.fullmatch(r"[1-9]\d{0,3}", wanted.shares):
-        raise UserError(f"--shares {wanted.shares}: give a whole number from 1 to 9999")
-    variables, every = {"CLOZE_SHARES": wanted.shares}, [f"--array=1-{wanted.shares}"]
+    shares = read_number("--shares", wanted.shares)
+    variables, every = {"CLOZE_SHARES": wanted.shares}, [f"--array=1-{shares}"]
     said = " ".join(words)
     named = re.findall(r"--(table|figure)[ =](\S+)", said)
     there = {path.stem for path in TABLES.glob("*.toml")}
@@ -175,9 +174,8 @@ def parted(name: str, text: str) -> list[str]:
         raise UserError(f"{name}: {text}: {error}") from None
 
 
-def read_seeds(given: "str | None", site: Mapping[str, str]) -> int:
-    """How often each task is learned anew."""
-    name, text = ("CLOZE_SEEDS", site.get("CLOZE_SEEDS", SEEDS)) if given is None else ("--seeds", given)
+def read_number(name: str, text: str) -> int:
+    """Reads a whole number; `name` is what the user calls it."""
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
         raise UserError(f"{name} {text}: give a whole number from 1 to 9999")
     return int(text)

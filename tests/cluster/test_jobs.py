@@ -12,6 +12,7 @@ import pytest
 from support.run_folders import Look, Squeue, end, make_running, note, shown, start, status, strip
 
 from cluster import jobs
+from cluster.runs import RunStatus
 from cluster.status import Observer, main
 
 pytest_plugins = ["support.run_fixtures"]
@@ -116,7 +117,8 @@ def test_who_watches_asks_the_queue_only_now_and_then(run: Path, squeue: Squeue)
     note(run, start("5"))
     calls = squeue("echo '5|RUNNING|None|node1'")
     observer = Observer((run,))
-    assert [observer.look()[0].job for _ in range(3)] == [jobs.QueuedJob("5", "RUNNING", "None", "node1")] * 3
+    found = [status for _ in range(3) for status in observer.look() if isinstance(status, RunStatus)]
+    assert [status.job for status in found] == [jobs.QueuedJob("5", "RUNNING", "None", "node1")] * 3
     assert len(calls.read_text().splitlines()) == 1
     note(run, start("6"))
     observer.look()
