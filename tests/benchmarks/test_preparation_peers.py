@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.generators import ExamplesJob, basic, original, wordpiece
+from benchmarks.preparation import SourceText
+from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
 LETTERS = [chr(number) for number in range(33, 127)]
@@ -83,10 +85,8 @@ def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_text_is_a_message(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/preparation.py"), "--data", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "has no wiki/" in done.stderr
+    with pytest.raises(UserError, match="has no wiki/"):
+        SourceText.find(tmp_path, tmp_path)
 
 
 @pytest.mark.slow

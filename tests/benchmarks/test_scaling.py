@@ -131,15 +131,6 @@ def test_mistakes_are_told_before_anything_is_launched(words: list[str], message
         main(words)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_is_told_of() -> None:
-    command = [sys.executable, "benchmarks/scaling.py", "--device", "cuda"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: a GPU was asked for")
-    assert "Traceback" not in done.stderr
-
-
 def test_notes_of_another_kind_are_refused(tmp_path: Path) -> None:
     for text in ("", "{}\n", "[1]\n", '{"processes": 1}\n'):
         (tmp_path / "notes").write_text(text)

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, write_wiki
 from support.training import RECIPE
 
+from cluster.submit import main
 from finetuning.files.splits import FOLDERS, plain, splits_of
 
 SBATCH = """#!/bin/sh
@@ -58,21 +60,24 @@ def write_task(folder: Path) -> None:
         (folder / f"{split}.tsv").write_text("index\n")
 
 
-def submit(folder: Path, *words: str, chain: str = "pipeline", **variables: str) -> subprocess.CompletedProcess[str]:
-    """What a user types in that folder, whose jobs run in an image unless the test says otherwise: then there is no
-    Python to look at the recipe, which takes long."""
-    path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "CLOZE_IMAGE": "a.sif", "CLOZE_DATA": str(folder), **variables}
-    command = [sys.executable, "cluster/submit.py", chain, *words]
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which what runs in the background ignores
-    )
+Submit = Callable[..., subprocess.CompletedProcess[str]]
+"""Runs submit.py as a user types it in Cloze's folder, in this process."""
+
+
+@pytest.fixture
+def submit(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
+    """Jobs run in an image unless the test says otherwise: then no Python looks at the recipe, which takes long."""
+    usual = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "CLOZE_IMAGE": "a.sif", "CLOZE_DATA": str(folder)}
+
+    def run(*words: str, chain: str = "pipeline", **variables: str) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            for name, value in {**usual, **variables}.items():
+                patch.setenv(name, value)
+            code = main([chain, *words])
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return run
 
 
 def calls(folder: Path, program: str = "sbatch") -> list[str]:
@@ -81,8 +86,8 @@ def calls(folder: Path, program: str = "sbatch") -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_every_step_waits_for_the_one_before(folder: Path) -> None:
-    done = submit(folder, "--recipe", "recipe.toml", "--tasks", "rte", "cola", "--seeds", "3", "--phases.0.steps", "9")
+def test_every_step_waits_for_the_one_before(folder: Path, submit: Submit) -> None:
+    done = submit("--recipe", "recipe.toml", "--tasks", "rte", "cola", "--seeds", "3", "--phases.0.steps", "9")
     assert done.returncode == 0, done.stderr
     prepare, pretrain, finetune, gather = calls(folder)
     assert prepare.endswith("--parsable --export=ALL cluster/prepare.slurm")
@@ -95,23 +100,23 @@ def test_every_step_waits_for_the_one_before(folder: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()[:4]] == ["101", "102", "103", "104"]
 
 
-def test_a_table_is_an_array_of_shares_and_a_job_that_concludes(folder: Path) -> None:
+def test_a_table_is_an_array_of_shares_and_a_job_that_concludes(folder: Path, submit: Submit) -> None:
     words = ("--table", "5", "--scale", "base")
-    done = submit(folder, "--shares", "3", *words, chain="tables", CLOZE_TABLES_OPTIONS="--partition=gpu")
+    done = submit("--shares", "3", *words, chain="tables", CLOZE_TABLES_OPTIONS="--partition=gpu")
     assert done.returncode == 0, done.stderr
     tables, conclude = calls(folder)
     assert tables.endswith("--partition=gpu --array=1-3 cluster/reproduce.slurm --table 5 --scale base")
     assert "--dependency=afterany:101 --kill-on-invalid-dep=yes cluster/reproduce.slurm --table 5" in conclude
-    assert submit(folder, "--shares", "no", *words, chain="tables").returncode == 2
+    assert submit("--shares", "no", *words, chain="tables").returncode == 2
     for unknown in (["--table", "99"], ["--figure", "6"], [], ["--table", "5", "--figure", "5"]):
-        refused = submit(folder, *unknown, chain="tables")
+        refused = submit(*unknown, chain="tables")
         assert refused.returncode == 2
         assert "give --table 1 to 8, or --figure 5" in refused.stderr
     assert len(calls(folder)) == 2
 
 
-def test_a_dry_run_prints_what_a_shell_can_run(folder: Path) -> None:
-    done = submit(folder, "--recipe", "recipe.toml", "--dry-run", "--tasks", "rte", "cola")
+def test_a_dry_run_prints_what_a_shell_can_run(folder: Path, submit: Submit) -> None:
+    done = submit("--recipe", "recipe.toml", "--dry-run", "--tasks", "rte", "cola")
     assert not calls(folder)
     script = subprocess.run(
         ["bash", "-e", "-c", done.stdout],
@@ -124,17 +129,17 @@ def test_a_dry_run_prints_what_a_shell_can_run(folder: Path) -> None:
     assert script.returncode == 0, script.stderr
     typed = calls(folder)
     (folder / "bin" / "sbatch.calls").unlink()
-    submit(folder, "--recipe", "recipe.toml", "--tasks", "rte", "cola")
+    submit("--recipe", "recipe.toml", "--tasks", "rte", "cola")
     assert [line.replace(";mini", "") for line in typed] == calls(folder)
 
 
-def test_the_sites_options_go_to_their_steps_and_the_shell_has_the_last_word(folder: Path) -> None:
+def test_the_sites_options_go_to_their_steps_and_the_shell_has_the_last_word(folder: Path, submit: Submit) -> None:
     (folder / "cluster" / "site.env").write_text(
         'SBATCH_ACCOUNT=theirs\nCLOZE_PREPARE_OPTIONS="--partition=cpu --nodes=4"\n'
     )
-    submit(folder, "--to", "pretrain", "--recipe", "recipe.toml")
-    submit(folder, "--to", "prepare", SBATCH_ACCOUNT="mine")
-    typed = submit(folder, "--to", "prepare", "--dry-run").stdout
+    submit("--to", "pretrain", "--recipe", "recipe.toml")
+    submit("--to", "prepare", SBATCH_ACCOUNT="mine")
+    typed = submit("--to", "prepare", "--dry-run").stdout
     assert "SBATCH_ACCOUNT=theirs " in typed
     prepare, pretrain, again = calls(folder)
     assert prepare.startswith("|theirs|")
@@ -144,72 +149,86 @@ def test_the_sites_options_go_to_their_steps_and_the_shell_has_the_last_word(fol
     assert again.startswith("|mine|")
 
 
-def test_the_site_says_where_things_are_unless_the_command_does(folder: Path) -> None:
+def test_the_site_says_where_things_are_unless_the_command_does(folder: Path, submit: Submit) -> None:
     site = "CLOZE_TEXT=wiki\nCLOZE_SHARDS=/scratch/shards\nCLOZE_RUN=/scratch/run\nCLOZE_MODEL=old\nCLOZE_SEEDS=2\n"
     (folder / "cluster" / "site.env").write_text(site)
     words = ["--recipe", "recipe.toml", "--tasks", "rte"]
-    planned = submit(folder, *words, "--dry-run").stdout
+    planned = submit(*words, "--dry-run").stdout
     assert "CLOZE_SHARDS=/scratch/shards CLOZE_RUN=/scratch/run " in planned
     assert "CLOZE_MODEL=old CLOZE_TASKS=rte CLOZE_SEEDS=2 " in planned
-    planned = submit(folder, *words, "--run", "runs/new", "--seeds", "3", "--dry-run").stdout
+    planned = submit(*words, "--run", "runs/new", "--seeds", "3", "--dry-run").stdout
     assert "CLOZE_RUN=runs/new " in planned
     assert "CLOZE_MODEL=runs/new CLOZE_TASKS=rte CLOZE_SEEDS=3 " in planned
 
 
-def test_words_for_training_are_not_taken_for_others(folder: Path) -> None:
+def test_words_for_training_are_not_taken_for_others(folder: Path, submit: Submit) -> None:
     """`--seed` is the recipe's, although submit.py has `--seeds`."""
-    submit(folder, "--to", "pretrain", "--recipe", "recipe.toml", "--seed", "7")
+    submit("--to", "pretrain", "--recipe", "recipe.toml", "--seed", "7")
     assert calls(folder)[1].endswith("pretrain_large.slurm --seed 7")
 
 
-def test_a_refusal_by_slurm_leaves_nothing_in_the_queue(folder: Path) -> None:
-    done = submit(folder, "--recipe", "recipe.toml", FAIL_AT="3")
+@pytest.mark.parametrize(
+    ("variables", "told", "cancelled"),
+    [
+        (
+            {"FAIL_AT": "3"},
+            "error: finetune: sbatch: error: Invalid account\nnothing is left in the queue",
+            ["102", "101"],
+        ),
+        ({"FAIL_AT": "3", "KEPT": "101"}, "Socket timed out): scancel 101\n", ["102", "101"]),
+        ({"SILENT_AT": "2"}, "error: pretrain: sbatch ended well, and printed no id but: Welcome", ["101"]),
+    ],
+)
+def test_a_chain_that_slurm_refuses_is_taken_back(
+    folder: Path, submit: Submit, variables: dict[str, str], told: str, cancelled: list[str]
+) -> None:
+    done = submit("--recipe", "recipe.toml", **variables)
     assert done.returncode == 2
-    assert "error: finetune: sbatch: error: Invalid account" in done.stderr
-    assert "nothing is left in the queue" in done.stderr
-    assert calls(folder, "scancel") == ["102", "101"]
-
-
-def test_jobs_that_could_not_be_taken_back_are_named(folder: Path) -> None:
-    done = submit(folder, "--recipe", "recipe.toml", FAIL_AT="3", KEPT="101")
-    assert done.returncode == 2
-    assert "nothing is left" not in done.stderr
-    assert "Socket timed out" in done.stderr
-    assert done.stderr.endswith("scancel 101\n")
-
-
-def test_an_sbatch_that_names_no_job_takes_the_chain_back(folder: Path) -> None:
-    done = submit(folder, "--recipe", "recipe.toml", SILENT_AT="2")
-    assert done.returncode == 2
-    assert "error: pretrain: sbatch ended well, and printed no id but: Welcome" in done.stderr
-    assert calls(folder, "scancel") == ["101"]
+    assert told in done.stderr
+    assert ("nothing is left" in done.stderr) == ("KEPT" not in variables)
+    assert calls(folder, "scancel") == cancelled
 
 
 def test_ctrl_c_takes_the_chain_back(folder: Path) -> None:
-    done = submit(folder, "--recipe", "recipe.toml", SLOW_AT="2")
+    command = [sys.executable, "cluster/submit.py", "pipeline", "--recipe", "recipe.toml"]
+    environment = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "CLOZE_IMAGE": "a.sif",
+        "SLOW_AT": "2",
+    }
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**environment, "CLOZE_DATA": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which what runs in the background ignores
+    )
     assert (done.returncode, calls(folder, "scancel")) == (2, ["101"])
     assert "error: pretrain: interrupted; squeue --me shows whether Slurm took it" in done.stderr
 
 
-def test_what_a_site_says_after_the_id_is_no_id(folder: Path) -> None:
-    submit(folder, "--recipe", "recipe.toml", TAIL="You have used 3 of 10 GPU hours")
+def test_what_a_site_says_after_the_id_is_no_id(folder: Path, submit: Submit) -> None:
+    submit("--recipe", "recipe.toml", TAIL="You have used 3 of 10 GPU hours")
     assert "--dependency=afterok:101" in calls(folder)[1]
 
 
-def test_tasks_of_glue_are_looked_at_one_by_one(folder: Path) -> None:
+def test_tasks_of_glue_are_looked_at_one_by_one(folder: Path, submit: Submit) -> None:
     """Of all of GLUE those are left out that are not complete; what was named is refused."""
     glue = folder / "data" / "glue"
     shutil.rmtree(glue / "RTE")
     (glue / "MNLI" / "dev_mismatched.tsv").unlink()
     (glue / "QQP" / "train.tsv").write_text("")
-    done = submit(folder, "--recipe", "recipe.toml", "--from", "finetune", "--seeds", "1")
+    done = submit("--recipe", "recipe.toml", "--from", "finetune", "--seeds", "1")
     assert done.returncode == 0, done.stderr
     assert calls(folder)[0].startswith("cola sst2 mrpc stsb qnli wnli|")
     assert "--array=0-5" in calls(folder)[0]
     for name, told in (("rte", "RTE"), ("mnli", "the dev_mismatched split is missing"), ("qqp", "train.tsv: empty")):
         [line] = [line for line in done.stderr.splitlines() if line.startswith(f"warning: {name} is left out: ")]
         assert told in line
-    done = submit(folder, "--from", "finetune", "--tasks", "cola", "rte")
+    done = submit("--from", "finetune", "--tasks", "cola", "rte")
     assert (done.returncode, len(calls(folder))) == (2, 2)
     assert "data/glue/RTE: the train split is missing" in done.stderr
 
@@ -225,21 +244,21 @@ def test_tasks_of_glue_are_looked_at_one_by_one(folder: Path) -> None:
         (": ${NEEDED:?is not set}", "2:: ${NEEDED:?"),
     ],
 )
-def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, line: str, shown: str) -> None:
+def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, submit: Submit, line: str, shown: str) -> None:
     """By submit.py, and by the jobs, which would have ended without a word."""
     (folder / "cluster" / "site.env").write_text(f"SBATCH_ACCOUNT=theirs\n{line}\n")
     job = ["bash", "-c", ". cluster/functions.sh; prepare_job; echo went on"]
     environment = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": str(folder)}
     of_job = subprocess.run(job, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    for done in (submit(folder, "--dry-run"), of_job):
+    for done in (submit("--dry-run"), of_job):
         assert (done.returncode, done.stdout) == (2, "")
         assert "error: cluster/site.env: ends the shell" in done.stderr
         assert shown in done.stderr
 
 
-def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path) -> None:
+def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: Submit) -> None:
     (folder / "cluster" / "site.env").write_text("set -e\ncd /\nSBATCH_ACCOUNT=theirs\n")
-    assert "SBATCH_ACCOUNT=theirs " in submit(folder, "--to", "prepare", "--dry-run").stdout
+    assert "SBATCH_ACCOUNT=theirs " in submit("--to", "prepare", "--dry-run").stdout
     job = ["bash", "-c", ". cluster/functions.sh; read_site; false; pwd"]
     done = subprocess.run(job, cwd=folder, capture_output=True, text=True, check=False)
     assert done.stdout == f"{folder}\n"
@@ -258,29 +277,25 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path) -> None:
         (["--seeds", "0"], "--seeds 0: give a whole number"),
         (["--seeds", "five"], "--seeds five: give a whole number"),
         (["--for-prepare", "--vocab 'a"], "--for-prepare: --vocab 'a: No closing quotation"),
+        (["--dry-run", "CLOZE_SEEDS=five"], "error: CLOZE_SEEDS five: "),
+        (["--dry-run", "CLOZE_FINETUNE_OPTIONS=--comment='a"], "error: CLOZE_FINETUNE_OPTIONS: --comment='a: "),
     ],
 )
-def test_what_would_fail_later_is_refused_now(folder: Path, words: list[str], message: str) -> None:
-    done = submit(folder, *words, CLOZE_IMAGE="", CLOZE_PYTHON=sys.executable)
-    assert done.returncode == 2
+def test_what_would_fail_later_is_refused_now(folder: Path, submit: Submit, words: list[str], message: str) -> None:
+    variables = dict(word.split("=", 1) for word in words if word.startswith("CLOZE_"))
+    words = [word for word in words if not word.startswith("CLOZE_")]
+    done = submit(*words, **{"CLOZE_IMAGE": "", "CLOZE_PYTHON": sys.executable, **variables})
+    assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
     assert not calls(folder)
 
 
-def test_variables_that_mean_nothing_are_refused_by_name(folder: Path) -> None:
-    for name, value in (("CLOZE_SEEDS", "five"), ("CLOZE_FINETUNE_OPTIONS", "--comment='a")):
-        done = submit(folder, "--dry-run", **{name: value})
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"error: {name}")
-        assert value in done.stderr
-
-
-def test_it_is_at_home_in_clozes_folder_alone(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "cluster" / "submit.py"), "pipeline"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "is not Cloze's folder" in done.stderr
+def test_it_is_at_home_in_clozes_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["pipeline"]) == 2
+    assert "is not Cloze's folder" in capsys.readouterr().err
 
 
 def test_a_job_says_what_it_does_not_use_and_what_it_could(folder: Path) -> None:
@@ -305,7 +320,6 @@ def scripts() -> list[Path]:
 
 @pytest.mark.parametrize("path", scripts(), ids=lambda path: path.name)
 def test_scripts_are_sound_and_name_no_site(path: Path) -> None:
-    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
     options = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
     given = {shlex.split(line)[1].partition("=")[0] for line in options}
     assert not given & {"--partition", "--account", "--qos", "--constraint", "-p", "-A", "-q", "-C"}

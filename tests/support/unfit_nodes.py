@@ -38,17 +38,29 @@ def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
     exit_now(preflight.main(list(words)))
 
 
-def see_other_code() -> None:
-    health.ROOT = Path(__file__).parent
+def differ_in_all() -> None:
+    """Has other code, another Python, no data, no disk, another GPU that is sick, and a driver that crashes."""
+
+    def fail_to_write(**_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def describe_gpu(report: Health, _: object) -> str:
+        report.faults["GPU"] = "3 uncorrected ECC errors"
+        return "8 x V100"
+
+    def crash(*_: Any) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure\nhints")
+
+    check_data, health.ROOT = health.check_data, Path(__file__).parent
+    have_another_python()
+    replace(health, "check_data", lambda folder: check_data(folder / "elsewhere"))
+    replace(tempfile, "TemporaryFile", fail_to_write)
+    replace(health, "describe_gpu", describe_gpu)
+    replace(preflight, "matrix_rate", crash)
 
 
 def have_another_python() -> None:
     replace(platform, "python_version", lambda: "2.7.18")
-
-
-def lack_the_data() -> None:
-    check = health.check_data
-    replace(health, "check_data", lambda folder: check(folder / "elsewhere"))
 
 
 def lose_the_data() -> None:
@@ -87,25 +99,6 @@ def find_the_data_later() -> None:
     replace(health, "check_data", look)
 
 
-def write_to_nothing() -> None:
-    def fail(**_: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    replace(tempfile, "TemporaryFile", fail)
-
-
-def have_a_sick_gpu() -> None:
-    def describe(report: Health, device: object) -> str:
-        report.faults["GPU"] = "3 uncorrected ECC errors"
-        return "CPU"
-
-    replace(health, "describe_gpu", describe)
-
-
-def have_another_gpu() -> None:
-    replace(health, "describe_gpu", lambda *_: "8 x V100")
-
-
 def multiply_slowly() -> None:
     replace(preflight, "matrix_rate", lambda *_: 0.6 * RATE)
 
@@ -125,13 +118,6 @@ def exchange_nothing() -> None:
 
 def compute_nothing() -> None:
     replace(preflight, "matrix_rate", lambda *_: time.sleep(60))
-
-
-def crash_in_the_driver() -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure\nhints")
-
-    replace(preflight, "matrix_rate", fail)
 
 
 def die() -> None:

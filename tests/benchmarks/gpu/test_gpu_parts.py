@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import tyro
 from conftest import ROOT
 from support.processes import run_program
@@ -125,3 +126,9 @@ def test_sides_have_the_device_to_themselves_with_as_many_sequences_as_fit(tmp_p
     assert contest["sequences"] == 128, "4,096 pieces, with which a CPU is fast"
     assert [*contest["sides"]] == ["cloze", "cloze, LAMB", "cloze, again"]
     assert 0 < contest["mean_length"] <= 32
+
+
+def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"torch \S+ finds no GPU: .*\n.*, or take make gpu DRY=1"):
+        basics.describe_machine(dry=False)
