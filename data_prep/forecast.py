@@ -73,14 +73,10 @@ class StepForecast:
 
     name: str
     tasks: int
+    """Each task writes a file."""
     core_seconds: float
     disk: float
     """Bytes on the disk, at most, while the step runs."""
-
-    @property
-    def files(self) -> int:
-        """Counts the files that the step writes: one for each task."""
-        return self.tasks
 
 
 @dataclass(frozen=True)
@@ -268,7 +264,7 @@ def forecast(
     steps = steps_of(settings, costs, amount, read + len(kept))
     console.print(forecast_table(steps, workers))
     seconds = sum(step.core_seconds / min(workers, step.tasks) for step in steps)
-    count = sum(step.files for step in steps if step.name.startswith("shards"))
+    count = sum(step.tasks for step in steps if step.name.startswith("shards"))
     of_examples = (amount.sources * costs.text + amount.taken) * amount.repeated
     shards = size_of(sum(costs.shards.values()) * of_examples * bool(count))
     trained = "" if given else ", and up to a minute or two for the vocabulary"
@@ -286,5 +282,5 @@ def forecast_table(steps: list[StepForecast], workers: int) -> Table:
         table.add_column(name, justify="left" if name == "step" else "right")
     for step in steps:
         times = (duration(step.core_seconds), duration(step.core_seconds / min(workers, step.tasks)))
-        table.add_row(step.name, f"{step.tasks:,}", *times, size_of(step.disk), f"{step.files:,}")
+        table.add_row(step.name, f"{step.tasks:,}", *times, size_of(step.disk), f"{step.tasks:,}")
     return table

@@ -335,14 +335,9 @@ class Pipeline:
         """Says for the manifest where the vocabulary was taken from; None where it was trained from this text."""
         if not self.origins.folders:
             return short_name(self.settings.vocab) if self.settings.vocab else None
-        if self._is_of_one_folder:
+        if len(self.origins.folders) == 1 and not self.settings.docs:  # whose text then made the shards
             return self.origins.manifests[0].vocabulary_source
         return short_name(str(self.origins.folders[0].folder))
-
-    @property
-    def _is_of_one_folder(self) -> bool:
-        """Tells whether the documents are just those of another folder, whose text then made the shards."""
-        return len(self.origins.folders) == 1 and not self.settings.docs
 
     def _describe(self, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
         """Tells what the run is going to do; says which texts are there twice."""

@@ -27,7 +27,6 @@ WINGS = {
         ["near_copies", "origins"],
         ["vocabulary"],
         ["running"],
-        ["keeping"],
         ["work", "command_line"],
         ["settings", "shards"],
         ["arrow_files", "seals"],

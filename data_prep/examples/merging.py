@@ -57,11 +57,6 @@ class MergeTask:
         first = self.number * self.fan_in
         return range(first, min(first + self.fan_in, self.source.num_files))
 
-    @property
-    def consumed(self) -> list[str]:
-        """Names the files that are merged."""
-        return [path for number in self.numbers for path in self.source.paths(number, self.num_sets)]
-
 
 def merging_rounds(
     parts: SortedFiles, total_bytes: int, num_sets: int
@@ -115,8 +110,9 @@ def _merged(task: MergeTask, sets: Sequence[int], schema: pa.Schema) -> Iterator
 
 def delete_merged(task: MergeTask) -> None:
     """Deletes the files that a task has merged."""
-    for path in task.consumed:
-        (task.folder / path).unlink(missing_ok=True)
+    for number in task.numbers:
+        for path in task.source.paths(number, task.num_sets):
+            (task.folder / path).unlink(missing_ok=True)
 
 
 def _bounds(batch: pa.RecordBatch, first: int, count: int, total: int) -> list[int]:

@@ -218,18 +218,11 @@ def truncate(chosen: Array, segments: Segments, room: int) -> None:
 
 
 @compiled
-def copy_second(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> None:
-    """Copies segment B of the chosen examples, which lies in this corpus, to their rows of `second`."""
-    for example in chosen:
-        start, end = segments.b_start[example], segments.b_end[example]
-        copy_items(second[example], 0, corpus.pieces, start, end)
-
-
-@compiled
 def fill(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> None:
     """Truncates the chosen examples, whose segments B lie in this corpus, and copies those segments."""
     truncate(chosen, segments, second.shape[1])
-    copy_second(chosen, segments, corpus, second)
+    for example in chosen:
+        copy_items(second[example], 0, corpus.pieces, segments.b_start[example], segments.b_end[example])
 
 
 @compiled

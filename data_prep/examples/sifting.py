@@ -15,6 +15,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,21 +91,14 @@ class SiftTask:
         return self.record.pieces
 
 
-def leave_out_copies(task: SiftTask) -> TokensRecord:
-    """Leaves out the documents whose text an earlier document has."""
-    return _keep(task, _not_marked(task, COPIES), "copies")
+def leave_out_marked(marks: str, cause: str, task: SiftTask) -> TokensRecord:
+    """Leaves out the documents that are marked in a file with a byte for each document of the corpus."""
+    marked = np.fromfile(task.folder / marks, np.uint8, task.record.documents, offset=task.first)
+    return _keep(task, np.logical_not(marked), cause)
 
 
-def leave_out_near_copies(task: SiftTask) -> TokensRecord:
-    """Leaves out the documents of which an earlier document has almost all."""
-    return _keep(task, _not_marked(task, NEAR_COPIES), "near_copies")
-
-
-def _not_marked(task: SiftTask, path: str) -> Array:
-    """Tells which documents are not marked in a file with a byte for each document of the corpus."""
-    count = task.record.documents
-    marks: Array = np.fromfile(task.folder / path, np.uint8, count, offset=task.first)
-    return np.logical_not(marks)
+leave_out_copies = partial(leave_out_marked, COPIES, "copies")
+leave_out_near_copies = partial(leave_out_marked, NEAR_COPIES, "near_copies")
 
 
 def leave_out_share(task: SiftTask) -> TokensRecord:

@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from data_prep.arrow_files import map_batches, naming_damage, read_batch, read_shard
+from data_prep.arrow_files import map_batches, naming_damage, read_batch
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
+from data_prep.inspection.lookup import read_examples
 from data_prep.origins import origins_of
 from data_prep.seals import broken_seal
 from data_prep.shards import (
@@ -30,7 +31,6 @@ from data_prep.shards import (
     KeptFile,
     Manifest,
     SetFigures,
-    example_schema,
 )
 from data_prep.vocabulary.tokens import digests_of, read_corpus, token_schema
 from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
@@ -164,12 +164,7 @@ def _set_faults(
 
 def _checked_counts(path: Path, rows: int, length: int, manifest: Manifest, special: Special | None) -> dict[str, int]:
     """Counts what a shard has; raises DamageError unless it has the columns and examples that it must have."""
-    batch = read_shard(path, full=True)
-    schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
-    if batch.schema != schema:
-        raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
-    if batch.num_rows != rows:
-        raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {rows:,}")
+    batch = read_examples(path, manifest, length, rows)
     whole_word = manifest.settings.masking == "whole-word"
     fault = example_fault(batch, length, manifest.vocabulary_size, special, may_be_unmasked=whole_word)
     if fault:

@@ -13,7 +13,6 @@ import tyro
 
 from data_prep.arrow_files import map_batches, read_batch, read_shard
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord
 from data_prep.shards import (
     DOCUMENTS,
     DOCUMENTS_SCHEMA,
@@ -100,18 +99,20 @@ def _in_shards(wanted: Wanted) -> tuple[Example, bool]:
         if row < record.rows:
             break
         row -= record.rows
-    batch = read_examples(folder, manifest, length, record)
+    batch = read_examples(record.find(folder), manifest, length, record.rows)
     example = read_example(batch, row, length, folder / record.path)
     source = name_document(read_document_row(folder, example.document))
     return replace(example, source=source), manifest.vocabulary.cased
 
 
-def read_examples(folder: Path, manifest: Manifest, length: int, record: FileRecord) -> pa.RecordBatch:
-    """Maps a shard of examples of a length; raises DamageError unless it has the rows and columns of its record."""
-    batch = read_shard(record.find(folder), full=True)
+def read_examples(path: Path, manifest: Manifest, length: int, rows: int) -> pa.RecordBatch:
+    """Maps a shard of examples of a length; raises DamageError unless it has the columns and the number of rows."""
+    batch = read_shard(path, full=True)
     schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
-    if batch.num_rows != record.rows or batch.schema != schema:
-        raise DamageError(f"{folder / record.path}: its rows or columns are not those of its record")
+    if batch.schema != schema:
+        raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
+    if batch.num_rows != rows:
+        raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {rows:,}")
     return batch
 
 

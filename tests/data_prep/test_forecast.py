@@ -58,7 +58,7 @@ def test_everything_grows_with_the_text_alone() -> None:
         steps = steps_of(settings, costs, Amount(size), round(size / (16 << 20)))
         each[size] = sum(step.core_seconds for step in steps) / size
         assert max(step.disk for step in steps) < 7.2 * size  # documents in pieces, all shards, a set of examples
-        assert sum(step.files for step in steps) < 20 * size / (16 << 20) + 500
+        assert sum(step.tasks for step in steps) < 20 * size / (16 << 20) + 500
     assert each[1e13] < 1.6 * each[2e9]
     assert each[1e13] < 1.3 * each[1e12]
 

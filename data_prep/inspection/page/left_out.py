@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -42,7 +42,7 @@ class Examples:
 
 def documents_before(corpus: CorpusFigures) -> int:
     """Counts the documents with text as they were before any was left out for what it says."""
-    left_out = (corpus.copies, corpus.near_copies, corpus.over_share, *_filtered(corpus).values())
+    left_out = (corpus.copies, corpus.near_copies, corpus.over_share, *(corpus.filtered or {}).values())
     return corpus.documents + sum(count or 0 for count in left_out)
 
 
@@ -51,7 +51,7 @@ def reasons(manifest: Manifest) -> Iterator[Reason]:
     corpus, settings = manifest.corpus, manifest.settings
     yield Reason("unreadable", len(corpus.skipped), "places", f"could not be read (--errors {settings.errors})")
     yield Reason("without text", corpus.empty, "documents", "no piece was left once they were cut")
-    for name, count in _filtered(corpus).items():
+    for name, count in (corpus.filtered or {}).items():
         yield Reason(name, count, "documents", "did not pass this filter")
     if corpus.copies is not None:
         yield Reason("copies", corpus.copies, "documents", "an earlier document has the same text")
@@ -69,11 +69,6 @@ def held_out_line(manifest: Manifest) -> str:
     corpus = manifest.corpus
     what = "documents " if corpus.passages is None else ""
     return f"{corpus.validation_documents:,} {what}{held_out(manifest)}" if corpus.validation_documents else ""
-
-
-def _filtered(corpus: CorpusFigures) -> Mapping[str, int]:
-    """Counts the documents that did not pass a filter, by its name; none where there were no filters."""
-    return getattr(corpus, "filtered", None) or {}
 
 
 def tables_of_examples(folder: Path, manifest: Manifest) -> list[Examples]:

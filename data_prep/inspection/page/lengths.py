@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.common.errors import DamageError
-from data_prep.inspection.figures import use_of_text
 from data_prep.inspection.page.bars import Histogram, doubling_histogram, even_histogram
 from data_prep.inspection.page.kept import KeptDocuments
 from data_prep.shards import MANIFEST, Manifest, SetFigures
@@ -53,19 +52,6 @@ class SetRow:
         return self.figures.masked / max(1, self.figures.pieces)
 
 
-@dataclass(frozen=True)
-class UseOfText:
-    """What of the text the examples of a length have."""
-
-    length: int
-    own: float
-    """The share of the text that is in a segment A, or in a B that follows it."""
-    parted: int
-    """Sentences that were longer than an example."""
-    lost_parted: float
-    """The share of the text that these lost."""
-
-
 def document_lengths(kept: KeptDocuments) -> DocumentLengths | None:
     """Counts the pieces of documents, by where they end alone; None where there are no documents."""
     ends = [documents.document_ends for documents in kept.read_sample()]
@@ -88,11 +74,3 @@ def _set_row(figures: SetFigures) -> SetRow:
     if len(figures.histogram) != figures.length + 1:
         raise DamageError(f"{MANIFEST}: the histogram of {figures.set.folder} has {len(figures.histogram)} counts")
     return SetRow(figures.set.folder, figures, even_histogram(figures.histogram, "examples"))
-
-
-def uses_of_text(manifest: Manifest) -> list[UseOfText]:
-    """Says for each length what of the text is in its examples."""
-    return [
-        UseOfText(one.length, one.own / one.text, one.parted, one.lost_parted / one.text)
-        for one in use_of_text(manifest)
-    ]

@@ -53,7 +53,7 @@ def masks_of(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Masks:
         return Masks()
     figures = min(training, key=lambda one: one.set)
     record = next(record for record in figures.shards if record.rows)
-    batch = read_examples(folder, manifest, figures.length, record)
+    batch = read_examples(record.find(folder), manifest, figures.length, record.rows)
     some = batch.slice(0, MOST_EXAMPLES)
     numbers, boundaries = (np.asarray(some[name]).tolist() for name in ("document", "boundary"))
     documents = read_document_rows(folder, numbers) if manifest.num_documents <= MOST_DOCUMENTS else {}

@@ -6,6 +6,7 @@ whenever and wherever it is made. Of a large corpus it reads a part, and says so
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,21 @@ import jinja2
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import is_stream, replacing
-from data_prep.inspection.figures import percent
+from data_prep.inspection.figures import percent, use_of_text, warnings
 from data_prep.inspection.page import left_out, lengths
 from data_prep.inspection.page.kept import find_kept
 from data_prep.inspection.page.masks import masks_of
-from data_prep.inspection.page.overview import overview_of
 from data_prep.inspection.page.sources import source_rows
 from data_prep.inspection.page.words import words_of
 from data_prep.seals import broken_seal
+from data_prep.settings import Settings, flag_of
 from data_prep.shards import MANIFEST, REPORT, Manifest
 from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
 TEMPLATE = Path(__file__).with_name("report.html")
 FIRST_LINES = "<!doctype html>\n<!-- made by show.py of a folder of shards -->"
 """What every such page begins with: no other file is replaced."""
+MOST_NAMED = 5  # sources that the title names
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
@@ -54,11 +56,14 @@ def make_page(folder: Path) -> str:
     return _rendered(
         manifest=manifest,
         corpus=manifest.corpus,
-        overview=overview_of(manifest),
+        title=make_title(manifest),
+        vocabulary=describe_vocabulary(manifest),
+        settings=list(unusual_settings(manifest)),
+        warnings=list(warnings(manifest)),
         sources=source_rows(manifest, (record for _, record in kept.files), masks.by_source),
         documents=lengths.document_lengths(kept),
         sets=lengths.set_rows(manifest),
-        uses=lengths.uses_of_text(manifest),
+        uses=use_of_text(manifest),
         reasons=list(left_out.reasons(manifest)),
         before=left_out.documents_before(manifest.corpus),
         held_out=left_out.held_out_line(manifest) if manifest.figures else "",
@@ -96,3 +101,41 @@ def _refuse_taken(folder: Path, place: Path) -> None:
         with place.open("rb") as file:
             if not file.read(len(FIRST_LINES)) == FIRST_LINES.encode():
                 raise UserError(f"{place}: exists, and is no page of show.py; name another file: --report-out FILE")
+
+
+def make_title(manifest: Manifest) -> str:
+    """Names a folder by its sources, which it has wherever it lies."""
+    sources = list(dict.fromkeys(file.source for file in manifest.sources))
+    more = len(sources) - MOST_NAMED
+    return ", ".join(sources[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def describe_vocabulary(manifest: Manifest) -> str:
+    """Spells the size of the vocabulary, its case and where it comes from."""
+    vocabulary = manifest.vocabulary
+    case = "with case and accents" if vocabulary.cased else "in lower case"
+    source = f"of {manifest.vocabulary_source}" if manifest.vocabulary_source else "trained from this text"
+    added = vocabulary.size - (vocabulary.base_size or vocabulary.size)
+    return f"{vocabulary.size:,} pieces {case}, {source}" + (f", with {added:,} added" if added else "")
+
+
+def unusual_settings(manifest: Manifest) -> Iterator[str]:
+    """Spells as flags the recorded settings that are not those of a run without flags."""
+    said = manifest.settings.as_json()
+    given = {name: said[name] for name in ("lengths", "mask_rate") if name in said}  # on which others rest
+    usual = Settings(**given).recorded() | {name: None for name in said if name not in Settings.model_fields}
+    usual |= {"lengths": Settings().recorded()["lengths"], "mask_rate": Settings().mask_rate}
+    for name, value in said.items():
+        if value != usual.get(name) and (value or usual.get(name)):
+            yield f"{flag_of(name)} {_spelled(value)}".rstrip()
+
+
+def _spelled(value: Any) -> str:
+    """Spells the value of a setting as it is given on a command line."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_spelled(one)}" if name else _spelled(one) for name, one in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_spelled, value))
+    if isinstance(value, bool):
+        return "" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -18,8 +18,8 @@ from data_prep.inspection.marking import mark_pieces, marked
 from data_prep.inspection.page.bars import MOST_BARS, MOST_TICKS, doubling_histogram, even_histogram
 from data_prep.inspection.page.kept import spread
 from data_prep.inspection.page.left_out import LONGEST_CELL, MOST_ROWS, documents_before, reasons, tables_of_examples
-from data_prep.inspection.page.overview import unusual_settings
 from data_prep.inspection.page.sources import MOST_SOURCES, source_rows
+from data_prep.inspection.page.writing import unusual_settings
 from data_prep.settings import Settings
 from data_prep.shards import CorpusFigures, KeptFile, Manifest, RecordedSettings, SourceRecord, VocabularyFigures
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
