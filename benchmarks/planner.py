@@ -23,8 +23,8 @@ from data_prep.common.errors import check_all
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.planning.machines import PER_NODE, check_names, check_numbers, target_gpus
-from pretraining.planning.sweep import check_batches, check_fit, scale, sweep
+from pretraining.planning.machines import PER_NODE, check_names, check_numbers, make_target
+from pretraining.planning.sweep import check_batches, check_fit, plan_sizes, plan_stages
 from pretraining.planning.table import render_cluster, render_scale
 
 
@@ -61,13 +61,13 @@ def main(arguments: list[str]) -> int:
         lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
     )
     cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
-    target = target_gpus(choosing(recipe), manifest, *cluster, settings.gpu_memory)
+    target = make_target(choosing(recipe), manifest, *cluster, settings.gpu_memory)
     check_batches(recipe, settings.nodes, settings.gpus_per_node)
     console.print(f"{settings.recipe.stem} on {target.where}\n")
-    plans = sweep(target)
+    plans = plan_stages(target)
     console.print(render_cluster(target, plans, settings.price_per_gpu_hour))
     check_fit(target)
-    console.print(render_scale(scale(target), settings.price_per_gpu_hour))
+    console.print(render_scale(plan_sizes(target), settings.price_per_gpu_hour))
     return 0
 
 

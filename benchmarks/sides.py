@@ -22,7 +22,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.supervision import end_with_parent
 from pretraining.engine.engine import is_shortage
 from pretraining.processes.environment import prepare_process
-from pretraining.reporting.hardware import total_memory
+from pretraining.reporting.hardware import read_total_memory
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Side:
 def ending(exit_code: int | None) -> str:
     """Why a process may have ended without a word."""
     if exit_code == -signal.SIGKILL:
-        memory = total_memory(torch.device("cpu")) / 2**30
+        memory = read_total_memory(torch.device("cpu")) / 2**30
         return f"was killed, most likely for want of memory: the machine has {memory:.0f} GiB"
     if exit_code is not None and exit_code < 0:
         return f"was ended by {signal.Signals(-exit_code).name}"

@@ -51,7 +51,7 @@ from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import computed_flops, configured, step_flops
 from pretraining.processes.group import choose_device
-from pretraining.reporting.hardware import matrix_rate, memory_rate
+from pretraining.reporting.hardware import measure_flops, measure_memory_bandwidth
 
 WARM_UP = 5
 """Steps that do not count: memory is written for the first time, and products get code for new numbers of rows."""
@@ -189,7 +189,7 @@ class ContestRun:
                 nonlocal count
                 if side.name == first:
                     if count % EACH == 0:
-                        self._ceilings.append(matrix_rate(bench.device, bench.dtype))
+                        self._ceilings.append(measure_flops(bench.device, bench.dtype))
                     count += 1
                 live.update(f"{contest}: step {count} of {len(self._batches)}, {side.name}")
                 side.ask("take", next(coming))
@@ -275,7 +275,7 @@ def measure(settings: Throughput, console: Console) -> None:
     dtype = choose_dtype(settings.dtype, device)
     sides = sides_for(settings, device, console)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    matrix, memory = matrix_rate(device, dtype), memory_rate(device)
+    matrix, memory = measure_flops(device, dtype), measure_memory_bandwidth(device)
     console.print(
         f"{device.type} ({where}), {name_dtype(dtype)}: matrix products {matrix / 1e9:,.0f} GFLOP/s, "
         f"memory {memory / 1e9:,.1f} GB/s"

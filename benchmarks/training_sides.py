@@ -23,16 +23,16 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, StepResult, train_step
-from pretraining.huggingface.config import config_of
+from pretraining.huggingface.config import make_config
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.shape import SIZES, Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.planning.memory import Heaviest, largest_that_fits
+from pretraining.planning.memory import Heaviest, find_largest_that_fits
 from pretraining.processes.group import connect
-from pretraining.reporting.hardware import peak_memory, synchronize
+from pretraining.reporting.hardware import read_peak_memory, synchronize
 from pretraining.training.micro_batch import can_try, fits_in_trial, memory_to_reserve
-from pretraining.training.profiling import SKIPPED, step_profile
+from pretraining.training.profiling import SKIPPED, profile_steps
 
 LEARNING_RATE = 1e-6
 """Small, so that weights stay finite where ranks exchange nothing and each trains its own."""
@@ -123,7 +123,7 @@ class TrainingSide:
 
     def peak(self) -> int:
         """The largest number of bytes that this side has held."""
-        return peak_memory(self.device)
+        return read_peak_memory(self.device)
 
 
 class OurTraining(TrainingSide):
@@ -156,14 +156,14 @@ class OurTraining(TrainingSide):
         if not can_try(self.device):
             return sizes[-1]
         reserve = memory_to_reserve(0.0, self.device)
-        found = largest_that_fits(sizes, partial(fits_in_trial, heaviest, self.device, reserve))
+        found = find_largest_that_fits(sizes, partial(fits_in_trial, heaviest, self.device, reserve))
         if found is None:
             raise NoMemoryError(f"no memory for one sequence of {length}")
         return found
 
     def write_profile(self, folder: Path) -> None:
         """Writes a trace of a step and a table of its operations into a folder."""
-        with muffled(), step_profile(folder, 1, self.device, lambda _: None) as profiled:
+        with muffled(), profile_steps(folder, 1, self.device, lambda _: None) as profiled:
             for _ in range(SKIPPED + 2):
                 self.step()
                 profiled.step()
@@ -178,7 +178,7 @@ class TheirTraining(TrainingSide):
         from data_prep.vocabulary.vocabulary import Special  # needs tokenizers, as transformers does
 
         self.device, self.dtype = device, dtype
-        config = BertConfig(**config_of(shape, Special(*range(5)), torch.float32))
+        config = BertConfig(**make_config(shape, Special(*range(5)), torch.float32))
         with device:  # where large's weights are drawn in no time
             self.model: Any = BertForPreTraining(config).train()
         if compiled:

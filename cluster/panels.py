@@ -15,7 +15,7 @@ from cluster.jobs import JobNotes, QueuedJob
 from cluster.runs import RunStatus, State, ago
 from data_prep.common.codes import Code, explained
 from pretraining.objectives.declaration import loss_curves
-from pretraining.reporting.console import number, progress
+from pretraining.reporting.console import draw_progress, format_number
 
 COLOURS: dict[State, str] = {
     "queued": "yellow",
@@ -43,7 +43,7 @@ def panel(status: RunStatus, width: int) -> RenderableType:
     left = status.last_line.get("seconds_left") if status.state in GOING_ON else None
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, width=NAMES - 2)
-    table.add_row("progress", progress("step", status.step, status.total_steps, left, room))
+    table.add_row("progress", draw_progress("step", status.step, status.total_steps, left, room))
     for name, text in rows(status):
         table.add_row(name, Text(text))
     if status.losses:
@@ -90,7 +90,7 @@ def last_losses(line: dict[str, Any], evaluation: dict[str, Any]) -> Iterator[st
 def pace(line: dict[str, Any]) -> Iterator[str]:
     """The speed of a logged step, in the words that the line of a run has for it."""
     if (pieces := line.get("pieces_per_second")) is not None:
-        yield f"{number(pieces)} pieces/s"
+        yield f"{format_number(pieces)} pieces/s"
     if (use := line.get("flops_utilisation")) is not None:
         yield f"use {use:.0%}"
     if (wait := line.get("waiting_for_data")) is not None:

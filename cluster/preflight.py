@@ -50,7 +50,7 @@ from pretraining.processes.devices import EXCLUDE
 from pretraining.processes.ending import Code, Ending, Outcome, exit_now
 from pretraining.processes.group import NCCL_ENDS, choose_device, connect, default_threads, disconnect, gather
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
-from pretraining.reporting.hardware import matrix_rate
+from pretraining.reporting.hardware import measure_flops
 
 FOLDER, KEPT = EXCLUDE.parent, 20  # where reports go, how many stay
 STORAGE = {"data", "disk"}
@@ -135,7 +135,7 @@ def look_around(
     if world.local_rank == 0:
         look_at_storage(report, look, wanted, overrides, world)
     device = look("device", lambda: choose_device(choice, world)) or torch.device("cpu")
-    report.rate = look("matrix rate", lambda: matrix_rate(device, choose_dtype("auto", device))) or 0.0
+    report.rate = look("matrix rate", lambda: measure_flops(device, choose_dtype("auto", device))) or 0.0
     gpus = look("GPU", lambda: health.describe_gpu(report, device))
     if gpus:  # hot from its work
         report.same["device"] = gpus

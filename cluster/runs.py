@@ -18,10 +18,10 @@ from data_prep.common.locks import LOCK, deserter
 from data_prep.common.progress import duration
 from data_prep.common.toml_text import read_toml
 from finetuning.results import BEGUN, RESULTS
-from pretraining.checkpoint.record import RECIPE, RECORD, finished_checkpoints, step_of
+from pretraining.checkpoint.record import RECIPE, RECORD, list_finished, parse_step
 from pretraining.config.settings import Recipe
 from pretraining.objectives.declaration import loss_curves
-from pretraining.reporting.metrics_file import METRICS, newest_records, step_records
+from pretraining.reporting.metrics_file import METRICS, read_newest_records, read_step_records
 from pretraining.training.skips import read_skips
 
 State = Literal["queued", "starting", "running", "silent", "gone", "done", "stopped", "failed"]
@@ -138,7 +138,7 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
     started = notes.started if notes else 0.0
     phase = line.get("phase", 1)
     settings = recipe.phases[phase - 1] if 0 < phase <= len(recipe.phases) else None
-    checkpoint = max(finished_checkpoints(run), key=step_of, default=None)
+    checkpoint = max(list_finished(run), key=parse_step, default=None)
     status = RunStatus(
         run=str(run),
         state="running",
@@ -147,12 +147,12 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
         phases=len(recipe.phases),
         phase_name=settings.name if settings else None,
         length=settings.length if settings else None,
-        step=max(line.get("step", 0), step_of(checkpoint) if checkpoint else 0),
+        step=max(line.get("step", 0), parse_step(checkpoint) if checkpoint else 0),
         total_steps=sum(recipe.phase_steps() or ()),
         last_line=line,
         last_evaluation=evaluation,
         last_line_age=None if written is None else max(0.0, now - written),
-        checkpoint=step_of(checkpoint) if checkpoint else None,
+        checkpoint=parse_step(checkpoint) if checkpoint else None,
         checkpoint_age=max(0.0, now - _modified(checkpoint / RECORD)) if checkpoint else None,
         rollbacks=_rollbacks(run),
         notes=notes,
@@ -248,7 +248,7 @@ def _rollbacks(run: Path) -> list[str]:
 
 def _losses(run: Path) -> list[tuple[int, float]]:
     with suppress(OSError):
-        curve = [(logged.step, logged.figures["loss"]) for logged in step_records(run / METRICS, PLACES)]
+        curve = [(logged.step, logged.figures["loss"]) for logged in read_step_records(run / METRICS, PLACES)]
         return [(step, loss) for step, loss in curve if is_count(step) and is_number(loss)]
     return []
 
@@ -256,7 +256,7 @@ def _losses(run: Path) -> list[tuple[int, float]]:
 def newest_lines(run: Path, kinds: Collection[str] = LINES) -> dict[str, dict[str, Any]]:
     """The last line of these kinds in metrics.jsonl, without those of its figures and counts that are none."""
     try:
-        found = newest_records(run / METRICS, kinds)
+        found = read_newest_records(run / METRICS, kinds)
     except OSError:
         return {}
     for record in found.values():

@@ -30,7 +30,7 @@ cannot be is refused before anything begins, all faults at once.
 
 def page() -> str:
     """The whole page."""
-    return reference.page(FineTuning, OPENING, {})
+    return reference.make_page(FineTuning, OPENING, {})
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ from data_prep.common.files import write_json
 from data_prep.common.launchers import World
 from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
-from pretraining.scoring.filling import Filling, fill
+from pretraining.scoring.filling import Filling, fill_masks
 from pretraining.scoring.validation import ShardScores, Split, score_shards
 
 
@@ -99,8 +99,8 @@ def evaluate(wanted: Evaluate) -> None:
 def answers(wanted: Evaluate) -> tuple[ShardScores | None, list[list[Filling]]]:
     """The scores and the fillings that are asked for."""
     device = choose_device(wanted.device, World())
-    model, scores = Model.open(wanted.model), None
-    fillings = [] if wanted.fill is None else fill(model, wanted.fill, wanted.best, device)
+    model, scores = StoredModel.open(wanted.model), None
+    fillings = [] if wanted.fill is None else fill_masks(model, wanted.fill, wanted.best, device)
     if wanted.data is not None:
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
     return scores, fillings

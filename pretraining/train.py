@@ -42,21 +42,21 @@ from data_prep.common.locks import LOCK, locked
 from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
-from pretraining.planning.machines import check_names, check_numbers, split_ranks, target_gpus
+from pretraining.planning.machines import check_names, check_numbers, make_target, split_ranks
 from pretraining.planning.sweep import check_fit
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
-from pretraining.training.pairs import about_sample, read_sample
+from pretraining.training.pairs import describe_sample, read_sample
 from pretraining.training.preview import plan_run
 from pretraining.training.request import Request
-from pretraining.training.run import run
+from pretraining.training.run import run_training
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> int:
         else:
             warn(world, open_console(stderr=True, soft_wrap=True))
             record_early(wanted.out, ending)
-            run(
+            run_training(
                 peek_device(FORM, wanted.recipe, overrides),
                 wanted.out,
                 partial(read_request, arguments, wanted, overrides, world),
@@ -146,13 +146,13 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         )
         pairs, notes = read_sample(recipe.evaluation.pairs), list[str]()
         if manifest is not None and wanted.data is not None:
-            notes = about_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
+            notes = describe_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
         target, memory = None, wanted.gpu_memory
         if wanted.gpu is None and (wanted.network or wanted.gpus_per_node):
             raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
         if wanted.gpu is not None:
             nodes, each = split_ranks(ranks, wanted.gpus_per_node)
-            target = target_gpus(recipe, manifest, wanted.gpu, nodes, each, wanted.network, memory)
+            target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, memory)
         here = ranks == world.size
         plan = plan_run(recipe, manifest, ranks, wanted.pieces_per_second, memory, target, here)
         console.print(render_plan(plan))
@@ -184,7 +184,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
-    notes = about_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
+    notes = describe_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
     return Request(
         recipe,
         wanted.data,
@@ -203,7 +203,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
 
 def read_all(
     wanted: Train, overrides: list[str], ranks: int, device: Literal["cpu", "cuda"] | None = None
-) -> tuple[Recipe, Manifest | None, Model | None]:
+) -> tuple[Recipe, Manifest | None, StoredModel | None]:
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
     given = overrides if wanted.init is None else [*overrides, f"--base_model={toml_value(wanted.init)}"]
     finder = OriginFinder(wanted.out, peek(FORM, wanted.recipe, given, "base_model"))

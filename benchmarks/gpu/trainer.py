@@ -30,8 +30,8 @@ from benchmarks.measure import ROOT, run_command, write_results
 from benchmarks.processes import end_group, pass_on, start
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
-from pretraining.checkpoint.record import finished_checkpoints, step_of
-from pretraining.reporting.metrics_file import METRICS, all_records
+from pretraining.checkpoint.record import list_finished, parse_step
+from pretraining.reporting.metrics_file import METRICS, read_all_records
 
 SETTLED = 3
 """Steps after a start that count for no speed: what is compiled, allocated and read for the first time."""
@@ -87,7 +87,7 @@ class Training:
 
     def steps(self) -> list[dict[str, Any]]:
         """The steps that its log has of the last start."""
-        lines = all_records(self.folder / METRICS)
+        lines = read_all_records(self.folder / METRICS)
         return [line for line in lines if line["kind"] == "step" and line["time"] > self.begun]
 
     def wait_until(self, told: str, what: Callable[[], bool]) -> None:
@@ -139,9 +139,9 @@ def speed_of(steps: Iterable[dict[str, Any]]) -> dict[str, float]:
 def train_twice(training: Training, seconds: float) -> dict[str, Any]:
     """Trains for half of the time, kills the run after a checkpoint, and continues it for the other half."""
     first = train_for(training, seconds / 2)
-    training.wait_until("has saved", lambda: bool(finished_checkpoints(training.folder)))
+    training.wait_until("has saved", lambda: bool(list_finished(training.folder)))
     training.kill()
-    saved = step_of(finished_checkpoints(training.folder)[-1])
+    saved = parse_step(list_finished(training.folder)[-1])
     second = train_for(training, seconds / 2)
     before = {step["step"]: step["loss"] for step in first}
     again = [abs(step["loss"] - before[step["step"]]) for step in second if step["step"] in before]

@@ -18,7 +18,7 @@ from data_prep.common.files import read_table
 from finetuning.compare import read_results
 from finetuning.results import RESULTS, Figures, JsonRecord, PairsResult, RunResult
 from pretraining.reporting.loss_chart import PLACES
-from pretraining.reporting.metrics_file import METRICS, evaluations, step_records
+from pretraining.reporting.metrics_file import METRICS, read_evaluations, read_step_records
 
 HELD_OUT = "held out"
 """What a run's own text that is held out is called as a split."""
@@ -139,9 +139,9 @@ def curve_of(metrics: Path) -> tuple[list[tuple[int, float]], str]:
     the best that it was."""
     if not metrics.is_file():
         return [], ""
-    scored = [each for each in evaluations(metrics) if PERPLEXITY in each.figures]
+    scored = [each for each in read_evaluations(metrics) if PERPLEXITY in each.figures]
     curve = [(each.step, each.figures[PERPLEXITY]) for each in scored]
-    trained = [each.figures["loss"] for each in step_records(metrics, PLACES)]
+    trained = [each.figures["loss"] for each in read_step_records(metrics, PLACES)]
     if len(trained) < 2:
         return curve, ""
     first, last, lowest = trained[0], trained[-1], min(filter(math.isfinite, trained), default=math.nan)
@@ -153,7 +153,7 @@ def curve_of(metrics: Path) -> tuple[list[tuple[int, float]], str]:
 
 def last_figures(metrics: Path) -> Figures:
     """The figures of the last validation of a run."""
-    found = list(evaluations(metrics)) if metrics.is_file() else []
+    found = list(read_evaluations(metrics)) if metrics.is_file() else []
     return {name: float(value) for name, value in found[-1].figures.items()} if found else {}
 
 

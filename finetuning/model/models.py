@@ -12,10 +12,10 @@ from data_prep.common.errors import UserError
 from data_prep.vocabulary.source import has_capitals
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.results import MODEL
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface import folders
 from pretraining.huggingface.config import GENERIC
-from pretraining.huggingface.folders import CONFIG, WEIGHTS, files_of_sentences, read_head
+from pretraining.huggingface.folders import CONFIG, WEIGHTS, list_sentence_files, read_head
 from pretraining.huggingface.model_card import BaseSummary
 from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.errors import SharedError
@@ -26,22 +26,22 @@ RUNS = "runs"
 """The folder for results where none is named."""
 
 
-def find_model(name: str | None = None) -> Model:
+def find_model(name: str | None = None) -> StoredModel:
     """Finds what `--model` names; the newest exported model where it names nothing. All ranks call it together."""
-    return Model.open(name or str(newest_export()))
+    return StoredModel.open(name or str(newest_export()))
 
 
-def notes_on(model: Model) -> list[str]:
+def notes_on(model: StoredModel) -> list[str]:
     """Lines for the user: doubts about the vocabulary, and what is left out."""
     notes = doubts(model.name, model.vocabulary)
-    if files := files_of_sentences(model.folder):
+    if files := list_sentence_files(model.folder):
         notes.append(f"{model.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")
     if spare := model.rows - model.shape.vocabulary:
         notes.append(f"{model.name}: {spare:,} rows of its embeddings that belong to no piece are left out")
     return notes
 
 
-def summary_of(model: Model) -> BaseSummary:
+def summary_of(model: StoredModel) -> BaseSummary:
     """Summarises a model for the card of one that began with it; the folder for results has its name. One that was
     fine-tuned here is called after its own beginning and the task: runs/mini/glue/sst2/model is mini-sst2."""
     found, folder = model.summary(), model.folder.resolve()
@@ -52,17 +52,17 @@ def summary_of(model: Model) -> BaseSummary:
     return replace(found, name=f"{named.name}-{task.name}")
 
 
-def read_fine_tuned(model: Model, wanted: TaskHead | None = None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def read_fine_tuned(model: StoredModel, wanted: TaskHead | None = None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Reads the weights of a model with those of the head it was fine-tuned with, and gives lines for the user.
 
     The outputs are put in the order of the labels of the `wanted` head, which must be the same by their names.
     """
     head = fine_tuned_head(model)
-    weights = model.cut_embeddings(folders.read_fine_tuned(model.with_weights())[2])
+    weights = model.cut_embeddings(folders.read_fine_tuned(model.fetch_weights())[2])
     return (weights, ()) if wanted is None else in_order_of(wanted, head, weights, model.name)
 
 
-def fine_tuned_head(model: Model) -> TaskHead:
+def fine_tuned_head(model: StoredModel) -> TaskHead:
     """The head that a model was fine-tuned with; UserError where with none."""
     if model.head is None:
         raise UserError(f"{model.name}: not fine-tuned for a task: name a folder that fine-tuning has written")

@@ -14,7 +14,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import EncoderWeights
 from finetuning.settings import DropoutShares
 from finetuning.tasks.task import Task
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.weights import list_weights
 from pretraining.model.shape import Shape
 
@@ -26,9 +26,9 @@ SAMPLED = 1024
 class Base:
     """A model to begin with: its weights, or from scratch fresh ones of the same sizes."""
 
-    model: Model
+    model: StoredModel
     from_scratch: bool = False
-    backward: Model | None = None
+    backward: StoredModel | None = None
     """One that sees what is after a piece, whose frozen features stand beside those of the first."""
 
     def shape_for(self, dropout: DropoutShares) -> Shape:
@@ -58,7 +58,7 @@ class Base:
         own = {"from_scratch": self.from_scratch, "checksum": self._checksum(self.model)}
         return own if self.backward is None else {**own, "backward": self._checksum(self.backward)}
 
-    def _checksum(self, model: Model) -> str:
+    def _checksum(self, model: StoredModel) -> str:
         return checksum_of(model.vocabulary, model.shape, {} if self.from_scratch else model.encoder)
 
 

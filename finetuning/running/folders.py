@@ -26,9 +26,9 @@ from finetuning.results import MODEL
 from finetuning.running.base import Base
 from finetuning.running.loop import Tuner, build_model
 from finetuning.settings import BiLstm, FineTuning
-from pretraining.checkpoint.models import LANGUAGE, Model
+from pretraining.checkpoint.models import LANGUAGE, StoredModel
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, write_bare, write_fine_tuned
-from pretraining.huggingface.model_card import TaskProvenance, task_card
+from pretraining.huggingface.model_card import TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import TaskHead, check_finite
 from pretraining.huggingface.weights_file import read_weights
@@ -74,7 +74,7 @@ def _write_fine_tuned(
         scores=tuner.state.kept.scores,
         settings={name: getattr(settings, name) for name in TOLD},
     )
-    card = task_card(shape, task.head, tuner.folder.parent / MODEL, settings.length, made)
+    card = make_task_card(shape, task.head, tuner.folder.parent / MODEL, settings.length, made)
 
     def check(folder: Path) -> None:
         verify_fine_tuned(folder, shape, task.head, weights, logits_of)
@@ -170,6 +170,6 @@ def _read_features(
     return build_model(head, base.model.shape, weights, settings, backward=base.beside), base.model.vocabulary
 
 
-def _found_again(model: Model) -> str:
+def _found_again(model: StoredModel) -> str:
     """The name by which a model is found from anywhere."""
     return model.name if model.on_hub else str(model.folder.resolve())

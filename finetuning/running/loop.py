@@ -26,7 +26,7 @@ from finetuning.scale import Scale
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.loop import Loop, is_due
-from pretraining.checkpoint.reading import newest_whole, restore_engine, restore_model
+from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import CollapseError, Engine
 from pretraining.engine.step import GivenUpError, Seeds, train_step
@@ -76,7 +76,7 @@ def find_start(
     backward: EncoderWeights | None = None,
 ) -> tuple[Engine, Meter, TuningState]:
     """Makes the engine of a run with its model, as the newest checkpoint in the run's folder says, if there is one."""
-    checkpoint = newest_whole(folder, context.warn)
+    checkpoint = find_newest_whole(folder, context.warn)
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
     with shortage_told(SMALLER):
         model = build_model(task.head, shape, weights, settings, checkpoint is None, task.scale, backward)

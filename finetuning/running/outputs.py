@@ -23,7 +23,7 @@ from finetuning.results import Figures, ModelScores
 from finetuning.running.batches import evaluation_batches
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import choose_dtype
 from pretraining.engine.step import GivenUpError
@@ -133,7 +133,7 @@ def outputs_without_model(task: Task) -> Outputs | None:
     return {split: outputs for split, outputs in found.items() if outputs is not None} or None
 
 
-def outputs_of_model(task: Task, model: Model, settings: FineTuning, context: Context) -> Outputs:
+def outputs_of_model(task: Task, model: StoredModel, settings: FineTuning, context: Context) -> Outputs:
     """Computes the logits of all splits with a model that was fine-tuned before. All ranks call it together."""
     with shared_errors():
         weights, notes = read_fine_tuned(model, task.head)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from data_prep.common.progress import duration
 from finetuning.results import Figures, SplitScores
-from pretraining.reporting.console import cropped, format_seconds_left, number, progress
+from pretraining.reporting.console import crop, draw_progress, format_number, format_seconds_left
 from pretraining.reporting.meter import Meter, Speed
-from pretraining.reporting.records import steps_done
+from pretraining.reporting.records import format_steps
 from pretraining.reporting.run_log import Record
 
 
@@ -74,7 +74,7 @@ class TuningStep(Record):
 
     def line(self) -> str:
         parts = [
-            steps_done(self.step, self.total_steps),
+            format_steps(self.step, self.total_steps),
             f"epoch {self.epoch:.2f}",
             *self._losses(),
             *self._pace(),
@@ -83,11 +83,11 @@ class TuningStep(Record):
 
     def panel(self, width: int) -> Group:
         """Two lines, for terminals of 80 columns and more."""
-        return Group(progress("step", self.step, self.total_steps, self.speed.seconds_left, width), self.details())
+        return Group(draw_progress("step", self.step, self.total_steps, self.speed.seconds_left, width), self.details())
 
     def details(self) -> Text:
         """The figures in one line of a terminal."""
-        return cropped("  " + "  ".join([*self._losses(), *self._pace(), *self._all_left()]))
+        return crop("  " + "  ".join([*self._losses(), *self._pace(), *self._all_left()]))
 
     def _all_left(self) -> list[str]:
         return [f"({duration(self.all_left)} for all runs)"] if self.all_left else []
@@ -98,7 +98,7 @@ class TuningStep(Record):
 
     def _pace(self) -> list[str]:
         norm = [] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]
-        return [f"rate {self.learning_rate:.2e}", *norm, f"{number(self.items_per_second)} items/s"]
+        return [f"rate {self.learning_rate:.2e}", *norm, f"{format_number(self.items_per_second)} items/s"]
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ class TuningProgress:
 
     def line(self) -> str:
         return "  ".join(
-            [steps_done(self.step, self.total_steps), *format_seconds_left(self.seconds_left), self._follow]
+            [format_steps(self.step, self.total_steps), *format_seconds_left(self.seconds_left), self._follow]
         )
 
     def panel(self, width: int) -> Group:
         """Two lines, with the last figures where there are some."""
-        head = progress("step", self.step, self.total_steps, self.seconds_left, width)
-        return Group(head, cropped(f"  {self._follow}") if self.latest is None else self.latest.details())
+        head = draw_progress("step", self.step, self.total_steps, self.seconds_left, width)
+        return Group(head, crop(f"  {self._follow}") if self.latest is None else self.latest.details())
 
     @property
     def _follow(self) -> str:

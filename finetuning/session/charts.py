@@ -21,7 +21,7 @@ from finetuning.session.look import Measured, measure
 from finetuning.tasks.scores import wilson
 from finetuning.tasks.task import Task
 from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, draw, new_figure, smooth
-from pretraining.reporting.metrics_file import METRICS, all_records
+from pretraining.reporting.metrics_file import METRICS, read_all_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ def curves(metrics: Mapping[str, Path], best: str | None, metric: str, title: st
     figure = new_figure(3.6)
     left, right = figure.subplots(1, 2)
     for name in sorted(metrics, key=lambda run: run == best):  # the best comes last, on top
-        records = list(all_records(metrics[name]))
+        records = list(read_all_records(metrics[name]))
         color, width, above = (BLUE, 2.0, 3) if name == best else (GREY, 1.0, 2)
         steps, losses = _column(records, "step", "loss")
         left.plot(steps, losses, color=color, alpha=0.25, linewidth=0.6)

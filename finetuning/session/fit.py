@@ -8,7 +8,7 @@ from data_prep.common.errors import UserError
 from finetuning.model.features import LAST_FOUR
 from finetuning.running.folders import has_no_class
 from finetuning.settings import FineTuning
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 
 
 def refuse_without_class(flag: str, name: str | None) -> None:
@@ -20,7 +20,7 @@ def refuse_without_class(flag: str, name: str | None) -> None:
         )
 
 
-def require_fit(settings: FineTuning, model: Model, backward: Model | None, from_scratch: bool) -> None:
+def require_fit(settings: FineTuning, model: StoredModel, backward: StoredModel | None, from_scratch: bool) -> None:
     """Refuses settings that ask for what the model does not have, and a second model that cannot stand beside it."""
     _require_room(settings, model)
     if backward is not None:
@@ -30,7 +30,7 @@ def require_fit(settings: FineTuning, model: Model, backward: Model | None, from
         _require_language(model, from_scratch)
 
 
-def _require_room(settings: FineTuning, model: Model) -> None:
+def _require_room(settings: FineTuning, model: StoredModel) -> None:
     """Refuses settings that ask for more positions or layers than the model has."""
     name, shape, layers = model.name, model.shape, settings.features.layers
     if settings.length > shape.positions:
@@ -41,7 +41,7 @@ def _require_room(settings: FineTuning, model: Model) -> None:
         raise UserError(f"features.layers = {layers}: {name} has {shape.layers} layers; take last or weighted-all")
 
 
-def _require_beside(settings: FineTuning, model: Model, backward: Model) -> None:
+def _require_beside(settings: FineTuning, model: StoredModel, backward: StoredModel) -> None:
     """Refuses a second model whose features cannot stand beside those of the first, layer by layer."""
     flag = f"--backward {backward.name}"
     if not settings.features.layers:
@@ -57,7 +57,7 @@ def _require_beside(settings: FineTuning, model: Model, backward: Model) -> None
         )
 
 
-def _require_language(model: Model, from_scratch: bool) -> None:
+def _require_language(model: StoredModel, from_scratch: bool) -> None:
     """Refuses a loss of the language head where the model would see what it predicts, or has no such head."""
     if model.shape.sees != "before":
         raise UserError(
@@ -71,7 +71,7 @@ def _require_language(model: Model, from_scratch: bool) -> None:
         )
 
 
-def doubts_of_fit(settings: FineTuning, model: Model, backward: Model | None) -> list[str]:
+def doubts_of_fit(settings: FineTuning, model: StoredModel, backward: StoredModel | None) -> list[str]:
     """Lines for the user where sequences may be longer than the model has ever seen, or models look another way than
     is usual."""
     found, longest = [], model.trained

@@ -38,11 +38,11 @@ from finetuning.session.flags import find_data
 from finetuning.session.pairs_chart import NAMELESS, Groups, pairs_chart
 from finetuning.session.report import table_of
 from finetuning.tasks.scores import spread_of_share
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.figures import draw
-from pretraining.reporting.hardware import matrix_rate
+from pretraining.reporting.hardware import measure_flops
 from pretraining.scoring.pairs import (
     CHANCE,
     Asked,
@@ -50,11 +50,11 @@ from pretraining.scoring.pairs import (
     Tally,
     are_right,
     are_scored,
-    parted,
+    count_right,
+    list_sentences,
     read_pairs,
-    sentences_of,
+    split_pairs,
     take_pairs,
-    tallies,
 )
 from pretraining.scoring.sentences import Scorer
 
@@ -73,7 +73,7 @@ BUSY = "{owner} is at work there; wait for it, or name another --out"
 class Questions:
     """A model, and the pairs that it is asked about."""
 
-    model: Model
+    model: StoredModel
     scorer: Scorer
     path: Path
     pairs: Sequence[Pair]
@@ -113,11 +113,11 @@ def score_pairs(
     pairs = read_pairs(found)
     if each is not None:
         pairs = take_pairs(pairs, each)
-    bert = model.pretrained()
+    bert = model.build_pretrained()
     checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
     scorer = Scorer(bert, model.vocabulary, choose_device(device, World()))
-    counts = Asked.from_pairs(pairs, scorer.cut_texts(sentences_of(pairs)), scorer.longest)
+    counts = Asked.from_pairs(pairs, scorer.cut_texts(list_sentences(pairs)), scorer.longest)
     counts.require_telling(f"--pairs {found}")
     asked = Questions(model, scorer, found, pairs, counts, begun)
     say(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
@@ -141,9 +141,9 @@ def find_usual() -> Path:
 
 def doubts(asked: Questions) -> Iterator[str]:
     """Lines on pairs that say nothing of a model, or that it cannot take, with the first of their sentences."""
-    yield from asked.counts.doubts()
+    yield from asked.counts.list_doubts()
     if asked.counts.too_long or asked.counts.without_pieces:
-        sentences = sentences_of(asked.pairs)
+        sentences = list_sentences(asked.pairs)
         have_scores = asked.scorer.cut_texts(sentences).have_scores(asked.counts.longest)
         yield from listed("left out", [sentences[number] for number in np.flatnonzero(~have_scores)])
     yield from listed("equal", [pair.good for pair in asked.pairs if pair.good == pair.bad])
@@ -173,7 +173,7 @@ def score_what_is_left(out: Path, asked: Questions, console: Console) -> tuple[A
     """The scores of all pairs, (pairs, 2), and what those took that were left."""
     if (out / SCORED).exists():
         return read_scores(out / SCORED, asked.pairs), Took()
-    parts = list(parted(asked.pairs, PART))
+    parts = list(split_pairs(asked.pairs, PART))
     places = [out / PARTS / f"{number:05}.jsonl" for number in range(len(parts))]
     left = [(place, part) for place, part in zip(places, parts, strict=True) if not place.exists()]
     now = sum(len(part) for _, part in left)
@@ -184,7 +184,7 @@ def score_what_is_left(out: Path, asked: Questions, console: Console) -> tuple[A
     try:
         with progress.show():
             for place, part in left:
-                write_scores(place, part, asked.scorer.score(sentences_of(part)).reshape(-1, 2))
+                write_scores(place, part, asked.scorer.score(list_sentences(part)).reshape(-1, 2))
                 progress.advance(len(part), 0)
                 done += len(part)
     except KeyboardInterrupt as error:
@@ -192,7 +192,7 @@ def score_what_is_left(out: Path, asked: Questions, console: Console) -> tuple[A
         kept = f"stopped by {cause.cause}: {done:,} of {len(asked.pairs):,} pairs are scored"
         raise StoppedError(f"{kept}; the same command goes on", cause) from None
     seconds = time.monotonic() - begin
-    flops = sum(asked.scorer.flops(sentences_of(part)) for _, part in left)
+    flops = sum(asked.scorer.flops(list_sentences(part)) for _, part in left)
     scores = np.concatenate([read_scores(*each) for each in zip(places, parts, strict=True)])
     return scores, Took(now, seconds, flops)
 
@@ -224,7 +224,7 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
     scored, right = are_scored(scores), are_right(scores)
     called = names_of(asked.pairs)
     phenomena, paradigms = (
-        {name: group_score(tally) for name, tally in tallies(names, right, scored).items()}
+        {name: group_score(tally) for name, tally in count_right(names, right, scored).items()}
         for names in zip(*((pair.phenomenon, called[Group.from_pair(pair)]) for pair in asked.pairs), strict=True)
     )
     result = PairsResult(
@@ -241,7 +241,9 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
         paradigms=paradigms,
         seconds=took.seconds,
         scored_now=took.pairs,
-        utilisation=took.flops / took.seconds / matrix_rate(asked.scorer.device, torch.float32) if took.pairs else None,
+        utilisation=took.flops / took.seconds / measure_flops(asked.scorer.device, torch.float32)
+        if took.pairs
+        else None,
         dtype="fp32",
         device=asked.scorer.device.type,
         threads=torch.get_num_threads(),
@@ -253,7 +255,10 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
         result.write(out / RESULTS)
     shutil.rmtree(out / PARTS, ignore_errors=True)
     groups = grouped(result, called)
-    for part in (*draw(out / CHART, lambda: pairs_chart(result, groups)), *summary(result, groups, asked.counts, out)):
+    for part in (
+        *draw(out / CHART, lambda: pairs_chart(result, groups)),
+        *summary(result, groups, asked.counts, out),
+    ):
         say(console, part)
 
 
@@ -295,7 +300,7 @@ def summary(result: PairsResult, groups: Groups, counts: Asked, out: Path) -> It
     table.add_row("all", "", percent(result.accuracy, result.spread), f"{result.pairs:,}")
     table.add_row("by chance", "", percent(result.chance), "")
     yield from ("", table, "")
-    yield from counts.left_out()
+    yield from counts.list_left_out()
     if result.scored_now:
         use = f", at {result.utilisation:.0%} of the rate of fp32 matrix products here" if result.utilisation else ""
         yield f"{result.scored_now:,} pairs in {duration(result.seconds)}{use}"

@@ -30,7 +30,7 @@ from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.memory import plan_activations, plan_memory
 from pretraining.processes.group import default_threads
 from pretraining.processes.stopping import Control, StoppedError
-from pretraining.reporting.hardware import total_memory
+from pretraining.reporting.hardware import read_total_memory
 
 PROCESS = 1.5e9
 """Bytes that a process takes besides its model: Python, PyTorch, the texts of a task."""
@@ -141,14 +141,14 @@ def share_machine(
     if device.type == "cuda":
         places = torch.cuda.device_count()
     else:
-        places = min(num_cores(), int(total_memory(device) // memory))
+        places = min(num_cores(), int(read_total_memory(device) // memory))
     most = max(1, min(places if wanted == "auto" else wanted, runs))
     threads = settings.compute.threads or max(1, threads // most)
     if worker_number():
         return MachineShare(int(os.environ[JOBS]), threads)
     jobs = min(most, left)
     if wanted == "auto" and device.type == "cpu":
-        free = min(total_memory(device), psutil.virtual_memory().available)
+        free = min(read_total_memory(device), psutil.virtual_memory().available)
         jobs = min(jobs, int(free // memory), idle_cores() // threads)
     return MachineShare(max(1, jobs), threads)
 

@@ -49,7 +49,7 @@ class Loop:
         self.garbage = GarbageCollection()
         self._cores = CoreWatch()
         if engine.device.type == "cpu":
-            tell_of_cpus(context)
+            warn_of_cpus(context)
 
     def look_at_cores(self) -> None:
         """Says once where other programs slow this rank down. A run on a GPU hardly minds them."""
@@ -105,7 +105,7 @@ def is_due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
 
 
-def tell_of_cpus(context: Context) -> None:
+def warn_of_cpus(context: Context) -> None:
     """Says once where ranks compute in different ways, or have more threads than cores. All ranks call it together."""
     ways, threads, cores = sorted({*gather(cpu_kernels.described())}), torch.get_num_threads(), num_cores()
     if context.world.rank:

@@ -19,8 +19,8 @@ from data_prep.common.errors import UserError
 from data_prep.common.hub import fetch_model, find_folder
 from data_prep.vocabulary.source import FILES, read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
-from pretraining.checkpoint.reading import parameter_sizes, read_weights_together, require_whole_weights
-from pretraining.checkpoint.record import EXPORT, RECORD, TOKENIZER, find_checkpoint, finished_checkpoints
+from pretraining.checkpoint.reading import list_parameter_sizes, read_weights_together, require_whole_weights
+from pretraining.checkpoint.record import EXPORT, RECORD, TOKENIZER, find_checkpoint, list_finished
 from pretraining.checkpoint.state import Saved
 from pretraining.huggingface import folders
 from pretraining.huggingface.folders import CARD, CONFIG
@@ -40,7 +40,7 @@ PARTS = "*-of-*"
 
 
 @dataclass(frozen=True)
-class Model:
+class StoredModel:
     """A model that somebody names. Its weights are read when they are asked for, by all ranks together."""
 
     name: str
@@ -64,7 +64,7 @@ class Model:
     """its licence, where its card or its recipe names one"""
 
     @classmethod
-    def open(cls, name: str, found: Path | None = None) -> Model:
+    def open(cls, name: str, found: Path | None = None) -> StoredModel:
         """Reads all of a model but its weights: one of this folder, run, checkpoint or name on the hub.
 
         `found` is its folder where it was found already; if not, all ranks call this together.
@@ -75,7 +75,7 @@ class Model:
             trained, known = folders.read_length(folder, shape), shape.positions
             from_hub, licence = (read_front_matter(folder / CARD, key) for key in ("base_model", "license"))
         else:
-            if not (finished_checkpoints(folder) or (folder / RECORD).exists()):
+            if not (list_finished(folder) or (folder / RECORD).exists()):
                 if folders.read_task(folder):
                     raise UserError(f"{folder}: was fine-tuned on features or with a BiLSTM: predict.py alone takes it")
                 raise UserError(
@@ -128,14 +128,14 @@ class Model:
     def read_weights(self) -> dict[str, Tensor]:
         """Reads all weights, by our names; those of whole heads may be missing."""
         if not self.is_checkpoint:
-            return folders.read_folder(self.with_weights())[1]
+            return folders.read_folder(self.fetch_weights())[1]
         require_whole_weights(self.folder)
         saved = Saved.read(self.folder)
-        weights = read_weights_together(self.folder, parameter_sizes(saved.record.shape))
+        weights = read_weights_together(self.folder, list_parameter_sizes(saved.record.shape))
         check_finite(str(self.folder), weights)
         return repeat_segment(weights) if saved.run.state.trained_segments == 1 else weights
 
-    def pretrained(self) -> Bert:
+    def build_pretrained(self) -> Bert:
         """Builds the model with the heads that it was pre-trained with; UserError where it lacks one of them."""
         missing: tuple[str, ...] = ()
         cure = "name a model with the heads of pre-training: a run, or what export.py made of it"
@@ -144,7 +144,7 @@ class Model:
         if self.is_checkpoint:
             shape, weights = Saved.read(self.folder).record.shape, self.read_weights()
         else:
-            shape, weights, missing = folders.read_folder(self.with_weights())
+            shape, weights, missing = folders.read_folder(self.fetch_weights())
         if missing:
             heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
             raise UserError(f"{self.name}: has no {heads}, so it says of no piece how likely it is: {cure}")
@@ -156,7 +156,7 @@ class Model:
     def encoder(self) -> dict[str, Tensor]:
         """The weights of the encoder, and of the pooler where it has one that was trained."""
         if not self.is_checkpoint:
-            return self.cut_embeddings(folders.read_encoder(self.with_weights())[1])
+            return self.cut_embeddings(folders.read_encoder(self.fetch_weights())[1])
         weights = self.read_weights()
         wanted = {weight.ours for weight in list_weights(self.shape, "none")}
         if count_segments(weights) == 1 < self.shape.segments:  # no pairs, which alone train a pooler
@@ -182,7 +182,7 @@ class Model:
                 weights = {**weights, name: rows}
         return weights
 
-    def with_weights(self) -> Path:
+    def fetch_weights(self) -> Path:
         """Its folder of transformers, into which the weights are fetched from the hub: of the same commit, safetensors
         or what PyTorch wrote before."""
         for whole in (folders.WEIGHTS, folders.OLD_WEIGHTS) if self.on_hub else ():
@@ -210,12 +210,12 @@ def fetch_together(name: str, files: Sequence[str], revision: str | None = None)
     if not dist.is_initialized():
         return fetch_model(name, files, revision)
     rank, is_first_here = dist.get_rank(), os.environ.get("LOCAL_RANK") == "0"
-    revision = _in_turn(rank == 0, name, files, revision)
-    _in_turn(is_first_here and rank > 0, name, files, revision)
+    revision = _fetch_in_turn(rank == 0, name, files, revision)
+    _fetch_in_turn(is_first_here and rank > 0, name, files, revision)
     return fetch_model(name, files, revision, from_cache=True)
 
 
-def _in_turn(mine: bool, name: str, files: Sequence[str], revision: str | None) -> str:
+def _fetch_in_turn(mine: bool, name: str, files: Sequence[str], revision: str | None) -> str:
     """Fetches if it is this rank's turn, while the others wait; returns the commit. The first error is everybody's."""
     found: tuple[str | None, str | None] = (revision, None)
     if mine:

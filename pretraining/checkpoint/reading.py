@@ -19,8 +19,8 @@ from pretraining.checkpoint.record import (
     FOLDER,
     WEIGHT,
     CheckpointRecord,
-    all_checkpoints,
     find_checkpoint,
+    list_checkpoints,
     read_record,
 )
 from pretraining.checkpoint.state import Saved
@@ -35,7 +35,7 @@ REPLACED = ".old"
 """The end of a checkpoint's name while another takes its place."""
 
 
-def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
+def find_newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     """Finds the newest checkpoint whose files are what they were when they were written. All ranks call it together.
 
     Damaged checkpoints are named, marked and left where they are. None where there is no checkpoint; where all are
@@ -43,8 +43,8 @@ def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     """
     rank, ranks = place()
     if rank == 0:
-        put_back(run)
-    seen = [(str(path), (path / DAMAGED).exists()) for path in all_checkpoints(run)] if rank == 0 else []
+        restore_replaced(run)
+    seen = [(str(path), (path / DAMAGED).exists()) for path in list_checkpoints(run)] if rank == 0 else []
     there: list[tuple[Path, bool]] = [(Path(path), damaged) for path, damaged in gather(seen)[0]]
     for checkpoint in (path for path, damaged in reversed(there) if not damaged):
         faults = {fault for fault in gather(find_fault(checkpoint, rank, ranks)) if fault}
@@ -63,7 +63,7 @@ def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
-def put_back(run: Path) -> None:
+def restore_replaced(run: Path) -> None:
     """Gives its name again to a checkpoint that was about to be replaced when the run was killed."""
     for old in (run / FOLDER).glob(f"step-*{REPLACED}"):
         if not old.with_suffix("").exists():
@@ -101,8 +101,8 @@ class StoredTensors:
 
     def __init__(self, checkpoint: Path, record: CheckpointRecord, kind: str):
         self._checkpoint = checkpoint
-        self._slices: dict[str, list[Slice]] = defaultdict(list)
-        self._closed = _farthest_first(
+        self._slices: dict[str, list[StoredSlice]] = defaultdict(list)
+        self._closed = _sort_by_distance(
             [checkpoint / file.path for file in record.files if file.path.startswith(kind + "-")]
         )
 
@@ -114,14 +114,14 @@ class StoredTensors:
         if missing:
             raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name} are not in it")
 
-    def _open(self, path: Path) -> dict[str, list[Slice]]:
+    def _open(self, path: Path) -> dict[str, list[StoredSlice]]:
         """Opens a file; what it has of each parameter."""
-        found: dict[str, list[Slice]] = defaultdict(list)
+        found: dict[str, list[StoredSlice]] = defaultdict(list)
         try:
             file: Any = safe_open(path, "pt")
             for key in file.keys():  # noqa: SIM118
                 name, _, start = key.rpartition(":")
-                found[name].append(Slice(int(start), file.get_slice(key).get_shape()[0], file, key))
+                found[name].append(StoredSlice(int(start), file.get_slice(key).get_shape()[0], file, key))
         except (OSError, SafetensorError, ValueError) as error:
             raise DamageError(f"{path}: cannot be read: {error}") from error
         for name, slices in found.items():
@@ -129,7 +129,7 @@ class StoredTensors:
         return found
 
 
-class Slice(NamedTuple):
+class StoredSlice(NamedTuple):
     """Elements of a parameter that lie in one file."""
 
     start: int
@@ -138,7 +138,7 @@ class Slice(NamedTuple):
     key: str
 
 
-def _copy(slices: Iterable[Slice], into: Tensor, start: int) -> int:
+def _copy(slices: Iterable[StoredSlice], into: Tensor, start: int) -> int:
     """Copies what slices have of a parameter's elements from `start` on; returns how many that were."""
     copied, end = 0, start + into.numel()
     for first, length, file, key in slices:
@@ -149,7 +149,7 @@ def _copy(slices: Iterable[Slice], into: Tensor, start: int) -> int:
     return copied
 
 
-def _farthest_first(paths: list[Path]) -> list[Path]:
+def _sort_by_distance(paths: list[Path]) -> list[Path]:
     """Orders the files of all ranks of a checkpoint so that the one comes last that is most likely this rank's."""
     rank, ranks = place()
     own = (rank + 0.5) / ranks
@@ -185,7 +185,7 @@ def load_checkpoint(run: Path, name: str | None = None) -> tuple[Saved, dict[str
     if fault := find_fault(checkpoint):
         raise DamageError(fault)
     saved = Saved.read(checkpoint)
-    weights = read_weights(checkpoint, parameter_sizes(saved.record.shape))
+    weights = read_weights(checkpoint, list_parameter_sizes(saved.record.shape))
     check_finite(str(checkpoint), weights)
     return saved, weights
 
@@ -218,7 +218,7 @@ def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> 
     return weights
 
 
-def parameter_sizes(shape: Shape) -> dict[str, torch.Size]:
+def list_parameter_sizes(shape: Shape) -> dict[str, torch.Size]:
     """The parameters of a pre-trained model with its heads."""
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in build_model(shape).named_parameters()}

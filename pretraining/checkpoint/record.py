@@ -118,20 +118,20 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json_bytes(content)).hexdigest()
 
 
-def step_of(checkpoint: Path) -> int:
+def parse_step(checkpoint: Path) -> int:
     """The step that a checkpoint's name says; -1 if it is no such name."""
     found = NAME.fullmatch(checkpoint.name)
     return int(found[1]) if found else -1
 
 
-def all_checkpoints(run: Path) -> list[Path]:
+def list_checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, the newest last; each was complete when it got its name, but may be damaged since."""
-    return sorted((path for path in (run / FOLDER).glob("step-*") if step_of(path) >= 0), key=step_of)
+    return sorted((path for path in (run / FOLDER).glob("step-*") if parse_step(path) >= 0), key=parse_step)
 
 
-def finished_checkpoints(run: Path) -> list[Path]:
+def list_finished(run: Path) -> list[Path]:
     """The checkpoints of a run that are complete and were not found damaged, the newest last."""
-    return [path for path in all_checkpoints(run) if is_finished(path)]
+    return [path for path in list_checkpoints(run) if is_finished(path)]
 
 
 def is_finished(checkpoint: Path) -> bool:
@@ -145,7 +145,7 @@ def find_checkpoint(run: Path, name: str | None = None) -> Path:
         raise UserError(f"{run}: {absence(run, 'folder')}")
     if (run / RECORD).exists():
         return run
-    there = {path.name: path for path in finished_checkpoints(run)}
+    there = {path.name: path for path in list_finished(run)}
     if not there:
         raise UserError(f"{run}: has no finished checkpoint")
     if name is not None and name not in there:

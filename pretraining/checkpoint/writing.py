@@ -38,9 +38,9 @@ from pretraining.checkpoint.record import (
     WEIGHT,
     CheckpointRecord,
     MadeBy,
-    finished_checkpoints,
     is_finished,
-    step_of,
+    list_finished,
+    parse_step,
     write_record,
 )
 from pretraining.config.settings import Checkpoints
@@ -138,7 +138,7 @@ class Saver:
             patiently(partial(self._make_room, unfinished), self._run)
         wait_for_all()
         tensors = self._snapshots.take(engine)
-        scaler, made_by = engine.loss_scaler, making(engine, self._ranks)
+        scaler, made_by = engine.loss_scaler, describe_making(engine, self._ranks)
         shape, moved = engine.model.shape, engine.optimizer_steps
         record = CheckpointRecord(shape, step, moved, scaler, made_by, section.as_json())
         save = Save(folder, unfinished, tensors, record, rank_state, begin)
@@ -232,14 +232,14 @@ class Saver:
         folder = save.folder
         replaced = folder.with_name(folder.name + REPLACED)
         if folder.exists():
-            shutil.move(folder, replaced if is_finished(folder) else free_name(folder))  # copies where it must
+            shutil.move(folder, replaced if is_finished(folder) else find_free_name(folder))  # copies where it must
         save.unfinished.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
-        retire(self._run, self._settings)
+        remove_old(self._run, self._settings)
 
 
-def making(engine: Engine, ranks: int) -> MadeBy:
+def describe_making(engine: Engine, ranks: int) -> MadeBy:
     """How the work is shared among so many ranks now, and how a CPU computes."""
     on_cpu = engine.device.type == "cpu"
     threads, way = (torch.get_num_threads(), cpu_kernels.described()) if on_cpu else (0, "")
@@ -263,7 +263,7 @@ class Snapshots:
     def _copy(self, engine: Engine, kind: str) -> dict[str, Tensor]:
         pieces: list[tuple[Tensor, int, list[Slice]]] = []
         for flat in engine.flat_tensors:
-            if parts := [*(flat.parts if flat.group is not None else _own_share(flat.parts))]:
+            if parts := [*(flat.parts if flat.group is not None else _cut_own_share(flat.parts))]:
                 source = flat.tensor if kind == WEIGHT else engine.optimizer.state_of(flat.tensor)[kind]
                 first, end = parts[0].offset, parts[-1].offset + parts[-1].length
                 pieces.append((source.detach().view(-1)[first:end], first, parts))
@@ -290,7 +290,7 @@ class Snapshots:
         return self._pinned[kind]
 
 
-def _own_share(parts: tuple[Slice, ...]) -> Iterator[Slice]:
+def _cut_own_share(parts: tuple[Slice, ...]) -> Iterator[Slice]:
     """Cuts parts that every rank holds whole, so that each rank writes its share of them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for part in parts:
@@ -306,7 +306,7 @@ def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, UserError) as error:
-        told = _cannot_be_written(unfinished, error.__cause__ or error)
+        told = _explain_failure(unfinished, error.__cause__ or error)
         with suppress(OSError):
             for path in unfinished.glob(written):
                 path.unlink()
@@ -315,7 +315,7 @@ def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
         raise told from error
 
 
-def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
+def _explain_failure(unfinished: Path, error: BaseException) -> UserError:
     """Words an error of writing for the user; a disk counts as full if it is when this is called."""
     within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
     number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
@@ -328,7 +328,7 @@ def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
     return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
 
 
-def free_name(folder: Path) -> Path:
+def find_free_name(folder: Path) -> Path:
     """Finds a name for a damaged checkpoint whose place is needed, or one that nobody is to go on from."""
     names = (folder.with_name(f"{folder.name}{ASIDE}{number or ''}") for number in itertools.count())
     return next(name for name in names if not name.exists())
@@ -359,10 +359,10 @@ def _compare(path: Path, tensors: dict[str, Tensor]) -> None:
                 raise DamageError(f"{path}: reads otherwise than it was written")
 
 
-def retire(run: Path, settings: Checkpoints) -> None:
+def remove_old(run: Path, settings: Checkpoints) -> None:
     """Removes checkpoints that are no longer kept; never one that was found damaged."""
-    for old in finished_checkpoints(run)[: -settings.keep]:
-        if not settings.keep_every or step_of(old) % settings.keep_every:
+    for old in list_finished(run)[: -settings.keep]:
+        if not settings.keep_every or parse_step(old) % settings.keep_every:
             gone = old.with_name(old.name + UNFINISHED)  # a kill while it is removed must not leave half a checkpoint
             with suppress(OSError):  # what is left of it, the next save removes
                 try:

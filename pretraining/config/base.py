@@ -26,11 +26,11 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
     if not isinstance(name, str) or not name or not isinstance(model, dict):
         return {}  # nothing to take over, or a fault that is found elsewhere
     try:
-        sizes = sizes_of(find_shape(name))
+        sizes = list_sizes(find_shape(name))
     except UserError as error:
         raw["model"] = {**model, "size": "tiny"}  # so that all else can be checked
         return {(KEY,): f" {error}"}
-    faults = dict(_differences(model, sizes, name))
+    faults = dict(_find_differences(model, sizes, name))
     for setting, value in sizes.items():
         if ("model", setting) in faults:
             model[setting] = value
@@ -38,12 +38,12 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
     return faults
 
 
-def sizes_of(shape: Shape) -> dict[str, float]:
+def list_sizes(shape: Shape) -> dict[str, float]:
     """The settings of a recipe's model that make this shape."""
     return {name: getattr(shape, name) for name in Model.model_fields if name != "size"}
 
 
-def _differences(model: Mapping[str, Any], sizes: Mapping[str, float], base: str) -> Iterator[tuple[Key, str]]:
+def _find_differences(model: Mapping[str, Any], sizes: Mapping[str, float], base: str) -> Iterator[tuple[Key, str]]:
     """The sizes that a recipe gives and its base model has otherwise. More positions may be added, as new ones."""
     for setting, theirs in sizes.items():
         given = model.get(setting, theirs)

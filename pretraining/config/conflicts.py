@@ -10,7 +10,7 @@ from typing import Any, Literal
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import Key, dotted, show_value
 from data_prep.settings import SHORTEST
-from pretraining.config.settings import SCHEDULE_KEYS, Computing, Phase, Recipe, count_micro_batches, largest_divisor
+from pretraining.config.settings import SCHEDULE_KEYS, Computing, Phase, Recipe, count_micro_batches, find_divisor
 from pretraining.model.shape import SIZES
 from pretraining.objectives.declaration import faults_of as objective_faults
 from pretraining.optimizers.declaration import Placement, faults_of
@@ -64,9 +64,9 @@ def find_faults(
     lengths: Collection[int] | None = None,
 ) -> list[str]:
     """Lists all that cannot be, with its cure; an argument that is None is not known yet and not looked at."""
-    faults = [*_model_faults(recipe), *_duration_faults(recipe), *_hardware_faults(recipe, device)]
+    faults = [*_find_model_faults(recipe), *_find_duration_faults(recipe), *_find_hardware_faults(recipe, device)]
     for number, phase in enumerate(recipe.phases):
-        faults += _phase_faults(recipe, number, phase)
+        faults += _find_phase_faults(recipe, number, phase)
         if lengths is not None and phase.length > max(lengths, default=0):  # a shorter one is cut out of longer ones
             there, needed = ", ".join(map(str, sorted(lengths))), " ".join(map(str, sorted({*lengths, phase.length})))
             faults.append(
@@ -78,20 +78,20 @@ def find_faults(
         except UserError as error:
             faults.append(str(error))
     faults += objective_faults(recipe.objective, timed=recipe.hours is not None)
-    faults += [*_optimizer_faults(recipe, device), *_deepspeed_faults(recipe.deepspeed)]
-    return faults if device is None else [*faults, *_tracker_faults(recipe)]
+    faults += [*_find_optimizer_faults(recipe, device), *_find_deepspeed_faults(recipe.deepspeed)]
+    return faults if device is None else [*faults, *_find_tracker_faults(recipe)]
 
 
 def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | None) -> list[str]:
     """Lists what cannot be of the optimizer and the hardware, with its cure; device None is not known yet."""
-    return [*_hardware_faults(settings, device), *_optimizer_faults(settings, device)]
+    return [*_find_hardware_faults(settings, device), *_find_optimizer_faults(settings, device)]
 
 
-def _optimizer_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
+def _find_optimizer_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
     return faults_of(recipe.optimizer, Placement(recipe.parallel.device, recipe.parallel.offload, found))
 
 
-def _model_faults(recipe: Recipe) -> Iterator[str]:
+def _find_model_faults(recipe: Recipe) -> Iterator[str]:
     model = recipe.model
     lacking = [name for name in ("layers", "hidden") if model.size is None and getattr(model, name) is None]
     if lacking:
@@ -103,14 +103,14 @@ def _model_faults(recipe: Recipe) -> Iterator[str]:
         return
     shape = model.shape(vocabulary=1)
     if shape.hidden % shape.heads:
-        below = largest_divisor(shape.hidden, shape.heads)
+        below = find_divisor(shape.hidden, shape.heads)
         yield (
             f"model.heads = {shape.heads}: does not divide model.hidden = {shape.hidden}; "
             f"{below} does, with {shape.hidden // below} a head"
         )
 
 
-def _duration_faults(recipe: Recipe) -> Iterator[str]:
+def _find_duration_faults(recipe: Recipe) -> Iterator[str]:
     """Looks at how long the phases are, taken together."""
     if not recipe.phases:
         needed = "name, length, batch, micro_batch, steps and learning_rate"
@@ -120,7 +120,7 @@ def _duration_faults(recipe: Recipe) -> Iterator[str]:
         yield f"steps = {recipe.steps}: hours = {recipe.hours:g} is given too; keep one of them"
     total = "hours" if recipe.hours is not None else "steps" if recipe.steps is not None else None
     for number, phase in enumerate(recipe.phases):
-        yield from _length_faults(number, phase, total)
+        yield from _find_length_faults(number, phase, total)
     shares = [phase.share for phase in recipe.phases if phase.share is not None]
     if total is not None and len(shares) == len(recipe.phases) and abs(sum(shares) - 1) > 1e-6:
         yield f"phases.0.share = {shares[0]:g}: the shares of the phases make {sum(shares):g}; they must make 1"
@@ -130,7 +130,7 @@ def _duration_faults(recipe: Recipe) -> Iterator[str]:
             yield f"phases.{number}.name = {show_value(name)}: phases.{names.index(name)}.name is the same"
 
 
-def _length_faults(number: int, phase: Phase, total: str | None) -> Iterator[str]:
+def _find_length_faults(number: int, phase: Phase, total: str | None) -> Iterator[str]:
     """Looks at how long a phase is; `total` names what the recipe gives for all phases, of which they have shares."""
     if phase.steps is not None and phase.share is not None:
         yield f"phases.{number}.steps = {phase.steps}: phases.{number}.share is given too; keep one of them"
@@ -142,7 +142,7 @@ def _length_faults(number: int, phase: Phase, total: str | None) -> Iterator[str
         yield f"phases.{number}.steps: is missing: how long the phase is"
 
 
-def _phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
+def _find_phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
     at = f"phases.{number}"
     if not SHORTEST <= phase.length <= recipe.model.positions:
         positions, more = recipe.model.positions, f", or model.positions = {phase.length}"
@@ -160,10 +160,10 @@ def _phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
                     f"it follows the schedule of the phase before; remove it, or give {at}.learning_rate"
                 )
     if phase.warmup_steps is not None and recipe.schedule_owners()[number] == number:
-        yield from _warmup_faults(recipe, number, phase)
+        yield from _find_warmup_faults(recipe, number, phase)
 
 
-def _warmup_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
+def _find_warmup_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
     at = f"phases.{number}.warmup_steps = {phase.warmup_steps}"
     if phase.warmup:
         yield f"{at}: phases.{number}.warmup = {phase.warmup:g} is given too; keep one of them"
@@ -178,7 +178,7 @@ def _warmup_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
         yield f"{at}: the schedule has {total} steps in all ({names}); give fewer than these"
 
 
-def _hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
+def _find_hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
     """Looks at precision, ZeRO and the device; `found` is what `auto` would take, "cpu" where there is no GPU."""
     parallel, wanted = recipe.parallel, recipe.parallel.device
     device = found if wanted == "auto" else wanted
@@ -189,7 +189,7 @@ def _hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) ->
             f'precision.dtype = "fp16": not on a CPU (parallel.device = "{wanted}"); '
             'take "bf16", "fp32", or "auto" for the best that there is'
         )
-    yield from _tf32_faults(recipe, device)
+    yield from _find_tf32_faults(recipe, device)
     if recipe.compute.compile and parallel.zero == 3:
         yield (
             "compute.compile = true: not with parallel.zero = 3, which fetches the weights of a layer by calls that "
@@ -205,7 +205,7 @@ def _hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) ->
             yield f"{at}: weights leave the GPU under parallel.zero = 3 alone; it is {parallel.zero}"
 
 
-def _tracker_faults(recipe: Recipe) -> Iterator[str]:
+def _find_tracker_faults(recipe: Recipe) -> Iterator[str]:
     """Looks for the services that DeepSpeed is to send metrics to, on the machine that trains."""
     for section, package in TRACKERS.items():
         options = recipe.deepspeed.get(section)
@@ -214,7 +214,7 @@ def _tracker_faults(recipe: Recipe) -> Iterator[str]:
             yield f"deepspeed.{section}.enabled = true: {fault}, or remove it"
 
 
-def _tf32_faults(recipe: Computing, device: Literal["cpu", "cuda"] | None) -> Iterator[str]:
+def _find_tf32_faults(recipe: Computing, device: Literal["cpu", "cuda"] | None) -> Iterator[str]:
     if recipe.precision.tf32 and device == "cpu":
         yield (f'precision.tf32 = true: only a GPU has TF32 (parallel.device = "{recipe.parallel.device}"); take false')
     elif recipe.precision.tf32 and recipe.precision.dtype != "fp32":
@@ -224,8 +224,8 @@ def _tf32_faults(recipe: Computing, device: Literal["cpu", "cuda"] | None) -> It
         )
 
 
-def _deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:
-    for key, value in _leaves_and_tables(raw):
+def _find_deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:
+    for key, value in _walk_table(raw):
         name, said = dotted(key), f"deepspeed.{dotted(key)} = {show_value(value)}"
         if name in OWNED:
             yield f"{said}: follows from the recipe: {OWNED[name]}; remove it"
@@ -240,8 +240,8 @@ def _deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:
             yield f"{said}: unknown" + (f"; did you mean deepspeed.{near[0]}?" if near else " to DeepSpeed")
 
 
-def _leaves_and_tables(table: dict[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
+def _walk_table(table: dict[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
     for name, value in table.items():
         yield (*above, name), value
         if isinstance(value, dict):
-            yield from _leaves_and_tables(value, (*above, name))
+            yield from _walk_table(value, (*above, name))

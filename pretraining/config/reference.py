@@ -54,60 +54,60 @@ recipe, such as batches, precision and the ZeRO stage, is refused here with the 
 """
 
 
-def reference() -> str:
+def make_reference() -> str:
     """The whole page of pre-training."""
-    return page(Recipe, OPENING, {"deepspeed": DEEPSPEED})
+    return make_page(Recipe, OPENING, {"deepspeed": DEEPSPEED})
 
 
-def page(settings: type[Section], opening: str, others: Mapping[str, str]) -> str:
+def make_page(settings: type[Section], opening: str, others: Mapping[str, str]) -> str:
     """A page of all that settings can say; `others` has the parts on tables that are not ours, by their names."""
     inner = tables(settings)
     values = [name for name in settings.model_fields if name not in {*inner, *others}]
-    parts = [opening, "## At the top\n\n" + table(settings, values)]
+    parts = [opening, "## At the top\n\n" + make_table(settings, values)]
     for name in inner:
         title, own = f"[[{name}]]" if is_list(settings, name) else f"[{name}]", settings.model_fields[name].default
-        parts.append(section(title, inner[name], own if isinstance(own, Section) else None))
+        parts.append(make_section(title, inner[name], own if isinstance(own, Section) else None))
     return "\n".join([*parts, *others.values()])
 
 
-def section(title: str, settings: type[Section], own: Section | None) -> str:
+def make_section(title: str, settings: type[Section], own: Section | None) -> str:
     """A heading, what the table is for, and its keys; `own` has the values where the whole table is left out."""
     about = "\n\n".join(" ".join(part.split()) for part in (settings.__doc__ or "").split("\n\n"))
-    return f"## {title}\n\n{about}\n\n{table(settings, list(settings.model_fields), own)}"
+    return f"## {title}\n\n{about}\n\n{make_table(settings, list(settings.model_fields), own)}"
 
 
-def table(settings: type[Section], names: list[str], own: Section | None = None) -> str:
+def make_table(settings: type[Section], names: list[str], own: Section | None = None) -> str:
     """Some keys of a section, a row each."""
-    rows = [row(name, settings, own) for name in names]
+    rows = [make_row(name, settings, own) for name in names]
     return "\n".join(["| key | meaning | takes | default |", "|---|---|---|---|", *rows]) + "\n"
 
 
-def row(name: str, settings: type[Section], own: Section | None = None) -> str:
+def make_row(name: str, settings: type[Section], own: Section | None = None) -> str:
     field, schema = settings.model_fields[name], settings.model_json_schema()["properties"][name]
     meaning, value = " ".join((field.description or "").split()), getattr(own, name, field.default)
-    default = "needed" if field.is_required() else "not set" if value is None else code(value)
-    cells = [f"`{name}`", meaning, ", or ".join(takes(schema)), default]
+    default = "needed" if field.is_required() else "not set" if value is None else format_code(value)
+    cells = [f"`{name}`", meaning, ", or ".join(describe_values(schema)), default]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def code(value: Any) -> str:
+def format_code(value: Any) -> str:
     """A value as a recipe has it."""
     return f"`{toml_value(value)}`"
 
 
-def takes(schema: dict[str, Any]) -> Iterator[str]:
+def describe_values(schema: dict[str, Any]) -> Iterator[str]:
     """The values that a setting may have, one text for each kind of them."""
     if "anyOf" in schema:
         for kind in schema["anyOf"]:
-            yield from takes(kind)
+            yield from describe_values(kind)
     elif "enum" in schema:
-        yield "one of " + ", ".join(map(code, schema["enum"]))
+        yield "one of " + ", ".join(map(format_code, schema["enum"]))
     elif "const" in schema:
-        yield code(schema["const"])
+        yield format_code(schema["const"])
     elif schema["type"] == "array":
         items = schema.get("prefixItems", [])  # of a list of any length, every item is as `items` says
         count = f" of {len(items)}" if items else ""
-        yield f"a list{count}, each {next(takes(items[0] if items else schema['items']))}"
+        yield f"a list{count}, each {next(describe_values(items[0] if items else schema['items']))}"
     elif schema["type"] != "null":
         found = [
             words.format(f"{schema[key]:g}") for key, words in LIMITS.items() if schema.get(key, MACHINE) < MACHINE
@@ -116,4 +116,4 @@ def takes(schema: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(reference(), encoding="utf-8")
+    PAGE.write_text(make_reference(), encoding="utf-8")

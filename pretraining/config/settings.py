@@ -21,7 +21,7 @@ from pretraining.objectives import declaration as objectives
 from pretraining.optimizers import declaration as optimizers
 
 
-def _positive_or_auto(value: Any) -> Any:
+def _check_size(value: Any) -> Any:
     """Takes a whole number from 1 on, or "auto"; one error for both, where pydantic would have one for each."""
     number = whole(value)
     if number == "auto" or (type(number) is int and 1 <= number < 2**31):
@@ -43,7 +43,7 @@ VOCABULARY = 30522
 """Pieces of the published models' vocabulary; assumed where there is no data."""
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
-PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_positive_or_auto)]
+PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_check_size)]
 
 
 class Model(Section):
@@ -297,7 +297,7 @@ class Recipe(Computing):
             return None
         if self.steps is None:
             return tuple(phase.steps or 0 for phase in self.phases)
-        ends = [round(self.steps * share) for share in _running_sums([phase.share or 0.0 for phase in self.phases])]
+        ends = [round(self.steps * share) for share in _sum_running([phase.share or 0.0 for phase in self.phases])]
         return tuple(end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True))
 
     def phase_seconds(self) -> tuple[float, ...] | None:
@@ -321,7 +321,7 @@ class Recipe(Computing):
         return content
 
 
-def _running_sums(values: Sequence[float]) -> list[float]:
+def _sum_running(values: Sequence[float]) -> list[float]:
     sums = [sum(values[: count + 1]) for count in range(len(values))]
     return [*sums[:-1], 1.0] if values else []  # the shares of a recipe make 1, whatever the rounding
 
@@ -341,16 +341,16 @@ def count_micro_batches(phase: Phase, ranks: int, number: int = 0, found: int = 
     if phase.micro_batch != "auto":
         by += f" x phases.{number}.micro_batch = {micro_batch}"
         if phase.batch % ranks == 0:
-            cure += f", or micro_batch = {largest_divisor(phase.batch // ranks, micro_batch)}"
+            cure += f", or micro_batch = {find_divisor(phase.batch // ranks, micro_batch)}"
     raise UserError(f"phases.{number}.batch = {phase.batch}: does not divide by {by}; {cure}")
 
 
-def largest_divisor(number: int, limit: int) -> int:
+def find_divisor(number: int, limit: int) -> int:
     """The largest divisor of a number that is not above the limit."""
-    return max(divisor for divisor in divisors(number) if divisor <= limit)
+    return max(divisor for divisor in list_divisors(number) if divisor <= limit)
 
 
-def divisors(number: int) -> list[int]:
+def list_divisors(number: int) -> list[int]:
     """All divisors of a number, the smallest first."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})

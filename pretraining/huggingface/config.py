@@ -59,7 +59,7 @@ GENERIC = re.compile(r"LABEL_\d+")
 """What transformers calls labels that nobody has named."""
 
 
-def config_of(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHead | None = None) -> dict[str, Any]:
+def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHead | None = None) -> dict[str, Any]:
     """Makes the config.json of a folder, whose model has the heads of pre-training or that of a task."""
     architecture = head.architecture if head else find_objective(shape).architecture(shape)
     theirs = is_theirs(shape, head)
@@ -75,7 +75,7 @@ def config_of(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHead
         "tie_word_embeddings": True,
         **({"is_decoder": True, **ends} if theirs and shape.one_way else {}),
         "dtype": str(dtype).removeprefix("torch."),
-        **(_labels_of(head) if head else {}),
+        **(_write_labels(head) if head else {}),
     }
 
 
@@ -86,7 +86,7 @@ def is_theirs(shape: Shape, head: TaskHead | None = None) -> bool:
     return shape.sees == "both" or (shape.sees == "before" and not pooled)
 
 
-def _labels_of(head: TaskHead) -> dict[str, Any]:
+def _write_labels(head: TaskHead) -> dict[str, Any]:
     """What a config says of a head: the names of its outputs, and of whole sequences what they are."""
     if head.kind in ("choice", "spans"):
         return {}
@@ -99,7 +99,7 @@ def _labels_of(head: TaskHead) -> dict[str, Any]:
     }
 
 
-def shape_of(config: Mapping[str, Any], where: str) -> Shape:
+def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
     """Reads the sizes in a config.json; UserError where its model is not one that ours computes."""
     faults = [
         f"{name} is {config[name]!r}; only {values[0]!r} is supported"
@@ -122,17 +122,21 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     if not faults and sizes["hidden"] % sizes["heads"]:
         faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
     refuse_faults(where, faults)
-    values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}, "sees": _sees(config)}
-    return _with_objective(Shape(**values), _class_of(config), where)
+    values: dict[str, Any] = {
+        **sizes,
+        **{ours: float(value) for ours, value in rates.items()},
+        "sees": _parse_sees(config),
+    }
+    return _add_objective(Shape(**values), _parse_class(config), where)
 
 
-def _sees(config: Mapping[str, Any]) -> Sees:
+def _parse_sees(config: Mapping[str, Any]) -> Sees:
     """Which pieces one sees in the model of a config.json."""
     own: list[Sees] = [sees for sees, name in OWN_TYPES.items() if name == config.get("model_type")]
     return own[0] if own else "before" if config.get("is_decoder") else "both"
 
 
-def _class_of(config: Mapping[str, Any]) -> str:
+def _parse_class(config: Mapping[str, Any]) -> str:
     """The class of transformers whose heads a config.json names; nothing where it names none."""
     named = config.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else ""
@@ -140,7 +144,7 @@ def _class_of(config: Mapping[str, Any]) -> str:
     return name.replace(ours, theirs) if config.get("model_type") in OWN_TYPES.values() else name
 
 
-def _with_objective(shape: Shape, architecture: str, where: str) -> Shape:
+def _add_objective(shape: Shape, architecture: str, where: str) -> Shape:
     """The shape with an objective whose pieces look the same way, if possible one that exports this class; the usual
     one where several do."""
     looking = [name for name, objective in objectives().items() if objective.sees == shape.sees]
@@ -159,9 +163,9 @@ def _with_objective(shape: Shape, architecture: str, where: str) -> Shape:
     return next((one for one in shapes if objectives()[one.objective].architecture(one) == architecture), shapes[0])
 
 
-def head_of(config: Mapping[str, Any], where: str) -> TaskHead | None:
+def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
     """Reads what stands on the encoder by a config.json; None where it is not a head for a task."""
-    kinds = [kind for kind, name in ARCHITECTURES.items() if name == _class_of(config)]
+    kinds = [kind for kind, name in ARCHITECTURES.items() if name == _parse_class(config)]
     if not kinds:
         return None
     if kinds[0] in ("choice", "spans"):

@@ -34,15 +34,15 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_table, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary import source
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, Vocabulary
-from pretraining.huggingface.config import config_of, head_of, shape_of
+from pretraining.huggingface.config import make_config, parse_head, parse_shape
 from pretraining.huggingface.weights import (
     ARCHITECTURES,
     LISTED,
     TaskHead,
     check_finite,
-    from_transformers,
+    export_weights,
     has_pairs,
-    to_transformers,
+    import_weights,
 )
 from pretraining.huggingface.weights_file import read_weights, write_weights
 from pretraining.model.shape import Shape
@@ -68,14 +68,14 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]
     """
     shape, weights = read_shape(folder), _read_weights(folder)
     shape = replace(shape, pairs=has_pairs(weights))
-    state, missing = from_transformers(weights, shape, str(folder))
+    state, missing = import_weights(weights, shape, str(folder))
     return shape, state, missing
 
 
 def read_encoder(folder: Path) -> tuple[Shape, dict[str, Tensor]]:
     """Reads an encoder, with its pooler where there is one, in a folder of transformers; heads are left out."""
     shape = read_shape(folder).encoder
-    return shape, from_transformers(_read_weights(folder), shape, str(folder), "none")[0]
+    return shape, import_weights(_read_weights(folder), shape, str(folder), "none")[0]
 
 
 def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
@@ -83,12 +83,12 @@ def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
     shape, head = read_shape(folder).encoder, read_head(folder)
     if head is None:
         raise UserError(f"{folder / CONFIG}: names none of {', '.join(ARCHITECTURES.values())}: not fine-tuned")
-    return shape, head, from_transformers(_read_weights(folder), shape, str(folder), head)[0]
+    return shape, head, import_weights(_read_weights(folder), shape, str(folder), head)[0]
 
 
 def read_head(folder: Path) -> TaskHead | None:
     """Reads for which task the config of a folder says that its model was fine-tuned; None where for none."""
-    return head_of(read_table(folder / CONFIG), str(folder / CONFIG))
+    return parse_head(read_table(folder / CONFIG), str(folder / CONFIG))
 
 
 def read_shape(folder: Path) -> Shape:
@@ -97,7 +97,7 @@ def read_shape(folder: Path) -> Shape:
         raise UserError(f"{folder}: {absence(folder, 'folder')}")
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: no {CONFIG}: not a folder of transformers")
-    shape = shape_of(read_table(folder / CONFIG), str(folder / CONFIG))
+    shape = parse_shape(read_table(folder / CONFIG), str(folder / CONFIG))
     size = sum(path.stat().st_size for ending in (".safetensors", ".bin") for path in folder.glob(f"*{ending}"))
     if 0 < size < shape.encoder_parameters - SMALL:  # at a byte each
         raise UserError(
@@ -180,13 +180,13 @@ def write_folder(
     pieces = read_vocabulary(vocabulary)
     _check_size(pieces, shape, vocabulary / VOCABULARY)
     tokenizer = read_table(vocabulary / TOKENIZER_CONFIG)
-    weights = _checked(folder, to_transformers(state, shape), dtype)
-    with _new_model(folder, weights, card, check) as unfinished:
+    weights = _convert_checked(folder, export_weights(state, shape), dtype)
+    with _make_model_folder(folder, weights, card, check) as unfinished:
         for name in (VOCABULARY, TOKENIZER):
             with replacing(unfinished / name) as file:
                 file.write((vocabulary / name).read_bytes())
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length or shape.positions})
-        write_json(unfinished / CONFIG, config_of(shape, pieces.special, dtype))
+        write_json(unfinished / CONFIG, make_config(shape, pieces.special, dtype))
 
 
 def write_fine_tuned(
@@ -208,12 +208,12 @@ def write_fine_tuned(
     """
     dtype = torch.float32 if head.kind == "score" else dtype
     _check_size(vocabulary, shape, folder)
-    weights = _checked(folder, to_transformers(state, shape, head), dtype)
-    with _new_model(folder, weights, card, check) as unfinished:
+    weights = _convert_checked(folder, export_weights(state, shape, head), dtype)
+    with _make_model_folder(folder, weights, card, check) as unfinished:
         vocabulary.write(unfinished)
         tokenizer = read_table(unfinished / TOKENIZER_CONFIG)
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
-        write_json(unfinished / CONFIG, config_of(shape, vocabulary.special, dtype, head))
+        write_json(unfinished / CONFIG, make_config(shape, vocabulary.special, dtype, head))
         write_json(unfinished / TASK, task)
 
 
@@ -226,8 +226,8 @@ def write_bare(
 ) -> None:
     """Writes weights that no class of transformers has, with a card and task.json, whole or not at all, and with the
     vocabulary where they need no other folder."""
-    checked = _checked(folder, weights, torch.float32)
-    with _new_model(folder, checked, card) as unfinished:
+    checked = _convert_checked(folder, weights, torch.float32)
+    with _make_model_folder(folder, checked, card) as unfinished:
         if vocabulary is not None:
             vocabulary.write(unfinished)
         write_json(unfinished / TASK, task)
@@ -238,7 +238,7 @@ def read_task(folder: Path) -> dict[str, Any]:
     return read_table(folder / TASK) if (folder / TASK).is_file() else {}
 
 
-def files_of_sentences(folder: Path) -> list[str]:
+def list_sentence_files(folder: Path) -> list[str]:
     """The files and folders by which sentence-transformers makes vectors of sentences, of those in a folder."""
     if not (folder / OF_SENTENCES[0]).is_file():
         return []
@@ -255,7 +255,7 @@ def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
         )
 
 
-def _checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def _convert_checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Weights as they are written; UserError where some are no numbers."""
     weights = {name: weight.to(dtype) for name, weight in weights.items()}
     check_finite(str(folder), weights)
@@ -263,7 +263,7 @@ def _checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) ->
 
 
 @contextmanager
-def _new_model(
+def _make_model_folder(
     folder: Path, weights: dict[str, Tensor], card: str, check: Callable[[Path], None] | None = None
 ) -> Iterator[Path]:
     """Makes a folder for the other files of a model; it takes its name with card and weights, once `check` saw it."""

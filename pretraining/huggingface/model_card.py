@@ -150,7 +150,7 @@ class TaskProvenance:
     """The licence, as the hub spells it."""
 
 
-def model_card(
+def make_model_card(
     shape: Shape, folder: Path, length: int, licence: str | None = None, provenance: Provenance | None = None
 ) -> str:
     """Writes the card of a model that lies in a folder; how it came to be is left out where that is not known.
@@ -166,8 +166,8 @@ def model_card(
     known = {name: value for name, value in settings.items() if value is not None}
     return _render(
         "model_card.md.jinja",
-        front=_front_matter(objective.tag, licence, base, theirs, settings.get("language")),
-        facts=_facts(shape, num_parameters(shape), licence, facts),
+        front=_write_front(objective.tag, licence, base, theirs, settings.get("language")),
+        facts=_list_facts(shape, num_parameters(shape), licence, facts),
         shape=shape,
         folder=folder,
         length=length,
@@ -183,7 +183,7 @@ def model_card(
     )
 
 
-def task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance) -> str:
+def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance) -> str:
     """Writes the card of a fine-tuned model that lies in a folder; `length` is the longest sequence in pieces."""
     use, says = USES[head.kind]
     theirs, parameters = is_theirs(shape, head), sum(math.prod(weight.size) for weight in list_weights(shape, head))
@@ -191,8 +191,8 @@ def task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: Tas
     scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
     return _render(
         "task_card.md.jinja",
-        front=_front_matter(use, made.licence, made.base if made.pretrained else None, theirs),
-        facts=_facts(shape, parameters, made.licence, {"longest sequence": f"{length:,} pieces", **labels}),
+        front=_write_front(use, made.licence, made.base if made.pretrained else None, theirs),
+        facts=_list_facts(shape, parameters, made.licence, {"longest sequence": f"{length:,} pieces", **labels}),
         shape=shape,
         folder=folder,
         length=length,
@@ -225,13 +225,13 @@ def read_front_matter(card: Path, key: Literal["base_model", "license"]) -> str 
     return value if isinstance(value, str) else None
 
 
-def _facts(shape: Shape, parameters: int, licence: str | None, more: Mapping[str, str]) -> dict[str, Any]:
+def _list_facts(shape: Shape, parameters: int, licence: str | None, more: Mapping[str, str]) -> dict[str, Any]:
     """The table at the top: how large a model is, and whether it may be used."""
     sizes = {name: getattr(shape, name) for name in SIZES}
     return {"parameters": parameters, **sizes, "licence": licence or "not specified", **more}
 
 
-def _front_matter(use: str, licence: str | None, base: BaseSummary | None, theirs: bool, language: Any = None) -> str:
+def _write_front(use: str, licence: str | None, base: BaseSummary | None, theirs: bool, language: Any = None) -> str:
     """The YAML that the hub reads: what the model is used for, its licence and what it was made from; and that
     transformers loads it, where a class of transformers does."""
     content = ModelCardData(
@@ -254,12 +254,16 @@ def _render(template: str, *, folder: Path, **parts: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": _plain, "quoted": partial(json.dumps, ensure_ascii=False), "toml": toml_text}
+    environment.filters |= {
+        "plain": _format,
+        "quoted": partial(json.dumps, ensure_ascii=False),
+        "toml": toml_text,
+    }
     place = folder.name if folder.is_absolute() else str(folder)
     return environment.get_template(template).render(place=place, own_types=OWN_TYPES, **parts)
 
 
-def _plain(value: Any) -> str:
+def _format(value: Any) -> str:
     """A value in one line of text, with separators of thousands, and safe in a table."""
     if isinstance(value, int):
         return f"{value:,}"

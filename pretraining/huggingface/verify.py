@@ -36,20 +36,20 @@ def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> li
 
     Returns who read it with the largest difference found; raises UserError if one is larger than it may be.
     """
-    batch = probe(shape)
-    wanted = _our_logits(shape, state, batch)
+    batch = make_probe(shape)
+    wanted = _compute_our_logits(shape, state, batch)
     read_shape, read_state, missing = read_folder(folder)
     read_shape = replace(read_shape, objective=shape.objective)  # of which a folder tells the class alone
     if read_shape != shape or missing:
         raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
-    found = {"Cloze": _our_logits(read_shape, read_state, batch)}
+    found = {"Cloze": _compute_our_logits(read_shape, read_state, batch)}
     objective = find_objective(shape)
     if is_theirs(shape) and (model := _load_theirs(folder, objective.architecture(shape))) is not None:
-        found["transformers"] = _their_logits(model, objective, batch)
+        found["transformers"] = _compute_their_logits(model, objective, batch)
     results = []
     for reader, logits in found.items():
         assert logits.keys() == wanted.keys(), "the architecture that was written says which heads are read"
-        of_heads = [_difference(folder, reader, name, wanted[name], logits[name]) for name in wanted]
+        of_heads = [_compare_logits(folder, reader, name, wanted[name], logits[name]) for name in wanted]
         results.append((reader, max(of_heads)))
     return results
 
@@ -63,7 +63,7 @@ def verify_fine_tuned(
     dtype: torch.dtype = torch.float32,
 ) -> list[tuple[str, float]]:
     """Does what `verify_export` does for a model that was fine-tuned, and whose weights were written as `dtype`."""
-    batch, shape = probe(shape), shape.encoder
+    batch, shape = make_probe(shape), shape.encoder
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):  # a trainer that goes on draws as before
         wanted = logits_of(shape, head, {name: value.to("cpu", dtype).float() for name, value in state.items()}, batch)
         read_shape, read_head, read_state = read_fine_tuned(folder)
@@ -71,11 +71,11 @@ def verify_fine_tuned(
             raise UserError(f"{folder}: not exported: {read_shape}, {read_head} were read back; wanted {shape}, {head}")
         found = {"Cloze": logits_of(read_shape, read_head, read_state, batch)}
         if is_theirs(shape, head) and (model := _load_theirs(folder, head.architecture)) is not None:
-            found["transformers"] = _their_task_logits(model, head, batch)
-    return [(reader, _difference(folder, reader, head.kind, wanted, logits)) for reader, logits in found.items()]
+            found["transformers"] = _compute_their_task_logits(model, head, batch)
+    return [(reader, _compare_logits(folder, reader, head.kind, wanted, logits)) for reader, logits in found.items()]
 
 
-def probe(shape: Shape) -> PretrainingBatch:
+def make_probe(shape: Shape) -> PretrainingBatch:
     """Makes a few sequences of random pieces, always the same: one as long as the model takes, and shorter ones."""
     draw = np.random.default_rng(0)
     lengths = np.array([shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)])
@@ -95,7 +95,7 @@ def probe(shape: Shape) -> PretrainingBatch:
 
 
 @torch.inference_mode()
-def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBatch) -> dict[str, Tensor]:
+def _compute_our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBatch) -> dict[str, Tensor]:
     """Our logits of the heads that were exported; other heads stay as they are drawn."""
     with torch.random.fork_rng(devices=[]):  # a trainer that goes on draws as if nothing had been
         model = build_model(shape)
@@ -127,7 +127,7 @@ def _load_theirs(folder: Path, kind: str) -> Any:
     return model.eval()
 
 
-def _one_by_one(batch: Batch) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+def _split_sequences(batch: Batch) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
     """Yields where every sequence begins and ends, and what transformers' models take of it."""
     for start, end in pairwise(batch.starts.tolist()):
         pieces, segments = batch.pieces[None, start:end], batch.segments[None, start:end]
@@ -136,19 +136,19 @@ def _one_by_one(batch: Batch) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
 
 
 @torch.inference_mode()
-def _their_logits(model: Any, objective: Objective, batch: PretrainingBatch) -> dict[str, Tensor]:
+def _compute_their_logits(model: Any, objective: Objective, batch: PretrainingBatch) -> dict[str, Tensor]:
     """Computes the logits of pre-training by transformers itself, sequence by sequence."""
     found = []
-    for start, end, given in _one_by_one(batch):
+    for start, end, given in _split_sequences(batch):
         chosen = batch.chosen[(batch.chosen >= start) & (batch.chosen < end)] - start
         found.append(objective.their_logits(model(**given), chosen))
     return {name: torch.cat([logits[name] for logits in found]) for name in found[0]}
 
 
-def _their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tensor:
+def _compute_their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tensor:
     """Computes the logits of a task by transformers itself: a row for every sequence, or for every piece."""
     rows = []
-    for _, _, given in _one_by_one(batch):
+    for _, _, given in _split_sequences(batch):
         if head.kind == "choice":
             given = {name: value[None] for name, value in given.items()}  # one text to choose from
         output = model(**given)
@@ -159,7 +159,7 @@ def _their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tensor:
     return torch.cat(rows)
 
 
-def _difference(folder: Path, reader: str, called: str, wanted: Tensor, found: Tensor) -> float:
+def _compare_logits(folder: Path, reader: str, called: str, wanted: Tensor, found: Tensor) -> float:
     """Measures the largest difference of two models' logits; UserError if rounding does not explain it."""
     assert wanted.shape == found.shape, f"{called} logits of {tuple(wanted.shape)} and {tuple(found.shape)}"
     allowed = TOLERANCE + RELATIVE * float(wanted.abs().max())

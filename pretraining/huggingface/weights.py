@@ -84,7 +84,7 @@ class Weight:
         """The size that each weight of transformers has."""
         return (self.size[0] // len(self.theirs), *self.size[1:])
 
-    def padded(self, shape: Shape) -> tuple[int, ...]:
+    def pad_size(self, shape: Shape) -> tuple[int, ...]:
         """The size of our weight as the model holds it."""
         return (shape.padded_vocabulary if self.ours in PADDED else self.size[0], *self.size[1:])
 
@@ -96,32 +96,32 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
         Weight("embeddings.word.weight", ("bert.embeddings.word_embeddings.weight",), (shape.vocabulary, h)),
         Weight("embeddings.position.weight", ("bert.embeddings.position_embeddings.weight",), (shape.positions, h)),
         Weight("embeddings.segment.weight", ("bert.embeddings.token_type_embeddings.weight",), (shape.segments, h)),
-        *_affine("embeddings.norm", ["bert.embeddings.LayerNorm"], h),
+        *_list_affine("embeddings.norm", ["bert.embeddings.LayerNorm"], h),
     ]
     for layer in range(shape.layers):
-        weights += _layer(f"layers.{layer}", f"bert.encoder.layer.{layer}", h, shape.intermediate)
-    of_pretraining = _pretraining_heads(shape)
+        weights += _list_layer(f"layers.{layer}", f"bert.encoder.layer.{layer}", h, shape.intermediate)
+    of_pretraining = _list_heads(shape)
     if heads == "none":
         return weights + of_pretraining["pooler"]
     if isinstance(heads, TaskHead):
         theirs = "qa_outputs" if heads.kind == "spans" else "classifier"
-        return weights + of_pretraining["pooler"] * heads.has_pooler + _affine("head", [theirs], heads.outputs, h)
+        return weights + of_pretraining["pooler"] * heads.has_pooler + _list_affine("head", [theirs], heads.outputs, h)
     for name in find_objective(shape).exported(shape):
         weights += of_pretraining[name]
     return weights
 
 
-def _pretraining_heads(shape: Shape) -> dict[str, list[Weight]]:
+def _list_heads(shape: Shape) -> dict[str, list[Weight]]:
     """The weights of the heads that classes of transformers have, by our names."""
     h, prediction = shape.hidden, "cls.predictions"
     return {
-        "pooler": _affine("pooler", ["bert.pooler.dense"], h, h),
+        "pooler": _list_affine("pooler", ["bert.pooler.dense"], h, h),
         "masked_head": [
-            *_affine("masked_head.transform", [f"{prediction}.transform.dense"], h, h),
-            *_affine("masked_head.norm", [f"{prediction}.transform.LayerNorm"], h),
+            *_list_affine("masked_head.transform", [f"{prediction}.transform.dense"], h, h),
+            *_list_affine("masked_head.norm", [f"{prediction}.transform.LayerNorm"], h),
             Weight("masked_head.bias", (f"{prediction}.bias",), (shape.vocabulary,)),
         ],
-        "next_head": _affine("next_head", ["cls.seq_relationship"], 2, h),
+        "next_head": _list_affine("next_head", ["cls.seq_relationship"], 2, h),
     }
 
 
@@ -130,15 +130,15 @@ def has_pairs(names: Iterable[str]) -> bool:
     return any(name.removeprefix("bert.").startswith(("pooler.", "cls.seq_relationship.")) for name in names)
 
 
-def _layer(ours: str, theirs: str, hidden: int, inner: int) -> list[Weight]:
+def _list_layer(ours: str, theirs: str, hidden: int, inner: int) -> list[Weight]:
     attention = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
     return [
-        *_affine(f"{ours}.attention.qkv", attention, 3 * hidden, hidden),
-        *_affine(f"{ours}.attention.output", [f"{theirs}.attention.output.dense"], hidden, hidden),
-        *_affine(f"{ours}.attention.norm", [f"{theirs}.attention.output.LayerNorm"], hidden),
-        *_affine(f"{ours}.feed_forward.inner", [f"{theirs}.intermediate.dense"], inner, hidden),
-        *_affine(f"{ours}.feed_forward.output", [f"{theirs}.output.dense"], hidden, inner),
-        *_affine(f"{ours}.feed_forward.norm", [f"{theirs}.output.LayerNorm"], hidden),
+        *_list_affine(f"{ours}.attention.qkv", attention, 3 * hidden, hidden),
+        *_list_affine(f"{ours}.attention.output", [f"{theirs}.attention.output.dense"], hidden, hidden),
+        *_list_affine(f"{ours}.attention.norm", [f"{theirs}.attention.output.LayerNorm"], hidden),
+        *_list_affine(f"{ours}.feed_forward.inner", [f"{theirs}.intermediate.dense"], inner, hidden),
+        *_list_affine(f"{ours}.feed_forward.output", [f"{theirs}.output.dense"], hidden, inner),
+        *_list_affine(f"{ours}.feed_forward.norm", [f"{theirs}.output.LayerNorm"], hidden),
     ]
 
 
@@ -154,7 +154,7 @@ def repeat_segment(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**state, "embeddings.segment.weight": rows[:1].expand_as(rows).clone()}
 
 
-def _affine(ours: str, theirs: Sequence[str], rows: int, *columns: int) -> list[Weight]:
+def _list_affine(ours: str, theirs: Sequence[str], rows: int, *columns: int) -> list[Weight]:
     """The weight and the bias of a linear layer, or of a norm, which has no columns."""
     return [
         Weight(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), (rows, *columns)),
@@ -162,20 +162,20 @@ def _affine(ours: str, theirs: Sequence[str], rows: int, *columns: int) -> list[
     ]
 
 
-def to_transformers(state: Mapping[str, Tensor], shape: Shape, heads: Heads = "pre-training") -> dict[str, Tensor]:
+def export_weights(state: Mapping[str, Tensor], shape: Shape, heads: Heads = "pre-training") -> dict[str, Tensor]:
     """Makes of our weights those that transformers saves: new tensors, no padding, no copy of the decoder."""
     weights = list_weights(shape, heads)
     assert state.keys() == {weight.ours for weight in weights}, "not the weights of a whole model of ours"
     theirs: dict[str, Tensor] = {}
     for weight in weights:
         ours = state[weight.ours]
-        assert tuple(ours.shape) == weight.padded(shape), f"{weight.ours}: {tuple(ours.shape)}"
+        assert tuple(ours.shape) == weight.pad_size(shape), f"{weight.ours}: {tuple(ours.shape)}"
         parts = ours[: weight.size[0]].detach().cpu().chunk(len(weight.theirs))
         theirs.update((name, part.clone()) for name, part in zip(weight.theirs, parts, strict=True))
     return theirs
 
 
-def from_transformers(
+def import_weights(
     state: Mapping[str, Tensor], shape: Shape, where: str = "these weights", heads: Heads = "pre-training"
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Makes of the weights of any BERT ours, in fp32, and names those of ours that it does not have.
@@ -185,14 +185,14 @@ def from_transformers(
     without a place, a weight of another size, a layer or half a head that is not there.
     """
     unasked = () if heads == "pre-training" else (*HEADS.values(), *TASK_HEADS)
-    found = _with_usual_names(state, where, unasked)
+    found = _rename_weights(state, where, unasked)
     weights, faults, ours = list_weights(shape, heads), [], {}
     places = {name: weight for weight in weights for name in weight.theirs}
     for name, (given, tensor) in found.items():
         size = tuple(tensor.shape)
         if name not in places:
             if not name.startswith(unasked):
-                called = _called(shape, heads)
+                called = _name_heads(shape, heads)
                 faults.append(f"{given} {size} has no place in a BERT of {shape.layers} layers with {called}")
         elif size != places[name].part:
             faults.append(f"{given} is {size}; by the config it should be {places[name].part}")
@@ -206,21 +206,19 @@ def from_transformers(
     for weight in weights:
         if weight not in missing:
             rows = torch.cat([found[name][1] for name in weight.theirs])
-            ours[weight.ours] = torch.zeros(weight.padded(shape))
+            ours[weight.ours] = torch.zeros(weight.pad_size(shape))
             ours[weight.ours][: len(rows)] = rows
     return ours, tuple(weight.ours for weight in missing)
 
 
-def _called(shape: Shape, heads: Heads) -> str:
+def _name_heads(shape: Shape, heads: Heads) -> str:
     """Display name of the heads."""
     if heads == "pre-training":
         return find_objective(shape).described(shape)
     return f"the head of {heads.architecture}" if isinstance(heads, TaskHead) else "whatever head"
 
 
-def _with_usual_names(
-    state: Mapping[str, Tensor], where: str, unasked: tuple[str, ...]
-) -> dict[str, tuple[str, Tensor]]:
+def _rename_weights(state: Mapping[str, Tensor], where: str, unasked: tuple[str, ...]) -> dict[str, tuple[str, Tensor]]:
     """Finds weights by the names that transformers gives them today; with every one the given name, for messages.
 
     A decoder of its own is refused where its head is asked for.

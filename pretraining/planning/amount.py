@@ -18,7 +18,7 @@ class RemainingWork:
     def __init__(self, recipe: Recipe, manifest: Manifest) -> None:
         self._schedules = build_schedules(recipe)
         self._flops = [
-            phase.batch * text.flops for phase, text in zip(recipe.phases, _texts(recipe, manifest), strict=True)
+            phase.batch * text.flops for phase, text in zip(recipe.phases, _measure_all(recipe, manifest), strict=True)
         ]
         """operations of a step of every phase"""
 
@@ -54,12 +54,12 @@ FEW_STEPS = 100
 """A phase of fewer steps has hardly left its warm-up."""
 
 
-def disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[float | None]) -> str | None:
+def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[float | None]) -> str | None:
     """Says that phases of so many steps read the text too often, and what to type instead; None where they do not, or
     where that is not known."""
     if manifest is None:
         return None
-    texts = _texts(recipe, manifest)
+    texts = _measure_all(recipe, manifest)
     if not all(text.examples for text in texts) or None in steps:
         return None
     planned = [count or 0.0 for count in steps]
@@ -75,10 +75,10 @@ def disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[flo
         return said + "for so much text: smaller batches (--phases.N.batch), or more text for such batches"
     few = min(count * share for count in planned) < FEW_STEPS
     smaller = "\nso few steps teach little: take smaller batches too (--phases.N.batch), or more text" if few else ""
-    return f"{said}for so much text: {' '.join(_options(recipe, planned, share))}{smaller}"
+    return f"{said}for so much text: {' '.join(_list_options(recipe, planned, share))}{smaller}"
 
 
-def _texts(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]:
+def _measure_all(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]:
     """The average sequences of all phases."""
     shape = recipe.shape(manifest)
     return [measure_phase(recipe, phase, shape, manifest) for phase in recipe.phases]
@@ -86,10 +86,10 @@ def _texts(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]:
 
 def measure_phase(recipe: Recipe, phase: Phase, shape: Shape, manifest: Manifest | None) -> SequenceStatistics:
     """The average sequence of a phase; what it predicts is that of its middle."""
-    return measure_sequences(shape, phase.length, manifest, configured(recipe.objective), middle(recipe, phase))
+    return measure_sequences(shape, phase.length, manifest, configured(recipe.objective), find_middle(recipe, phase))
 
 
-def middle(recipe: Recipe, phase: Phase) -> float:
+def find_middle(recipe: Recipe, phase: Phase) -> float:
     """The share of the run's steps that lies behind in the middle of a phase; where the clock decides, which lets
     nothing move with the steps, that of the whole run."""
     steps, names = recipe.phase_steps() or (), [each.name for each in recipe.phases]
@@ -99,16 +99,16 @@ def middle(recipe: Recipe, phase: Phase) -> float:
     return (sum(steps[:number]) + max(steps[number] - 1, 0) / 2) / max(sum(steps) - 1, 1)
 
 
-def _options(recipe: Recipe, steps: Sequence[float], share: float) -> Iterator[str]:
+def _list_options(recipe: Recipe, steps: Sequence[float], share: float) -> Iterator[str]:
     """What to type for this share of the steps, or of the hours, in every phase."""
     if recipe.hours is not None:
         yield f"--hours {recipe.hours * share:.2g}"
     elif recipe.steps is not None:
-        yield f"--steps {_rounded(recipe.steps * share)}"
+        yield f"--steps {_round(recipe.steps * share)}"
     else:
-        yield from (f"--phases.{number}.steps {_rounded(count * share)}" for number, count in enumerate(steps))
+        yield from (f"--phases.{number}.steps {_round(count * share)}" for number, count in enumerate(steps))
 
 
-def _rounded(steps: float) -> int:
+def _round(steps: float) -> int:
     """To two figures, and a step at least."""
     return max(1, int(float(f"{steps:.2g}")))

@@ -56,7 +56,7 @@ PUBLISHED = (0.83, 1.88)
 fitted without the series' source (tests/benchmarks/test_published.py). The spread comes mostly from software."""
 
 
-def tell_range(seconds: float, by_clock: float) -> str:
+def describe_range(seconds: float, by_clock: float) -> str:
     """The range of a plan's time: of `seconds` that follow from the speed, and of those that the clock decides."""
     least, most = PUBLISHED
     said = f"published runs of other software took {least:.2f} to {most:.2f} times as long as this model says"
@@ -232,7 +232,7 @@ class StepTime:
         return self.compute + self.stragglers + self.joining + self.optimizer + self.data
 
 
-def step_time(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> StepTime:
+def estimate_step(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> StepTime:
     """How long a step of so many micro-batches on every rank takes."""
     one = work.seconds(cluster.device)
     compute = accumulation * one
@@ -243,7 +243,7 @@ def step_time(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulati
     return StepTime(compute, waiting, joining, optimizer, max(0.0, loading - compute - waiting - joining - optimizer))
 
 
-def efficiency(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> float:
+def find_efficiency(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> float:
     """What a rank gets done, as a share of what one alone does that computes the whole batch."""
-    alone = step_time(cluster.alone, work, exchange, accumulation * cluster.ranks)
-    return alone.total / cluster.ranks / step_time(cluster, work, exchange, accumulation).total
+    alone = estimate_step(cluster.alone, work, exchange, accumulation * cluster.ranks)
+    return alone.total / cluster.ranks / estimate_step(cluster, work, exchange, accumulation).total

@@ -80,7 +80,7 @@ def check_names(gpu: str | None, network: str | None) -> None:
 def find_gpu(name: str) -> Gpu:
     """The GPU of this name; UserError where the table has none."""
     if name.lower() not in GPUS:
-        raise UserError(f"--gpu {name}: unknown{_nearest(name, GPUS)}; there is {', '.join(GPUS)}")
+        raise UserError(f"--gpu {name}: unknown{_suggest(name, GPUS)}; there is {', '.join(GPUS)}")
     return GPUS[name.lower()]
 
 
@@ -90,19 +90,19 @@ def find_network(name: str) -> Network:
     kind, count = (match[1], int(match[2] or 1)) if match else ("", 0)
     if kind not in LINKS or not count:
         raise UserError(
-            f"--network {name}: unknown{_nearest(name, LINKS)}; there is {', '.join(LINKS)}, with the ports of a node "
+            f"--network {name}: unknown{_suggest(name, LINKS)}; there is {', '.join(LINKS)}, with the ports of a node "
             "after an x, as in hdr200x8"
         )
     bandwidth, latency = LINKS[kind]
     return Network(name.lower(), count * bandwidth, latency)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _suggest(name: str, known: Iterable[str]) -> str:
     close = [each for each in known if each.startswith(name.lower())] or get_close_matches(name.lower(), known, 1)
     return f", did you mean {close[0]}?" if close else ""
 
 
-def gpu_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Network, tf32: bool = False) -> Cluster:
+def make_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Network, tf32: bool = False) -> Cluster:
     """Nodes of GPUs, at what encoders reach of them."""
     products = gpu.products
     if dtype == "fp32":
@@ -111,7 +111,7 @@ def gpu_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Netw
     return Cluster(device, nodes, per_node, gpu.link, network)
 
 
-def target_gpus(
+def make_target(
     recipe: Recipe,
     manifest: Manifest | None,
     gpu_name: str,
@@ -126,9 +126,9 @@ def target_gpus(
             f"--nodes {nodes} --gpus-per-node {per_node}: {nodes * per_node:,} GPUs; plans go from 1 to {MOST_RANKS:,}"
         )
     gpu = find_gpu(gpu_name)
-    dtype = dtype_on(gpu, gpu_name, recipe)
+    dtype = choose_dtype_on(gpu, gpu_name, recipe)
     network = find_network(network_name or gpu.network)
-    cluster = gpu_cluster(gpu, dtype, nodes, per_node, network, recipe.precision.tf32)
+    cluster = make_cluster(gpu, dtype, nodes, per_node, network, recipe.precision.tf32)
     size = gpu.memory if gpu_memory is None else 1e9 * gpu_memory
     joined = f", joined by {network.name}" if nodes > 1 else ""
     where = (
@@ -158,7 +158,7 @@ def split_ranks(ranks: int, per_node: int | None) -> tuple[int, int]:
     return ranks // each, each
 
 
-def dtype_on(gpu: Gpu, name: str, recipe: Recipe) -> Dtype:
+def choose_dtype_on(gpu: Gpu, name: str, recipe: Recipe) -> Dtype:
     """The numbers that a recipe computes in on a GPU; UserError where it has none of them."""
     wanted = recipe.precision.dtype
     if wanted == "auto":

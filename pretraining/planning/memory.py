@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pretraining.config.settings import Dtype, Offload, divisors
+from pretraining.config.settings import Dtype, Offload, list_divisors
 from pretraining.data.statistics import HALF_WAY, PREDICTED_SHARE
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, num_parameters
@@ -91,14 +91,14 @@ def plan_memory(
     parameters = count_parameters(shape)
     part = parameters / ranks
     options = zero_options or {}
-    live = min(parameters, _number(options, "stage3_max_live_parameters", LIVE))
-    bucket = _number(options, "reduce_bucket_size", min(parameters, BUCKET))
+    live = min(parameters, _read_number(options, "stage3_max_live_parameters", LIVE))
+    bucket = _read_number(options, "reduce_bucket_size", min(parameters, BUCKET))
     weights = size * (parameters if stage < 3 else part + live)
     state = (4 + optimizer.state_bytes) * part if stage else optimizer.state_bytes * parameters
     if optimizer.whole_matrices:  # one at a time is put together, of which the word embeddings are the largest
         state += (8 + optimizer.state_bytes) * shape.padded_vocabulary * shape.hidden
     accumulated = 4 * (part if stage > 1 else parameters)
-    gradients = _moments(shape, dtype, stage, parameters, part, bucket)
+    gradients = _plan_gradients(shape, dtype, stage, parameters, part, bucket)
     host = 0.0
     if offload != "none" and zero:
         host = state + (accumulated if stage > 1 else 0)
@@ -107,7 +107,7 @@ def plan_memory(
     return Memory(zero, weights, gradients + accumulated, state, host)
 
 
-def _moments(shape: Shape, dtype: Dtype, stage: int, parameters: float, part: float, bucket: float) -> float:
+def _plan_gradients(shape: Shape, dtype: Dtype, stage: int, parameters: float, part: float, bucket: float) -> float:
     """Bytes of gradients besides their sums, at the peak of a step."""
     size = 4 if dtype == "fp32" else 2
     embeddings = shape.padded_vocabulary * shape.hidden
@@ -125,7 +125,7 @@ def count_parameters(shape: Shape) -> int:
     return num_parameters(replace(shape, vocabulary=shape.padded_vocabulary))
 
 
-def _number(options: Mapping[str, Any], name: str, default: float) -> float:
+def _read_number(options: Mapping[str, Any], name: str, default: float) -> float:
     value = options.get(name)
     return float(value) if isinstance(value, int | float) else default
 
@@ -216,7 +216,7 @@ class Heaviest:
         logits = 0 if in_chunks else self.predictions * self.shape.padded_vocabulary
         elements = max(self.length * widest, logits)  # of a sequence
         limit = CPU_PIECES // self.length if on_cpu else GPU_ELEMENTS // elements
-        return [size for size in divisors(share) if size <= max(limit, 1)]
+        return [size for size in list_divisors(share) if size <= max(limit, 1)]
 
     def plan(self, sequences: int, on_cpu: bool) -> Activations:
         """Estimates the bytes of the activations of a micro-batch."""
@@ -229,7 +229,7 @@ class Heaviest:
         return planned.recomputed if self.recompute else planned.kept
 
 
-def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+def find_largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
     """The largest of these sizes, given in their order, that fits; None where none does. Few are tried."""
     count = bisect_left(sizes, True, key=lambda size: not fits(size))
     return sizes[count - 1] if count else None

@@ -17,8 +17,16 @@ from pretraining.data.statistics import SequenceStatistics, most_predictions
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configured
 from pretraining.optimizers.declaration import find_optimizer
-from pretraining.planning.amount import disproportion, measure_phase
-from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime, efficiency, step_time, tell_range
+from pretraining.planning.amount import measure_phase, warn_of_disproportion
+from pretraining.planning.cost import (
+    Cluster,
+    Exchange,
+    MicroBatch,
+    StepTime,
+    describe_range,
+    estimate_step,
+    find_efficiency,
+)
 from pretraining.planning.memory import (
     PROCESS,
     Activations,
@@ -26,7 +34,7 @@ from pretraining.planning.memory import (
     Memory,
     Room,
     count_parameters,
-    largest_that_fits,
+    find_largest_that_fits,
     plan_memory,
 )
 
@@ -67,7 +75,7 @@ class Target:
         """The average sequence of a phase."""
         return measure_phase(self.recipe, phase, self.shape, self.manifest)
 
-    def changed(self, section: str, **values: Any) -> Target:
+    def change_section(self, section: str, **values: Any) -> Target:
         """The run with other values in a section of its recipe."""
         settings = getattr(self.recipe, section).model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={section: settings}))
@@ -110,7 +118,7 @@ class Target:
         traffic = find_optimizer(self.recipe.optimizer).traffic
         exchange = Exchange.for_stage(count_parameters(self.shape), zero, self.dtype, traffic)
         arguments = (self.cluster, work, exchange, accumulation)
-        return step_time(*arguments), efficiency(*arguments)
+        return estimate_step(*arguments), find_efficiency(*arguments)
 
 
 @dataclass(frozen=True)
@@ -184,13 +192,13 @@ class Plan:
     @property
     def seconds(self) -> float | None:
         """What all phases take; None where the speed is not known."""
-        return known_sum(phase.seconds for phase in self.phases)
+        return sum_known(phase.seconds for phase in self.phases)
 
     @property
     def range(self) -> str:
         """How long the run may take on its cluster, by what the model has been compared with."""
         by_clock = sum(phase.seconds or 0.0 for phase in self.phases if phase.schedule.steps is None)
-        return tell_range((self.seconds or 0.0) - by_clock, by_clock)
+        return describe_range((self.seconds or 0.0) - by_clock, by_clock)
 
     @property
     def step_seconds(self) -> float:
@@ -207,13 +215,13 @@ def build_plan(target: Target, assumed: Sequence[str] = ()) -> Plan:
     """Plans a run as its recipe has it. `assumed`: by the caller, for the notes."""
     recipe, zero, phases = target.recipe, target.recipe.parallel.zero, list[PhasePlan]()
     for number, phase in enumerate(recipe.phases):
-        micro_batch = _estimate(target, phase) if phase.micro_batch == "auto" else phase.micro_batch
+        micro_batch = _estimate_micro_batch(target, phase) if phase.micro_batch == "auto" else phase.micro_batch
         phases.append(plan_phase(target, number, zero, micro_batch))
     plan = Plan(target, zero, tuple(phases))
     if target.cluster is not None and target.pieces_per_second is None:
         assumed = [*assumed, plan.range]
-    warning = disproportion(recipe, target.manifest, [phase.steps for phase in phases])
-    return replace(plan, notes=tuple(_notes(plan, assumed)), warning=warning)
+    warning = warn_of_disproportion(recipe, target.manifest, [phase.steps for phase in phases])
+    return replace(plan, notes=tuple(_list_notes(plan, assumed)), warning=warning)
 
 
 def plan_phase(target: Target, number: int, zero: int, micro_batch: int) -> PhasePlan:
@@ -232,24 +240,24 @@ def plan_phase(target: Target, number: int, zero: int, micro_batch: int) -> Phas
     elif target.flops_per_second is not None:
         speed = target.ranks * target.flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
-    steps, seconds = _steps_and_seconds(schedule, speed)
+    steps, seconds = _find_length(schedule, speed)
     return PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, step, share)
 
 
-def _estimate(target: Target, phase: Phase) -> int:
+def _estimate_micro_batch(target: Target, phase: Phase) -> int:
     """The largest micro-batch that probably fits; one sequence where not even that does, which the run will say."""
     zero = target.recipe.parallel.zero
-    return largest_that_fits(target.sizes(phase), lambda size: target.fits(phase, zero, size)) or 1
+    return find_largest_that_fits(target.sizes(phase), lambda size: target.fits(phase, zero, size)) or 1
 
 
-def _steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:
+def _find_length(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:
     """How long a phase is; what is not given follows from the speed, as far as that is known."""
     if schedule.steps is None:
         return None if steps_per_second is None else schedule.length * steps_per_second, schedule.length
     return schedule.steps, None if steps_per_second is None else schedule.steps / steps_per_second
 
 
-def _notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
+def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
     """What a plan rests on: the objective's own note, the data, the speed, and what was estimated for which memory."""
     target, room, flops = plan.target, plan.target.room, plan.target.flops_per_second
     yield from (configured(target.recipe.objective).note(target.shape) or "").splitlines()
@@ -273,7 +281,7 @@ def _notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
         yield f'a micro-batch with ~ is "auto", an estimate for {where}; the run finds {found} what fits'
 
 
-def known_sum(values: Iterable[float | None]) -> float | None:
+def sum_known(values: Iterable[float | None]) -> float | None:
     """The sum; None where one of the values is not known."""
     values = list(values)
     known = [value for value in values if value is not None]

@@ -8,21 +8,21 @@ from dataclasses import replace
 
 from data_prep.common.errors import UserError
 from pretraining.config.conflicts import find_faults
-from pretraining.config.settings import Phase, Recipe, divisors
-from pretraining.planning.machines import GPUS, MOST_RANKS, dtype_on
+from pretraining.config.settings import Phase, Recipe, list_divisors
+from pretraining.planning.machines import GPUS, MOST_RANKS, choose_dtype_on
 from pretraining.planning.memory import Room
 from pretraining.planning.plan import STAGES, Plan, Target, plan_phase
 
 
-def sweep(target: Target) -> list[Plan]:
+def plan_stages(target: Target) -> list[Plan]:
     """The fastest plans of all ZeRO stages that the recipe could have, of its own first."""
-    return [find_fastest(target, zero) for zero in (target.recipe.parallel.zero, *other_stages(target))]
+    return [find_fastest(target, zero) for zero in (target.recipe.parallel.zero, *list_other_stages(target))]
 
 
-def other_stages(target: Target) -> Iterator[int]:
+def list_other_stages(target: Target) -> Iterator[int]:
     """The ZeRO stages that the recipe could have besides its own."""
     for zero in STAGES:
-        if zero != target.recipe.parallel.zero and not find_faults(target.changed("parallel", zero=zero).recipe):
+        if zero != target.recipe.parallel.zero and not find_faults(target.change_section("parallel", zero=zero).recipe):
             yield zero
 
 
@@ -37,7 +37,7 @@ def find_fastest(target: Target, zero: int) -> Plan:
     return Plan(target, zero, tuple(found))
 
 
-def scale(target: Target) -> list[Plan]:
+def plan_sizes(target: Target) -> list[Plan]:
     """The same run on one rank of the cluster, on a node, on 2 of them, on 4 and so on, and on the cluster itself; of
     the recipe's own stage what fits."""
     own = target.cluster
@@ -60,27 +60,27 @@ def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
         if phase.batch % ranks:
             raise UserError(
                 f"{ranks:,} GPUs: phase {phase.name} has a batch of {phase.batch:,}, which does not divide among them; "
-                + _cures_of_batches(recipe, nodes, per_node)
+                + _list_batch_cures(recipe, nodes, per_node)
             )
 
 
-def _cures_of_batches(recipe: Recipe, nodes: int, per_node: int) -> str:
+def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> str:
     """The numbers of nodes on either side that all batches divide among, or batches that divide among these."""
     fitting = [
         count
-        for count in divisors(recipe.phases[0].batch)
+        for count in list_divisors(recipe.phases[0].batch)
         if all(phase.batch % (count * per_node) == 0 for phase in recipe.phases)
     ]
     below = max((count for count in fitting if count < nodes), default=None)
     above = min((count for count in fitting if count > nodes and count * per_node <= MOST_RANKS), default=None)
     found = [f"--nodes {count}" for count in (below, above) if count is not None]
-    batches = _batches_that_divide(recipe, nodes * per_node)
+    batches = _find_divisible_batches(recipe, nodes * per_node)
     if not found:
         found = [f"another --gpus-per-node, since with {per_node} no number of nodes fits,"]
     return "take " + " or ".join([*found, batches] if batches else found)
 
 
-def _batches_that_divide(recipe: Recipe, ranks: int) -> str:
+def _find_divisible_batches(recipe: Recipe, ranks: int) -> str:
     """The largest batches below those of a recipe that divide among so many ranks, as words of a command; nothing where
     a batch has fewer sequences than there are ranks."""
     if any(phase.batch < ranks for phase in recipe.phases):
@@ -92,11 +92,11 @@ def _batches_that_divide(recipe: Recipe, ranks: int) -> str:
 def check_fit(target: Target) -> None:
     """UserError where a phase needs more memory than a rank has: it says what would fit."""
     for number, phase in enumerate(target.recipe.phases):
-        needed, most = demand(target, phase)
+        needed, most = find_demand(target, phase)
         if needed > most:
             alone = phase.micro_batch == "auto"
             size = "one sequence at a time" if alone else f"micro-batches of {phase.micro_batch}"
-            zero, said = target.recipe.parallel.zero, "; ".join(cures(target, number))
+            zero, said = target.recipe.parallel.zero, "; ".join(list_cures(target, number))
             room = f"may take {most / 1e9:.1f} of {target.room.size / 1e9:.1f} GB"
             raise UserError(
                 f"phase {phase.name} needs {needed / 1e9:.1f} GB a rank under ZeRO {zero} with {size}, and {room}; "
@@ -104,7 +104,7 @@ def check_fit(target: Target) -> None:
             )
 
 
-def demand(target: Target, phase: Phase) -> tuple[float, float]:
+def find_demand(target: Target, phase: Phase) -> tuple[float, float]:
     """The bytes of a rank that a phase needs, and how many it may take: a micro-batch of the recipe's own may go to the
     limit, and one that a run finds leaves a margin."""
     zero, room = target.recipe.parallel.zero, target.room
@@ -115,29 +115,29 @@ def demand(target: Target, phase: Phase) -> tuple[float, float]:
 
 def fits(target: Target) -> bool:
     """Whether all phases fit into the memory of a rank."""
-    return all(needed <= most for needed, most in (demand(target, phase) for phase in target.recipe.phases))
+    return all(needed <= most for needed, most in (find_demand(target, phase) for phase in target.recipe.phases))
 
 
-def cures(target: Target, number: int) -> Iterator[str]:
+def list_cures(target: Target, number: int) -> Iterator[str]:
     """Settings and GPUs with which a phase would fit that does not."""
     phase = target.recipe.phases[number]
-    needed, most = demand(target, phase.model_copy(update={"micro_batch": "auto"}))
+    needed, most = find_demand(target, phase.model_copy(update={"micro_batch": "auto"}))
     if phase.micro_batch != "auto" and needed <= most:
         yield f"--phases.{number}.micro_batch auto fits"
-    for zero in other_stages(target):
-        if fits(target.changed("parallel", zero=zero)):
+    for zero in list_other_stages(target):
+        if fits(target.change_section("parallel", zero=zero)):
             yield f"--parallel.zero {zero} fits"
-    if fits(target.changed("compute", checkpoint_activations=True)):
+    if fits(target.change_section("compute", checkpoint_activations=True)):
         yield "--compute.checkpoint_activations true fits"
     if not target.room.on_cpu:
-        yield from _gpus(target)
+        yield from _find_gpu(target)
 
 
-def _gpus(target: Target) -> Iterator[str]:
+def _find_gpu(target: Target) -> Iterator[str]:
     """The smallest GPU that the plan fits into, with the numbers that it would compute in there."""
     for name, gpu in sorted(GPUS.items(), key=lambda item: item[1].memory):
         try:
-            dtype = dtype_on(gpu, name, target.recipe)
+            dtype = choose_dtype_on(gpu, name, target.recipe)
         except UserError:
             continue  # lacks the recipe's numbers
         if fits(replace(target, dtype=dtype, room=Room(gpu.memory))):

@@ -13,7 +13,7 @@ from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
 from pretraining.objectives.declaration import num_parameters
 from pretraining.planning.cost import StepTime
-from pretraining.planning.plan import STAGES, PhasePlan, Plan, Target, known_sum, name_numbers
+from pretraining.planning.plan import STAGES, PhasePlan, Plan, Target, name_numbers, sum_known
 
 UNKNOWN = "?"
 BAR = 40
@@ -30,7 +30,7 @@ def render_plan(plan: Plan) -> RenderableType:
     """Lays out the plan of a run: the model, the phases, the memory, and what was assumed."""
     notes = [Padding(f"- {note}", (0, 0)) for note in plan.notes]
     warning: list[RenderableType] = [] if plan.warning is None else ["", Text(f"warning: {plan.warning}")]
-    return Group(_model_line(plan.target), "", _phase_table(plan), "", _memory_table(plan), "", *notes, *warning)
+    return Group(_describe_model(plan.target), "", _phase_table(plan), "", _memory_table(plan), "", *notes, *warning)
 
 
 def render_cluster(target: Target, plans: Sequence[Plan], hour_price: float | None) -> RenderableType:
@@ -40,23 +40,28 @@ def render_cluster(target: Target, plans: Sequence[Plan], hour_price: float | No
         parts += [_needs_table(target, number), ""]
     parts += [_stage_table(plans, hour_price), ""]
     if own.fits:
-        bars = (f"{planned.phase.name:<12} {_bar(planned.step)}" for planned in own.phases if planned.step)
+        bars = (f"{planned.phase.name:<12} {_draw_bar(planned.step)}" for planned in own.phases if planned.step)
         legend = " " * 13 + "  ".join(f"{letter} {name}" for name, letter in PARTS.items())
-        parts += [f"{_stage(target, own.zero)}: {own.range}", "", _step_table(own), *bars, legend, ""]
-        parts += [*_advice(plans), ""]
+        parts += [f"{_name_stage(target, own.zero)}: {own.range}", "", _step_table(own), *bars, legend, ""]
+        parts += [*_advise(plans), ""]
     return Group(*parts)
 
 
 def render_scale(plans: Iterable[Plan], hour_price: float | None) -> RenderableType:
     """Lays out what a run takes on other numbers of GPUs."""
     rows = (
-        [f"{plan.target.ranks:,}", f"{plan.efficiency:.1%}", _duration(plan.seconds), _price(plan, hour_price)]
+        [
+            f"{plan.target.ranks:,}",
+            f"{plan.efficiency:.1%}",
+            _format_duration(plan.seconds),
+            _format_price(plan, hour_price),
+        ]
         for plan in plans
     )
-    return _table(["GPUs", "efficiency", "time", "cost"], rows)
+    return _make_table(["GPUs", "efficiency", "time", "cost"], rows)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def _make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table without lines: the first column to the left, the others to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(columns):
@@ -66,7 +71,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-def _model_line(target: Target) -> str:
+def _describe_model(target: Target) -> str:
     shape, ranks = target.shape, target.ranks
     return (
         f"{num_parameters(shape) / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
@@ -78,12 +83,12 @@ def _model_line(target: Target) -> str:
 def _phase_table(plan: Plan) -> Table:
     rows = [_phase_row(planned, plan.target.ranks) for planned in plan.phases]
     if len(plan.phases) > 1:
-        steps = _number(known_sum(planned.steps for planned in plan.phases))
-        pieces = _number(known_sum(planned.pieces for planned in plan.phases))
-        rows.append(["in all", "", "", steps, "", pieces, "", "", _duration(plan.seconds)])
+        steps = _format_number(sum_known(planned.steps for planned in plan.phases))
+        pieces = _format_number(sum_known(planned.pieces for planned in plan.phases))
+        rows.append(["in all", "", "", steps, "", pieces, "", "", _format_duration(plan.seconds)])
     sizes = "batch = micro x accumulated x ranks"
     columns = ["phase", "length", sizes, "steps", "learning rate", "pieces", "a sequence", "epochs", "time"]
-    return _table(columns, rows)
+    return _make_table(columns, rows)
 
 
 def _phase_row(planned: PhasePlan, ranks: int) -> list[str]:
@@ -93,12 +98,12 @@ def _phase_row(planned: PhasePlan, ranks: int) -> list[str]:
         phase.name,
         str(length) if length == stored else f"{length} of {stored}",  # cut out of longer examples
         f"{phase.batch:,} = {about}{planned.micro_batch} x {about}{planned.accumulation} x {ranks}",
-        _number(planned.steps),
-        _learning_rates(planned.schedule),
-        _number(planned.pieces),
+        _format_number(planned.steps),
+        _format_learning_rates(planned.schedule),
+        _format_number(planned.pieces),
         f"{planned.statistics.pieces:.1f}",
         UNKNOWN if planned.epochs is None else f"{planned.epochs:,.2f}",
-        _duration(planned.seconds),
+        _format_duration(planned.seconds),
     ]
 
 
@@ -107,16 +112,16 @@ def _memory_table(plan: Plan) -> Table:
     for memory in plan.memory:
         kept, recomputed = (memory.device + size for size in (plan.activations.kept, plan.activations.recomputed))
         amounts = (memory.weights, memory.gradients, memory.optimizer, memory.host, kept, recomputed)
-        rows.append([_stage(plan.target, memory.zero), *map(_gigabytes, amounts)])
+        rows.append([_name_stage(plan.target, memory.zero), *map(_format_gigabytes, amounts)])
     title = "memory of a rank, GB, an estimate"
-    return _table([title, "weights", "gradients", "optimizer", "on the host", "+ activations", "recomputed"], rows)
+    return _make_table([title, "weights", "gradients", "optimizer", "on the host", "+ activations", "recomputed"], rows)
 
 
-def _stage(target: Target, zero: int) -> str:
+def _name_stage(target: Target, zero: int) -> str:
     return f"ZeRO {zero}" + " (this recipe)" * (zero == target.recipe.parallel.zero)
 
 
-def _learning_rates(schedule: PhaseSchedule) -> str:
+def _format_learning_rates(schedule: PhaseSchedule) -> str:
     """The first, the highest and the last learning rate of a phase."""
     by_clock = schedule.schedule.by_clock
     places = [place * schedule.length / 1000 for place in range(1001)]
@@ -127,7 +132,7 @@ def _learning_rates(schedule: PhaseSchedule) -> str:
     return f"{rates[0]:.2g} .. {max(rates):.2g} .. {last:.2g}"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     """A number with a thousand separator, or in millions and billions."""
     if value is None:
         return UNKNOWN
@@ -137,26 +142,26 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
-def _duration(seconds: float | None) -> str:
+def _format_duration(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else duration(seconds)
 
 
-def _gigabytes(size: float) -> str:
+def _format_gigabytes(size: float) -> str:
     return f"{size / 1e9:,.1f}" if size >= 1e10 else f"{size / 1e9:.2f}"
 
 
 def _needs_table(target: Target, number: int) -> Table:
     """What a rank needs in a phase, for every ZeRO stage and the micro-batches around what fits."""
     phase, rows = target.recipe.phases[number], []
-    sizes = _sizes_to_show(target, number)
+    sizes = _choose_sizes(target, number)
     for zero in STAGES:
         needed = [target.bytes_needed(phase, zero, size) for size in sizes]
         cells = (f"{each / 1e9:,.1f}" + ("" if each <= target.room.usable else " !") for each in needed)
-        rows.append([_stage(target, zero), f"{target.memory(zero).device / 1e9:,.1f}", *cells])
-    return _table([f"{phase.name}: GB a GPU", "state", *(f"micro-batch {size}" for size in sizes)], rows)
+        rows.append([_name_stage(target, zero), f"{target.memory(zero).device / 1e9:,.1f}", *cells])
+    return _make_table([f"{phase.name}: GB a GPU", "state", *(f"micro-batch {size}" for size in sizes)], rows)
 
 
-def _sizes_to_show(target: Target, number: int) -> list[int]:
+def _choose_sizes(target: Target, number: int) -> list[int]:
     """The micro-batches around the largest that fits under any stage, a factor of two apart or more."""
     phase, spaced = target.recipe.phases[number], list[int]()
     for size in target.sizes(phase):
@@ -172,13 +177,13 @@ def _stage_table(plans: Iterable[Plan], hour_price: float | None) -> Table:
     for plan in plans:
         cells = [["does not fit"], [""], [""], [""]]
         if plan.fits:
-            cells = [list(column) for column in zip(*(_choice(plan, each) for each in plan.phases), strict=True)]
-        total = [_duration(plan.seconds), _price(plan, hour_price)] if plan.fits else ["", ""]
-        rows.append([_stage(plan.target, plan.zero), *map("\n".join, cells), *total])
-    return _table(["fastest of each", *columns, "time", "cost"], rows)
+            cells = [list(column) for column in zip(*(_list_choice(plan, each) for each in plan.phases), strict=True)]
+        total = [_format_duration(plan.seconds), _format_price(plan, hour_price)] if plan.fits else ["", ""]
+        rows.append([_name_stage(plan.target, plan.zero), *map("\n".join, cells), *total])
+    return _make_table(["fastest of each", *columns, "time", "cost"], rows)
 
 
-def _choice(plan: Plan, planned: PhasePlan) -> tuple[str, ...]:
+def _list_choice(plan: Plan, planned: PhasePlan) -> tuple[str, ...]:
     return (
         f"{planned.micro_batch} x {planned.accumulation}",
         f"{plan.target.bytes_needed(planned.phase, plan.zero, planned.micro_batch) / 1e9:,.1f}",
@@ -187,16 +192,16 @@ def _choice(plan: Plan, planned: PhasePlan) -> tuple[str, ...]:
     )
 
 
-def _advice(plans: Sequence[Plan]) -> Iterator[str]:
+def _advise(plans: Sequence[Plan]) -> Iterator[str]:
     """The recipe's own stage in words of the command line, and another where that is faster by what can be told."""
     own, *others = plans
-    yield f"to take: {_words(own)}"
+    yield f"to take: {_write_flags(own)}"
     faster = min((plan for plan in others if plan.fits), key=lambda plan: plan.step_seconds, default=own)
     if faster.step_seconds < (1 - TOLD) * own.step_seconds:
-        yield f"faster by {1 - faster.step_seconds / own.step_seconds:.0%}: {_words(faster)}"
+        yield f"faster by {1 - faster.step_seconds / own.step_seconds:.0%}: {_write_flags(faster)}"
 
 
-def _words(plan: Plan) -> str:
+def _write_flags(plan: Plan) -> str:
     sizes = (f"--phases.{number}.micro_batch {planned.micro_batch}" for number, planned in enumerate(plan.phases))
     return f"--parallel.zero {plan.zero} {' '.join(sizes)}"
 
@@ -207,11 +212,11 @@ def _step_table(plan: Plan) -> Table:
     for planned in plan.phases:
         parts = [getattr(planned.step, name) for name in PARTS]
         cells = [f"{seconds:.4f}" for seconds in (*parts, planned.step_seconds)]
-        rows.append([planned.phase.name, *cells, f"{planned.steps or 0:,.0f}", _duration(planned.seconds)])
-    return _table(["seconds of a step", *PARTS, "in all", "steps", "phase takes"], rows)
+        rows.append([planned.phase.name, *cells, f"{planned.steps or 0:,.0f}", _format_duration(planned.seconds)])
+    return _make_table(["seconds of a step", *PARTS, "in all", "steps", "phase takes"], rows)
 
 
-def _bar(step: StepTime) -> str:
+def _draw_bar(step: StepTime) -> str:
     """The parts of a step side by side; a part that is little still shows, where it is 1% at least."""
     shown = ""
     for name, letter in PARTS.items():
@@ -220,6 +225,6 @@ def _bar(step: StepTime) -> str:
     return shown
 
 
-def _price(plan: Plan, hour_price: float | None) -> str:
+def _format_price(plan: Plan, hour_price: float | None) -> str:
     """The price of all GPUs for the time of a plan; nothing where no price of an hour is given."""
     return "" if hour_price is None else f"{(plan.seconds or 0) / 3600 * plan.target.ranks * hour_price:,.0f}"

@@ -19,7 +19,7 @@ def format_seconds_left(seconds: float | None) -> list[str]:
     return [] if seconds is None else [f"{duration(seconds)} left"]
 
 
-def progress(title: str, done: int, total: int, seconds_left: float | None, width: int) -> Table:
+def draw_progress(title: str, done: int, total: int, seconds_left: float | None, width: int) -> Table:
     """How far a run is, in one line with a bar; without a bar where the total is 0, since the clock decides."""
     table, time_left = Table.grid(padding=(0, 1)), "".join(format_seconds_left(seconds_left))
     if not total:
@@ -31,7 +31,7 @@ def progress(title: str, done: int, total: int, seconds_left: float | None, widt
     return table
 
 
-def cropped(line: str) -> Text:
+def crop(line: str) -> Text:
     """A line of a panel, cut off where the terminal ends."""
     return Text(line, no_wrap=True, overflow="ellipsis")
 
@@ -43,17 +43,17 @@ class Waiting:
         self._what, self._begin = what, time.monotonic()
 
     def __rich__(self) -> Text:
-        return cropped(f"{self._what}: {duration(time.monotonic() - self._begin)}")
+        return crop(f"{self._what}: {duration(time.monotonic() - self._begin)}")
 
 
-def waiting(console: Console, what: str, active: bool = True) -> AbstractContextManager[object]:
+def show_waiting(console: Console, what: str, active: bool = True) -> AbstractContextManager[object]:
     """Shows in a terminal what takes its time and for how long already; `active` on one rank alone."""
     if not (active and console.is_terminal):
         return nullcontext()
     return Live(Waiting(what), console=console, transient=True)
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Three figures and a unit: 12.3k, 4.56M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:

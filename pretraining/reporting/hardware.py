@@ -21,7 +21,7 @@ def synchronize(device: torch.device | None) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_memory(device: torch.device) -> int:
+def read_peak_memory(device: torch.device) -> int:
     """The most bytes that this process has held: on its GPU, or in main memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
@@ -34,14 +34,14 @@ def peak_memory(device: torch.device) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def total_memory(device: torch.device) -> int:
+def read_total_memory(device: torch.device) -> int:
     """The bytes that the GPU has; on a CPU, those of the machine, or what this container or job may take of them."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_memory_limits()])
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_read_memory_limits()])
 
 
-def _memory_limits() -> Iterator[int]:
+def _read_memory_limits() -> Iterator[int]:
     """What Linux lets the groups that this process is in take of the memory, from the innermost outwards."""
     with suppress(OSError, StopIteration):  # another system, or an older one
         own = next(line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
@@ -51,7 +51,7 @@ def _memory_limits() -> Iterator[int]:
                 yield int(text)
 
 
-def matrix_rate(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:
+def measure_flops(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:
     """Floating-point operations a second of matrix products such as an encoder makes: the ceiling of a training step.
 
     A few shapes are tried, and the best of their medians counts; it takes about `budget` seconds.
@@ -59,10 +59,10 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -
     shapes = [(2048, 768, 3072), (2048, 1024, 4096)]  # pieces, from, to
     if device.type == "cuda":  # more pieces at once, until all of the GPU is at work
         shapes = [(16384, 768, 3072), (16384, 1024, 4096), (8192, 4096, 4096)]
-    return max(_product_rate(device, dtype, shape, budget / len(shapes)) for shape in shapes)
+    return max(_measure_product(device, dtype, shape, budget / len(shapes)) for shape in shapes)
 
 
-def _product_rate(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], budget: float) -> float:
+def _measure_product(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], budget: float) -> float:
     rows, inner, columns = shape
     left = torch.randn(rows, inner, device=device).to(dtype)
     weight = torch.randn(columns, inner, device=device).to(dtype)
@@ -73,17 +73,17 @@ def _product_rate(device: torch.device, dtype: torch.dtype, shape: tuple[int, in
         for _ in range(repeats):
             torch.nn.functional.linear(left, weight)
 
-    return 2.0 * rows * inner * columns * repeats / _median_seconds(device, multiply, budget)
+    return 2.0 * rows * inner * columns * repeats / _measure_seconds(device, multiply, budget)
 
 
-def memory_rate(device: torch.device, budget: float = 0.5) -> float:
+def measure_memory_bandwidth(device: torch.device, budget: float = 0.5) -> float:
     """Bytes a second that memory gives and takes when a large tensor is copied: the ceiling of what is no product."""
     source = torch.ones(1 << 28 if device.type == "cuda" else 1 << 26, device=device)  # larger than any cache
     copy = torch.empty_like(source)
-    return 2.0 * source.nbytes / _median_seconds(device, lambda: copy.copy_(source), budget)
+    return 2.0 * source.nbytes / _measure_seconds(device, lambda: copy.copy_(source), budget)
 
 
-def _median_seconds(device: torch.device, work: Callable[[], object], budget: float) -> float:
+def _measure_seconds(device: torch.device, work: Callable[[], object], budget: float) -> float:
     """What some work takes that is repeated for `budget` seconds; the first time, which warms up, does not count."""
     seconds: list[float] = []
     deadline = time.perf_counter() + budget

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from pretraining.reporting import figures
-from pretraining.reporting.metrics_file import METRICS, Logged, evaluations, step_records
+from pretraining.reporting.metrics_file import METRICS, Logged, read_evaluations, read_step_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,33 +29,33 @@ def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
     fails nothing. `called` has the names of losses, and what charts call them."""
     path = run / LOSS_CHART
     try:
-        trained, scored = step_records(run / METRICS, PLACES), list(evaluations(run / METRICS))
+        trained, scored = read_step_records(run / METRICS, PLACES), list(read_evaluations(run / METRICS))
         if len(trained) < least:
             drawn = f"python cluster/status.py {run} --charts draws it all the same"
             return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}; {drawn}"
-        figures.save(loss_chart(trained, scored, run.name, called), path)
+        figures.save(draw_chart(trained, scored, run.name, called), path)
     except Exception as error:  # a font, a full disk, a broken Matplotlib: the model is worth more than a chart
         return f"{path}: not drawn: {type(error).__name__}: {error}"
     return f"{path}: the losses of training and validation"
 
 
-def loss_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, called: Mapping[str, str]) -> Figure:
+def draw_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, called: Mapping[str, str]) -> Figure:
     """Every loss of the model in a plot of its own. A line stands where a phase begins."""
     names = [name for name in called if any(name in logged.figures for logged in trained)] or [*called][:1]
     figure = figures.new_figure(0.6 + 2.6 * len(names))
     plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(plots, names, strict=True):
-        steps, losses = _points(trained, name)
+        steps, losses = _list_points(trained, name)
         axes.plot(steps, losses, color=figures.BLUE, alpha=0.25, linewidth=0.6)
         average = figures.smooth(losses, 1 + len(losses) // 100)
         axes.plot(steps, average, color=figures.BLUE, linewidth=1.6, label="training, smoothed")
-        marked, held_out = _points(scored, name)
+        marked, held_out = _list_points(scored, name)
         if len(marked):
             style = {"color": figures.ORANGE, "marker": "o", "markersize": 4, "linewidth": 1.2}
             axes.plot(marked, held_out, label="validation", zorder=3, **style)
         axes.set(ylabel=called[name])
         axes.grid(alpha=0.3)
-        axes.set_ylim(*_limits(np.concatenate([average, held_out])))
+        axes.set_ylim(*_find_limits(np.concatenate([average, held_out])))
         _mark_phases(axes, trained)
     plots[0].legend(frameon=False)
     plots[-1].set(xlabel="step")
@@ -63,14 +63,14 @@ def loss_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, 
     return figure
 
 
-def _points(records: Sequence[Logged], name: str) -> tuple[Array, Array]:
+def _list_points(records: Sequence[Logged], name: str) -> tuple[Array, Array]:
     """Where a loss is known, and what it is; what is no number is left out."""
     pairs = [(logged.step, logged.figures[name]) for logged in records if name in logged.figures]
     found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
-def _limits(losses: Array) -> tuple[float, float]:
+def _find_limits(losses: Array) -> tuple[float, float]:
     """The range in which a loss is drawn: single leaps of training do not press all else together."""
     low, high = (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 1.0)
     room = 0.08 * (high - low) or 0.1

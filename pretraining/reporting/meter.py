@@ -11,7 +11,7 @@ from typing import TypedDict
 import torch
 import torch.distributed as dist
 
-from pretraining.reporting.hardware import peak_memory, synchronize
+from pretraining.reporting.hardware import read_peak_memory, synchronize
 
 NEWEST_SHARE = 0.3
 """How much the newest interval counts in the pace that the time left is reckoned with; older ones fade away."""
@@ -98,7 +98,7 @@ class Meter:
         ceiling: float | None = None,
         watch: Stopwatch | None = None,
     ) -> None:
-        """`ceiling` is this rank's `matrix_rate`; all ranks give one or none does."""
+        """`ceiling` is this rank's `measure_flops`; all ranks give one or none does."""
         self._device, self._ceiling = device, ceiling
         self.watch = watch or Stopwatch(device)
         self._sum_names, self._count_names = tuple(sums), (*counts, "pieces", "padded", "flops", "waited")
@@ -151,7 +151,7 @@ class Meter:
         self.watch.lap(self._earlier)
         self._earlier = 0.0
 
-    def so_far(self, flops_left: float | None, seconds_left: float | None) -> tuple[float | None, float | None]:
+    def estimate(self, flops_left: float | None, seconds_left: float | None) -> tuple[float | None, float | None]:
         """Returns the pieces a second of the interval, None before its first step, and the seconds left.
 
         They are estimates from what the host of this rank knows, as if all ranks had as many pieces: neither the GPU
@@ -196,7 +196,7 @@ class Meter:
         """Totals over ranks, the largest memory of a rank, and how many ranks there are, in one small all-reduce."""
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         memory = torch.zeros(ranks, dtype=torch.float64)  # a place for each rank: their sum is all, not a sum
-        memory[dist.get_rank() if ranks > 1 else 0] = peak_memory(self._device)
+        memory[dist.get_rank() if ranks > 1 else 0] = read_peak_memory(self._device)
         counts = torch.tensor([*self._counts.values(), self._ceiling or 0.0], dtype=torch.float64)
         vector = torch.cat([self._sums, torch.cat([counts, memory]).to(self._device)])
         if ranks > 1:

@@ -35,26 +35,26 @@ class Logged(NamedTuple):
         return cls(int(figures["step"]), phase if isinstance(phase, int) else 0, figures)
 
 
-def newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
+def read_newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
     """The newest record of each kind, by its kind; of those older than some 3,000 lines, none."""
     found: dict[str, dict[str, Any]] = {}
     with path.open("rb") as file:
         size = file.seek(0, 2)
         for reach in REACHES:
             begin = max(0, size - reach)
-            found = {str(record.get("kind")): record for record in _records(file, begin, size)}
+            found = {str(record.get("kind")): record for record in _read_records(file, begin, size)}
             if not begin or found.keys() >= set(kinds):
                 break
     return {kind: found[kind] for kind in kinds if kind in found}
 
 
-def all_records(path: Path) -> Iterator[dict[str, Any]]:
+def read_all_records(path: Path) -> Iterator[dict[str, Any]]:
     """All records of a file that is not long, if it is there."""
     with suppress(FileNotFoundError), path.open("rb") as file:
-        yield from _records(file, 0, file.seek(0, 2))
+        yield from _read_records(file, 0, file.seek(0, 2))
 
 
-def evaluations(path: Path) -> Iterator[Logged]:
+def read_evaluations(path: Path) -> Iterator[Logged]:
     """All records of validation, which are few: every other line is passed over unread."""
     with path.open("rb") as file:
         for line in file:
@@ -63,7 +63,7 @@ def evaluations(path: Path) -> Iterator[Logged]:
                     yield Logged.from_record(json.loads(line))
 
 
-def step_records(path: Path, places: int) -> list[Logged]:
+def read_step_records(path: Path, places: int) -> list[Logged]:
     """The logged steps of the whole run that have a loss; of steps that were done again, the last.
 
     A long file is read at so many places alone, 4 kB at each: with 200 places, about 1,000 lines of 1,000,000. A leap
@@ -77,7 +77,7 @@ def step_records(path: Path, places: int) -> list[Logged]:
             begins = [(size - SAMPLE) * place // (places - 1) for place in range(places)]
             stretches = [(begin, begin + SAMPLE) for begin in begins]
         for begin, end in stretches:
-            for record in _records(file, begin, end):
+            for record in _read_records(file, begin, end):
                 step, loss = record.get("step"), record.get("loss")
                 if record.get("kind") == "step" and isinstance(step, int) and isinstance(loss, int | float):
                     while curve and curve[-1].step >= step:
@@ -86,7 +86,7 @@ def step_records(path: Path, places: int) -> list[Logged]:
     return curve
 
 
-def _records(file: BinaryIO, begin: int, end: int) -> Iterator[dict[str, Any]]:
+def _read_records(file: BinaryIO, begin: int, end: int) -> Iterator[dict[str, Any]]:
     """The records whose lines lie wholly in a stretch of the file; damaged lines are left out."""
     file.seek(begin)
     lines = file.read(end - begin).split(b"\n")

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rich.console import Group, RenderableType
 
-from pretraining.reporting.console import Waiting, cropped, format_seconds_left, number, progress
+from pretraining.reporting.console import Waiting, crop, draw_progress, format_number, format_seconds_left
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.run_log import Record
 
@@ -60,18 +60,18 @@ class StepRecord(LearningRecord):
 
     def line(self) -> str:
         """At most 165 columns for the numbers that runs have."""
-        done = steps_done(self.step, self.total_steps)
+        done = format_steps(self.step, self.total_steps)
         return "  ".join([done, self._losses(), *self._pace(), *format_seconds_left(self.speed.seconds_left)])
 
     def panel(self, width: int) -> Group:
         """Three lines, for terminals of 80 columns and more."""
-        head = step_bar(self.step, self.total_steps, self.phase, self.phases, self.speed.seconds_left, width)
+        head = draw_steps(self.step, self.total_steps, self.phase, self.phases, self.speed.seconds_left, width)
         return Group(head, *self.details())
 
     def details(self) -> list[RenderableType]:
         """The lines of the panel that say how well and how fast it goes."""
         pace = "  ".join([*self._pace(), f"{self.speed.peak_memory_bytes / 1e9:.1f} GB"])
-        return [cropped(f"  {self._losses()}"), cropped(f"  {pace}")]
+        return [crop(f"  {self._losses()}"), crop(f"  {pace}")]
 
     def _losses(self) -> str:
         return "  ".join([f"loss {self.loss:.4f}", *self.said])
@@ -82,7 +82,7 @@ class StepRecord(LearningRecord):
             f"rate {self.learning_rate:.2e}",
             *([] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]),
             *([] if self.loss_scale is None else [f"scale {self.loss_scale:g}"]),
-            f"{number(self.speed.pieces_per_second)} pieces/s",
+            f"{format_number(self.speed.pieces_per_second)} pieces/s",
             *([] if self.speed.flops_utilisation is None else [f"use {self.speed.flops_utilisation:.0%}"]),
             f"wait {self.speed.waiting_for_data:.0%}",
         ]
@@ -117,27 +117,29 @@ class Progress:
         return self.pieces_per_second is not None
 
     def line(self) -> str:
-        done, follow = steps_done(self.step, self.total_steps), f"losses follow at step {self.next_record:,}"
+        done, follow = format_steps(self.step, self.total_steps), f"losses follow at step {self.next_record:,}"
         return "  ".join([done, *self._pace(), *format_seconds_left(self.seconds_left), follow])
 
     def panel(self, width: int) -> Group:
         """Three lines, or four once there are losses, the last says how long the present work goes on."""
-        head = step_bar(self.step, self.total_steps, self.phase, self.phases, self.seconds_left, width)
-        first = cropped("  " + "  ".join([*self._pace(), f"losses follow at step {self.next_record:,}"]))
+        head = draw_steps(self.step, self.total_steps, self.phase, self.phases, self.seconds_left, width)
+        first = crop("  " + "  ".join([*self._pace(), f"losses follow at step {self.next_record:,}"]))
         return Group(head, *([first] if self.latest is None else self.latest.details()), Waiting(f"  {self.doing}"))
 
     def _pace(self) -> list[str]:
-        return [] if self.pieces_per_second is None else [f"{number(self.pieces_per_second)} pieces/s"]
+        return [] if self.pieces_per_second is None else [f"{format_number(self.pieces_per_second)} pieces/s"]
 
 
-def steps_done(step: int, total: int) -> str:
+def format_steps(step: int, total: int) -> str:
     """How many of its steps a run has done, as wide as it will ever be."""
     return f"{step:>{len(str(total))}}/{total}" if total else f"{step:>6}"
 
 
-def step_bar(step: int, total: int, phase: int, phases: int, seconds_left: float | None, width: int) -> RenderableType:
+def draw_steps(
+    step: int, total: int, phase: int, phases: int, seconds_left: float | None, width: int
+) -> RenderableType:
     """How many of its steps a run has done, in which of its phases."""
-    return progress(f"phase {phase} of {phases}  step" if phases > 1 else "step", step, total, seconds_left, width)
+    return draw_progress(f"phase {phase} of {phases}  step" if phases > 1 else "step", step, total, seconds_left, width)
 
 
 @dataclass(frozen=True)

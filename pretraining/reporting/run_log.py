@@ -138,7 +138,7 @@ class RunLog:
         """Writes a record to the file, to TensorBoard and to the console at once."""
         if not self._active:
             return
-        plain = {name: _plain(value) for name, value in record.figures().items()}
+        plain = {name: _drop_infinite(value) for name, value in record.figures().items()}
         self._write_line({"kind": record.kind, **plain, "time": round(time.time(), 3)})
         if self._events is not None:
             with _as_user_error(self._events_folder):
@@ -212,7 +212,7 @@ def _as_user_error(what: object) -> Iterator[None]:
         ) from error
 
 
-def _plain(value: float | None) -> float | None:
+def _drop_infinite(value: float | None) -> float | None:
     """The value as JSON can have it, which knows no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -231,14 +231,14 @@ def cut_metrics(path: Path, first_step: int, last_steps: Mapping[str, int] | Non
     kept = []
     for number, line in enumerate(lines, 1):
         if line:
-            kind, step = _kind_and_step(path, number, line)
+            kind, step = _parse_kind_and_step(path, number, line)
             kept += [line] if step < first_step and step <= last.get(kind, step) else []
     if torn or len(kept) < len(lines):
         with replacing(path) as file:
             file.writelines(line + b"\n" for line in kept)
 
 
-def _kind_and_step(path: Path, number: int, line: bytes) -> tuple[str, int]:
+def _parse_kind_and_step(path: Path, number: int, line: bytes) -> tuple[str, int]:
     try:
         record = json.loads(line)
         return str(record.get("kind")), int(record["step"])

@@ -11,7 +11,7 @@ import torch
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import MASK
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import find_objective
 from pretraining.scoring.sentences import PREDICTS_PIECES, Sentences, require_pieces
@@ -25,19 +25,19 @@ class Filling(NamedTuple):
 
 
 @torch.inference_mode()
-def fill(model: Model, text: str, best: int, device: torch.device) -> list[list[Filling]]:
+def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -> list[list[Filling]]:
     """The likeliest pieces for every [MASK] of a text, the likeliest first."""
     parts = text.split(MASK)
     if len(parts) < 2:
         raise UserError(f"--fill {text!r}: has no {MASK}, which stands for what the model is to say")
-    bert = model.pretrained()
+    bert = model.build_pretrained()
     require_pieces(bert)
     if bert.shape.one_way:
         raise UserError(
             f"--fill: {model.name} {find_objective(bert.shape).learns}, and has never seen a {MASK}; name a model that "
             "learned from masked pieces"
         )
-    sentence, masks = with_masks(parts, model)
+    sentence, masks = insert_masks(parts, model)
     length = len(sentence.pieces)
     if length > bert.shape.positions:
         raise UserError(f"--fill: the text has {length} pieces, and {model.name} {bert.shape.positions} positions")
@@ -50,7 +50,7 @@ def fill(model: Model, text: str, best: int, device: torch.device) -> list[list[
     return [[Filling(pieces[piece], share) for piece, share in zip(*row, strict=True)] for row in rows]
 
 
-def with_masks(parts: Sequence[str], model: Model) -> tuple[Sentences, Array]:
+def insert_masks(parts: Sequence[str], model: StoredModel) -> tuple[Sentences, Array]:
     """A sentence of parts that are joined by [MASK], and where its masks stand."""
     from data_prep.vocabulary.wordpiece import FastWordPiece  # compiled by numba, which training does without
 

@@ -75,23 +75,25 @@ class Asked:
             longest=longest,
         )
 
-    def left_out(self) -> Iterator[str]:
+    def list_left_out(self) -> Iterator[str]:
         """Lines on pairs without a score."""
         if self.too_long:
             yield f"pairs with more than {self.longest} pieces in a sentence: {self.too_long:,}; they are left out"
         if self.without_pieces:
             yield f"pairs with no piece in a sentence: {self.without_pieces:,}; they are left out"
 
-    def doubts(self) -> Iterator[str]:
+    def list_doubts(self) -> Iterator[str]:
         """Lines on all that say nothing of the model."""
-        yield from self.left_out()
+        yield from self.list_left_out()
         if self.equal:
             yield f"pairs of two equal sentences: {self.equal:,}; they count as wrong"
 
     def require_telling(self, where: str) -> None:
         """Raises UserError where no pair is left that says anything."""
         if not self.telling:
-            said = "\n".join([f"{where}: none of its {self.pairs:,} pairs says anything of this model", *self.doubts()])
+            said = "\n".join(
+                [f"{where}: none of its {self.pairs:,} pairs says anything of this model", *self.list_doubts()]
+            )
             raise UserError(f"{said}\nname a file with other pairs, or a model with more positions")
 
 
@@ -118,7 +120,7 @@ def take_pairs(pairs: Iterable[Pair], count: int) -> list[Pair]:
     return taken
 
 
-def sentences_of(pairs: Sequence[Pair]) -> list[str]:
+def list_sentences(pairs: Sequence[Pair]) -> list[str]:
     """The good sentence and the bad one of every pair, one pair after another."""
     return [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
 
@@ -135,7 +137,7 @@ def are_scored(scores: Array) -> Array:
     return scored
 
 
-def tallies(names: Sequence[str], right: Array, scored: Array) -> dict[str, Tally]:
+def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, Tally]:
     """Counts right pairs by names, such as their paradigms, in the order of the names; what was not scored is left
     out."""
     kinds, numbers = np.unique(np.array(names, dtype=object), return_inverse=True)
@@ -146,6 +148,6 @@ def tallies(names: Sequence[str], right: Array, scored: Array) -> dict[str, Tall
     return dict(sorted(found.items(), key=lambda item: first[item[0]]))
 
 
-def parted(pairs: Sequence[Pair], size: int) -> Iterator[Sequence[Pair]]:
+def split_pairs(pairs: Sequence[Pair], size: int) -> Iterator[Sequence[Pair]]:
     """Cuts pairs into parts of a size, in their order."""
     return (pairs[begin : begin + size] for begin in range(0, len(pairs), size))

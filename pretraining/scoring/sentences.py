@@ -77,7 +77,7 @@ Question = tuple[PretrainingBatch, Array]
 """A batch for a model, and the number of the sentence of each piece that it asks for."""
 
 
-def masked_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int) -> Question:
+def mask_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int) -> Question:
     """A copy of its sentence for every wanted piece, in which it and the later pieces of its word are masked.
 
     `wanted` are places among all pieces; `continues` says of every piece of the vocabulary whether it goes on with a
@@ -97,7 +97,7 @@ def masked_copies(sentences: Sentences, wanted: Array, continues: Array, mask: i
     return batch, sentence
 
 
-def one_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special) -> Question:
+def make_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special) -> Question:
     """Some of the sentences as a model of one direction learns from them, which is not asked for [CLS] and [SEP]."""
     chosen = sentences.take(numbers)
     batch = find_objective(model.shape).batch(chosen.rows())
@@ -188,9 +188,9 @@ class Scorer:
     def score_part(self, sentences: Sentences, part: Array) -> tuple[Array, Array]:
         """The numbers of sentences, once for every piece that a part asks for, and the log-probabilities of these."""
         if self._served is None:
-            batch, numbers = one_pass(self.model, sentences, part, self.vocabulary.special)
+            batch, numbers = make_pass(self.model, sentences, part, self.vocabulary.special)
         else:
-            batch, numbers = masked_copies(sentences, part, self.vocabulary.continues, self.vocabulary.special.mask)
+            batch, numbers = mask_copies(sentences, part, self.vocabulary.continues, self.vocabulary.special.mask)
         batch, model, served = batch.to(self.device), self.model, self._served
         states = model.encode(batch, batch.chosen) if served is None else served.one(batch, batch.chosen)
         found = model.head(PREDICTS_PIECES).log_probabilities(states, model.embeddings.word.weight, batch.labels)

@@ -21,7 +21,7 @@ from data_prep.common.errors import UserError
 from data_prep.settings import SHORTEST
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.model.batch import PretrainingBatch
@@ -60,7 +60,7 @@ class ShardScores:
     """what is not scored, and why"""
 
 
-def add_up(
+def sum_losses(
     objective: Objective,
     shape: Shape,
     forward: Callable[[PretrainingBatch], Any],
@@ -77,16 +77,16 @@ def add_up(
 
 
 def score_shards(
-    model: Model, folder: Path, split: Split, length: int | None, limit: int | None, device: torch.device
+    model: StoredModel, folder: Path, split: Split, length: int | None, limit: int | None, device: torch.device
 ) -> ShardScores:
     """Scores a model, in fp32, on the examples of shards, or the first of them."""
     manifest = Manifest.read(folder)
     manifest.require_examples(folder)
     require_vocabulary(manifest, model, folder)
-    bert = model.pretrained()
+    bert = model.build_pretrained()
     trained = model.trained or bert.shape.positions
-    length = require_length(length or longest_for(manifest, trained, folder), model.name, bert.shape.positions)
-    bert, notes = for_data(bert, manifest, folder)
+    length = require_length(length or choose_length(manifest, trained, folder), model.name, bert.shape.positions)
+    bert, notes = fit_to_data(bert, manifest, folder)
     if length > trained:
         notes.append(f"length {length} is more than {model.name} was trained on, {trained} pieces")
     bert = bert.float().to(device).eval()
@@ -100,7 +100,7 @@ def score_shards(
             yield batch, counts
 
     with torch.inference_mode():
-        found = add_up(objective, bert.shape, bits.forward, read(), device)
+        found = sum_losses(objective, bert.shape, bits.forward, read(), device)
     totals = dict(zip((*objective.sums(bert.shape), *COUNTS), found.tolist(), strict=True))
     figures = objective.score(objective.measure(totals)) if totals["predictions"] else {}
     if not figures:
@@ -114,7 +114,7 @@ def score_shards(
         examples=int(totals["sequences"]),
         predictions=int(totals["predictions"]),
         characters=bits.characters,
-        bits_per_character=bits.per_character(totals),
+        bits_per_character=bits.count_per_character(totals),
         left_out=bits.left_out,
         figures=figures,
         said=objective.describe_figures(figures) if figures else [],
@@ -122,7 +122,7 @@ def score_shards(
     )
 
 
-def require_vocabulary(manifest: Manifest, model: Model, folder: Path) -> None:
+def require_vocabulary(manifest: Manifest, model: StoredModel, folder: Path) -> None:
     """Refuses shards of another vocabulary than the model's."""
     if manifest.vocabulary.sha256 != model.vocabulary.sha256:
         raise UserError(
@@ -138,7 +138,7 @@ def require_length(length: int, name: str, positions: int) -> int:
     return length
 
 
-def longest_for(manifest: Manifest, trained: int, folder: Path) -> int:
+def choose_length(manifest: Manifest, trained: int, folder: Path) -> int:
     """The longest of the lengths of shards that a model was trained on; the shortest is cut where none is."""
     lengths = manifest.lengths()
     if not lengths:
@@ -146,7 +146,7 @@ def longest_for(manifest: Manifest, trained: int, folder: Path) -> int:
     return max([length for length in lengths if length <= trained], default=max(trained, SHORTEST))
 
 
-def for_data(model: Bert, manifest: Manifest, folder: Path) -> tuple[Bert, list[str]]:
+def fit_to_data(model: Bert, manifest: Manifest, folder: Path) -> tuple[Bert, list[str]]:
     """The model as this data can ask it, with lines on what it cannot: without pairs nothing is asked of them."""
     shape, objective = model.shape, find_objective(model.shape)
     if not shape.pairs or manifest.has_pairs:
@@ -165,7 +165,7 @@ class Bits:
 
     def __init__(self, model: Bert, objective: Objective, vocabulary: Vocabulary) -> None:
         self._model, self._objective = model, objective
-        self._letters, self._special = characters_of(vocabulary), vocabulary.special
+        self._letters, self._special = count_characters(vocabulary), vocabulary.special
         self._times = np.zeros(len(vocabulary), np.int64)
         self._nats = torch.zeros((), dtype=torch.float64)
 
@@ -196,13 +196,13 @@ class Bits:
         times = self._times[list(self._special)].tolist()
         return {piece: count for piece, count in zip(SPECIAL, times, strict=True) if count}
 
-    def per_character(self, totals: Mapping[str, float]) -> float | None:
+    def count_per_character(self, totals: Mapping[str, float]) -> float | None:
         """Bits a character, by the totals of the sums of the objective; None where no character was asked for."""
         if self._objective.sum_of_pieces is None or not self.characters:
             return None
         return (totals[self._objective.sum_of_pieces] - float(self._nats)) / math.log(2) / self.characters
 
 
-def characters_of(vocabulary: Vocabulary) -> Array:
+def count_characters(vocabulary: Vocabulary) -> Array:
     """(pieces,) the characters of every piece, without `##`; what stands for no text has none."""
     return np.array([0 if piece in SPECIAL else len(piece.removeprefix("##")) for piece in vocabulary.pieces])

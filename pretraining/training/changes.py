@@ -12,7 +12,7 @@ from typing import Any
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import EXPORT
 from pretraining.checkpoint.state import RunRecord, Saved
-from pretraining.checkpoint.writing import making
+from pretraining.checkpoint.writing import describe_making
 from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
@@ -30,7 +30,7 @@ FOLDERS = ("--out", "--init", "--base_model", "--base-model")
 """Options of a command that name what a run begins with, and where it goes."""
 
 
-def continued(request: Request, latest: Saved) -> Request:
+def continue_run(request: Request, latest: Saved) -> Request:
     """The request as the run goes on with it: its base model and licence are kept where the command names none.
 
     Raises UserError for what the run cannot be continued with, and for what asks a finished run for more.
@@ -52,17 +52,17 @@ def require_continuation(latest: Saved, request: Request) -> None:
     if run.is_trained:
         then, now = run.data.fingerprint, request.manifest.fingerprint
         changes = select_different([("the fingerprint of the data", then[:12], now[:12])])
-        if changes := [*changes, *changes_of_training(before, recipe)]:
-            cure = _cure_of_trained(latest, request, changes)
-            raise UserError(_told(f"--out {request.out}: is trained to its end", changes, cure))
+        if changes := [*changes, *list_training_changes(before, recipe)]:
+            cure = _find_cure(latest, request, changes)
+            raise UserError(_write_message(f"--out {request.out}: is trained to its end", changes, cure))
         return
     require_data(run, request)
     settings: list[Change] = [
-        *_called(shape.differences(request.shape), request),
+        *_name_changes(shape.differences(request.shape), request),
         (BASE_MODEL, before.base_model or NOT_SET, recipe.base_model or NOT_SET),
         ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
-        ("the phases", _names(before), _names(recipe)),
-        *lengths_of_done_phases(run.state.phase, before, recipe),
+        ("the phases", _name_phases(before), _name_phases(recipe)),
+        *compare_done_phases(run.state.phase, before, recipe),
     ]
     if run.state.phase_step and run.state.phase < len(recipe.phases):  # in a phase, the order of the data stays
         settings.append(("seed", before.seed, recipe.seed))
@@ -71,11 +71,11 @@ def require_continuation(latest: Saved, request: Request) -> None:
             settings.append((f"phases.{run.state.phase}.{name}", then, now))
     if changes := select_different(settings):
         by_data = shape.pairs != request.shape.pairs and before.objective == recipe.objective  # which nobody can give
-        cure = _new_run(latest, request) if by_data else "give what was, or name a new folder"
-        raise UserError(_told(f"--out {request.out}: cannot go on with this recipe", changes, cure))
+        cure = _suggest_new_run(latest, request) if by_data else "give what was, or name a new folder"
+        raise UserError(_write_message(f"--out {request.out}: cannot go on with this recipe", changes, cure))
 
 
-def _called(changes: Iterable[Change], request: Request) -> Iterator[Change]:
+def _name_changes(changes: Iterable[Change], request: Request) -> Iterator[Change]:
     """Differences of shapes by what users call them, which for those of a recipe is their name there."""
     names = {
         "vocabulary": "pieces of the vocabulary",
@@ -107,58 +107,58 @@ def has_vocabulary(run: RunRecord, request: Request) -> bool:
     return run.data.vocabulary == request.manifest.vocabulary.sha256
 
 
-def changes_of_training(before: Recipe, recipe: Recipe) -> list[Change]:
+def list_training_changes(before: Recipe, recipe: Recipe) -> list[Change]:
     """Lists all that makes a recipe another training, and not the same one done in another way."""
-    changes = differing(before, recipe)
+    changes = compare_recipes(before, recipe)
     return [each for each in changes if each[0].partition(".")[0] not in HOW and not each[0].endswith(".micro_batch")]
 
 
-def lengths_of_done_phases(done: int, before: Recipe, recipe: Recipe) -> Iterator[Change]:
+def compare_done_phases(done: int, before: Recipe, recipe: Recipe) -> Iterator[Change]:
     """Compares how long the phases are that the run has behind it: they are not trained again."""
     for number in range(min(done, len(recipe.phases))):
         given = before.phases[number].steps is not None and recipe.phases[number].steps is not None
         name = f"phases.{number}.steps" if given else f"the length of phases.{number}"
-        yield f"{name} (which is done)", _length(before, number), _length(recipe, number)
+        yield f"{name} (which is done)", _describe_length(before, number), _describe_length(recipe, number)
 
 
-def _length(recipe: Recipe, number: int) -> str:
+def _describe_length(recipe: Recipe, number: int) -> str:
     steps, seconds = recipe.phase_steps(), recipe.phase_seconds()
     if steps is not None:
         return f"{steps[number]}"
     return f"{seconds[number] / 3600:g} hours" if seconds is not None else "not known"
 
 
-def _names(recipe: Recipe) -> str:
+def _name_phases(recipe: Recipe) -> str:
     return ", ".join(phase.name for phase in recipe.phases)
 
 
-def _told(what: str, changes: Sequence[Change], cure: str) -> str:
+def _write_message(what: str, changes: Sequence[Change], cure: str) -> str:
     return "\n".join([what, *(f"  {name} was {then}, now {now}" for name, then, now in changes), cure])
 
 
-def _cure_of_trained(latest: Saved, request: Request, changes: Sequence[Change]) -> str:
+def _find_cure(latest: Saved, request: Request, changes: Sequence[Change]) -> str:
     """How a finished run is trained on: by a new one, if that can take its weights; a licence needs no training."""
     names = [name for name, _, _ in changes]
     if names == [LICENCE]:
         words = ["python", "pretraining/export.py", str(request.out), "--out", str(request.out / EXPORT)]
         return "to write it into the model card: " + shlex.join([*words, "--licence", changes[0][2]])
-    return "name a new folder" if BASE_MODEL in names else _new_run(latest, request)
+    return "name a new folder" if BASE_MODEL in names else _suggest_new_run(latest, request)
 
 
-def _new_run(latest: Saved, request: Request) -> str:
+def _suggest_new_run(latest: Saved, request: Request) -> str:
     """The words that start a new run with the weights of this one, whatever launcher stands before them."""
     sizes = [name for name, _, _ in latest.record.shape.differences(request.shape) if name != "pairs"]
     if sizes or not has_vocabulary(latest.run, request):
         return "name a new folder"
     new = next(path for path in map("{}-{}".format, [request.out] * 99, count(2)) if not Path(path).exists())
-    words, typed = ["--init", str(request.out), "--out", new], options(request.command, FOLDERS)
+    words, typed = ["--init", str(request.out), "--out", new], find_options(request.command, FOLDERS)
     return (
         "to train on, start a new run with its weights, which does all phases of its recipe: the same command with\n"
         f"  {shlex.join(words)}\nin place of\n  {shlex.join(typed)}"
     )
 
 
-def options(words: Sequence[str], names: Sequence[str]) -> list[str]:
+def find_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
     """The words of a command that are some options and their values."""
     found: list[str] = []
     rest = iter(words)
@@ -170,7 +170,7 @@ def options(words: Sequence[str], names: Sequence[str]) -> list[str]:
     return found
 
 
-def what_has_changed(latest: Saved, request: Request, context: Context, engine: Engine) -> list[str]:
+def list_changes(latest: Saved, request: Request, context: Context, engine: Engine) -> list[str]:
     """Lists what is otherwise than in the checkpoint, and may be."""
     made_by, run = latest.record.made_by, latest.run
     ranks: list[Change] = [
@@ -178,12 +178,12 @@ def what_has_changed(latest: Saved, request: Request, context: Context, engine: 
         ("parallel.zero", made_by.zero, engine.zero),
         ("precision.dtype", made_by.dtype, name_dtype(engine.dtype)),
     ]
-    now = making(engine, context.world.size)
+    now = describe_making(engine, context.world.size)
     if made_by.ranks == now.ranks and made_by.threads and now.threads:  # both on CPUs
         ranks += [("threads of a rank", made_by.threads, now.threads), ("kernels", made_by.kernels, now.kernels)]
     told = {name for name, _, _ in ranks}
     changes = select_different(ranks)
-    changes += [change for change in differing(run.recipe, request.recipe) if change[0] not in told]
+    changes += [change for change in compare_recipes(run.recipe, request.recipe) if change[0] not in told]
     done = tuple(f"phases.{number}." for number in range(run.state.phase))
     return [
         f"{name} {then} -> {now}" + (" (that phase is done)" if name.startswith(done) else "")
@@ -191,9 +191,9 @@ def what_has_changed(latest: Saved, request: Request, context: Context, engine: 
     ]
 
 
-def differing(then: Recipe, now: Recipe) -> list[Change]:
+def compare_recipes(then: Recipe, now: Recipe) -> list[Change]:
     """The values in which two recipes differ, by their dotted names."""
-    before, here = dict(_flattened(then.as_dict())), dict(_flattened(now.as_dict()))
+    before, here = dict(_flatten(then.as_dict())), dict(_flatten(now.as_dict()))
     names = sorted({*before, *here})
     return select_different((name, before.get(name, NOT_SET), here.get(name, NOT_SET)) for name in names)
 
@@ -203,7 +203,7 @@ def select_different(values: Iterable[Change]) -> list[Change]:
     return [(name, then, now) for name, then, now in values if then != now]
 
 
-def _flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
     """The values of nested tables and lists of tables, by their dotted names."""
     if isinstance(table, list) and table and isinstance(table[0], dict):
         table = dict(enumerate(table))
@@ -211,4 +211,4 @@ def _flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         yield above, table
         return
     for name, value in table.items():
-        yield from _flattened(value, f"{above}.{name}" if above else str(name))
+        yield from _flatten(value, f"{above}.{name}" if above else str(name))

@@ -22,7 +22,7 @@ from pretraining.checkpoint.record import EXPORT, TOKENIZER
 from pretraining.checkpoint.state import RunRecord
 from pretraining.config.settings import check_licence
 from pretraining.huggingface import folders
-from pretraining.huggingface.model_card import Provenance, model_card, read_front_matter, warn_of_classifiers
+from pretraining.huggingface.model_card import Provenance, make_model_card, read_front_matter, warn_of_classifiers
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, repeat_segment
 from pretraining.model.shape import DROPOUT, Shape
@@ -109,18 +109,18 @@ def export(
             model.shape,
             model.weights,
             vocabulary,
-            model_card(model.shape, out, model.length, licence or model.licence, model.made),
+            make_model_card(model.shape, out, model.length, licence or model.licence, model.made),
             dtype,
             model.length,
             check=lambda folder: results.extend(verify_export(folder, model.shape, written)),
         )
     readers, differences = zip(*results, strict=True)
-    warning = _other_licence(model, licence)
+    warning = _warn_of_licence(model, licence)
     remark, parameters = warn_of_classifiers(model.shape), num_parameters(model.shape)
     return Exported(out, parameters, max(differences), readers, model.left_out, remark, warning)
 
 
-def _other_licence(model: Exportable, licence: str | None) -> str:
+def _warn_of_licence(model: Exportable, licence: str | None) -> str:
     """Warns where the card names another licence than the model has, or the one that it began with."""
     base = model.made.base if model.made else None
     theirs = base.licence if base else model.licence
@@ -151,22 +151,22 @@ def _read_transformers(source: Path) -> Exportable:
     left_out = []
     if lacking:
         shape = replace(shape, pairs=False)
-        weights, heads = with_heads_of(shape, weights)
+        weights, heads = select_heads(shape, weights)
         left_out += [f"{heads}, half of {objective.pairs_head}"] * bool(heads)
-    if files := folders.files_of_sentences(source):
+    if files := folders.list_sentence_files(source):
         left_out.append(f"{', '.join(files)}, for vectors of sentences")
     licence, length = read_front_matter(source / folders.CARD, "license"), folders.read_length(source, shape)
     return Exportable(shape, weights, source, length, licence, "; ".join(left_out))
 
 
-def with_heads_of(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+def select_heads(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """Keeps the weights that an export of this shape has, and names the heads that it lacks."""
     wanted = {weight.ours for weight in list_weights(shape)}
     heads = dict.fromkeys(name.partition(".")[0] for name in weights if name not in wanted)
     return {name: weight for name, weight in weights.items() if name in wanted}, " and ".join(heads)
 
 
-def trained_with(run: RunRecord, shape: Shape) -> str:
+def describe_training(run: RunRecord, shape: Shape) -> str:
     """The settings of the phases that a run has begun, as TOML for the model card: how they were done is left out."""
     state, recipe = run.state, run.recipe.as_dict()
     begun = recipe["phases"][: state.phase + (state.phase_step > 0)]
@@ -188,10 +188,10 @@ def _read_run(source: Path, checkpoint: str | None) -> Exportable:
     state = run.state
     if state.trained_segments == 1:
         weights = repeat_segment(weights)
-    weights, unknown = with_heads_of(shape, weights)
+    weights, unknown = select_heads(shape, weights)
     made = Provenance(
         run.data,
-        trained_with(run, shape),
+        describe_training(run, shape),
         run.scores,
         step=state.step,
         examples_seen=state.examples_seen,

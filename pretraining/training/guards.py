@@ -89,7 +89,7 @@ class Guard:
         self.losses.append(loss)
         return False
 
-    def leapt(self) -> float | None:
+    def find_leap(self) -> float | None:
         """Returns the last step's loss if it exceeds the median of the losses before it by the spike limit, else None.
 
         Unlike `leaps`, one loss before it is enough: this only bars a checkpoint from rollbacks. All ranks call it.
@@ -105,7 +105,7 @@ class Guard:
         self.recent.clear()
 
 
-def first_of(findings: Iterable[Finding | None]) -> Finding:
+def choose_first(findings: Iterable[Finding | None]) -> Finding:
     """Chooses the finding to report: that of the first step, and there a loss before a gradient."""
     return min((found for found in findings if found is not None), key=lambda found: (found.step, found.gradient))
 

@@ -25,11 +25,11 @@ from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import build_model, find_objective
-from pretraining.planning.memory import CPU_PIECES, MARGIN, Heaviest, Room, largest_that_fits
+from pretraining.planning.memory import CPU_PIECES, MARGIN, Heaviest, Room, find_largest_that_fits
 from pretraining.planning.plan import Target
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
-from pretraining.reporting.hardware import synchronize, total_memory
+from pretraining.reporting.hardware import read_total_memory, synchronize
 from pretraining.training.request import Request
 
 AWKWARD = 4
@@ -43,7 +43,7 @@ class MicroBatches:
     def __init__(self, request: Request, context: Context, engine: Engine, before: Mapping[str, FoundMicroBatch]):
         """`before` are those that a checkpoint knows, by the names of their phases."""
         self._request, self._context, self._engine = request, context, engine
-        self._room = room_of(engine.device, context.world.local_size)
+        self._room = measure_room(engine.device, context.world.local_size)
         dtype = name_dtype(engine.dtype)
         self._target = Target(request.recipe, request.manifest, dtype, self._room, context.world.size)
         self.found = dict(before)
@@ -56,29 +56,29 @@ class MicroBatches:
         """Finds those of the phases from number `first` on, before any is trained. All ranks call it together."""
         request = self._request
         with self._context.watch.pause():
-            devices = sorted(set(gather(self._device())))
+            devices = sorted(set(gather(self._describe_device())))
             for number, phase in list(enumerate(request.recipe.phases))[first : request.num_phases]:
                 if phase.micro_batch == "auto":
-                    self._find(number, phase, self._conditions(phase, devices))
-                elif self._context.world.rank == 0 and not self._trial_of(phase)(phase.micro_batch):
+                    self._find(number, phase, self._list_conditions(phase, devices))
+                elif self._context.world.rank == 0 and not self._make_trial(phase)(phase.micro_batch):
                     self._warn_of_shortage(number, phase)
 
     def _find(self, number: int, phase: Phase, conditions: dict[str, object]) -> None:
         """Takes what a run had, where nothing has changed; otherwise what fits on the rank with the least memory."""
         before = self.found.get(phase.name)
         if before is None or before.conditions != conditions:
-            own = self.largest(phase)
-            fault = f'phases.{number}.micro_batch = "auto": {self._nothing_fits(phase)}'
+            own = self.find_largest(phase)
+            fault = f'phases.{number}.micro_batch = "auto": {self._explain_no_room(phase)}'
             self.found[phase.name] = FoundMicroBatch(min(gather(own, None if own else fault)), conditions)
         if self._context.world.rank == 0:
-            self._tell(number, phase, before)
+            self._report(number, phase, before)
 
-    def largest(self, phase: Phase, below: int | None = None) -> int | None:
+    def find_largest(self, phase: Phase, below: int | None = None) -> int | None:
         """Finds the largest that fits on this rank, or the largest of those below another; None where none does."""
         sizes = [size for size in self._target.sizes(phase) if below is None or size < below]
-        return largest_that_fits(sizes, self._trial_of(phase))
+        return find_largest_that_fits(sizes, self._make_trial(phase))
 
-    def _trial_of(self, phase: Phase) -> Callable[[int], bool]:
+    def _make_trial(self, phase: Phase) -> Callable[[int], bool]:
         """What says whether so many sequences fit on this rank: a trial, or an estimate."""
         zero, device = self._engine.zero, self._engine.device
         if can_try(device) and zero < 3:  # a trial needs a whole copy of the weights
@@ -91,9 +91,9 @@ class MicroBatches:
         self._engine.forget_gradients()
         release_memory(self._engine.device)
         size, said = self.size_for(phase), f"phases.{number}.micro_batch = {show_value(phase.micro_batch)}: "
-        smaller = self.largest(phase, below=size)
+        smaller = self.find_largest(phase, below=size)
         if smaller is None:
-            return UserError(said + self._nothing_fits(phase))
+            return UserError(said + self._explain_no_room(phase))
         if phase.micro_batch == "auto":
             return UserError(
                 f"{said}{size}, which was found to fit, does not fit any more into {self._where}; "
@@ -105,17 +105,17 @@ class MicroBatches:
 
     def _warn_of_shortage(self, number: int, phase: Phase) -> None:
         """Warns of a micro-batch that the recipe gives; where text fills less of its sequences, it may fit still."""
-        smaller = self.largest(phase, below=self.size_for(phase))
-        cure = self._nothing_fits(phase) if smaller is None else f'{smaller} will, or take "auto"'
+        smaller = self.find_largest(phase, below=self.size_for(phase))
+        cure = self._explain_no_room(phase) if smaller is None else f'{smaller} will, or take "auto"'
         self._context.warn(
             f"phases.{number}.micro_batch = {phase.micro_batch}: so many full sequences of length {phase.length} will "
             f"probably not fit into {self._where}; {cure}"
         )
 
-    def _tell(self, number: int, phase: Phase, before: FoundMicroBatch | None) -> None:
+    def _report(self, number: int, phase: Phase, before: FoundMicroBatch | None) -> None:
         """Prints what was found, and where another batch would do better."""
         found, console = self.found[phase.name], self._context.console
-        how = "as before" if found is before else self._limit(phase)
+        how = "as before" if found is before else self._describe_limit(phase)
         if before is not None and found is not before:
             how += f" here; it was {before.sequences}"
         console.print(f"micro-batch of phase {phase.name}: {found.sequences}, {how} (auto)", markup=False)
@@ -126,7 +126,7 @@ class MicroBatches:
                 f"then {larger}, which does not fit; a batch with more divisors would be faster"
             )
 
-    def _limit(self, phase: Phase) -> str:
+    def _describe_limit(self, phase: Phase) -> str:
         """Says what keeps the micro-batch that was found from being larger."""
         found, share = self.found[phase.name].sequences, phase.batch // self._context.world.size
         if found == share:
@@ -136,7 +136,7 @@ class MicroBatches:
         fast = f"up to {CPU_PIECES:,} pieces, with which a CPU is fast"
         return f"the largest {fast if self._room.on_cpu else 'whose elements kernels can number'}"
 
-    def _conditions(self, phase: Phase, devices: list[str]) -> dict[str, object]:
+    def _list_conditions(self, phase: Phase, devices: list[str]) -> dict[str, object]:
         """All that decides which micro-batch fits: while it stays the same, a run keeps the one that it had."""
         recipe = self._request.recipe.as_dict()
         return {
@@ -150,7 +150,7 @@ class MicroBatches:
             **{section: recipe[section] for section in ("parallel", "compute", "deepspeed")},
         }
 
-    def _device(self) -> str:
+    def _describe_device(self) -> str:
         """Name and memory of the device of this rank."""
         device = self._engine.device
         name = name_of(device) if device.type == "cuda" else device.type
@@ -162,14 +162,14 @@ class MicroBatches:
             return f"the {self._room.usable / 1e9:.1f} GB that a rank may take here"
         return f"the {self._room.size / 1e9:.1f} GB of this GPU"
 
-    def _nothing_fits(self, phase: Phase) -> str:
+    def _explain_no_room(self, phase: Phase) -> str:
         return f"not even 1 sequence of length {phase.length} fits into {self._where}; take {LESS_MEMORY}"
 
 
-def room_of(device: torch.device, ranks: int) -> Room:
+def measure_room(device: torch.device, ranks: int) -> Room:
     """The memory of a rank on this machine, whose ranks share that of the CPU."""
     on_cpu = device.type == "cpu"
-    return Room(total_memory(device) / (ranks if on_cpu else 1), on_cpu)
+    return Room(read_total_memory(device) / (ranks if on_cpu else 1), on_cpu)
 
 
 def can_try(device: torch.device) -> bool:
@@ -182,13 +182,13 @@ def memory_to_reserve(planned: float, device: torch.device) -> int:
     if device.type == "cpu":
         return 0
     missing = max(0.0, planned - torch.cuda.memory_allocated(device))
-    return int(missing + MARGIN * total_memory(device))
+    return int(missing + MARGIN * read_total_memory(device))
 
 
 def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> bool:
     """Whether a rank can compute the heaviest micro-batch of so many sequences with so many bytes to spare."""
     try:
-        compute(heaviest, device, reserve, sequences)
+        compute_on_copy(heaviest, device, reserve, sequences)
         fits = True
     except RuntimeError as error:
         if not is_shortage(error):
@@ -198,7 +198,7 @@ def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequen
     return fits
 
 
-def compute(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> None:
+def compute_on_copy(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> None:
     """Computes a micro-batch, forward and backward, on a copy of the model that is gone afterwards.
 
     The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. It is never compiled,

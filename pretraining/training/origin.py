@@ -19,10 +19,10 @@ from data_prep.shards import Manifest
 from data_prep.vocabulary.extension import pieces_replaced
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
-from pretraining.checkpoint.models import Model, find_model_folder
-from pretraining.checkpoint.record import finished_checkpoints, read_record
+from pretraining.checkpoint.models import StoredModel, find_model_folder
+from pretraining.checkpoint.record import list_finished, read_record
 from pretraining.checkpoint.state import RunState, Saved
-from pretraining.huggingface.folders import files_of_sentences
+from pretraining.huggingface.folders import list_sentence_files
 from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Sees, Shape
@@ -49,16 +49,16 @@ class StartingPoint:
     """one line on the model that a new run begins with; None where its weights are drawn"""
 
 
-def check_data(origin: Model, data: Path, manifest: Manifest) -> None:
+def check_data(origin: StoredModel, data: Path, manifest: Manifest) -> None:
     """Raises UserError unless the data has the pieces of the model in the same ids."""
     vocabulary = read_vocabulary(data)
     if vocabulary.sha256 != manifest.vocabulary.sha256:
         raise DamageError(f"{data / VOCABULARY}: not what the data was made with; copy it again")
-    if fault := difference(origin, vocabulary):
+    if fault := find_difference(origin, vocabulary):
         raise UserError(f"--data {data}: {fault}; make the data with shard.py --vocab {origin.name}")
 
 
-def difference(origin: Model, ours: Vocabulary) -> str | None:
+def find_difference(origin: StoredModel, ours: Vocabulary) -> str | None:
     """Says how a vocabulary is no continuation of the model's."""
     name, theirs = origin.name, origin.vocabulary
     if ours.cased != theirs.cased:
@@ -83,36 +83,36 @@ class OriginFinder:
         """
         self._out = out
         self._found: Path | UserError | None = None
-        if name and (out is None or recorded_shape(out) is None):
+        if name and (out is None or read_recorded_shape(out) is None):
             try:
                 self._found = find_model_folder(name)
             except SharedError:
                 raise
             except UserError as error:
                 self._found = error
-        self.origin: Model | None = None
+        self.origin: StoredModel | None = None
         """the model that was found; None where none was asked for, or the run goes on"""
 
     def shape(self, name: str) -> Shape:
         """The sizes of the model, or of the run that began with it."""
-        if self._out is not None and (shape := recorded_shape(self._out)) is not None:
+        if self._out is not None and (shape := read_recorded_shape(self._out)) is not None:
             return shape
         if isinstance(self._found, UserError):
             raise self._found
-        self.origin = Model.open(name, self._found)
+        self.origin = StoredModel.open(name, self._found)
         return self.origin.shape
 
 
-def recorded_shape(out: Path) -> Shape | None:
+def read_recorded_shape(out: Path) -> Shape | None:
     """The sizes of the model that a run has in its checkpoints; None where it has none that can be read."""
-    for checkpoint in reversed(finished_checkpoints(out)):
+    for checkpoint in reversed(list_finished(out)):
         with suppress(UserError):
             return read_record(checkpoint).shape
     return None
 
 
 @torch.no_grad()
-def begin_with(model: Bert, state: RunState, origin: Model, vocabulary: Vocabulary) -> str:
+def begin_with(model: Bert, state: RunState, origin: StoredModel, vocabulary: Vocabulary) -> str:
     """Gives a fresh model the weights of another, notes what these were trained on, and says what begins anew.
 
     New pieces begin as the mean of the pieces that they replace, in the embeddings and in the decoder's bias. New
@@ -124,21 +124,21 @@ def begin_with(model: Bert, state: RunState, origin: Model, vocabulary: Vocabula
     new = pieces_replaced(origin.vocabulary, vocabulary.pieces[len(origin.vocabulary) :])
     for name in PADDED:
         if name in weights:
-            weights[name] = extended(weights[name], len(origin.vocabulary), new, len(fresh[name]))
+            weights[name] = extend_rows(weights[name], len(origin.vocabulary), new, len(fresh[name]))
     positions = len(weights[POSITIONS])
     weights[POSITIONS] = torch.cat([weights[POSITIONS], fresh[POSITIONS][positions:]])
     known = {name: weight for name, weight in weights.items() if name in fresh}
     model.load_state_dict(fresh | known)
     called = {**all_heads(), **find_objective(model.shape).heads(model.shape)}
-    anew = heads_of(fresh.keys() - weights.keys(), called)
+    anew = name_heads(fresh.keys() - weights.keys(), called)
     if len(fresh[POSITIONS]) > positions:
         anew.append(f"positions {positions:,} to {len(fresh[POSITIONS]) - 1:,}")
     if new:
         anew.append(f"{len(new):,} pieces, each the mean of those that it replaces")
-    return begins(origin, model.shape.sees, anew, heads_of(weights.keys() - fresh.keys(), called))
+    return describe_beginning(origin, model.shape.sees, anew, name_heads(weights.keys() - fresh.keys(), called))
 
 
-def extended(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tensor:
+def extend_rows(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tensor:
     """The rows of the known pieces, then for each new piece the mean of those that it replaces, then zeros.
 
     A piece that replaces none, of characters that no piece has, begins as the mean of all.
@@ -150,19 +150,19 @@ def extended(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tenso
     return whole
 
 
-def heads_of(names: set[str], called: Mapping[str, str]) -> list[str]:
+def name_heads(names: set[str], called: Mapping[str, str]) -> list[str]:
     """The heads that weights of these names belong to, as they are called."""
     found = {name.partition(".")[0] for name in names}
     assert found <= called.keys(), f"{found}: only whole heads may be missing or left over"
     return [called[name] for name in called if name in found]
 
 
-def begins(origin: Model, sees: Sees, anew: list[str], left: list[str]) -> str:
+def describe_beginning(origin: StoredModel, sees: Sees, anew: list[str], left: list[str]) -> str:
     """One line on what a run begins with; `sees` is which pieces one sees from now on."""
     shape, pieces = origin.shape, len(origin.vocabulary)
     if origin.rows > pieces and not origin.is_checkpoint:
         left = [*left, f"{origin.rows - pieces:,} rows of its embeddings that belong to no piece"]
-    if files := files_of_sentences(origin.folder):
+    if files := list_sentence_files(origin.folder):
         left = [*left, f"{', '.join(files)}, for vectors of sentences"]
     parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]
     if shape.sees != sees:

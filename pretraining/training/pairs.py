@@ -16,7 +16,7 @@ from data_prep.common.toml_text import show_value
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.engine.engine import Engine
 from pretraining.objectives.declaration import build_model
-from pretraining.scoring.pairs import Asked, Pair, Tally, are_right, are_scored, read_pairs, sentences_of, take_pairs
+from pretraining.scoring.pairs import Asked, Pair, Tally, are_right, are_scored, list_sentences, read_pairs, take_pairs
 from pretraining.scoring.sentences import Scorer, SentenceCutter
 
 ASKED = 20
@@ -28,14 +28,14 @@ def read_sample(name: str | None) -> tuple[Pair, ...]:
     return () if name is None else tuple(take_pairs(read_pairs(Path(name)), ASKED))
 
 
-def about_sample(pairs: Sequence[Pair], name: str | None, data: Path, positions: int) -> list[str]:
+def describe_sample(pairs: Sequence[Pair], name: str | None, data: Path, positions: int) -> list[str]:
     """Lines on how many pairs are asked, and which of them say nothing of a model of so many positions; UserError where
     none does. `data` has the vocabulary."""
     if name is None:
         return []
-    asked = Asked.from_pairs(pairs, SentenceCutter(read_vocabulary(data)).cut_texts(sentences_of(pairs)), positions)
+    asked = Asked.from_pairs(pairs, SentenceCutter(read_vocabulary(data)).cut_texts(list_sentences(pairs)), positions)
     asked.require_telling(f"evaluation.pairs = {show_value(name)}")
-    return [f"pairs that are asked at the ends of phases: {len(pairs):,}, of {name}", *asked.doubts()]
+    return [f"pairs that are asked at the ends of phases: {len(pairs):,}, of {name}", *asked.list_doubts()]
 
 
 @torch.no_grad()
@@ -45,7 +45,7 @@ def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Calla
     model = build_model(engine.model.shape)
     model.load_state_dict(dict(engine.weights()))
     scorer = Scorer(model, read_vocabulary(data), engine.device)
-    found = scorer.score(sentences_of(pairs), before, dist.get_rank(), dist.get_world_size())
+    found = scorer.score(list_sentences(pairs), before, dist.get_rank(), dist.get_world_size())
     shared = torch.from_numpy(found).to(engine.device)
     dist.all_reduce(shared)
     scores = shared.cpu().numpy().reshape(-1, 2)

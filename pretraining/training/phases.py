@@ -24,7 +24,7 @@ from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import COUNTS, MINIMAL_PAIRS, configured, find_objective
 from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
-from pretraining.scoring.validation import add_up
+from pretraining.scoring.validation import sum_losses
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.pairs import describe_tally, score_pairs
 from pretraining.training.request import Request
@@ -89,7 +89,7 @@ class TrainingPhase:
         steps = self._schedule.steps
         return None if steps is None else state.step + steps - state.phase_step
 
-    def announcement(self, state: RunState) -> str:
+    def describe(self, state: RunState) -> str:
         """One line on what the phase will do."""
         phase, schedule = self.settings, self._schedule
         amount = duration(schedule.length) if schedule.steps is None else f"{schedule.steps:,} steps"
@@ -162,7 +162,7 @@ class TrainingPhase:
                 yield each
 
         engine.deepspeed.eval()
-        found = add_up(objective, shape, engine.forward, batches(), engine.device)
+        found = sum_losses(objective, shape, engine.forward, batches(), engine.device)
         engine.deepspeed.train()
         dist.all_reduce(found)
         totals = dict(zip((*objective.sums(shape), *COUNTS), found.tolist(), strict=True))

@@ -12,8 +12,8 @@ from pretraining.devices import find_kind
 from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
 from pretraining.planning.memory import Room
 from pretraining.planning.plan import Plan, Target, build_plan
-from pretraining.reporting.hardware import matrix_rate
-from pretraining.training.micro_batch import room_of
+from pretraining.reporting.hardware import measure_flops
+from pretraining.training.micro_batch import measure_room
 
 UNKNOWN_HOURS = (
     "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu h100-80, or give "
@@ -46,8 +46,8 @@ def plan_run(
         dtype = "bf16" if elsewhere and gpu_memory else name_dtype(choose_dtype(dtype, device))
     can_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
     if can_run_here and not elsewhere and measured is None and pieces_per_second is None:
-        measured = matrix_rate(device, DTYPES[dtype])
-    room = room_of(device, ranks) if gpu_memory is None else Room(1e9 * gpu_memory)
+        measured = measure_flops(device, DTYPES[dtype])
+    room = measure_room(device, ranks) if gpu_memory is None else Room(1e9 * gpu_memory)
     assumed = [] if pieces_per_second or measured else [UNKNOWN_HOURS]
     target = Target(
         recipe, manifest, dtype, room, ranks, pieces_per_second=pieces_per_second, flops_per_second=measured

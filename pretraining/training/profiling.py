@@ -13,7 +13,7 @@ SKIPPED, ROWS = 2, 40
 """The first steps are skipped, which compile and allocate; the table has so many rows."""
 
 
-def step_profile(run: Path, steps: int, device: torch.device, say: Callable[[str], None]) -> profile:
+def profile_steps(run: Path, steps: int, device: torch.device, say: Callable[[str], None]) -> profile:
     """A context in which steps are profiled; whoever trains calls its `step` after each of them."""
 
     def write(done: profile) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from data_prep.shards import Manifest
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
 from pretraining.scoring.pairs import Pair
@@ -22,7 +22,7 @@ class Request:
     manifest: Manifest
     out: Path
     """folder of the run"""
-    origin: Model | None = None
+    origin: StoredModel | None = None
     """the model whose weights a new run begins with; None where they are drawn, or the run goes on"""
     resume: Literal["auto", "never"] = "auto"
     stop_after: str | None = None

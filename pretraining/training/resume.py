@@ -13,21 +13,21 @@ import torch
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import replacing
 from data_prep.vocabulary.source import read_vocabulary
-from pretraining.checkpoint.reading import newest_whole, restore_engine, restore_model
-from pretraining.checkpoint.record import RECIPE, TOKENIZER, finished_checkpoints
+from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
+from pretraining.checkpoint.record import RECIPE, TOKENIZER, list_finished
 from pretraining.checkpoint.state import RunState, Saved
-from pretraining.checkpoint.writing import free_name
+from pretraining.checkpoint.writing import find_free_name
 from pretraining.config.schedule import build_schedules
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.huggingface.weights import check_finite
 from pretraining.objectives.declaration import build_model, configured, num_parameters
-from pretraining.planning.amount import disproportion
+from pretraining.planning.amount import warn_of_disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.cores import keep_near
 from pretraining.processes.group import default_threads, gather, shared_errors
-from pretraining.training.changes import what_has_changed
+from pretraining.training.changes import list_changes
 from pretraining.training.origin import StartingPoint, begin_with
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip, read_skips
@@ -64,7 +64,7 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
         restore_engine(start.latest.folder, engine)
     if context.world.rank == 0:
         write_run_folder(request)
-        describe(request, context, engine, start.latest)
+        describe_run(request, context, engine, start.latest)
         if start.begins is not None:
             context.console.print(start.begins, markup=False, soft_wrap=True)
     return Trainer(request, context, engine, start)
@@ -73,9 +73,9 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
 def find_latest(request: Request, context: Context) -> Saved | None:
     """Finds the checkpoint to go on from; None for a new run."""
     out = request.out
-    if finished_checkpoints(out) and request.resume == "never":
+    if list_finished(out) and request.resume == "never":
         raise UserError(f"--out {out}: has checkpoints; name a new folder, or leave out --resume never")
-    checkpoint = newest_whole(out, context.warn)
+    checkpoint = find_newest_whole(out, context.warn)
     return None if checkpoint is None else Saved.read(checkpoint)
 
 
@@ -83,13 +83,13 @@ def set_leaps_aside(request: Request, context: Context) -> None:
     """Gives other names to the newest checkpoints whose loss had leapt, so that no run goes on from them. All ranks
     call it together; the first stays where the run cannot begin anew, for want of the model it began with."""
     can_begin = request.origin is not None or request.recipe.base_model is None
-    there = finished_checkpoints(request.out) if context.world.rank == 0 else []
+    there = list_finished(request.out) if context.world.rank == 0 else []
     with shared_errors():
         for checkpoint in reversed(there if can_begin else there[1:]):
             with suppress(DamageError):
                 if (leapt := Saved.read(checkpoint).run.leapt) is None:
                     break
-                aside = free_name(checkpoint)
+                aside = find_free_name(checkpoint)
                 try:
                     shutil.move(checkpoint, aside)
                 except OSError as error:
@@ -107,7 +107,7 @@ def write_run_folder(request: Request) -> None:
                 file.write((request.data / record.path).read_bytes())
 
 
-def describe(request: Request, context: Context, engine: Engine, latest: Saved | None) -> None:
+def describe_run(request: Request, context: Context, engine: Engine, latest: Saved | None) -> None:
     """Prints what is about to happen, in a few lines."""
     world, recipe, shape = context.world, request.recipe, request.shape
     say = partial(context.console.print, markup=False, soft_wrap=True)
@@ -123,11 +123,11 @@ def describe(request: Request, context: Context, engine: Engine, latest: Saved |
     if note := configured(recipe.objective).note(shape):
         say(note)
     steps = [schedule.steps for schedule in build_schedules(recipe)]
-    if latest is None and (warning := disproportion(recipe, request.manifest, steps)):
+    if latest is None and (warning := warn_of_disproportion(recipe, request.manifest, steps)):
         context.warn(warning)
     if recipe.compute.compile:
         say("the first step compiles the layers, which takes minutes")
     if latest is not None:
         say(f"continues after step {latest.record.step:,}")
-        for change in what_has_changed(latest, request, context, engine):
+        for change in list_changes(latest, request, context, engine):
             say(f"changed since then: {change}")

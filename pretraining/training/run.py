@@ -27,9 +27,9 @@ from pretraining.processes.errors import SharedError
 from pretraining.processes.group import agree, choose_device, connect, disconnect, shared_errors
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
-from pretraining.reporting.console import waiting
+from pretraining.reporting.console import show_waiting
 from pretraining.reporting.loss_chart import TRIAL, draw_losses
-from pretraining.training.changes import continued
+from pretraining.training.changes import continue_run
 from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError
 from pretraining.training.origin import StartingPoint
@@ -46,7 +46,7 @@ LEAVE_SECONDS = 300.0
 """How long such a job waits for the ranks of its last start, which find out late where their machine was cut off."""
 
 
-def run(
+def run_training(
     wanted: Device, out: Path | None, read_request: Callable[[], Request], ending: Ending, console: Console
 ) -> None:
     """Trains what is left of a run, and exports it. The ranks meet on the wanted device and then read the request
@@ -73,17 +73,17 @@ def run(
             context = Context(world, device, console, control, watch)
             latest = find_latest(request, context)
             if latest is not None:
-                request = continued(request, latest)
+                request = continue_run(request, latest)
             trained = latest is not None and latest.run.is_trained
             if not trained:
                 require_room(request.out)
-            with waiting(console, "making the model", world.rank == 0):
+            with show_waiting(console, "making the model", world.rank == 0):
                 start = None if trained else find_starting_point(request, context, latest)
         with watch:
             is_done = start is None or train_through(request, context, start).is_done
             if world.rank == 0 and is_done:
                 with watch.pause():
-                    finish(request, context, trained_now=start is not None)
+                    finish_run(request, context, trained_now=start is not None)
     disconnect()  # not after an error, when it may wait for ever for ranks that are gone
 
 
@@ -97,7 +97,7 @@ def require_one_request(request: Request) -> None:
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
     """Trains to the end; where it goes wrong, from the last checkpoint on, without the batches that did it."""
     while True:
-        with waiting(context.console, "getting ready to train", context.world.rank == 0):
+        with show_waiting(context.console, "getting ready to train", context.world.rank == 0):
             trainer = make_trainer(request, context, start)
         try:
             trainer.train()
@@ -128,22 +128,22 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
         context.warn(f"{wrong.reason}; the run goes back to its last checkpoint and leaves that out")
 
 
-def finish(request: Request, context: Context, trained_now: bool) -> None:
+def finish_run(request: Request, context: Context, trained_now: bool) -> None:
     """Exports the trained model, unless an earlier start has, and says what it is good for."""
     out, console, folder = request.out, context.console, request.out / EXPORT
     if not trained_now:
         console.print(f"{out}: all that was asked for is trained already", markup=False, soft_wrap=True)
     if trained_now or not (folder / CONFIG).exists():
-        with waiting(console, f"exporting to {folder}, and reading it back"):
+        with show_waiting(console, f"exporting to {folder}, and reading it back"):
             exported = export(out, folder)
         console.print(str(exported), markup=False, soft_wrap=True)
         if exported.warning:
             context.warn(exported.warning)
     console.print(draw_losses(out, loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
-    console.print(f"load it: {how_to_load(request.shape, folder)}", markup=False, soft_wrap=True)
+    console.print(f"load it: {describe_loading(request.shape, folder)}", markup=False, soft_wrap=True)
 
 
-def how_to_load(shape: Shape, folder: Path) -> str:
+def describe_loading(shape: Shape, folder: Path) -> str:
     """The call of transformers, or the command of fine-tuning where no class of transformers computes such a model."""
     if is_theirs(shape):
         return f'transformers.{find_objective(shape).loads_as}.from_pretrained("{folder}")'

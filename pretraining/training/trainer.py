@@ -9,7 +9,7 @@ from typing import NoReturn
 from data_prep.common.progress import duration
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.loop import Loop, is_due
-from pretraining.checkpoint.record import finished_checkpoints, step_of
+from pretraining.checkpoint.record import list_finished, parse_step
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.engine.engine import CollapseError, Engine, is_shortage
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
@@ -21,14 +21,14 @@ from pretraining.processes.context import Context
 from pretraining.processes.devices import DeviceError, is_failure
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
-from pretraining.reporting.hardware import matrix_rate
+from pretraining.reporting.hardware import measure_flops
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
-from pretraining.training.guards import DivergedError, Finding, Guard, first_of
+from pretraining.training.guards import DivergedError, Finding, Guard, choose_first
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import StartingPoint
 from pretraining.training.phases import TrainingPhase
-from pretraining.training.profiling import step_profile
+from pretraining.training.profiling import profile_steps
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip
 
@@ -40,7 +40,7 @@ class Trainer(Loop):
         recipe, world, state, latest = request.recipe, context.world, start.state, start.latest
         self.micro_batches = MicroBatches(request, context, engine, {} if latest is None else latest.run.micro_batches)
         self.micro_batches.find(state.phase)
-        ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
+        ceiling = recipe.logging.peak_flops or measure_flops(engine.device, engine.dtype)
         self.objective = find_objective(request.shape)
         meter = Meter(engine.device, self.objective.sums(request.shape), COUNTS, ceiling)
         super().__init__(request.out, context, engine, meter, state.step, recipe.logging, recipe.checkpoints)
@@ -54,7 +54,7 @@ class Trainer(Loop):
         self.remaining = RemainingWork(recipe, request.manifest)
         self.guard = Guard(world.rank, world.size, recipe.guards.spike, scaled=engine.loss_scale is not None)
         profiles = request.profile > 0 and world.rank == 0
-        self.profile = step_profile(request.out, request.profile, engine.device, self.log.say) if profiles else None
+        self.profile = profile_steps(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = 0
         """number of the batch that follows the last checkpoint within this phase"""
         if latest is not None:
@@ -88,7 +88,7 @@ class Trainer(Loop):
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
             try:
-                with self.context.control.interruptible(self.log.say, self.what_is_lost):
+                with self.context.control.interruptible(self.log.say, self.describe_lost_steps):
                     while self.state.phase < request.num_phases:
                         self.train_phase()
                     self.saver.finish()
@@ -103,7 +103,7 @@ class Trainer(Loop):
     def train_phase(self) -> None:
         """Trains one phase from where it stands to its end."""
         phase = TrainingPhase(self.request, self.context, self.state, self.skips, self.micro_batches)
-        self.log.say(phase.announcement(self.state))
+        self.log.say(phase.describe(self.state))
         if phase.validation is None:
             self.log.say(f"no examples of length {phase.settings.length} are held out: no validation")
         copied = None if self.state.phase_step else phase.copy_positions(self.engine, self.state.known_positions)
@@ -135,7 +135,7 @@ class Trainer(Loop):
             self.stop(phase, self.decide(checks=True))  # the step is done again by whoever goes on
         except CollapseError:
             reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
-            raise self.diverged(reason, self.batch_saved, number + 1) from None
+            raise self.make_divergence(reason, self.batch_saved, number + 1) from None
         except RuntimeError as error:
             if is_failure(error):
                 raise DeviceError(error, state.step + 1) from error
@@ -206,9 +206,9 @@ class Trainer(Loop):
             self.stop(phase, decision)
         self.evaluate(phase, ends=True)
         self.state.begin_phase(phase.number + 1)
-        leapt = self.guard.leapt()
+        leapt = self.guard.find_leap()
         self.guard.begin_phase()
-        self.write_checkpoint(self.state.step, self.section(leapt))
+        self.write_checkpoint(self.state.step, self.make_section(leapt))
 
     @property
     def looks_at_once(self) -> bool:
@@ -220,8 +220,8 @@ class Trainer(Loop):
         finding = self.guard.first_fault() if checks else None
         decision = self.context.control.decide(wrong=finding is not None, saving=self.saver.longest)
         if decision == Decision.WRONG:
-            first = first_of(Finding(*each) for each in gather(finding) if each)
-            raise self.diverged(first.text, first.batch, first.batch + 1)
+            first = choose_first(Finding(*each) for each in gather(finding) if each)
+            raise self.make_divergence(first.text, first.batch, first.batch + 1)
         return decision
 
     def stop(self, phase: TrainingPhase, decision: Decision) -> NoReturn:
@@ -235,19 +235,19 @@ class Trainer(Loop):
             raise StoppedError(f"stopped by {decision.cause} in the first step; the same command begins anew", decision)
         self.end(decision, self.state.step)
 
-    def what_is_lost(self) -> str:
+    def describe_lost_steps(self) -> str:
         """Says how many steps are lost when the run ends at once, since they are in no checkpoint."""
-        saved = max((step_of(path) for path in finished_checkpoints(self.request.out)), default=0)
+        saved = max((parse_step(path) for path in list_finished(self.request.out)), default=0)
         lost = max(0, self.state.step - saved)
         steps = f"{lost or 'no'} step{'s' * (lost != 1)} {'is' if lost == 1 else 'are'} lost"
         return f"{steps}; the same command " + (f"continues after step {saved:,}" if saved else "begins anew")
 
-    def diverged(self, reason: str, begin: int, end: int) -> DivergedError:
+    def make_divergence(self, reason: str, begin: int, end: int) -> DivergedError:
         """Says what went wrong in these batches of the phase; those before the last checkpoint are done."""
         begin = max(begin, self.batch_saved)
         return DivergedError(Skip(self.state.phase, begin, max(1, end - begin), reason))
 
-    def work_left(self, phase: TrainingPhase) -> tuple[float | None, float | None]:
+    def estimate_work_left(self, phase: TrainingPhase) -> tuple[float | None, float | None]:
         """The operations that the run still has to do; or, where the clock decides, its seconds."""
         state = self.state
         return (
@@ -268,7 +268,7 @@ class Trainer(Loop):
                 self.state.phase + 1,
                 len(self.request.recipe.phases),
                 min(step - step % every + every, phase.last_step(self.state) or step + every),
-                *self.meter.so_far(*self.work_left(phase)),
+                *self.meter.estimate(*self.estimate_work_left(phase)),
                 self.logged,
             )
         )
@@ -276,7 +276,7 @@ class Trainer(Loop):
     def log_step(self, phase: TrainingPhase) -> None:
         """Writes what happened since the last line of the log."""
         state, steps = self.state, self.meter.steps
-        totals, speed = self.meter.flush(*self.work_left(phase))
+        totals, speed = self.meter.flush(*self.estimate_work_left(phase))
         state.pieces_seen += int(totals["pieces"])
         norm = self.engine.gradient_norm
         record = StepRecord(
@@ -295,7 +295,7 @@ class Trainer(Loop):
         if self.guard.leaps(record.loss):
             first = phase.batch_number(max(0, state.phase_step - steps))
             reason = f"the loss leapt to {record.loss:.2f} in the steps to {record.step}"
-            raise self.diverged(reason, first, phase.batch_number(state.phase_step))
+            raise self.make_divergence(reason, first, phase.batch_number(state.phase_step))
         self.log.write(record)
         self.logged = record
         self.look_at_cores()
@@ -325,9 +325,9 @@ class Trainer(Loop):
         self.show_progress(phase, "saving")
         self.state.phase_seconds = phase.clock.seconds
         self.batch_saved = phase.batch_number(self.state.phase_step)
-        self.write_checkpoint(self.state.step, self.section(self.guard.leapt()))
+        self.write_checkpoint(self.state.step, self.make_section(self.guard.find_leap()))
 
-    def section(self, leapt: float | None) -> RunRecord:
+    def make_section(self, leapt: float | None) -> RunRecord:
         """The section of a checkpoint's record that says where the run stands."""
         data, losses = DataSummary.from_manifest(self.request.manifest), list(self.guard.losses)
         found = self.micro_batches.found

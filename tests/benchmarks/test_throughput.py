@@ -166,7 +166,7 @@ def test_what_is_measured_is_kept_before_the_next_side_begins(
     tiny_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(throughput.SIDES, "broken", Kind(break_down))
-    monkeypatch.setattr(throughput, "matrix_rate", lambda *_: 1e9)
+    monkeypatch.setattr(throughput, "measure_flops", lambda *_: 1e9)
     names, keeps = ("cloze", "broken"), list[dict[str, Any]]()
     bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, names, 1, None, Console(quiet=True), apart=True)
     with pytest.raises(SideFailedError, match="no such side"):

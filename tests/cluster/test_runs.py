@@ -20,7 +20,7 @@ from cluster.jobs import JOBS
 from cluster.runs import find_runs
 from data_prep.common.codes import ENDED
 from data_prep.common.locks import LOCK
-from pretraining.checkpoint.record import RECIPE, finished_checkpoints
+from pretraining.checkpoint.record import RECIPE, list_finished
 from pretraining.reporting.metrics_file import METRICS
 
 pytest_plugins = ["support.run_fixtures"]
@@ -43,7 +43,7 @@ def test_a_run_that_trains_then_falls_silent_or_is_stopped(place: Place, look: L
     text = strip(look(run))
     assert re.search(r"run  stopped  .* ago\n", text)
     assert "ended with  75 (saved and stopped): stopped by a signal after step" in text
-    saved = finished_checkpoints(run)[-1].name.removeprefix("step-").lstrip("0")
+    saved = list_finished(run)[-1].name.removeprefix("step-").lstrip("0")
     assert f"of step {saved}\n" in text
 
 

@@ -21,7 +21,7 @@ from support.shards import make_shards
 from support.task_files import write_tasks
 from support.training import RECIPE, assert_same, records
 
-from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.checkpoint.record import list_finished
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -77,7 +77,7 @@ class Site:
         def reached() -> bool:
             assert self.slurm.state(job) in ("PENDING", "RUNNING", "COMPLETING"), self.log(job)
             folder = self.folder / "runs" / run
-            saved = finished_checkpoints(folder) if folder.exists() else []
+            saved = list_finished(folder) if folder.exists() else []
             return bool(saved) and int(saved[-1].name.removeprefix("step-")) >= step
 
         wait_for(reached, 120)

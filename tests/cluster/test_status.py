@@ -28,7 +28,7 @@ from pretraining.model.shape import Shape
 from pretraining.processes.context import Context
 from pretraining.reporting.metrics_file import METRICS
 from pretraining.training.request import Request
-from pretraining.training.run import finish
+from pretraining.training.run import finish_run
 
 pytest_plugins = ["support.run_fixtures"]
 
@@ -79,10 +79,10 @@ def test_the_losses_of_a_run_are_drawn_at_its_end_and_when_asked_for(
     (run / "loss.png").unlink()
     context = cast(Context, SimpleNamespace(console=Console()))
     request = cast(Request, SimpleNamespace(out=run, shape=Shape.from_size("tiny", 100)))
-    finish(request, context, trained_now=False)
+    finish_run(request, context, trained_now=False)
     assert not (run / "loss.png").exists(), "8 steps were a trial"
     monkeypatch.setattr("pretraining.training.run.TRIAL", 8)
-    finish(request, context, trained_now=False)
+    finish_run(request, context, trained_now=False)
     assert (run / "loss.png").read_bytes() == drawn
     (run / METRICS).write_text("")
     assert main([str(run), "--charts"]) == 0

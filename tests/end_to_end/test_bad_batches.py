@@ -26,7 +26,7 @@ from support.training import (
 from data_prep.common.hashing import hash_key
 from data_prep.shards import Manifest
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.checkpoint.record import list_finished
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
@@ -132,7 +132,7 @@ def test_a_fault_that_follows_the_step_ends_the_run(place: Place) -> None:
     assert errors.count("warning: the loss is nan at step 3 on rank 1, of shard ") == 3
     assert_left_out(run, (BAD, 1), (BAD + 1, 1), (BAD + 2, 1))
     assert [record["step"] for record in records(run)] == [1, 2]
-    assert finished_checkpoints(run)[-1].name == "step-00000002"
+    assert list_finished(run)[-1].name == "step-00000002"
 
 
 @pytest.mark.parametrize("logging", [1, 10])
@@ -167,6 +167,6 @@ def test_a_loss_that_is_not_finite(place: Place, zero: int) -> None:
     assert errors.count("warning: the ") == 3
     assert all(
         bool(torch.isfinite(weight).all())
-        for path in finished_checkpoints(place.folder / "run")
+        for path in list_finished(place.folder / "run")
         for weight in load_checkpoint(path)[1].values()
     )

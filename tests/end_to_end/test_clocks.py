@@ -22,7 +22,7 @@ from support.training import (
     train,
 )
 
-from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.checkpoint.record import list_finished
 from pretraining.processes.ending import Code
 
 pytestmark = pytest.mark.timed
@@ -35,7 +35,7 @@ def test_the_time_limit(place: Place, told: str) -> None:
     going = launch(place.command("run", *ENDLESS, *words), environment=variables)
     assert_ended(going, Code.STOPPED, "stopped by the time limit after step ", "and saved")
     assert 0 < going.step < 5000
-    assert finished_checkpoints(place.folder / "run")[-1].name == f"step-{going.step:08}"
+    assert list_finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
 
 
 def by_the_clock(place: Place, hours: float, *shares: float) -> Place:

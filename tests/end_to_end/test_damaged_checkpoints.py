@@ -11,7 +11,7 @@ from support.damage import FILES, flip, spoil_weight, truncate
 from support.marks import slow
 from support.training import SAVES, Place, assert_ended, assert_same, contents, launch, stopped_at
 
-from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD, finished_checkpoints
+from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD, list_finished
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_a_run_goes_on_from_the_checkpoint_before(
 ) -> None:
     """What was damaged gives up its place when its step is saved again, and is kept beside it."""
     run = stopped_at(straight, place.folder / "run", 6)
-    newest = finished_checkpoints(run)[-1]
+    newest = list_finished(run)[-1]
     damage(newest / file)
     there = contents(newest)
     assert_ended(launch(place.command("run", *SAVES)), 0, f"warning: {newest / file}: ", f"{newest} is left as it is")
@@ -30,12 +30,12 @@ def test_a_run_goes_on_from_the_checkpoint_before(
     kept = contents(newest.with_name(newest.name + ".damaged"))
     assert kept.pop(DAMAGED)
     assert kept == there
-    assert newest in finished_checkpoints(run)
+    assert newest in list_finished(run)
 
 
 def test_a_run_with_damaged_checkpoints_alone_does_not_begin_anew(place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 2)
-    first, second = finished_checkpoints(run)
+    first, second = list_finished(run)
     flip(first / FILES[0])
     (second / RECORD).unlink()
     there = [contents(folder) for folder in (first, second)]
@@ -51,7 +51,7 @@ def test_a_run_with_damaged_checkpoints_alone_does_not_begin_anew(place: Place, 
 
 def test_a_weight_that_is_no_number_is_named_before_any_work(place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 2)
-    newest = finished_checkpoints(run)[-1]
+    newest = list_finished(run)[-1]
     message = f"error: {newest}: {spoil_weight(newest, math.nan)} has values that are no numbers"
     assert_ended(launch(place.command("run", *SAVES)), 2, message)
     assert_ended(launch(place.command("other", "--init", run)), 2, message)

@@ -14,7 +14,7 @@ from support.faults import fill_the_disk_of_rank_1
 from support.marks import slow
 from support.training import ENDLESS, Place, assert_ended, assert_well, launch, train
 
-from pretraining.checkpoint.record import FOLDER, finished_checkpoints
+from pretraining.checkpoint.record import FOLDER, list_finished
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
     errors = assert_ended(going, 2, "error: ", "cannot be written: Read-only file system\n")
     assert "the same command goes on from the last one" in errors
     assert "make room" not in errors
-    assert finished_checkpoints(disk / "run")
+    assert list_finished(disk / "run")
 
 
 @pytest.mark.parametrize("ranks", [1, slow(2)])
@@ -73,7 +73,7 @@ def test_a_full_disk(place: Place, disk: Path, ranks: int) -> None:
     command = dataclasses.replace(place, folder=disk).command("run", "--checkpoints.every", "1", "--parallel.zero", "1")
     errors = assert_ended(launch(command, ranks), 2, "cannot be written: No space left on device")
     assert "the same command goes on from the last one" in errors
-    assert finished_checkpoints(disk / "run")
+    assert list_finished(disk / "run")
     if ranks == 1:  # among several, one may still write when another clears up; the next to save does it
         assert not list((disk / "run" / FOLDER).glob("*.tmp"))
 

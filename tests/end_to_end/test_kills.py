@@ -26,7 +26,7 @@ from support.training import (
     train_straight,
 )
 
-from pretraining.checkpoint.record import FOLDER, RECORD, finished_checkpoints
+from pretraining.checkpoint.record import FOLDER, RECORD, list_finished
 from pretraining.processes.ending import Code
 
 
@@ -87,10 +87,10 @@ def test_a_run_that_was_killed_goes_on_with_the_same_batches(place: Place, ranks
     longer = ["--phases.0.steps", "30", "--checkpoints.every", "2", "--parallel.zero", "2"]
     killed, straight = (place.folder / name for name in ("killed", "straight"))
     run = launch(place.command(killed, *longer), ranks)
-    wait_for(lambda: len(finished_checkpoints(killed)) > 1)
+    wait_for(lambda: len(list_finished(killed)) > 1)
     run.signal(signal.SIGKILL)
     assert {rank.code for rank in run.wait(10)} == {-signal.SIGKILL}
-    stopped = int(finished_checkpoints(killed)[-1].name.removeprefix("step-"))
+    stopped = int(list_finished(killed)[-1].name.removeprefix("step-"))
     assert stopped < 30, "it was done before it was killed"
     assert f"continues after step {stopped}" in assert_well(train(place.command(killed, *longer), ranks))
     assert_well(train(place.command(straight, *longer, "--checkpoints.every", "0"), ranks))

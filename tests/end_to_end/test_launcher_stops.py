@@ -19,7 +19,7 @@ from support.processes import LAUNCHERS, ROOT, free_port, wait_for
 from support.training import COMMAND, Place, assert_same, records, train_straight
 
 from data_prep.common.files import read_json
-from pretraining.checkpoint.record import FOLDER, finished_checkpoints
+from pretraining.checkpoint.record import FOLDER, list_finished
 from pretraining.processes.ending import ENDED
 from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
 
@@ -141,7 +141,7 @@ def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, d
         75,
         f"stopped by a signal after step {done}, and saved; the same command continues from there",
     )
-    assert finished_checkpoints(going.run)[-1].name == f"step-{done:08}"
+    assert list_finished(going.run)[-1].name == f"step-{done:08}"
     assert "\x1b" not in going.seen, "no panel, no colours"
     if number == 1:
         finish(place, going.run, demo)
@@ -173,7 +173,7 @@ def test_one_ctrl_c_saves(launched: Any, place: Place, launcher: str) -> None:
     cause, ends_with = ("a signal", 75) if launcher == MPIRUN else ("Ctrl-C", 130)  # mpirun makes SIGTERM of it
     said = f"stopped by {cause} after step {done}, and saved; the same command continues from there"
     assert (ended["code"], ended["reason"]) == (ends_with, said)
-    assert finished_checkpoints(going.run)[-1].name == f"step-{done:08}"
+    assert list_finished(going.run)[-1].name == f"step-{done:08}"
     if launcher in (PLAIN, TORCHRUN):  # the others are gone before their ranks
         assert code == (130 if launcher == PLAIN else 1)
         assert said in going.seen
@@ -188,7 +188,7 @@ def test_a_closed_terminal_saves_under_launchers(launched: Any, place: Place, la
     going.hang_up()
     going.wait()
     assert read_json(going.run / ENDED)["code"] == 75
-    assert finished_checkpoints(going.run)[-1].name == f"step-{len(records(going.run)):08}"
+    assert list_finished(going.run)[-1].name == f"step-{len(records(going.run)):08}"
 
 
 SLOW_SAVE = """
@@ -220,4 +220,4 @@ def test_a_second_ctrl_c_ends_at_once(launched: Any, place: Place, launcher: str
         f"interrupted; {done} steps are lost; the same command begins anew",
     )
     assert ended["reason"] in going.seen
-    assert not finished_checkpoints(going.run)
+    assert not list_finished(going.run)

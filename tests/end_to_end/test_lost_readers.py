@@ -20,7 +20,7 @@ from support.training import COMMAND, LONG, Place, assert_same, assert_well, rec
 from data_prep.common.codes import ENDED, Code
 from data_prep.common.files import read_json
 from data_prep.shards import WORK
-from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.checkpoint.record import list_finished
 
 RUN_TASK, SHARD = ROOT / "finetuning" / "run_task.py", ROOT / "data_prep" / "shard.py"
 
@@ -61,7 +61,7 @@ def test_a_closed_terminal_saves_and_ends(place: Place, long: Path) -> None:
         wait_for(lambda: steps_of(run) >= 3)
     assert [rank.code for rank in going.wait()] == [Code.STOPPED] * 2
     assert read_json(run / ENDED)["code"] == Code.STOPPED
-    assert [path.name for path in finished_checkpoints(run)] == [f"step-{steps_of(run):08}"]
+    assert [path.name for path in list_finished(run)] == [f"step-{steps_of(run):08}"]
     assert_well(train(command))
     assert_same(run, long)
 

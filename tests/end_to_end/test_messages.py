@@ -20,7 +20,7 @@ from support.processes import start
 from support.training import Place, assert_ended, assert_well, be_train_py, launch, records, train
 
 from pretraining import train as entry
-from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.checkpoint.record import list_finished
 
 
 def test_what_is_printed(place: Place) -> None:
@@ -38,7 +38,7 @@ def test_what_is_printed(place: Place) -> None:
     assert len(shares) == 6
     assert f"saved {run / 'checkpoints' / 'step-00000004'}" in lines
     assert lines[-1] == f'load it: transformers.AutoModelForMaskedLM.from_pretrained("{run / "export"}")'
-    assert sorted(path.name for path in finished_checkpoints(run)[-1].iterdir()) == [
+    assert sorted(path.name for path in list_finished(run)[-1].iterdir()) == [
         "checkpoint.json",
         "exp_avg-00000-of-00001.safetensors",
         "exp_avg_sq-00000-of-00001.safetensors",
@@ -120,7 +120,7 @@ def test_shards_that_cannot_be_used(place: Place, damage: str) -> None:
     assert_ended(going, 2, "error: ", wanted)
     if damage == "changed":
         assert [record["step"] for record in records(place.folder / "run")] == [1, 2, 3, 4, 5]
-        assert [path.name for path in finished_checkpoints(place.folder / "run")] == ["step-00000005"]
+        assert [path.name for path in list_finished(place.folder / "run")] == ["step-00000005"]
 
 
 def train_otherwise(command: list[str], more: list[str]) -> None:

@@ -19,7 +19,7 @@ from support.training import (
     train,
 )
 
-from pretraining.checkpoint.record import finished_checkpoints, read_record
+from pretraining.checkpoint.record import list_finished, read_record
 from pretraining.checkpoint.state import RunRecord
 from pretraining.processes.ending import Code
 
@@ -33,7 +33,7 @@ def fixed(first: int, second: int) -> list[str]:
 
 def kept(run: Path) -> dict[str, int]:
     """The micro-batches that the last checkpoint knows."""
-    found = RunRecord.from_checkpoint(read_record(finished_checkpoints(run)[-1])).micro_batches
+    found = RunRecord.from_checkpoint(read_record(list_finished(run)[-1])).micro_batches
     return {name: each.sequences for name, each in found.items()}
 
 

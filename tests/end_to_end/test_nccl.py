@@ -45,7 +45,7 @@ def tell_all() -> dict[str, Any]:
 
 
 def measured(device: torch.device) -> dict[str, float]:
-    setattr(meter_module, "peak_memory", lambda _: 5000)  # noqa: B010
+    setattr(meter_module, "read_peak_memory", lambda _: 5000)  # noqa: B010
     meter = Meter(device, ["masked"], ["predictions"], watch=meter_module.Stopwatch(torch.device("cpu")))
     meter.add([torch.tensor(1.5, device=device)], predictions=2, pieces=10, padded=10, flops=1.0)
     meter.step(1e-3)

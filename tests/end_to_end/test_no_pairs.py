@@ -35,7 +35,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from data_prep.shards import Manifest
 from pretraining import export
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.processes.ending import Code
@@ -84,7 +84,7 @@ def test_one_word_leaves_next_sentences_out(place: Place) -> None:
     assert not torch.equal(rows[0], rows[1])
     card = (run / "export" / "README.md").read_text()
     assert "next_sentences = false" in card
-    encoder = Model.open(str(run)).encoder  # as fine-tuning begins with it: both segments, and no pooler
+    encoder = StoredModel.open(str(run)).encoder  # as fine-tuning begins with it: both segments, and no pooler
     assert len(encoder["embeddings.segment.weight"]) == 2
     assert not [name for name in encoder if "pooler" in name]
     assert "no trained pooler" in card

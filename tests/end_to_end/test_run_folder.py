@@ -31,7 +31,7 @@ from support.training import (
 from data_prep.common.capacity import num_cores
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining import export as exporting
-from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.checkpoint.record import list_finished
 from pretraining.processes.ending import Code
 
 
@@ -99,12 +99,12 @@ MUST_STAY = {
 
 def test_what_must_stay_is_refused_by_name(place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 3)
-    there = {path: contents(path) for path in finished_checkpoints(run)}
+    there = {path: contents(path) for path in list_finished(run)}
     for words, message in MUST_STAY.items():
         refused = launch(place.command(run, *words.split()), ranks=1)
         told = f"error: --out {run}: cannot go on with this recipe\n  {message}"
         assert_ended(refused, 2, "error: ", told, "\ngive what was, or name a new folder\n")
-    assert {path: contents(path) for path in finished_checkpoints(run)} == there
+    assert {path: contents(path) for path in list_finished(run)} == there
 
 
 def everything(run: Path) -> dict[Path, bytes]:

@@ -14,7 +14,7 @@ from support.training import CUT, Place, assert_same_curve, assert_well, distanc
 
 from data_prep.shards import Manifest
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.checkpoint.record import list_finished
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.huggingface.folders import read_folder
@@ -156,7 +156,7 @@ def test_any_number_of_ranks_scores_the_same(runs: Runs) -> None:
 def test_the_second_phase_by_itself(runs: Runs, place: Place) -> None:
     """From a run, from its exported folder, and from an encoder without heads: with no learning rate, weights stay."""
     source = runs["1 straight"]
-    first = finished_checkpoints(source)[0]
+    first = list_finished(source)[0]
     encoder = place.folder / "without heads"
     transformers.BertModel.from_pretrained(source / "export").save_pretrained(encoder)
     transformers.AutoTokenizer.from_pretrained(source / "export").save_pretrained(encoder)

@@ -20,14 +20,14 @@ from finetuning import run_pairs
 from finetuning.session import minimal_pairs
 from pretraining import evaluate
 from pretraining import train as train_entry
-from pretraining.checkpoint.models import Model
-from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.checkpoint.models import StoredModel
+from pretraining.checkpoint.record import list_finished
 from pretraining.data.batches import validation_batches
 from pretraining.model.batch import PretrainingBatch
 from pretraining.objectives.declaration import objectives
 from pretraining.processes.ending import Code
 from pretraining.scoring import validation
-from pretraining.scoring.pairs import are_right, read_pairs, sentences_of
+from pretraining.scoring.pairs import are_right, list_sentences, read_pairs
 from pretraining.scoring.sentences import Scorer
 
 TENSORBOARD = ["--logging.tensorboard", "true"]
@@ -52,7 +52,7 @@ def pairs(shared: Place) -> Path:
 @pytest.fixture
 def known_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody measures anew how fast this machine multiplies, which takes most of what scoring few pairs does."""
-    monkeypatch.setattr(minimal_pairs, "matrix_rate", lambda *_: 1e12)
+    monkeypatch.setattr(minimal_pairs, "measure_flops", lambda *_: 1e12)
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +74,14 @@ def test_pairs_are_asked_at_the_ends_of_phases_as_run_pairs_asks_them(run: Path,
     assert result["accuracy"] == found[-1]
     assert sum(each["right"] for each in result["paradigms"].values()) == result["right"]
     assert (tmp_path / "pairs.png").read_bytes()[:4] == b"\x89PNG"
-    for model in (run / "export", finished_checkpoints(run)[-1]):
-        assert accuracy_of(Model.open(str(model)), pairs) == found[-1]
+    for model in (run / "export", list_finished(run)[-1]):
+        assert accuracy_of(StoredModel.open(str(model)), pairs) == found[-1]
 
 
-def accuracy_of(model: Model, path: Path) -> float:
+def accuracy_of(model: StoredModel, path: Path) -> float:
     """How many of the pairs a model gets right, without the rest of the command."""
-    scorer = Scorer(model.pretrained(), model.vocabulary, torch.device("cpu"))
-    return float(are_right(scorer.score(sentences_of(read_pairs(path))).reshape(-1, 2)).mean())
+    scorer = Scorer(model.build_pretrained(), model.vocabulary, torch.device("cpu"))
+    return float(are_right(scorer.score(list_sentences(read_pairs(path))).reshape(-1, 2)).mean())
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ def test_what_is_wrong_with_pairs_is_told(
 def test_a_folder_of_another_model_is_refused(
     run: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = finished_checkpoints(run)[0]
+    first = list_finished(run)[0]
     command = ["--pairs", str(pairs), "--out", str(tmp_path / "out"), "--model"]
     assert run_pairs.main([*command, str(first)]) == 0
     shutil.rmtree(tmp_path / "out" / "parts", ignore_errors=True)

@@ -27,7 +27,7 @@ from support.training import (
     train_straight,
 )
 
-from pretraining.checkpoint.record import FOLDER, finished_checkpoints
+from pretraining.checkpoint.record import FOLDER, list_finished
 from pretraining.processes.ending import INTERRUPTION, Code
 from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
 
@@ -41,7 +41,7 @@ def test_a_signal_to_one_rank_stops_all_in_good_order(place: Place, long: Path, 
     assert errors == (
         f"stopped by a signal after step {going.step}, and saved; the same command continues from there\n"
     )
-    assert finished_checkpoints(place.folder / "run")[-1].name == f"step-{going.step:08}"
+    assert list_finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
     assert f"continues after step {going.step}\n" in assert_well(train(place.command("run", *LONG)))
     assert_same(place.folder / "run", long)
 
@@ -57,7 +57,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -
         going.signal(number)
         time.sleep(0.05)
     assert_ended(going, Code.STOPPED, f"stopped by a signal after step {going.step}, and saved")
-    assert finished_checkpoints(place.folder / "run")[-1].name == f"step-{going.step:08}"
+    assert list_finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
     assert_ended(launch(command), 0)
     assert_same(place.folder / "run", long)
 
@@ -66,7 +66,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -
 def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, come: int) -> None:
     """While rank 0 waits for the others to come, at once; while they make the model, before the first step is done."""
     run = stopped_at(straight, place.folder / "run", 6)
-    before = {path: contents(path) for path in finished_checkpoints(run)}
+    before = {path: contents(path) for path in list_finished(run)}
     (run / "lock").unlink()
     going = launch(place.command("run", *SAVES), fault=slow_start, come=come)
     if come == 2:
@@ -108,7 +108,7 @@ def test_a_signal_in_the_first_step_leaves_nothing_to_go_on_from(place: Place, s
     command = place.command("run", *SAVES)
     going = launch(command, fault=partial(signal_within_step, 1))
     assert_ended(going, Code.STOPPED, "stopped by a signal in the first step; the same command begins anew")
-    assert not finished_checkpoints(place.folder / "run")
+    assert not list_finished(place.folder / "run")
     assert_well(train(command))
     assert_same(place.folder / "run", straight)
 
@@ -116,12 +116,12 @@ def test_a_signal_in_the_first_step_leaves_nothing_to_go_on_from(place: Place, s
 def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_lost(place: Place) -> None:
     going = launch(place.command("run", *ENDLESS, "--checkpoints.every", "3"), fault=partial(slow_save, 0.2))
     going.reach(5)
-    wait_for(lambda: bool(finished_checkpoints(place.folder / "run")))
+    wait_for(lambda: bool(list_finished(place.folder / "run")))
     going.signal(signal.SIGINT)
     wait_for(lambda: STOPPING in going.done()[0].output)
     assert_ended(going, Code.INTERRUPTED, "stopped by Ctrl-C after step ")
     going = launch(place.command("run", *ENDLESS, "--checkpoints.every", "3"), fault=partial(slow_save, 60))
-    saved = int(finished_checkpoints(place.folder / "run")[-1].name.removeprefix("step-"))
+    saved = int(list_finished(place.folder / "run")[-1].name.removeprefix("step-"))
     going.reach(saved + 1)
     going.signal(signal.SIGINT)
     time.sleep(ECHO_SECONDS + 0.2)

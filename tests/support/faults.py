@@ -216,9 +216,9 @@ class Capacity:
             check(len(batch.lengths))
             return forward(engine, batch)
 
-        compute, forward = micro_batch.compute, Engine.forward
+        compute, forward = micro_batch.compute_on_copy, Engine.forward
         replace(micro_batch, "can_try", lambda _: True)
-        replace(micro_batch, "compute", tried)
+        replace(micro_batch, "compute_on_copy", tried)
         replace(Engine, "forward", stepped)
 
 

@@ -12,7 +12,7 @@ from torch.nn import Module
 from transformers import BertConfig, BertForPreTraining
 
 from benchmarks.peer import padded
-from pretraining.huggingface.weights import to_transformers
+from pretraining.huggingface.weights import export_weights
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert
 from pretraining.model.rows import Rows
@@ -82,7 +82,7 @@ def their_config(shape: Shape, **more: Any) -> BertConfig:
 def their_model(model: Bert) -> BertForPreTraining:
     """transformers' model with our weights."""
     theirs = BertForPreTraining(their_config(model.shape))
-    missing, unexpected = theirs.load_state_dict(to_transformers(model.state_dict(), model.shape), strict=False)
+    missing, unexpected = theirs.load_state_dict(export_weights(model.state_dict(), model.shape), strict=False)
     assert not unexpected
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     theirs.tie_weights()

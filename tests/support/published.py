@@ -27,9 +27,9 @@ from pretraining.planning.cost import (
     REACH,
     Exchange,
     MicroBatch,
-    step_time,
+    estimate_step,
 )
-from pretraining.planning.machines import GPUS, find_network, gpu_cluster
+from pretraining.planning.machines import GPUS, find_network, make_cluster
 
 FILE = ROOT / "benchmarks" / "published.toml"
 Row = Mapping[str, Any]
@@ -85,12 +85,12 @@ def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float
     """
     per_node, network = min(row["gpus"], row["gpus_per_node"]), find_network(row["network"])
     dtype, tf32 = dtype_of(row), row.get("precision") == "tf32"
-    cluster = gpu_cluster(GPUS[row["gpu"]], dtype, row["gpus"] // per_node, per_node, network, tf32)
+    cluster = make_cluster(GPUS[row["gpu"]], dtype, row["gpus"] // per_node, per_node, network, tf32)
     size = 2 if dtype == "fp16" else 4
     exchange = Exchange(parameters_of(row), 0, size, optimizers()["lamb"].traffic, gradient_bytes=size, hides=False)
     work = work_of(row, length)
     slower = replace(work, flops=pace * work.flops, traffic=pace * work.traffic)
-    return step_time(cluster, slower, exchange, accumulation).total
+    return estimate_step(cluster, slower, exchange, accumulation).total
 
 
 def parameters_of(row: Row) -> int:

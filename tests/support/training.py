@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from support.processes import ROOT, Done, Run, start
 from torch import Tensor
 
-from pretraining.checkpoint.record import FOLDER, finished_checkpoints
+from pretraining.checkpoint.record import FOLDER, list_finished
 
 COMMAND = ROOT / "pretraining" / "train.py"
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
@@ -152,7 +152,7 @@ def state(run: Path) -> dict[str, Tensor]:
     """All tensors of the last checkpoint."""
     return {
         f"{path.name} {name}": value
-        for path in finished_checkpoints(run)[-1].glob("*.safetensors")
+        for path in list_finished(run)[-1].glob("*.safetensors")
         for name, value in load_file(path).items()
     }
 
@@ -193,7 +193,7 @@ def distance(run: Path, wanted: Path) -> float:
 def stopped_at(source: Path, run: Path, step: int) -> Path:
     """A copy of a run that ended after a step."""
     shutil.copytree(source, run)
-    for path in finished_checkpoints(run):
+    for path in list_finished(run):
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)
     return run

@@ -30,7 +30,7 @@ def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
     """A rank on a node of its own, which is like the others but for its fault."""
     rank = os.environ["RANK"]
     os.environ |= {"SLURMD_NODENAME": f"node{rank}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    replace(preflight, "matrix_rate", lambda *_: RATE)
+    replace(preflight, "measure_flops", lambda *_: RATE)
     health.WRITE_SECONDS, findings.SLOW_LINK = 0.02, 0.1  # a busy machine is no network
     preflight.AGAIN_SECONDS = 0.2
     if int(rank) == faulty:
@@ -56,7 +56,7 @@ def differ_in_all() -> None:
     replace(health, "check_data", lambda folder: check_data(folder / "elsewhere"))
     replace(tempfile, "TemporaryFile", fail_to_write)
     replace(health, "describe_gpu", describe_gpu)
-    replace(preflight, "matrix_rate", crash)
+    replace(preflight, "measure_flops", crash)
 
 
 def have_another_python() -> None:
@@ -100,7 +100,7 @@ def find_the_data_later() -> None:
 
 
 def multiply_slowly() -> None:
-    replace(preflight, "matrix_rate", lambda *_: 0.6 * RATE)
+    replace(preflight, "measure_flops", lambda *_: 0.6 * RATE)
 
 
 def exchange_slowly() -> None:
@@ -117,7 +117,7 @@ def exchange_nothing() -> None:
 
 
 def compute_nothing() -> None:
-    replace(preflight, "matrix_rate", lambda *_: time.sleep(60))
+    replace(preflight, "measure_flops", lambda *_: time.sleep(60))
 
 
 def die() -> None:

@@ -27,9 +27,9 @@ from data_prep.common.launchers import World
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.models import find_model, in_order_of, newest_export, notes_on, read_fine_tuned
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import all_checkpoints, read_record, write_record
+from pretraining.checkpoint.record import list_checkpoints, read_record, write_record
 from pretraining.huggingface.folders import read_encoder, write_fine_tuned
-from pretraining.huggingface.verify import probe
+from pretraining.huggingface.verify import make_probe
 from pretraining.huggingface.weights import TaskHead
 
 pytest_plugins = ["support.website_fixtures"]
@@ -84,25 +84,25 @@ def test_a_run_and_its_checkpoints(straight: Path) -> None:
     assert model.head is None
     assert model.summary().name == straight.name
     assert model.trained == 64
-    first = all_checkpoints(straight)[0]
+    first = list_checkpoints(straight)[0]
     assert not same(find_model(str(first)).encoder, model.encoder)
 
 
 def test_a_damaged_checkpoint_is_named(straight: Path, tmp_path: Path) -> None:
     run = shutil.copytree(straight, tmp_path / "run")
-    newest = all_checkpoints(run)[-1]
+    newest = list_checkpoints(run)[-1]
     file = next(newest.glob("weight-*"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match=f"{file.name}: its SHA-256 is not that of its record"):
         find_model(str(run)).encoder  # noqa: B018
     (newest / "DAMAGED").touch()
-    assert find_model(str(run)).folder == all_checkpoints(run)[-2]
+    assert find_model(str(run)).folder == list_checkpoints(run)[-2]
 
 
 def test_a_run_without_pairs_has_no_pooler(straight: Path, tmp_path: Path) -> None:
     """Earlier versions gave such a run one, which nothing has trained, nor the second segment."""
     run = shutil.copytree(straight, tmp_path / "run")
-    newest = all_checkpoints(run)[-1]
+    newest = list_checkpoints(run)[-1]
     record = read_record(newest)
     record.caller["progress"]["trained_segments"] = 1
     write_record(newest, record)
@@ -240,7 +240,7 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
     model = find_model(str(tmp_path))
     weights, notes = read_fine_tuned(model, MNLI)
     assert notes == ()
-    batch = probe(model.shape)
+    batch = make_probe(model.shape)
     ours = logits_of(model.shape, MNLI, weights, batch)[0]
     longest = slice(0, batch.lengths[0])
     with torch.no_grad():

@@ -22,7 +22,7 @@ from finetuning.model.serving import ServedModel
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
 from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
-from pretraining.huggingface.model_card import BaseSummary, TaskProvenance, task_card
+from pretraining.huggingface.model_card import BaseSummary, TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.model.shape import Sees, Shape
 
@@ -80,7 +80,7 @@ def test_a_folder_says_it_and_is_refused_where_nobody_else_computes_it(kind: str
     weights = task_weights(head, shape=shape)
     vocabulary, checks = Vocabulary(PIECES, cased=False), list[tuple[str, float]]()
     out = tmp_path / "out"
-    card = task_card(shape, head, out, 16, TaskProvenance("toy", BaseSummary("base", on_hub=False)))
+    card = make_task_card(shape, head, out, 16, TaskProvenance("toy", BaseSummary("base", on_hub=False)))
     verify = partial(verify_fine_tuned, shape=shape, head=head, state=weights, logits_of=logits_of)
     write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16, check=lambda at: checks.extend(verify(at)))
     read, read_head, state = read_fine_tuned(out)

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes most of the time of a few pairs: the chart, and how fast this machine is."""
     monkeypatch.setattr(minimal_pairs, "draw", lambda *_: [])
-    monkeypatch.setattr(minimal_pairs, "matrix_rate", lambda *_: 1e12)
+    monkeypatch.setattr(minimal_pairs, "measure_flops", lambda *_: 1e12)
 
 
 def score(model: Path, folder: Path, rows: Sequence[tuple[str, ...]]) -> tuple[int, Any]:

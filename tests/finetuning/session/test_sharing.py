@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(workers, "num_cores", lambda: 64)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(workers, "default_threads", lambda world: 64)
-    monkeypatch.setattr(workers, "total_memory", lambda device: has.total)
+    monkeypatch.setattr(workers, "read_total_memory", lambda device: has.total)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=has.free))
     monkeypatch.setattr(psutil, "cpu_percent", lambda seconds: has.busy)
     return has

@@ -14,15 +14,15 @@ from support.damage import FILES, change_number, flip, spoil_weight, truncate
 from support.training import contents, stopped_at
 
 from data_prep.common.errors import UserError
-from pretraining.checkpoint.models import Model
-from pretraining.checkpoint.reading import load_checkpoint, newest_whole, restore_engine
+from pretraining.checkpoint.models import StoredModel
+from pretraining.checkpoint.reading import find_newest_whole, load_checkpoint, restore_engine
 from pretraining.checkpoint.record import (
     DAMAGED,
     FOLDER,
     RECORD,
     CheckpointRecord,
     MadeBy,
-    finished_checkpoints,
+    list_finished,
     read_record,
     write_record,
 )
@@ -40,17 +40,17 @@ def test_a_damaged_checkpoint_is_named_and_left(
     straight: Path, tmp_path: Path, file: str, damage: Callable[[Path], None]
 ) -> None:
     run = stopped_at(straight, tmp_path / "run", 6)
-    before, newest = finished_checkpoints(run)[-2:]
+    before, newest = list_finished(run)[-2:]
     damage(newest / file)
     there, warnings = contents(newest), list[str]()
-    assert newest_whole(run, warnings.append) == before
+    assert find_newest_whole(run, warnings.append) == before
     [warning] = warnings
     assert str(newest / file) in warning
     assert f"{newest} is left as it is" in warning
     marked = contents(newest)
     assert str(newest / file) in marked.pop(DAMAGED).decode()
     assert marked == there
-    assert newest_whole(run, warnings.append) == before
+    assert find_newest_whole(run, warnings.append) == before
     assert len(warnings) == 1, "it is told once"
 
 
@@ -60,8 +60,8 @@ def test_a_weight_that_is_no_number_is_named_by_whatever_loads_a_model(
     value: float, straight: Path, tmp_path: Path
 ) -> None:
     run = stopped_at(straight, tmp_path / "run", 6)
-    name = spoil_weight(finished_checkpoints(run)[-1], value)
-    for load in (load_checkpoint, lambda run: Model.open(str(run)).read_weights()):
+    name = spoil_weight(list_finished(run)[-1], value)
+    for load in (load_checkpoint, lambda run: StoredModel.open(str(run)).read_weights()):
         with pytest.raises(UserError, match=rf"step-00000006: {name} has values that are no numbers"):
             load(run)
 
@@ -69,26 +69,26 @@ def test_a_weight_that_is_no_number_is_named_by_whatever_loads_a_model(
 @pytest.mark.usefixtures("alone")
 def test_a_repaired_checkpoint_counts_again(straight: Path, tmp_path: Path) -> None:
     run = stopped_at(straight, tmp_path / "run", 6)
-    newest = finished_checkpoints(run)[-1]
+    newest = list_finished(run)[-1]
     (newest / RECORD).rename(tmp_path / "kept")
-    assert newest_whole(run, lambda _: None) != newest
+    assert find_newest_whole(run, lambda _: None) != newest
     (tmp_path / "kept").rename(newest / RECORD)
     (newest / DAMAGED).unlink()
-    assert newest_whole(run, lambda _: None) == newest
+    assert find_newest_whole(run, lambda _: None) == newest
 
 
 @pytest.mark.usefixtures("alone")
 def test_a_checkpoint_that_was_being_replaced_is_put_back(straight: Path, tmp_path: Path) -> None:
     """A run that saves a step twice, with one checkpoint kept, may be killed when that has lost its name."""
     run = stopped_at(straight, tmp_path / "run", 1)
-    [only] = finished_checkpoints(run)
+    [only] = list_finished(run)
     there, old = contents(only), only.with_name(only.name + ".old")
     only.rename(old)
     (run / FOLDER / (only.name + ".tmp")).mkdir()
-    assert newest_whole(run, pytest.fail) == only
+    assert find_newest_whole(run, pytest.fail) == only
     assert contents(only) == there
     old.mkdir()
-    assert newest_whole(run, pytest.fail) == only
+    assert find_newest_whole(run, pytest.fail) == only
     assert old.exists(), "it is not taken for the one that has the name"
     assert read_record(only).step == 1
 
@@ -103,6 +103,6 @@ def test_the_scale_of_the_loss_goes_on(tmp_path: Path, scaler: LossScaler | None
 
 @pytest.mark.usefixtures("alone")
 def test_a_new_folder_has_nothing_to_go_on_from(tmp_path: Path) -> None:
-    assert newest_whole(tmp_path, pytest.fail) is None
+    assert find_newest_whole(tmp_path, pytest.fail) is None
     (tmp_path / FOLDER / "step-00000001.tmp").mkdir(parents=True)
-    assert newest_whole(tmp_path, pytest.fail) is None
+    assert find_newest_whole(tmp_path, pytest.fail) is None

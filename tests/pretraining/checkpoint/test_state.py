@@ -11,7 +11,7 @@ import pytest
 from support.records import SCORES
 
 from data_prep.common.errors import DamageError, UserError
-from pretraining.checkpoint.reading import newest_whole
+from pretraining.checkpoint.reading import find_newest_whole
 from pretraining.checkpoint.record import (
     CHECKSUM,
     FOLDER,
@@ -76,7 +76,7 @@ def test_what_another_version_wrote_is_not_damaged(tmp_path: Path, other: dict[s
     written = {"shape": {**SIZES, "objective": "mlm", "causal": False}, "caller": {"recipe": {"objective": "mlm"}}}
     rewritten(checkpoint, **written, **other)
     with pytest.raises(UserError, match=fault) as caught:
-        newest_whole(tmp_path, pytest.fail)
+        find_newest_whole(tmp_path, pytest.fail)
     assert not isinstance(caught.value, DamageError)
     assert is_finished(checkpoint)
 

@@ -16,7 +16,7 @@ from data_prep.common.errors import DamageError
 from data_prep.common.launchers import World
 from pretraining.checkpoint import writing
 from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD
-from pretraining.checkpoint.writing import Snapshots, retire
+from pretraining.checkpoint.writing import Snapshots, remove_old
 from pretraining.config.settings import Checkpoints, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -33,7 +33,7 @@ def test_a_damaged_checkpoint_is_never_removed(tmp_path: Path) -> None:
         (tmp_path / FOLDER / f"step-{step:08}" / RECORD).touch()
     (tmp_path / FOLDER / "step-00000002" / DAMAGED).touch()
     (tmp_path / FOLDER / "step-00000003" / RECORD).unlink()
-    retire(tmp_path, Checkpoints(keep=1))
+    remove_old(tmp_path, Checkpoints(keep=1))
     assert sorted(path.name[-1] for path in (tmp_path / FOLDER).iterdir()) == ["2", "3", "5"]
 
 
@@ -59,7 +59,7 @@ def test_checkpoints_are_removed_where_no_folder_is_renamed(tmp_path: Path, monk
         folder = tmp_path / FOLDER / f"step-{step:08}"
         folder.mkdir(parents=True)
         (folder / RECORD).touch()
-    retire(tmp_path, Checkpoints(keep=1))
+    remove_old(tmp_path, Checkpoints(keep=1))
     assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["step-00000003"]
     assert removed == [("step-00000001", False), ("step-00000002", False)]
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from data_prep.common.wording import known_keys
-from pretraining.config.reference import PAGE, reference, row, takes
+from pretraining.config.reference import PAGE, describe_values, make_reference, make_row
 from pretraining.config.settings import Model, Optimizer, Parallel, Phase, Recipe
 
 
 def test_the_page_is_up_to_date() -> None:
     """`make recipes-page` writes it anew."""
-    assert PAGE.read_text(encoding="utf-8") == reference()
+    assert PAGE.read_text(encoding="utf-8") == make_reference()
 
 
 def test_every_key_is_there() -> None:
-    parts = dict(part.partition("\n")[::2] for part in reference().split("\n## ")[1:])
+    parts = dict(part.partition("\n")[::2] for part in make_reference().split("\n## ")[1:])
     titles = {(): "At the top", ("phases", 0): "[[phases]]"}
     for *above, name in known_keys(Recipe):
         table = parts[titles.get(tuple(above), f"[{'.'.join(map(str, above))}]")]
@@ -22,7 +22,7 @@ def test_every_key_is_there() -> None:
 
 def test_limits_are_those_of_the_settings() -> None:
     def taken(settings: type, name: str) -> str:
-        return ", or ".join(takes(settings.model_json_schema()["properties"][name]))  # type: ignore[attr-defined]
+        return ", or ".join(describe_values(settings.model_json_schema()["properties"][name]))  # type: ignore[attr-defined]
 
     assert taken(Phase, "micro_batch") == 'a whole number of at least 1, or `"auto"`'
     assert taken(Phase, "steps") == "a whole number of at least 1"
@@ -34,5 +34,5 @@ def test_limits_are_those_of_the_settings() -> None:
 
 
 def test_a_row_has_the_default_or_says_that_there_is_none() -> None:
-    assert row("warmup", Phase).endswith("| a number of at least 0 and below 1 | `0.0` |")
-    assert row("length", Phase).endswith("| needed |")
+    assert make_row("warmup", Phase).endswith("| a number of at least 0 and below 1 | `0.0` |")
+    assert make_row("length", Phase).endswith("| needed |")

@@ -14,7 +14,7 @@ from support.recipes import TAKE_WHAT_FITS, completing
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Section
 from pretraining.config.overrides import load_recipe
-from pretraining.config.settings import Phase, Recipe, count_micro_batches, divisors
+from pretraining.config.settings import Phase, Recipe, count_micro_batches, list_divisors
 
 RECIPES = sorted((ROOT / "pretraining/recipes").glob("*.toml"))
 RANKS = {  # what their comments promise
@@ -41,7 +41,7 @@ def test_every_recipe_works_on_the_ranks_that_it_promises(path: Path) -> None:
     for ranks in RANKS[path.stem]:
         recipe = load_recipe(path, completing(path), ranks=ranks, device="cpu", lengths=[32, 64, 128, 512])
         for phase in recipe.phases:
-            open_to = divisors(phase.batch // ranks)
+            open_to = list_divisors(phase.batch // ranks)
             for size in open_to if phase.micro_batch == "auto" else [phase.micro_batch]:
                 assert count_micro_batches(phase, ranks, found=size) * size * ranks == phase.batch
 
@@ -120,7 +120,7 @@ def test_what_does_not_divide_is_refused_with_what_does(batch: int, micro_batch:
 
 @given(st.integers(1, 5000))
 def test_divisors_are_all_that_divide(number: int) -> None:
-    assert divisors(number) == [each for each in range(1, number + 1) if number % each == 0]
+    assert list_divisors(number) == [each for each in range(1, number + 1) if number % each == 0]
 
 
 def test_an_open_micro_batch_leaves_only_the_ranks_to_divide_the_batch() -> None:

@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTrainin
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.huggingface.folders import read_encoder, read_folder, read_length, read_shape, write_folder
-from pretraining.huggingface.weights import to_transformers
+from pretraining.huggingface.weights import export_weights
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_transformers_loads_an_exported_folder_like_one_of_its_own(
 
 def test_transformers_takes_every_weight_bit_for_bit(exported: Path) -> None:
     model = AutoModelForPreTraining.from_pretrained(exported)
-    state = to_transformers(our_weights(), SHAPE)
+    state = export_weights(our_weights(), SHAPE)
     found = model.state_dict()
     assert found.pop("cls.predictions.decoder.weight").equal(state["bert.embeddings.word_embeddings.weight"])
     assert found.pop("cls.predictions.decoder.bias").equal(state["cls.predictions.bias"])

@@ -21,9 +21,9 @@ from pretraining.huggingface.model_card import (
     DataSummary,
     Provenance,
     TaskProvenance,
-    model_card,
+    make_model_card,
+    make_task_card,
     read_front_matter,
-    task_card,
 )
 from pretraining.huggingface.weights import TaskHead
 from pretraining.model.shape import Shape
@@ -65,7 +65,9 @@ def provenance(manifest: Manifest) -> Provenance:
 
 
 def card(shape: Shape, provenance: Provenance | None = None, **more: Any) -> str:
-    return model_card(shape, **{"folder": Path("runs/mine/export"), "length": 64, "provenance": provenance, **more})
+    return make_model_card(
+        shape, **{"folder": Path("runs/mine/export"), "length": 64, "provenance": provenance, **more}
+    )
 
 
 def front(text: str, folder: Path) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def test_names_from_outside_do_not_break_the_card(shape: Shape, provenance: Prov
 
 
 def test_a_fine_tuned_model_tells_what_it_was_made_from_and_how_good_it_is(tmp_path: Path) -> None:
-    text = task_card(SHAPE, HEADS["classes"], Path("runs/base/glue/mnli"), 128, FINE_TUNED)
+    text = make_task_card(SHAPE, HEADS["classes"], Path("runs/base/glue/mnli"), 128, FINE_TUNED)
     (tmp_path / "README.md").write_text(text)
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.data.license, card.data.pipeline_tag) == ("mit", "text-classification")
@@ -184,7 +186,7 @@ def test_a_fine_tuned_model_tells_what_it_was_made_from_and_how_good_it_is(tmp_p
 def test_every_kind_of_head_has_a_card(head: TaskHead, tmp_path: Path) -> None:
     """The class that it names is one of transformers; of a path on this machine only the last name is told."""
     made = TaskProvenance("own", BaseSummary("mini", on_hub=False), pretrained=False)
-    text = task_card(SHAPE, head, tmp_path / "model", 16, made)
+    text = make_task_card(SHAPE, head, tmp_path / "model", 16, made)
     kind = text.partition("import ")[2].partition(",")[0]
     assert hasattr(transformers, kind)
     assert "but not the weights, are those of mini." in text

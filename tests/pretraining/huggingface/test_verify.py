@@ -15,7 +15,7 @@ from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.huggingface import verify
 from pretraining.huggingface.folders import write_folder
-from pretraining.huggingface.verify import probe, verify_export
+from pretraining.huggingface.verify import make_probe, verify_export
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 
@@ -74,7 +74,7 @@ def test_a_config_that_changed_is_noticed(exported: Path) -> None:
 @pytest.mark.parametrize("segments", [1, 2])
 def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None:
     small = replace(SHAPE, positions=positions, segments=segments)
-    batch = probe(small)
+    batch = make_probe(small)
     assert sum(batch.lengths) == len(batch.pieces) == int(batch.starts[-1])
     assert max(batch.lengths) == positions
     assert int(batch.segments.max()) <= segments - 1

@@ -18,7 +18,7 @@ from transformers import BertForMaskedLM, BertModel
 from data_prep.common.errors import UserError
 from pretraining.huggingface.folders import read_folder
 from pretraining.huggingface.verify import verify_export
-from pretraining.huggingface.weights import LISTED, from_transformers, list_weights, to_transformers
+from pretraining.huggingface.weights import LISTED, export_weights, import_weights, list_weights
 from pretraining.objectives.declaration import build_model
 
 
@@ -30,13 +30,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_list_is_that_of_our_model() -> None:
-    sizes = {weight.ours: weight.padded(SHAPE) for weight in list_weights(SHAPE)}
+    sizes = {weight.ours: weight.pad_size(SHAPE) for weight in list_weights(SHAPE)}
     assert sizes == {name: tuple(weight.shape) for name, weight in build_model(SHAPE).state_dict().items()}
 
 
 def test_what_is_made_shares_no_memory_with_the_model() -> None:
     state = our_weights()
-    theirs = to_transformers(state, SHAPE)
+    theirs = export_weights(state, SHAPE)
     state["next_head.weight"].zero_()
     assert theirs["cls.seq_relationship.weight"].abs().sum() > 0
 
@@ -67,11 +67,11 @@ def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
 )
 def test_old_names_are_understood(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     state = their_weights()
-    assert same(from_transformers(change(dict(state)), SHAPE)[0], from_transformers(state, SHAPE)[0])
+    assert same(import_weights(change(dict(state)), SHAPE)[0], import_weights(state, SHAPE)[0])
 
 
 def test_half_precision_becomes_single() -> None:
-    state, _ = from_transformers(in_half(their_weights()), SHAPE)
+    state, _ = import_weights(in_half(their_weights()), SHAPE)
     assert {weight.dtype for weight in state.values()} == {torch.float32}
 
 
@@ -138,12 +138,12 @@ def test_weights_that_do_not_fit_are_refused(change: Callable[[dict[str, Tensor]
     state = their_weights()
     change(state)
     with pytest.raises(UserError, match=message):
-        from_transformers(state, SHAPE, "folder")
+        import_weights(state, SHAPE, "folder")
 
 
 def test_another_model_names_its_first_weights_only() -> None:
     with pytest.raises(UserError) as caught:
-        from_transformers({f"decoder.{number}": torch.zeros(3) for number in range(1000)}, SHAPE, "folder")
+        import_weights({f"decoder.{number}": torch.zeros(3) for number in range(1000)}, SHAPE, "folder")
     assert len(str(caught.value).splitlines()) == LISTED + 1
 
 

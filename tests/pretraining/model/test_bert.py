@@ -22,7 +22,7 @@ from support.pretraining_reference import (
 )
 from transformers import BertForMaskedLM
 
-from pretraining.huggingface.weights import from_transformers
+from pretraining.huggingface.weights import import_weights
 from pretraining.model import cpu_kernels
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert
@@ -63,7 +63,7 @@ def test_loss_and_gradients_are_those_of_transformers() -> None:
     torch.testing.assert_close(loss, reference, rtol=1e-5, atol=1e-5)
     loss.backward()
     reference.backward()
-    wanted, _ = from_transformers(gradients(theirs), SMALL)
+    wanted, _ = import_weights(gradients(theirs), SMALL)
     found = {name: ours[: len(wanted[name])] for name, ours in gradients(model).items()}
     for name, ours in found.items():
         error = float((ours - wanted[name][: len(ours)]).abs().max())

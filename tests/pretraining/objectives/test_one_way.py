@@ -16,7 +16,7 @@ from support.pretraining_reference import SMALL, gradients, make_uneven, padded,
 from torch import Tensor
 from transformers import BertLMHeadModel
 
-from pretraining.huggingface.weights import from_transformers, to_transformers
+from pretraining.huggingface.weights import export_weights, import_weights
 from pretraining.model import encoder
 from pretraining.model.attention import Padded
 from pretraining.model.bert import Bert
@@ -85,7 +85,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
     objective, model = made("ltr", dropout=0.0, attention_dropout=0.0)
     shape = model.shape
     theirs = BertLMHeadModel(their_config(shape, is_decoder=True))
-    missing, unexpected = theirs.load_state_dict(to_transformers(model.state_dict(), shape), strict=False)
+    missing, unexpected = theirs.load_state_dict(export_weights(model.state_dict(), shape), strict=False)
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert not unexpected
     theirs.tie_weights()
@@ -102,7 +102,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
     torch.testing.assert_close(loss, output.loss, rtol=1e-5, atol=1e-5)
     for each in (loss, output.loss):
         torch.autograd.backward(each)
-    wanted, _ = from_transformers(gradients(theirs), shape)
+    wanted, _ = import_weights(gradients(theirs), shape)
     for name, ours in gradients(model).items():
         ours = ours[: len(wanted[name])]
         assert float((ours - wanted[name][: len(ours)]).abs().max()) < 1e-5, name

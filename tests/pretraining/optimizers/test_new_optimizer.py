@@ -12,8 +12,8 @@ from support.copies import copy_packages, run_entry
 from support.training import Place
 from torch import Tensor
 
-from pretraining.checkpoint.reading import parameter_sizes, read_weights
-from pretraining.checkpoint.record import finished_checkpoints, read_record
+from pretraining.checkpoint.reading import list_parameter_sizes, read_weights
+from pretraining.checkpoint.record import list_finished, read_record
 
 TOY = '''
 """Three averages; of matrices the first is turned towards an orthogonal one, which only a whole matrix has."""
@@ -47,8 +47,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def weights_of(run: Path) -> dict[str, Tensor]:
     """The weights after a run, whose recipe this process cannot read: the optimizer is in the copy alone."""
-    checkpoint = finished_checkpoints(run)[-1]
-    return read_weights(checkpoint, parameter_sizes(read_record(checkpoint).shape))
+    checkpoint = list_finished(run)[-1]
+    return read_weights(checkpoint, list_parameter_sizes(read_record(checkpoint).shape))
 
 
 def differences(one: Path, other: Path) -> list[float]:
@@ -67,9 +67,9 @@ def test_it_trains_alike_on_any_ranks_and_goes_on_on_others(copy: Path, place: P
     assert max(differences(one, two)) < 1e-4
     stopped = place.folder / "stopped"
     shutil.copytree(two, stopped)
-    for later in finished_checkpoints(stopped)[1:]:
+    for later in list_finished(stopped)[1:]:
         shutil.rmtree(later)
-    files = {file.path.partition("-0")[0] for file in read_record(finished_checkpoints(stopped)[0]).files}
+    files = {file.path.partition("-0")[0] for file in read_record(list_finished(stopped)[0]).files}
     assert files == {"weight", "fast", "slow", "power"}
     assert "continues after step 3" in run_entry(copy, TRAIN, *place.command("stopped", *words))
     assert max(differences(two, stopped)) < 1e-4

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
 from pretraining.optimizers.declaration import optimizers
-from pretraining.planning.cost import Cluster, Exchange, MicroBatch, efficiency, step_time
-from pretraining.planning.machines import GPUS, find_network, gpu_cluster
+from pretraining.planning.cost import Cluster, Exchange, MicroBatch, estimate_step, find_efficiency
+from pretraining.planning.machines import GPUS, find_network, make_cluster
 from pretraining.planning.memory import count_parameters
 
 names = st.sampled_from(sorted(GPUS))
@@ -23,7 +23,7 @@ powers = st.sampled_from([1, 2, 4, 8, 16, 64])
 
 
 def cluster(name: str = "a100-80", nodes: int = 4, per_node: int = 8, network: str = "hdr200x8") -> Cluster:
-    return gpu_cluster(GPUS[name], "fp16", nodes, per_node, find_network(network))
+    return make_cluster(GPUS[name], "fp16", nodes, per_node, find_network(network))
 
 
 def work(size: str = "large", length: int = 128, sequences: int = 64) -> MicroBatch:
@@ -41,7 +41,7 @@ def test_faster_parts_never_make_a_step_longer(
     name: str, network: str, zero: int, nodes: int, accumulation: int, times: float
 ) -> None:
     before = cluster(name, nodes, 8, network)
-    seconds = step_time(before, work(), sharing(zero), accumulation).total
+    seconds = estimate_step(before, work(), sharing(zero), accumulation).total
     device, joined = before.device, before.network
     assert joined is not None
     faster = [
@@ -54,14 +54,14 @@ def test_faster_parts_never_make_a_step_longer(
         replace(before, jitter=before.jitter / times),
     ]
     for other in faster:
-        assert step_time(other, work(), sharing(zero), accumulation).total <= seconds * (1 + 1e-9)
+        assert estimate_step(other, work(), sharing(zero), accumulation).total <= seconds * (1 + 1e-9)
 
 
 @given(names, kinds, stages, powers, powers, st.sampled_from(sorted(SIZES)))
 def test_a_rank_among_others_gets_no_more_done_than_alone(
     name: str, network: str, zero: int, nodes: int, accumulation: int, size: str
 ) -> None:
-    found = efficiency(cluster(name, nodes, 8, network), work(size), sharing(zero, size), accumulation)
+    found = find_efficiency(cluster(name, nodes, 8, network), work(size), sharing(zero, size), accumulation)
     assert 0 < found <= 1 + 1e-9
 
 
@@ -72,8 +72,12 @@ def test_more_nodes_take_longer_for_a_step_but_less_for_a_batch(
     few, many = (cluster(name, 2**nodes, 8, network) for nodes in (power, power + 1))
     ours = sharing(zero)
     assert many.scatter_seconds(1e9) >= few.scatter_seconds(1e9)
-    assert step_time(few, work(), ours, 2 * accumulation).total >= step_time(few, work(), ours, accumulation).total
-    assert efficiency(many, work(), ours, accumulation) <= efficiency(few, work(), ours, 2 * accumulation) + 1e-9
+    assert (
+        estimate_step(few, work(), ours, 2 * accumulation).total >= estimate_step(few, work(), ours, accumulation).total
+    )
+    assert (
+        find_efficiency(many, work(), ours, accumulation) <= find_efficiency(few, work(), ours, 2 * accumulation) + 1e-9
+    )
 
 
 def test_joining_is_a_ring_within_a_node_and_between_nodes() -> None:
@@ -87,13 +91,13 @@ def test_joining_is_a_ring_within_a_node_and_between_nodes() -> None:
 def test_what_is_joined_under_the_stages() -> None:
     """ZeRO 2 joins every micro-batch, ZeRO 3 gathers the weights besides, and nothing is hidden in fp16 below it."""
     fast = replace(cluster(), device=replace(cluster().device, launch=0.0))  # no time in which much could hide
-    times = {zero: step_time(fast, work(sequences=8), sharing(zero), 16).joining for zero in range(4)}
+    times = {zero: estimate_step(fast, work(sequences=8), sharing(zero), 16).joining for zero in range(4)}
     assert times[0] == times[1] < times[2] < times[3]
     assert (
-        step_time(cluster(), work(), sharing(1, dtype="fp16"), 4).joining
-        > step_time(cluster(), work(), sharing(1), 4).joining
+        estimate_step(cluster(), work(), sharing(1, dtype="fp16"), 4).joining
+        > estimate_step(cluster(), work(), sharing(1), 4).joining
     )
-    assert step_time(cluster(nodes=1, per_node=1), work(), sharing(3), 4).joining == 0
+    assert estimate_step(cluster(nodes=1, per_node=1), work(), sharing(3), 4).joining == 0
 
 
 def test_the_host_limits_small_micro_batches_on_a_gpu() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.live_tensors import LiveTensors
 
 from pretraining.config.overrides import RECIPES, load_recipe
-from pretraining.config.settings import Dtype, divisors
+from pretraining.config.settings import Dtype, list_divisors
 from pretraining.data.batches import full_sequences
 from pretraining.engine.precision import DTYPES
 from pretraining.model import vocabulary_loss
@@ -25,7 +25,7 @@ from pretraining.planning.memory import (
     GPU_ELEMENTS,
     Heaviest,
     Room,
-    largest_that_fits,
+    find_largest_that_fits,
     plan_activations,
 )
 from pretraining.planning.plan import Target
@@ -35,14 +35,14 @@ BASE = Heaviest(Shape.from_size("base", 30522), "bf16", length=128, predictions=
 
 @given(st.integers(1, 100_000), st.integers(0, 100_000))
 def test_the_largest_is_found_with_few_trials(share: int, capacity: int) -> None:
-    sizes, tried = divisors(share), []
+    sizes, tried = list_divisors(share), []
 
     def fits(size: int) -> bool:
         tried.append(size)
         return size <= capacity
 
     wanted = max((size for size in sizes if size <= capacity), default=None)
-    assert largest_that_fits(sizes, fits) == wanted
+    assert find_largest_that_fits(sizes, fits) == wanted
     assert len(tried) <= math.floor(math.log2(len(sizes))) + 1
 
 
@@ -54,7 +54,7 @@ def test_sizes_divide_the_share_and_are_bounded(share: int, length: int) -> None
         sizes = heaviest.sizes(share, on_cpu)
         assert sizes[0] == 1
         assert all(share % size == 0 for size in sizes)
-        left_out = set(divisors(share)) - set(sizes)
+        left_out = set(list_divisors(share)) - set(sizes)
         if on_cpu:
             assert all(size * length <= CPU_PIECES for size in sizes)
             assert all(size * length > CPU_PIECES for size in left_out)

@@ -15,7 +15,7 @@ from support.commands import wait_for
 from support.records import RECORD, SCORES, open_log
 
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.reporting.console import number
+from pretraining.reporting.console import format_number
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
 
 
@@ -106,4 +106,10 @@ def test_without_next_sentences_nothing_tells_of_them(tmp_path: Path) -> None:
 
 
 def test_numbers_as_people_read_them() -> None:
-    assert [number(value) for value in (7.4, 999, 12345, 4.561e6, 123.4e9)] == ["7", "999", "12.3k", "4.56M", "123G"]
+    assert [format_number(value) for value in (7.4, 999, 12345, 4.561e6, 123.4e9)] == [
+        "7",
+        "999",
+        "12.3k",
+        "4.56M",
+        "123G",
+    ]

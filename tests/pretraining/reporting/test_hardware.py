@@ -12,26 +12,26 @@ import torch
 from support.processes import ROOT
 
 from pretraining.reporting import hardware
-from pretraining.reporting.hardware import matrix_rate, total_memory
+from pretraining.reporting.hardware import measure_flops, read_total_memory
 
 CPU = torch.device("cpu")
 
 
 def test_the_matrix_rate_is_that_of_matrix_products() -> None:
     """A number that some computer could have, not one a thousand times off."""
-    assert 1e8 < matrix_rate(CPU, torch.float32, budget=0.2) < 1e14
-    assert 1e8 < matrix_rate(CPU, torch.bfloat16, budget=0.2) < 1e15
+    assert 1e8 < measure_flops(CPU, torch.float32, budget=0.2) < 1e14
+    assert 1e8 < measure_flops(CPU, torch.bfloat16, budget=0.2) < 1e15
 
 
 SCRIPT = """
 import subprocess, sys, types
 sys.modules["torch"] = types.ModuleType("torch")  # which takes seconds, and is not needed
-from pretraining.reporting.hardware import peak_memory
+from pretraining.reporting.hardware import read_peak_memory
 cpu = types.SimpleNamespace(type="cpu")
-print(peak_memory(cpu), flush=True)
+print(read_peak_memory(cpu), flush=True)
 if len(sys.argv) == 1:
     block = b"x" * 200_000_000
-    print(peak_memory(cpu), flush=True)
+    print(read_peak_memory(cpu), flush=True)
     subprocess.run([sys.executable, __file__, "child"])
 """
 
@@ -52,9 +52,9 @@ def test_the_memory_is_what_the_container_or_job_may_take(tmp_path: Path, monkey
     own.write_text("4:memory:/other\n0::/slurm/job\n")
     monkeypatch.setattr(hardware, "GROUPS", tmp_path)
     monkeypatch.setattr(hardware, "OWN_GROUP", own)
-    whole = total_memory(CPU)
+    whole = read_total_memory(CPU)
     assert 1e8 < whole < 1e15
     limits = {"": "max", "slurm": f"{whole // 2}", "slurm/job": f"{whole // 3}"}
     for (folder, limit), least in zip(limits.items(), (whole, whole // 2, whole // 3), strict=True):
         (tmp_path / folder / "memory.max").write_text(f"{limit}\n")
-        assert total_memory(CPU) == least
+        assert read_total_memory(CPU) == least

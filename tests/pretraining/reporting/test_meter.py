@@ -14,7 +14,7 @@ from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.objectives.mlm import Losses
 from pretraining.processes.group import connect, disconnect
 from pretraining.reporting import meter as metrics
-from pretraining.reporting.hardware import peak_memory
+from pretraining.reporting.hardware import read_peak_memory
 from pretraining.reporting.meter import Meter, Speed, Stopwatch
 from pretraining.reporting.records import StepRecord
 
@@ -66,7 +66,7 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     assert speed.waiting_for_data == pytest.approx(0.1)
     assert speed.seconds_per_step == 10.0
     assert speed.seconds_left == pytest.approx(20.0)
-    assert speed.peak_memory_bytes == pytest.approx(peak_memory(CPU), rel=0.1)
+    assert speed.peak_memory_bytes == pytest.approx(read_peak_memory(CPU), rel=0.1)
 
 
 def test_an_interval_starts_from_nothing() -> None:
@@ -109,13 +109,13 @@ def test_progress_is_reckoned_without_waiting_for_the_device() -> None:
     """Whatever is added up there stays there: nothing can be read of a meta device."""
     clock, device = Clock(), torch.device("meta")
     meter = Meter(device, SUMS, COUNTS, watch=Stopwatch(clock=clock))
-    assert meter.so_far(100.0, None) == (None, None)
+    assert meter.estimate(100.0, None) == (None, None)
     both = [value.detach().to(device) for value in sums(1.0, 1.0, 1, 1)]
     meter.add(both, predictions=1, sequences=1, pieces=30, padded=40, flops=10.0)
     meter.step(1e-4)
     clock.now += 2.0
-    assert meter.so_far(100.0, None) == (15.0, 20.0)
-    assert meter.so_far(None, 7.0) == (15.0, 7.0)
+    assert meter.estimate(100.0, None) == (15.0, 20.0)
+    assert meter.estimate(None, 7.0) == (15.0, 7.0)
 
 
 def test_time_in_pauses_is_not_counted_and_a_pause_within_one_is_a_part_of_it() -> None:
@@ -156,7 +156,7 @@ def two_ranks_measure() -> tuple[dict[str, float], Speed]:
     masked, predictions = ((10.0, 2), (50.0, 18))[ranks.rank]  # the mean of the ranks' means would be wrong
     meter.add(sums(masked, 1.0, 1, 1), predictions=predictions, sequences=2, pieces=100, padded=128, flops=1000.0)
     meter.step(1e-4, waited=(0.0, 4.0)[ranks.rank])
-    setattr(metrics, "peak_memory", lambda _: (5000, 7000)[ranks.rank])  # noqa: B010
+    setattr(metrics, "read_peak_memory", lambda _: (5000, 7000)[ranks.rank])  # noqa: B010
     clock.now += 10.0
     measured = meter.flush()
     disconnect()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.records import RECORD, SCORES, open_log
 
-from pretraining.reporting.metrics_file import METRICS, newest_records, step_records
+from pretraining.reporting.metrics_file import METRICS, read_newest_records, read_step_records
 
 KINDS = ("step", "evaluation")
 
@@ -25,14 +25,14 @@ def step(number: int, loss: float | None = 5.0, **more: object) -> dict[str, Any
 
 
 def curve_of(path: Path, places: int) -> list[tuple[int, float]]:
-    return [(logged.step, logged.figures["loss"]) for logged in step_records(path, places)]
+    return [(logged.step, logged.figures["loss"]) for logged in read_step_records(path, places)]
 
 
 def test_what_a_log_has_written_is_found(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.write(RECORD)
         log.write(SCORES)
-    found = newest_records(tmp_path / METRICS, KINDS)
+    found = read_newest_records(tmp_path / METRICS, KINDS)
     assert found["step"]["pieces_per_second"] == RECORD.speed.pieces_per_second
     assert found["evaluation"]["masked_loss"] == SCORES.learns["masked_loss"]
     assert curve_of(tmp_path / METRICS, 200) == [(12000, RECORD.loss)]
@@ -41,7 +41,7 @@ def test_what_a_log_has_written_is_found(tmp_path: Path) -> None:
 def test_an_evaluation_is_found_beyond_the_last_lines(tmp_path: Path) -> None:
     evaluation = {"kind": "evaluation", "step": 7, "masked_loss": 6.0}
     path = write(tmp_path, [evaluation, *(step(number, filler="x" * 500) for number in range(8, 2000))])
-    assert newest_records(path, KINDS) == {"step": step(1999, filler="x" * 500), "evaluation": evaluation}
+    assert read_newest_records(path, KINDS) == {"step": step(1999, filler="x" * 500), "evaluation": evaluation}
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_an_evaluation_is_found_beyond_the_last_lines(tmp_path: Path) -> None:
 )
 def test_a_line_that_is_being_written_counts_for_nothing(torn: bytes, tmp_path: Path) -> None:
     path = write(tmp_path, [step(1, 7.0), step(2, 6.0)], torn)
-    assert newest_records(path, KINDS) == {"step": step(2, 6.0)}
+    assert read_newest_records(path, KINDS) == {"step": step(2, 6.0)}
     assert curve_of(path, 200) == [(1, 7.0), (2, 6.0)]
 
 
 def test_damaged_lines_and_losses_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     path = write(tmp_path, [step(1, 7.0)], b'garbage\n[1, 2]\n\n{"kind": "step", "step": 2, "loss": null}\n')
-    assert newest_records(path, KINDS) == {"step": step(2, None)}
+    assert read_newest_records(path, KINDS) == {"step": step(2, None)}
     assert curve_of(path, 200) == [(1, 7.0)]
 
 
@@ -78,5 +78,5 @@ def test_a_long_file_is_read_at_places_over_all_of_it(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_has_neither(tmp_path: Path) -> None:
-    assert newest_records(write(tmp_path, []), KINDS) == {}
+    assert read_newest_records(write(tmp_path, []), KINDS) == {}
     assert curve_of(tmp_path / METRICS, 200) == []

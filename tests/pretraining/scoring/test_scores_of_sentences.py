@@ -18,12 +18,12 @@ from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassifi
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import build_model, objectives
-from pretraining.scoring.filling import fill
-from pretraining.scoring.pairs import Asked, Pair, are_right, read_pairs, sentences_of, take_pairs
-from pretraining.scoring.sentences import Scorer, Sentences, masked_copies
+from pretraining.scoring.filling import fill_masks
+from pretraining.scoring.pairs import Asked, Pair, are_right, list_sentences, read_pairs, take_pairs
+from pretraining.scoring.sentences import Scorer, Sentences, mask_copies
 
 CPU = torch.device("cpu")
 VOCABULARY = Vocabulary(PIECES, cased=False)
@@ -65,8 +65,8 @@ def test_every_pair_is_scored_as_by_a_plain_scorer_on_transformers(folder: Path)
     words = ["word1", "word7", "word33", "abc", "q", "xyzzy", "?", "é", "Word2", "unknown9"]
     texts = [" ".join(draw.choice(words, draw.integers(1, 10))) for _ in range(40)]
     theirs, tokenizer = BertForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    model = Model.open(str(folder))
-    found = Scorer(model.pretrained(), model.vocabulary, CPU).score(texts)
+    model = StoredModel.open(str(folder))
+    found = Scorer(model.build_pretrained(), model.vocabulary, CPU).score(texts)
     expected = [their_score(theirs, tokenizer, text) for text in texts]
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert len({*np.sign(found[::2] - found[1::2])}) > 1
@@ -87,9 +87,9 @@ def test_pairs_of_blimp_are_scored_as_by_a_plain_scorer(tmp_path: Path) -> None:
             parameter.add_(torch.randn(parameter.shape), alpha=0.1)
     theirs.save_pretrained(tmp_path)
     vocabulary.write(tmp_path)
-    model = Model.open(str(tmp_path))
-    texts = sentences_of(pairs)[::19]
-    found = Scorer(model.pretrained(), model.vocabulary, CPU).score(texts)
+    model = StoredModel.open(str(tmp_path))
+    texts = list_sentences(pairs)[::19]
+    found = Scorer(model.build_pretrained(), model.vocabulary, CPU).score(texts)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     np.testing.assert_allclose(found, [their_score(theirs, tokenizer, text) for text in texts], atol=1e-4)
 
@@ -109,7 +109,7 @@ def test_a_piece_is_asked_for_without_itself_and_the_rest_of_its_word() -> None:
     pieces = VOCABULARY.pieces
     cls, mask, sep = (pieces.index(f"[{name}]") for name in ("CLS", "MASK", "SEP"))
     one, two, more = (pieces.index(piece) for piece in ("word1", "a", "##b"))
-    batch, _ = masked_copies(
+    batch, _ = mask_copies(
         Sentences(np.array([cls, one, two, more, more, sep]), np.array([6])),
         np.arange(1, 5),
         VOCABULARY.continues,
@@ -173,11 +173,11 @@ def test_a_sentence_of_which_no_piece_is_left_has_no_score(scorer: str) -> None:
 def test_what_says_nothing_of_a_model_is_counted() -> None:
     long = "word1 " * 39
     pairs = [Pair("a", "b"), Pair("a", "a"), Pair(long, "\u200b"), Pair("\u200b", "a"), Pair(long, long)]
-    asked = Asked.from_pairs(pairs, SCORER.cut_texts(sentences_of(pairs)), SHAPE.positions)
+    asked = Asked.from_pairs(pairs, SCORER.cut_texts(list_sentences(pairs)), SHAPE.positions)
     assert (asked.equal, asked.too_long, asked.without_pieces, asked.telling) == (2, 2, 1, 1)
     asked.require_telling("pairs.tsv")
     with pytest.raises(UserError, match="none of its 4 pairs"):
-        Asked.from_pairs(pairs[1:], SCORER.cut_texts(sentences_of(pairs[1:])), SHAPE.positions).require_telling(
+        Asked.from_pairs(pairs[1:], SCORER.cut_texts(list_sentences(pairs[1:])), SHAPE.positions).require_telling(
             "pairs.tsv"
         )
 
@@ -186,15 +186,15 @@ def test_a_folder_without_the_heads_of_pretraining_is_refused(tmp_path: Path) ->
     their_model(BertForSequenceClassification).save_pretrained(tmp_path)
     VOCABULARY.write(tmp_path)
     with pytest.raises(UserError, match="was fine-tuned, so"):
-        Model.open(str(tmp_path)).pretrained()
+        StoredModel.open(str(tmp_path)).build_pretrained()
     kept = {name: each for name, each in their_weights().items() if not name.startswith("cls.")}
     their_model().save_pretrained(tmp_path, state_dict=kept)
     with pytest.raises(UserError, match="has no masked_head, next_head"):
-        Model.open(str(tmp_path)).pretrained()
+        StoredModel.open(str(tmp_path)).build_pretrained()
     (tmp_path / "config.json").unlink()
     (tmp_path / "task.json").write_text('{"bilstm": {}}')
     with pytest.raises(UserError, match="was fine-tuned on features or with a BiLSTM"):
-        Model.open(str(tmp_path))
+        StoredModel.open(str(tmp_path))
 
 
 def test_a_model_that_says_no_numbers_is_refused() -> None:
@@ -205,13 +205,13 @@ def test_a_model_that_says_no_numbers_is_refused() -> None:
 
 
 def test_a_model_of_one_direction_fills_in_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model.open(str(folder))
-    [best] = fill(model, "word1 [MASK]", 2, CPU)
+    model = StoredModel.open(str(folder))
+    [best] = fill_masks(model, "word1 [MASK]", 2, CPU)
     assert len(best) == 2
     one_way = build_model(replace(SHAPE, objective="rtl", pairs=False, sees="after")).initialize(0)
-    monkeypatch.setattr(Model, "pretrained", lambda _: one_way)
+    monkeypatch.setattr(StoredModel, "build_pretrained", lambda _: one_way)
     with pytest.raises(UserError, match="has never seen a"):
-        fill(model, "word1 [MASK]", 2, CPU)
+        fill_masks(model, "word1 [MASK]", 2, CPU)
 
 
 def test_operations_are_those_of_the_copies() -> None:

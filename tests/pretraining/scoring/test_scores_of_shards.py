@@ -15,7 +15,7 @@ from support.training import Place
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import SPECIAL
 from pretraining import evaluate
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.model.shape import Shape
@@ -25,9 +25,9 @@ EXAMPLES, LENGTH = 24, 32
 
 
 @torch.no_grad()
-def nats_of(model: Model, data: Path) -> list[tuple[str, float]]:
+def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
     """The pieces that a model is asked for, with what each costs, from its logits in plain PyTorch."""
-    bert, manifest = model.pretrained(), Manifest.read(data)
+    bert, manifest = model.build_pretrained(), Manifest.read(data)
     dataset = Dataset(data, manifest, LENGTH, validation=True, objective=objectives()[bert.shape.objective])
     found = []
     for batch, _ in validation_batches(dataset, 0, 1, 1, EXAMPLES):
@@ -46,7 +46,7 @@ def test_a_model_of_every_objective_is_scored_on_shards(
     words = [str(folder), "--data", str(shared.data), "--length", str(LENGTH), "--examples", str(EXAMPLES)]
     assert evaluate.main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    asked = nats_of(Model.open(str(folder)), shared.data)
+    asked = nats_of(StoredModel.open(str(folder)), shared.data)
     loss = found["figures"]["masked_loss" if "masked_loss" in found["figures"] else "piece_loss"]
     assert found["predictions"] == len(asked)
     assert loss == pytest.approx(sum(nats for _, nats in asked) / len(asked), rel=1e-5)

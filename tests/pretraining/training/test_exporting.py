@@ -36,7 +36,7 @@ from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters
 from pretraining.training import exporting
-from pretraining.training.exporting import Exportable, export, trained_with
+from pretraining.training.exporting import Exportable, describe_training, export
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +113,11 @@ def test_the_card_has_the_recipe_of_what_was_trained() -> None:
     recipe = Recipe.model_validate({"phases": phases, "parallel": {"zero": 2}})
     data = DataSummary({}, 100, {"64": 5, "64, held out": 1}, {}, "vocabulary", "fingerprint")
     run = RunRecord(RunState(phase=1, phase_step=3), recipe, data, None, [])
-    told = read_toml(trained_with(run, Shape.from_size("tiny", 100)))
+    told = read_toml(describe_training(run, Shape.from_size("tiny", 100)))
     assert told.keys() == {"objective", "seed", "model", "phases"}
     assert told["objective"]["next_sentences"]
     unpaired = replace(Shape.from_size("tiny", 100), pairs=False)
-    assert "next_sentences" not in read_toml(trained_with(run, unpaired))["objective"]
+    assert "next_sentences" not in read_toml(describe_training(run, unpaired))["objective"]
     short, long = told["phases"]
     assert (short["name"], short["steps"], short["cut_out_of"]) == ("short", 9, 64)
     assert (long["name"], long["steps_done"]) == ("long", 3)

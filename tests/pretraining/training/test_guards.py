@@ -12,7 +12,7 @@ from support.pretraining_reference import random_batch
 from data_prep.common.errors import UserError
 from pretraining.engine.step import StepResult
 from pretraining.model.batch import PretrainingBatches
-from pretraining.training.guards import Finding, Guard, first_of
+from pretraining.training.guards import Finding, Guard, choose_first
 from pretraining.training.skips import SKIPPED, read_skips
 
 GOOD, BAD = 5.0, math.inf
@@ -43,7 +43,7 @@ def test_a_loss_says_more_than_a_gradient() -> None:
     add(guard, 8, [GOOD, GOOD], math.nan)
     gradient = guard.first_fault()
     assert gradient is not None
-    assert first_of([gradient, None, loss]) == loss
+    assert choose_first([gradient, None, loss]) == loss
 
 
 def test_a_gradient_of_several_ranks_is_blamed_on_none() -> None:
@@ -69,17 +69,17 @@ def test_where_the_loss_is_scaled_a_gradient_that_overflows_lowers_the_scale() -
 @pytest.mark.usefixtures("alone")
 def test_a_leap_over_few_losses_is_known_where_the_state_is_saved() -> None:
     guard = Guard(0, 1, spike=2.0, scaled=False)
-    assert guard.leapt() is None
+    assert guard.find_leap() is None
     for step, (loss, leapt) in enumerate([(1e19, None), (3.0, None), (2.9, None), (5.5, 11.0), (2.0, None)]):
         add(guard, step, [loss, loss], 1.0)
         assert guard.first_fault() is None
-        assert guard.leapt() == leapt
+        assert guard.find_leap() == leapt
     guard.begin_phase()
     add(guard, 5, [5.5, 5.5], 1.0)
     assert guard.first_fault() is None
-    assert guard.leapt() is None
+    assert guard.find_leap() is None
     guard.losses.extend([8.0, 8.5])
-    assert guard.leapt() == 11.0
+    assert guard.find_leap() == 11.0
 
 
 def test_a_loss_leaps_above_the_median_of_many() -> None:

@@ -17,7 +17,7 @@ from pretraining.data.batches import full_sequences
 from pretraining.engine.engine import is_shortage
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
-from pretraining.planning.memory import Heaviest, largest_that_fits, plan_activations
+from pretraining.planning.memory import Heaviest, find_largest_that_fits, plan_activations
 from pretraining.training import micro_batch
 from pretraining.training.micro_batch import fits_in_trial, memory_to_reserve
 
@@ -67,7 +67,7 @@ def test_a_trial_finds_the_largest_that_fits(dtype: Any, recompute: bool) -> Non
         with memory_of(capacity):
             return fits_in_trial(heaviest, CPU, 0, size)
 
-    assert largest_that_fits(sizes, fits) == 6
+    assert find_largest_that_fits(sizes, fits) == 6
     assert not fits(9)
     assert fits(6), "a trial that failed leaves nothing behind"
 
@@ -127,7 +127,7 @@ def test_other_errors_of_a_trial_are_not_taken_for_a_shortage(monkeypatch: pytes
     def broken(*_: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(micro_batch, "compute", broken)
+    monkeypatch.setattr(micro_batch, "compute_on_copy", broken)
     with pytest.raises(RuntimeError, match="illegal"):
         fits_in_trial(HEAVIEST, CPU, 0, 1)
 
@@ -143,7 +143,7 @@ def test_what_a_shortage_of_memory_looks_like() -> None:
 
 def test_a_trial_leaves_room_for_what_the_engine_will_hold_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planned and not held so far, and the margin; nothing less where more is held than planned."""
-    monkeypatch.setattr(micro_batch, "total_memory", lambda _: 1000)
+    monkeypatch.setattr(micro_batch, "read_total_memory", lambda _: 1000)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 300)
     device = torch.device("cuda", 0)
     assert [memory_to_reserve(planned, device) for planned in (700.0, 300.0, 100.0)] == [450, 50, 50]
@@ -157,7 +157,7 @@ def test_a_gpu_finds_what_fits_and_is_as_before() -> None:
     free, held = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)
     reserve = free - 4 * 10**9
     sizes = [2**power for power in range(12)]
-    found = largest_that_fits(sizes, lambda size: fits_in_trial(base, device, reserve, size)) or 0
+    found = find_largest_that_fits(sizes, lambda size: fits_in_trial(base, device, reserve, size)) or 0
     assert found in (16, 32, 64)
     assert not fits_in_trial(base, device, reserve, 2 * found)
     assert fits_in_trial(base, device, reserve, found)

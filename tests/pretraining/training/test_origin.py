@@ -14,14 +14,14 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, BertForMaskedLM
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.state import RunState
-from pretraining.config.base import sizes_of
+from pretraining.config.base import list_sizes
 from pretraining.huggingface.folders import write_folder
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, objectives
-from pretraining.training.origin import begin_with, difference
+from pretraining.training.origin import begin_with, find_difference
 
 BASE = Vocabulary(PIECES, cased=False)
 MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
@@ -29,8 +29,8 @@ MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
 
 def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[Bert, str]:
     """A new model with the weights of a folder, and what was said of it."""
-    origin = Model.open(str(folder))
-    sizes: dict[str, Any] = {**sizes_of(origin.shape), "vocabulary": len(vocabulary), "positions": positions}
+    origin = StoredModel.open(str(folder))
+    sizes: dict[str, Any] = {**list_sizes(origin.shape), "vocabulary": len(vocabulary), "positions": positions}
     shape = Shape(**sizes)
     model = build_model(shape).initialize(1)
     return model, begin_with(model, RunState(), origin, vocabulary)
@@ -81,7 +81,7 @@ def test_an_encoder_without_heads(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
     BertModel.from_pretrained(bert).save_pretrained(tmp_path / "encoder")
     with pytest.raises(UserError, match=r"neither vocab.txt nor tokenizer.json: copy them from where the model comes"):
-        Model.open(str(tmp_path / "encoder"))
+        StoredModel.open(str(tmp_path / "encoder"))
     BASE.write(tmp_path / "encoder")
     model, said = begun(tmp_path / "encoder", MORE)
     assert "anew: masked head, next-sentence head, 3 pieces" in said
@@ -92,27 +92,27 @@ def test_more_pieces_than_rows_are_refused(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
     MORE.write(bert)
     with pytest.raises(UserError, match="102 pieces, but the model has only 99"):
-        Model.open(str(bert))
+        StoredModel.open(str(bert))
 
 
 def test_the_first_piece_that_differs_is_named(tmp_path: Path) -> None:
-    origin = Model.open(str(write_bert(tmp_path / "bert", BASE)))
-    assert difference(origin, BASE) is None
-    assert difference(origin, MORE) is None
+    origin = StoredModel.open(str(write_bert(tmp_path / "bert", BASE)))
+    assert find_difference(origin, BASE) is None
+    assert find_difference(origin, MORE) is None
     said = f"piece 20 is {PIECES[20]!r} in {origin.name} and {PIECES[30]!r} in the data"
-    assert difference(origin, swapped(BASE, 20, 30)) == said
-    assert "the data only the first 99 of them" in str(difference(replace(origin, vocabulary=MORE), BASE))
+    assert find_difference(origin, swapped(BASE, 20, 30)) == said
+    assert "the data only the first 99 of them" in str(find_difference(replace(origin, vocabulary=MORE), BASE))
     assert "puts text into lower case, that of the data keeps" in str(
-        difference(origin, Vocabulary(PIECES, cased=True))
+        find_difference(origin, Vocabulary(PIECES, cased=True))
     )
 
 
 def test_text_was_as_long_as_the_tokenizer_lets_through(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
-    assert Model.open(str(bert)).trained == 64
+    assert StoredModel.open(str(bert)).trained == 64
     config = bert / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"model_max_length": 64', '"model_max_length": 48'))
-    assert (Model.open(str(bert)).trained, Model.open(str(bert)).known) == (48, 64)
+    assert (StoredModel.open(str(bert)).trained, StoredModel.open(str(bert)).known) == (48, 64)
 
 
 @pytest.mark.parametrize("name", [name for name, objective in objectives().items() if objective.sees != "both"])
@@ -121,7 +121,7 @@ def test_what_saw_both_sides_may_learn_one_way_and_that_is_said(tmp_path: Path, 
     bert = write_bert(tmp_path / "bert", BASE)
     if not pairs:
         BertForMaskedLM.from_pretrained(bert).save_pretrained(bert)
-    origin, sees = Model.open(str(bert)), objectives()[name].sees
+    origin, sees = StoredModel.open(str(bert)), objectives()[name].sees
     model = build_model(replace(origin.shape, objective=name, sees=sees, pairs=False)).initialize(1)
     said = begin_with(model, RunState(), origin, BASE)
     assert f"; a piece saw all others, and from now on those {sees} it" in said
