@@ -362,8 +362,12 @@ def test_a_bad_recipe_fails_at_once(site: Site) -> None:
 
 
 def test_the_whole_way_from_text_to_a_table(site: Site) -> None:
-    """prepare, pretrain, finetune and gather, each of which waits for the one before."""
+    """docs/examples/slurm.sh: prepare, pretrain, finetune and gather, each of which waits for the one before."""
     write_wiki(site.folder / "wiki")
+    (site.folder / "docs").symlink_to(ROOT / "docs")
+    (site.folder / ".venv" / "bin").mkdir(parents=True)
+    python = f'python() {{ [[ $* == *fetch.py* ]] || {sys.executable} "$@"; }}\n'
+    (site.folder / ".venv" / "bin" / "activate").write_text(python)
     words = ["--shards", "data/chain", "--recipe", "recipe.toml", "--run", "runs/chain"]
     words += ["--tasks", "sst2", "swag", "--seeds", "2", "--for-finetune=--epochs 1 --learning-rates 1e-3 --length 64"]
     words += ["--for-prepare=--lengths 32 64 --duplicates 2 --vocab-size 300 --validation 0.05"]
@@ -373,7 +377,7 @@ def test_the_whole_way_from_text_to_a_table(site: Site) -> None:
         "CLOZE_PRETRAIN_OPTIONS": "--nodes=2 --gpus-per-node=1",
     }
     done = subprocess.run(
-        [sys.executable, "cluster/submit.py", "pipeline", *words],
+        ["bash", "docs/examples/slurm.sh", *words],
         cwd=site.folder,
         env=site.slurm.environment(**site.variables, **options),
         capture_output=True,

@@ -315,7 +315,9 @@ def test_a_job_says_what_it_does_not_use_and_what_it_could(folder: Path) -> None
 
 
 def scripts() -> list[Path]:
-    return [*sorted((ROOT / "cluster").glob("*.slurm")), *sorted((ROOT / "cluster").glob("*.sh"))]
+    return [
+        path for place in ("cluster/*.slurm", "cluster/*.sh", "docs/examples/*.sh") for path in sorted(ROOT.glob(place))
+    ]
 
 
 @pytest.mark.parametrize("path", scripts(), ids=lambda path: path.name)
