@@ -49,7 +49,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import computed_flops, configured, step_flops
+from pretraining.objectives.declaration import computed_flops, configure_objective, step_flops
 from pretraining.processes.group import choose_device
 from pretraining.reporting.hardware import measure_flops, measure_memory_bandwidth
 
@@ -228,7 +228,7 @@ def as_many_as_fit(contest: Contest, bench: Bench) -> Contest:
     """The contest with the sequences that a trainer takes for micro_batch = "auto"."""
     shape, _ = contest.open(bench.shards)
     _, read = replace(contest, sequences=1).open(bench.shards)
-    predictions = most_predictions(configured(Objective()), contest.length, Manifest.read(bench.shards))
+    predictions = most_predictions(configure_objective(Objective()), contest.length, Manifest.read(bench.shards))
     with open_sides({OURS: SIDES[OURS]}, shape, bench.device, bench.dtype) as sides:
         sides[OURS].ask("take", read(0))
         sides[OURS].ask("step")  # then the optimizer has all that it keeps

@@ -44,7 +44,7 @@ from pretraining.devices import explain_absence, find_kind
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import CONFIG, TASK, read_fine_tuned, read_head, read_length, read_shape, read_task
 from pretraining.huggingface.weights import Kind, TaskHead
-from pretraining.model.one_call import BYTES, multiplies
+from pretraining.model.one_call import BYTES, can_multiply
 
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
@@ -74,7 +74,7 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
     task, length = read_task(folder), read_length(folder, model.shape)
     if dtype == "int8":
         check_int8(where)
-        between: Dtype | Literal["auto"] = "fp32" if multiplies(BYTES) else "auto"
+        between: Dtype | Literal["auto"] = "fp32" if can_multiply(BYTES) else "auto"
     else:
         between = dtype
     computes = choose_dtype(between, where)

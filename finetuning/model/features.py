@@ -65,7 +65,7 @@ class FrozenEncoders:
     def rows(self, batch: TaskBatch, dtype: torch.dtype) -> Tensor:
         """(r, k, W): the chosen states of every row, computed in these numbers."""
         device = batch.pieces.device
-        of_encoders = [encoder.to(device, dtype).states(batch) for encoder in self.encoders]
+        of_encoders = [encoder.to(device, dtype).encode_layers(batch) for encoder in self.encoders]
         states = [torch.cat(layer, 1) for layer in zip(*of_encoders, strict=True)]
         chosen = [state[batch.words] if self.words else state for state in self._chosen(states)]
         return torch.stack(chosen, 1)

@@ -19,7 +19,7 @@ from finetuning.scale import Scale
 from finetuning.settings import BiLstm
 from pretraining.huggingface.weights import Kind, TaskHead
 from pretraining.model.batch import Batch
-from pretraining.model.bert import MaskedHead
+from pretraining.model.bert import PieceHead
 from pretraining.model.encoder import SITES, Encoder
 from pretraining.model.fused import Dropout, drop
 from pretraining.model.shape import Shape
@@ -90,7 +90,7 @@ class TaskModel(Encoder):
             self.lstm = build_bilstm(shape.hidden, bilstm.hidden, bilstm.depth)
         self.has_language = language
         if language:
-            self.masked_head = MaskedHead(shape, find_objective(shape).logits_at_once)
+            self.masked_head = PieceHead(shape, find_objective(shape).logits_at_once)
 
     def initialize(self: AnyTaskModel, seed: int) -> AnyTaskModel:
         """Draws fresh weights, the same for a seed on any ranks."""
@@ -167,7 +167,7 @@ class TaskModel(Encoder):
         """Drops before the head, by the same keys as in the layers."""
         if not self.training:
             return x.contiguous()
-        hidden, _ = self.dropouts(batch)
+        hidden, _ = self.make_dropouts(batch)
         keys = hidden.keys[rows] if len(hidden.keys) else hidden.keys
         return drop(x.contiguous(), Dropout(hidden.probability, keys, SITES * (len(self.layers) + 1)))
 

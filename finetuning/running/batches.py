@@ -64,7 +64,7 @@ class TrainingBatches:
     def iterate(self, step: int, device: torch.device = CPU) -> Generator[tuple[TaskBatches, float], None, None]:
         """The batches of this step and all later ones in memory that suits the device, each with the seconds for which
         it was waited; close it to stop the thread behind it."""
-        return in_thread((batches.ready_for(device) for batches in self._make(step)), WINDOW)
+        return in_thread((batches.pin_for(device) for batches in self._make(step)), WINDOW)
 
     def _make(self, step: int) -> Iterator[TaskBatches]:
         while step < self.steps:

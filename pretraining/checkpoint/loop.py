@@ -107,7 +107,7 @@ def is_due(step: int, every: int) -> bool:
 
 def warn_of_cpus(context: Context) -> None:
     """Says once where ranks compute in different ways, or have more threads than cores. All ranks call it together."""
-    ways, threads, cores = sorted({*gather(cpu_kernels.described())}), torch.get_num_threads(), num_cores()
+    ways, threads, cores = sorted({*gather(cpu_kernels.describe_arithmetic())}), torch.get_num_threads(), num_cores()
     if context.world.rank:
         return
     if len(ways) > 1:

@@ -170,7 +170,7 @@ def restore_engine(checkpoint: Path, engine: Engine) -> CheckpointRecord:
     for kind in engine.optimizer.kind.state:
         stored = StoredTensors(checkpoint, record, kind)
         for flat in engine.flat_tensors:
-            state = engine.optimizer.state_of(flat.tensor)
+            state = engine.optimizer.get_state(flat.tensor)
             state["step"].fill_(record.optimizer_steps)
             for part in flat.parts:
                 stored.read(part.name, flat.view_part(part, state[kind]), part.start)

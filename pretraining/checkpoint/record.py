@@ -59,7 +59,7 @@ class MadeBy:
     threads: int = 0
     """threads of a rank on a CPU, which decide how sums are rounded; 0 on a GPU, and where it is not known"""
     kernels: str = ""
-    """how the CPU computed, as `cpu_kernels.described` has it; empty likewise"""
+    """how the CPU computed, as `cpu_kernels.describe_arithmetic` has it; empty likewise"""
 
 
 @dataclass(frozen=True)

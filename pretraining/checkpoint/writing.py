@@ -242,7 +242,7 @@ class Saver:
 def describe_making(engine: Engine, ranks: int) -> MadeBy:
     """How the work is shared among so many ranks now, and how a CPU computes."""
     on_cpu = engine.device.type == "cpu"
-    threads, way = (torch.get_num_threads(), cpu_kernels.described()) if on_cpu else (0, "")
+    threads, way = (torch.get_num_threads(), cpu_kernels.describe_arithmetic()) if on_cpu else (0, "")
     return MadeBy(ranks, engine.zero, name_dtype(engine.dtype), threads, way)
 
 
@@ -264,7 +264,7 @@ class Snapshots:
         pieces: list[tuple[Tensor, int, list[Slice]]] = []
         for flat in engine.flat_tensors:
             if parts := [*(flat.parts if flat.group is not None else _cut_own_share(flat.parts))]:
-                source = flat.tensor if kind == WEIGHT else engine.optimizer.state_of(flat.tensor)[kind]
+                source = flat.tensor if kind == WEIGHT else engine.optimizer.get_state(flat.tensor)[kind]
                 first, end = parts[0].offset, parts[-1].offset + parts[-1].length
                 pieces.append((source.detach().view(-1)[first:end], first, parts))
         memory = self._memory(kind, pieces[0][0], sum(len(values) for values, *_ in pieces)) if pieces else None

@@ -12,8 +12,9 @@ from data_prep.common.toml_text import Key, dotted, show_value
 from data_prep.settings import SHORTEST
 from pretraining.config.settings import SCHEDULE_KEYS, Computing, Phase, Recipe, count_micro_batches, find_divisor
 from pretraining.model.shape import SIZES
-from pretraining.objectives.declaration import faults_of as objective_faults
-from pretraining.optimizers.declaration import Placement, faults_of
+from pretraining.objectives.declaration import find_faults as find_objective_faults
+from pretraining.optimizers.declaration import Placement
+from pretraining.optimizers.declaration import find_faults as find_optimizer_faults
 
 OWNED = {
     "train_batch_size": "phases.0.batch",
@@ -77,7 +78,7 @@ def find_faults(
             count_micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
         except UserError as error:
             faults.append(str(error))
-    faults += objective_faults(recipe.objective, timed=recipe.hours is not None)
+    faults += find_objective_faults(recipe.objective, timed=recipe.hours is not None)
     faults += [*_find_optimizer_faults(recipe, device), *_find_deepspeed_faults(recipe.deepspeed)]
     return faults if device is None else [*faults, *_find_tracker_faults(recipe)]
 
@@ -88,7 +89,7 @@ def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | 
 
 
 def _find_optimizer_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
-    return faults_of(recipe.optimizer, Placement(recipe.parallel.device, recipe.parallel.offload, found))
+    return find_optimizer_faults(recipe.optimizer, Placement(recipe.parallel.device, recipe.parallel.offload, found))
 
 
 def _find_model_faults(recipe: Recipe) -> Iterator[str]:

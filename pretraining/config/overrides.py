@@ -21,7 +21,7 @@ from pretraining.config.base import KEY as BASE_MODEL
 from pretraining.config.base import FindShape, take_over
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Recipe
-from pretraining.objectives.declaration import configured
+from pretraining.objectives.declaration import configure_objective
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 """The folder of the recipes that come with the package."""
@@ -65,7 +65,7 @@ def load_recipe_and_data(
     if manifest and recipe.model.segments < 2 and manifest.has_pairs:
         faults.append("model.segments = 1: the data has pairs, of two segments; make it with shard.py --pairs none")
     if manifest:
-        faults += configured(recipe.objective).data_faults(manifest)
+        faults += configure_objective(recipe.objective).data_faults(manifest)
     if faults:
         raise UserError("\n".join(faults))
     return recipe, manifest

@@ -73,7 +73,7 @@ class Model(Section):
     def shape(self, vocabulary: int, pairs: bool = True, objective: ObjectiveSettings | None = None) -> Shape:
         """Works out the sizes for a vocabulary of so many pieces; `pairs` says whether the data has pairs."""
         given, objective = self.model_dump(exclude={"size"}, exclude_none=True), objective or Objective()
-        learns = objectives.configured(objective)
+        learns = objectives.configure_objective(objective)
         layers, hidden = SIZES[self.size] if self.size else (0, 0)
         hidden = self.hidden or hidden
         sizes = {"layers": layers, "hidden": hidden, "heads": max(1, hidden // 64), "intermediate": 4 * hidden}

@@ -91,7 +91,7 @@ def training_batches(
 
     They lie in memory that suits the device. Each comes with the seconds for which training waited for it.
     """
-    read = (step_batches(dataset, order, step, rank, ranks, accumulation).ready_for(device) for step in steps)
+    read = (step_batches(dataset, order, step, rank, ranks, accumulation).pin_for(device) for step in steps)
     return in_thread(read, AHEAD)
 
 

@@ -105,7 +105,7 @@ class Order:
         cycles, rest = divmod(epoch, len(self.sizes))
         return cycles * sum(self.sizes) + sum(self.sizes[:rest])
 
-    def epoch_of(self, index: int) -> int:
+    def find_epoch(self, index: int) -> int:
         """The epoch that an example belongs to."""
         cycles, rest = divmod(index, sum(self.sizes))
         ends = np.cumsum(self.sizes)
@@ -113,13 +113,13 @@ class Order:
 
     def epochs(self, examples: int) -> float:
         """How many epochs the first so many examples are."""
-        epoch = self.epoch_of(examples)
+        epoch = self.find_epoch(examples)
         return epoch + (examples - self.epoch_start(epoch)) / self.num_examples(epoch)
 
     def examples(self, start: int, count: int) -> Examples:
         """The examples with the indices start … start+count-1."""
         parts = []
-        for epoch in range(self.epoch_of(start), self.epoch_of(start + count - 1) + 1):
+        for epoch in range(self.find_epoch(start), self.find_epoch(start + count - 1) + 1):
             begin = self.epoch_start(epoch)
             end = begin + self.num_examples(epoch)
             parts.append(self._examples(epoch, max(start, begin) - begin, min(start + count, end) - begin))

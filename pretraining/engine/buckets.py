@@ -83,7 +83,7 @@ class Bucket:
         begin = self.views[number].storage_offset() - self.sums.storage_offset()
         return slice(begin, begin + self.views[number].numel())
 
-    def parts_of(self, share: Share, without: Container[int]) -> Iterator[slice]:
+    def find_parts(self, share: Share, without: Container[int]) -> Iterator[slice]:
         """What a share has of the bucket's parameters, in as few parts as there are without some of them."""
         low = share.sums.storage_offset() - self.sums.storage_offset()
         begin = end = low
@@ -100,7 +100,7 @@ class Bucket:
 
     def squares(self, share: Share) -> Tensor:
         """The squares of a share's sums, added up; of tables that are zeros but for some rows, these alone are read."""
-        parts = [self.sums[part] for part in self.parts_of(share, without=self.rows)]
+        parts = [self.sums[part] for part in self.find_parts(share, without=self.rows)]
         for number, rows in self.rows.items():
             table, begin = self.views[number], self.place(number).start
             low = share.sums.storage_offset() - self.sums.storage_offset() - begin

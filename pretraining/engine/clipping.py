@@ -27,7 +27,7 @@ def sum_of_squares(flat: Tensor) -> Tensor:
     return squares
 
 
-def clipping(norm: Tensor | float, limit: float) -> Tensor | float:
+def find_clip_factor(norm: Tensor | float, limit: float) -> Tensor | float:
     """The factor that brings a gradient of this norm down to the limit, as PyTorch has it; 0 is no limit.
 
     Of a norm on a device that is not finite it makes NaN, which tells the optimizer to move nothing.

@@ -59,7 +59,7 @@ def deepspeed_config(
         "communication_data_type": "fp32",  # gradients meet in it too, so that the number of ranks does not matter
         **_precision_config(settings.precision, dtype),
     }
-    return _merged(config, settings.deepspeed)
+    return _merge(config, settings.deepspeed)
 
 
 def _zero_config(parallel: Parallel, stage: int, device: torch.device, parameters: int) -> dict[str, Any]:
@@ -88,10 +88,10 @@ def _precision_config(precision: Precision, dtype: torch.dtype) -> dict[str, Any
     return {}
 
 
-def _merged(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Adds the recipe's own settings of DeepSpeed to a configuration, table by table."""
     result = dict(config)
     for name, value in more.items():
         both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
-        result[name] = _merged(result[name], value) if both else value
+        result[name] = _merge(result[name], value) if both else value
     return result

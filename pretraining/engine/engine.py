@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.private_folders import cache_home, keep_compiled
-from pretraining.engine.clipping import clipping, sum_of_squares
+from pretraining.engine.clipping import find_clip_factor, sum_of_squares
 from pretraining.engine.deepspeed_config import EngineSettings, deepspeed_config
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
@@ -92,7 +92,7 @@ class Engine:
             self._whole_norm = (
                 torch.stack([sum_of_squares(gradient.flatten()) for gradient in found]).sum().sqrt().float()
             )
-            self.optimizer.scale = clipping(self._whole_norm, self._clip)
+            self.optimizer.scale = find_clip_factor(self._whole_norm, self._clip)
         try:
             self.deepspeed.step()
         except Exception as error:
@@ -137,7 +137,7 @@ class Engine:
     @property
     def optimizer_steps(self) -> float:
         """How many steps have moved the weights: in fp16 some do not."""
-        return max(float(self.optimizer.state_of(flat.tensor)["step"]) for flat in self.flat_tensors)
+        return max(float(self.optimizer.get_state(flat.tensor)["step"]) for flat in self.flat_tensors)
 
     @property
     def loss_scaler(self) -> LossScaler | None:
@@ -160,9 +160,9 @@ class Engine:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter in full, in fp32 on the host, one after another; all ranks must go through it."""
         for name, parameter in self.model.named_parameters():
-            yield name, self._full(parameter)
+            yield name, self._gather_weight(parameter)
 
-    def _full(self, parameter: Tensor) -> Tensor:
+    def _gather_weight(self, parameter: Tensor) -> Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
         divided = hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")
@@ -175,7 +175,7 @@ class Engine:
         from deepspeed.runtime.zero import GatheredParameters
 
         parameter = self.model.get_parameter(name)
-        full = change(self._full(parameter))
+        full = change(self._gather_weight(parameter))
         with GatheredParameters([parameter], modifier_rank=0, enabled=self.zero == 3):
             if parameter.numel():
                 parameter.copy_(full)
@@ -187,7 +187,7 @@ def initialize_deepspeed(
 ) -> Any:
     """Sets up DeepSpeed's own engine."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    with quiet():
+    with silence_deepspeed():
         import deepspeed
 
         from pretraining.engine.gradients import EngineWithZero1
@@ -198,8 +198,8 @@ def initialize_deepspeed(
         # It would collect garbage four times, a second in all, to print how much memory there is.
         deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
         # It imports its Muon, whose torch.compile would load all of the compiler at every start, for seconds.
-        as_it_is = _replaced(torch, "compile", lambda function, **_: function)
-        with as_it_is, _replaced(deepspeed, "DeepSpeedEngine", EngineWithZero1):
+        as_it_is = _replace_attribute(torch, "compile", lambda function, **_: function)
+        with as_it_is, _replace_attribute(deepspeed, "DeepSpeedEngine", EngineWithZero1):
             engine, _, _, _ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model,
@@ -211,7 +211,7 @@ def initialize_deepspeed(
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Gives an attribute another value within the block."""
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -222,7 +222,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence_deepspeed() -> Iterator[None]:
     """Silences DeepSpeed, which tells of its every step by logging and by printing; and torch, which warns that its
     barrier takes the GPU that this rank has chosen."""
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -27,7 +27,7 @@ from deepspeed.runtime.utils import all_gather_dp_groups
 from torch import Tensor
 
 from pretraining.engine.buckets import make_buckets
-from pretraining.engine.clipping import clipping, sum_of_squares
+from pretraining.engine.clipping import find_clip_factor, sum_of_squares
 from pretraining.engine.exchange import Exchange, Network
 from pretraining.engine.neighbours import find_neighbours
 from pretraining.model.fused import TAKES_ROWS
@@ -121,7 +121,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         self.overflow = not isinstance(norm, Tensor) and not math.isfinite(norm)
         self._global_grad_norm = math.inf if self.overflow else norm
         if not self.overflow:
-            self.optimizer.scale = clipping(norm, self.clip_grad) / self._ranks
+            self.optimizer.scale = find_clip_factor(norm, self.clip_grad) / self._ranks
             for weights, sums in zip(
                 self.fp32_groups_flat_partition, self.fp32_groups_gradient_flat_partition, strict=True
             ):

@@ -43,7 +43,7 @@ class Neighbours(Exchange):
 
     def __init__(self, rooms: Sequence[Tensor], numbers: int, notes: int, rank: int) -> None:
         """A room of bytes of each rank has space for so many numbers in fp32, and notes in int64."""
-        ends = _aligned(8 * notes), _aligned(8 * notes) + _aligned(4 * numbers)
+        ends = _align(8 * notes), _align(8 * notes) + _align(4 * numbers)
         self.notes = [room[: ends[0]].view(torch.int64) for room in rooms]
         self.sums = [room[ends[0] : ends[1]].view(torch.float32) for room in rooms]
         self._left = rooms[0][ends[1] :]
@@ -52,7 +52,7 @@ class Neighbours(Exchange):
     def place(self, weights: Tensor) -> Tensor:
         """Puts weights where all ranks find them, of whom rank 0 brings them."""
         mine = weights.view(-1).view(torch.uint8)
-        common, self._left = self._left[: len(mine)], self._left[_aligned(len(mine)) :]
+        common, self._left = self._left[: len(mine)], self._left[_align(len(mine)) :]
         if self.rank == 0:
             common.copy_(mine)
         wait_for_all()
@@ -82,7 +82,7 @@ class Neighbours(Exchange):
                 yield load
                 load, sums, notes = [], 0, 0
             load.append((bucket, Spot(sums, notes)))
-            sums, notes = sums + len(bucket.sums), notes + most_notes(bucket.views.values())
+            sums, notes = sums + len(bucket.sums), notes + count_notes(bucket.views.values())
         yield load
 
     def _show(self, bucket: Bucket, spot: Spot) -> None:
@@ -98,7 +98,7 @@ class Neighbours(Exchange):
             sums[bucket.place(number)].view_as(table)[rows] = table[rows]
         for share in bucket.shares:
             if share.owner != self.rank:
-                for part in bucket.parts_of(share, without=bucket.rows):
+                for part in bucket.find_parts(share, without=bucket.rows):
                     sums[part].copy_(bucket.sums[part])
 
     def _add(self, bucket: Bucket, spot: Spot, other: int) -> None:
@@ -114,7 +114,7 @@ class Neighbours(Exchange):
             del bucket.rows[number]
         for share in bucket.shares:
             if share.owner == self.rank:
-                for part in bucket.parts_of(share, without=tables):
+                for part in bucket.find_parts(share, without=tables):
                     bucket.sums[part].add_(sums[part])
 
 
@@ -128,11 +128,11 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
         return None
     spare = ranks * ALIGNED * len(parameters)  # what DeepSpeed may add at the ends of its flat tensors
     sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare
-    notes, weights = most_notes(parameters), sum(map(_bytes_of, parameters)) + spare
-    length = _aligned(8 * notes) + _aligned(4 * sums) + _aligned(weights)
+    notes, weights = count_notes(parameters), sum(map(_count_bytes, parameters)) + spare
+    length = _align(8 * notes) + _align(4 * sums) + _align(weights)
     own = _make_room(length)
     told = [Door(*door) if door else None for door in gather(Door.from_file(own[1]) if own else None)]
-    rooms = [own[0] if own and other == rank else _enter(each, length) for other, each in enumerate(told)]
+    rooms = [own[0] if own and other == rank else _enter_room(each, length) for other, each in enumerate(told)]
     entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
     all_entered = all(gather(len(entered) == ranks))
     if own:
@@ -140,16 +140,16 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     return Neighbours(entered, sums, notes, rank) if all_entered else None
 
 
-def most_notes(parameters: Iterable[Tensor]) -> int:
+def count_notes(parameters: Iterable[Tensor]) -> int:
     """How many notes these parameters may take: a number of rows for each, and all rows."""
     return sum(1 + len(parameter) for parameter in parameters)
 
 
-def _bytes_of(tensor: Tensor) -> int:
+def _count_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _aligned(length: int) -> int:
+def _align(length: int) -> int:
     return -(-length // ALIGNED) * ALIGNED
 
 
@@ -167,7 +167,7 @@ def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
     return None
 
 
-def _enter(door: Door | None, length: int) -> mmap.mmap | None:
+def _enter_room(door: Door | None, length: int) -> mmap.mmap | None:
     """Another rank's room; None where this process may not enter it."""
     if door is not None:
         with suppress(OSError, ValueError), open(door.enter(os.O_RDWR), "r+b", buffering=0) as opened:

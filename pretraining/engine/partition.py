@@ -25,11 +25,11 @@ def find_flat_tensors(engine: Any, model: nn.Module) -> list[FlatTensor]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer, kind = engine.optimizer, type(engine.optimizer).__name__
     if isinstance(optimizer, torch.optim.Optimizer):
-        flat_tensors = list(_whole(optimizer, names))
+        flat_tensors = list(_read_whole(optimizer, names))
     elif kind in _READERS:
         flat_tensors = list(_READERS[kind](optimizer, names))
     else:
-        raise _not_understood(f"its optimizer is {kind}")
+        raise _refuse_layout(f"its optimizer is {kind}")
     _check(flat_tensors, model)
     return flat_tensors
 
@@ -44,14 +44,14 @@ def fill_flat_tensors(flat_tensors: Sequence[FlatTensor], weights: Mapping[str, 
                 flat.view_part(part, flat.tensor).copy_(weight[part.start : part.start + part.length])
 
 
-def _not_understood(reason: str) -> UserError:
+def _refuse_layout(reason: str) -> UserError:
     return UserError(
         f"DeepSpeed has divided the model in a way that is not understood: {reason}\n"
         "leave out what the recipe's [deepspeed] says of zero_optimization, or take another parallel.zero"
     )
 
 
-def _whole(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iterator[FlatTensor]:
+def _read_whole(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iterator[FlatTensor]:
     """ZeRO 0: every rank holds every parameter."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -59,23 +59,23 @@ def _whole(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iterator[
             yield FlatTensor(parameter, {name: parameter.numel()}, (Slice(name, 0, parameter.numel(), 0),))
 
 
-def _stages_1_and_2(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
+def _read_stages_1_and_2(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
     for number, tensor in enumerate(optimizer.single_partition_of_fp32_groups):
         parameters = optimizer.round_robin_bit16_groups[number]
         offsets = optimizer.round_robin_bit16_offsets[number]
-        yield _cut(
+        yield _cut_flat(
             tensor, {names[id(parameter)]: parameter.numel() for parameter in parameters}, offsets, optimizer, number
         )
 
 
-def _bf16_optimizer(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
+def _read_zero_1(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
     for number, tensor in enumerate(optimizer.fp32_groups_flat_partition):
         sizes = {names[id(parameter)]: parameter.numel() for parameter in optimizer.bf16_groups[number]}
         offsets = [0, *itertools.accumulate(sizes.values())][:-1]
-        yield _cut(tensor, sizes, offsets, optimizer, number)
+        yield _cut_flat(tensor, sizes, offsets, optimizer, number)
 
 
-def _cut(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimizer: Any, number: int) -> FlatTensor:
+def _cut_flat(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimizer: Any, number: int) -> FlatTensor:
     """Parameters end to end, cut into as many equal shares as there are ranks."""
     group = optimizer.real_dp_process_group[number]
     begin = dist.get_rank(group) * tensor.numel()
@@ -87,10 +87,10 @@ def _cut(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimize
     return FlatTensor(tensor, sizes, tuple(parts), group)
 
 
-def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
+def _read_stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
     """Every parameter is cut by itself, and padded by itself."""
     if hasattr(optimizer, "backup_optimizer"):
-        raise _not_understood("one part of the optimizer is on the GPU, another on the CPU (ratio)")
+        raise _refuse_layout("one part of the optimizer is on the GPU, another on the CPU (ratio)")
     for number, tensor in enumerate(optimizer.fp32_partitioned_groups_flat):
         rank = optimizer._get_sub_group_partition_rank(number)
         parts = []
@@ -106,9 +106,9 @@ def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
 
 
 _READERS = {
-    "DeepSpeedZeroOptimizer": _stages_1_and_2,
-    "Zero1": _bf16_optimizer,
-    "DeepSpeedZeroOptimizer_Stage3": _stage_3,
+    "DeepSpeedZeroOptimizer": _read_stages_1_and_2,
+    "Zero1": _read_zero_1,
+    "DeepSpeedZeroOptimizer_Stage3": _read_stage_3,
 }
 
 
@@ -127,7 +127,7 @@ def _check(flat_tensors: Sequence[FlatTensor], model: nn.Module) -> None:
     for (name, parameter), count in zip(parameters.items(), held.tolist(), strict=True):
         numel = getattr(parameter, "ds_numel", parameter.numel())
         if count != numel:
-            raise _not_understood(f"of the {numel} elements of {name}, {count} are where they should be")
+            raise _refuse_layout(f"of the {numel} elements of {name}, {count} are where they should be")
 
 
 def _is_in_place(flat: FlatTensor, part: Slice, parameter: Tensor) -> bool:

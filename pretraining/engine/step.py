@@ -72,7 +72,7 @@ def train_step(
         loss = loss_of(output, batches)
         engine.backward(loss, last=number == len(batches.micro) - 1, mark=mark)
         losses.append(loss.detach())
-        outputs.append(_detached(output))
+        outputs.append(_detach(output))
     engine.step(learning_rate)
     mark()
     return StepResult(losses, outputs, engine.gradient_norm)
@@ -87,6 +87,6 @@ def _seed(device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def _detached(output: Any) -> Any:
+def _detach(output: Any) -> Any:
     """A model's output, a tensor or a named tuple of them, without what the backward pass needed."""
     return output.detach() if isinstance(output, Tensor) else type(output)(*(part.detach() for part in output))

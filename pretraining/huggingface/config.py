@@ -82,7 +82,7 @@ def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHe
 def is_theirs(shape: Shape, head: TaskHead | None = None) -> bool:
     """Whether a class of transformers computes the same model: there pieces see both ways or those before them, and
     the pooler sees [CLS], which must see all."""
-    pooled = head.has_pooler if head else "pooler" in find_objective(shape).exported(shape)
+    pooled = head.has_pooler if head else "pooler" in find_objective(shape).exported_heads(shape)
     return shape.sees == "both" or (shape.sees == "before" and not pooled)
 
 

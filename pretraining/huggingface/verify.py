@@ -141,7 +141,7 @@ def _compute_their_logits(model: Any, objective: Objective, batch: PretrainingBa
     found = []
     for start, end, given in _split_sequences(batch):
         chosen = batch.chosen[(batch.chosen >= start) & (batch.chosen < end)] - start
-        found.append(objective.their_logits(model(**given), chosen))
+        found.append(objective.pick_their_logits(model(**given), chosen))
     return {name: torch.cat([logits[name] for logits in found]) for name in found[0]}
 
 

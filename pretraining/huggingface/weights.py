@@ -106,7 +106,7 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
     if isinstance(heads, TaskHead):
         theirs = "qa_outputs" if heads.kind == "spans" else "classifier"
         return weights + of_pretraining["pooler"] * heads.has_pooler + _list_affine("head", [theirs], heads.outputs, h)
-    for name in find_objective(shape).exported(shape):
+    for name in find_objective(shape).exported_heads(shape):
         weights += of_pretraining[name]
     return weights
 
@@ -214,7 +214,7 @@ def import_weights(
 def _name_heads(shape: Shape, heads: Heads) -> str:
     """Display name of the heads."""
     if heads == "pre-training":
-        return find_objective(shape).described(shape)
+        return find_objective(shape).describe_heads(shape)
     return f"the head of {heads.architecture}" if isinstance(heads, TaskHead) else "whatever head"
 
 

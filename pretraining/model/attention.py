@@ -1,11 +1,11 @@
 """Attention over ragged sequences: every piece attends to its own sequence.
 
-`lay_out` chooses how, once for all layers of a batch:
+`lay_out` chooses the layout, once for all layers of a batch:
 
     ByHeads    CPU that multiplies bf16, in bf16: a head of a sequence at a time, in the cache
-    Grouped    otherwise on a CPU: sequences of like lengths together, in products of the library and our fused kernels
+    Grouped    otherwise on a CPU: sequences of similar lengths together, by matrix products and our fused kernels
     Packed     GPU from compute capability 8.0 on, in 16 bits: the flash kernels, which need no padding
-    Padded     elsewhere, and where torch.compile translates the layers for a CPU: scaled_dot_product_attention
+    Padded     elsewhere, and under torch.compile on a CPU: scaled_dot_product_attention
 """
 
 from __future__ import annotations
@@ -26,64 +26,63 @@ from pretraining.model.fused import Dropout
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
 GRAIN = 64
-"""Sequences whose lengths are equal when rounded up to it are computed together by our kernels."""
+"""Our kernels compute sequences together whose lengths are equal when rounded up to a multiple of this."""
 BLOCK = 32
-"""What the width of a head is a multiple of, for our kernels that multiply small matrices."""
+"""The width of a head must be a multiple of this for our kernels that multiply small matrices."""
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_SIZE = 192
-"""The widest head that the flash kernels take on every GPU that they run on."""
+"""The widest head that the flash kernels support on all their GPUs."""
 Attend = Callable[[Tensor, Tensor, int, Dropout], Tensor]
 """Queries, keys and values, their bias, the number of heads, and dropout -> (n, hidden)."""
 
 
 class Layout(Protocol):
-    """Where the sequences of a batch lie, and how pieces attend to their own."""
+    """The places of the sequences of a batch, and the kernels of attention over them."""
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
-        """(n, 3 * hidden) queries, keys and values, bias still to be added -> (n, hidden)."""
+        """Computes attention, (n, hidden), from queries, keys and values, (n, 3 * hidden), and their bias."""
 
     def attends_sums(self, states: Tensor) -> Attend | None:  # noqa: ARG002
-        """How such hidden states are attended over where the product has added the bias, which gets its gradient here
-        all the same; None where the bias is still to be added."""
+        """Returns the function for queries, keys and values to which the product has added the bias already; the
+        function computes the gradient of the bias. None where `attend` adds it."""
         return None
 
     def spare_rows(self, states: Tensor, packed: bool = False) -> int:  # noqa: ARG002
-        """How many rows of zeros are to follow the n hidden states, which belong to no sequence and stay zeros;
-        `packed` says whether weights lie in oneDNN's own order."""
+        """The number of rows of zeros to append to the hidden states, which belong to no sequence; `packed` says
+        whether weights are in oneDNN's own order."""
         return 0
 
 
 def lay_out(
     starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, compiled: bool = False, one_way: bool = False
 ) -> Layout:
-    """Chooses by the hidden states, (n, hidden), how sequences are attended over; nothing here waits for a GPU.
+    """Chooses the layout for the hidden states, (n, hidden); nothing here waits for a GPU.
 
-    `starts` is (s + 1,) int32; `compiled` says whether torch.compile translates the layers, `one_way`
-    whether a piece sees itself and those that lie before it alone.
-    """
+    `starts` is (s + 1,) int32; `compiled` says whether the layers run under torch.compile, `one_way` whether a piece
+    sees only itself and those before it."""
     if kernels.usable(states) and not compiled:
-        return (ByHeads if fits_blocks(states, heads) else Grouped)(starts, lengths, one_way)
+        return (ByHeads if can_multiply_heads(states, heads) else Grouped)(starts, lengths, one_way)
     if has_flash(states, heads):
         return Packed(starts, max(lengths), one_way)
     return Padded(starts, max(lengths), len(states), one_way)
 
 
 def has_flash(states: Tensor, heads: int) -> bool:
-    """Whether the flash kernels are in this PyTorch, and take these hidden states: type, width of a head, and the GPU
-    that they lie on."""
+    """Whether this PyTorch has the flash kernels, and they support the type, the head width and the GPU of these
+    states."""
     size = states.shape[1] // heads
     fits = states.is_cuda and states.dtype in FLASH_TYPES and size % 8 == 0 and size <= FLASH_SIZE
     return fits and devices.has_flash(states.device)
 
 
-def fits_blocks(states: Tensor, heads: int) -> bool:
-    """Whether our kernels can multiply what lies in a head of these hidden states themselves, on a CPU."""
+def can_multiply_heads(states: Tensor, heads: int) -> bool:
+    """Whether our kernels for a CPU can multiply the small matrices of a head of these hidden states."""
     size = states.shape[1] // heads
     return states.dtype == torch.bfloat16 and size % BLOCK == 0 and kernels.small_products() is not None
 
 
 class Packed(Layout):
-    """Sequences as they lie, for kernels that are told where they begin."""
+    """Sequences without padding, for the flash kernels, which take the starts of sequences."""
 
     def __init__(self, starts: Tensor, longest: int, one_way: bool = False):
         self.starts, self.longest, self.one_way = starts, longest, one_way
@@ -91,14 +90,14 @@ class Packed(Layout):
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         query, key, value = (qkv + bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
         where = (self.starts, self.starts, self.longest, self.longest)
-        # what scaled_dot_product_attention ends in too: its own way there takes the host longer than the GPU computes
+        # scaled_dot_product_attention calls it too, but takes the host longer than the GPU computes
         out, *_ = torch.ops.aten._flash_attention_forward(
             query, key, value, *where, dropout.probability, self.one_way, False
         )
         return out.reshape(len(qkv), -1)
 
     def attends_sums(self, states: Tensor) -> Attend | None:
-        """Where one of our kernels can lay the gradients side by side."""
+        """Returns the function where one of our kernels can join the gradients."""
         return self._attend_sums if gpu.usable("join", states) else None
 
     def _attend_sums(self, sums: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
@@ -108,7 +107,7 @@ class Packed(Layout):
 
 @with_backward
 def _flash_attention(sums: Tensor, bias: Tensor, heads: int, where: tuple[Any, ...]) -> Forward:
-    """The flash kernels on queries, keys and values with their bias, whose gradients one kernel lays side by side."""
+    """The flash kernels on queries, keys and values that include their bias; one kernel joins the gradients."""
     parts = sums.view(len(sums), 3, heads, -1).unbind(1)
     out, exponents, *state, _ = torch.ops.aten._flash_attention_forward(*parts, *where, False)
     return out.view(len(sums), -1), (*parts, out, exponents, *state, bias), partial(_flash_attention_backward, where)
@@ -123,7 +122,7 @@ def _flash_attention_backward(where: tuple[Any, ...], grad: Tensor, *saved: Tens
 
 
 class Padded(Layout):
-    """Sequences padded to the longest, which any device and type can compute."""
+    """Sequences padded to the longest, for any device and type."""
 
     def __init__(self, starts: Tensor, longest: int, pieces: int, one_way: bool = False):
         length = -(-longest // 16) * 16
@@ -131,11 +130,11 @@ class Padded(Layout):
         at, piece = (torch.arange(count, dtype=torch.int32, device=device) for count in (length, pieces))
         sequence = torch.searchsorted(starts[1:], piece, right=True)
         self.rows = (begins[:, None] + at).clamp(max=pieces - 1)
-        """(s, length): the piece at every place; at padding some other, which gets no gradient"""
+        """(s, length): the piece at every place; at padding any piece, which gets no gradient"""
         self.places = sequence * length + (piece - begins[sequence])
-        """(n,): the place of every piece among all s * length"""
+        """(n,): the place of every piece among the s * length places"""
         self.inside = (at < starts.diff()[:, None])[:, None, None]
-        """(s, 1, 1 or length, length): whether a piece is there, and is seen"""
+        """(s, 1, 1 or length, length): whether a place has a piece that is seen"""
         if one_way:
             self.inside = self.inside & torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
@@ -156,17 +155,17 @@ class Group:
     lengths: Tensor
     """(s,) int32"""
     length: int
-    """length that all of them are padded to"""
+    """the length that they are padded to"""
 
 
 class ByOurKernels(Layout):
-    """What is common to the ways on a CPU."""
+    """The common part of the layouts on a CPU."""
 
     def spare_rows(self, states: Tensor, packed: bool = False) -> int:
-        """Rounds the rows up, by an eighth at most, so that few numbers of them occur.
+        """Rounds the number of rows up, by at most an eighth, so that few different numbers occur.
 
-        For each new one oneDNN makes code for every product in bf16 or with packed weights, which takes as long as some
-        small products, and keeps it.
+        For each new number oneDNN compiles code for every product in bf16 or with packed weights, which takes as long
+        as some small products.
         """
         grain = 1 << len(states).bit_length() >> 4
         if states.dtype == torch.bfloat16:
@@ -175,7 +174,7 @@ class ByOurKernels(Layout):
 
 
 class ByHeads(ByOurKernels):
-    """A head of a sequence at a time, by kernels that keep nothing as large as the scores."""
+    """One head of one sequence at a time, by kernels that do not save the scores."""
 
     def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False):
         self.kernel = f"attention_by_{kernels.small_products()}"
@@ -205,7 +204,7 @@ def _attend_by_heads(qkv: Tensor, bias: Tensor, layout: ByHeads, heads: int, dro
 
 
 class Grouped(ByOurKernels):
-    """Sequences by their lengths, rounded up, for our kernels on a CPU."""
+    """Sequences in groups of the same rounded length, for our kernels on a CPU."""
 
     def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False):
         self.one_way = one_way
@@ -228,7 +227,7 @@ def _attend_in_groups(
 ) -> Forward:
     n, hidden, size = len(qkv), qkv.shape[1] // 3, qkv.shape[1] // 3 // heads
     out = qkv.new_empty(n, hidden)
-    out[_pieces(groups) :] = 0
+    out[_count_pieces(groups) :] = 0
     saved = []
     for group in groups:
         s, length = len(group.starts), group.length
@@ -251,7 +250,7 @@ def _attend_in_groups_backward(
     n, hidden = grad.shape
     size = hidden // heads
     grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden)
-    grad_qkv[_pieces(groups) :] = 0
+    grad_qkv[_count_pieces(groups) :] = 0
     for group, parts, shares in zip(groups, saved[::2], saved[1::2], strict=True):
         query, key, value = parts
         s, length = len(group.starts), group.length
@@ -273,6 +272,6 @@ def _attend_in_groups_backward(
     return grad_qkv, grad_bias.to(grad.dtype)
 
 
-def _pieces(groups: list[Group]) -> int:
-    """How many pieces the sequences have together; rows behind them belong to none."""
+def _count_pieces(groups: list[Group]) -> int:
+    """Counts the pieces of all sequences; later rows belong to none."""
     return sum(int(group.lengths.sum()) for group in groups)

@@ -1,4 +1,4 @@
-"""Packed sequences: what a model computes on, one sequence after another, without padding."""
+"""Batches of a model: sequences one after another, without padding."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Batch:
     lengths: tuple[int, ...]  # of the sequences, on the host: kernels are chosen by it without asking the GPU
     examples: Array  # (s, 2) int64: shard and row of each sequence: dropout is drawn by them, messages name them
 
-    def pinned(self: AnyBatch) -> AnyBatch:
-        """The batch in memory from which a GPU copies while the host goes on."""
+    def pin(self: AnyBatch) -> AnyBatch:
+        """Copies the batch to pinned memory, from which a GPU copies asynchronously."""
         return self._with_tensors(Tensor.pin_memory)
 
     def to(self: AnyBatch, device: torch.device | str) -> AnyBatch:
@@ -38,7 +38,7 @@ class Batch:
         device = torch.device(device)
         if device.type == "cpu":
             return self
-        batch = self.pinned() if device.type == "cuda" and not self.pieces.is_pinned() else self
+        batch = self.pin() if device.type == "cuda" and not self.pieces.is_pinned() else self
         return batch._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _with_tensors(self: AnyBatch, moved: Callable[[Tensor], Tensor]) -> AnyBatch:
@@ -46,23 +46,22 @@ class Batch:
         tensors: dict[str, Any] = {name: moved(each) for name, each in values.items() if isinstance(each, Tensor)}
         return replace(self, **tensors)
 
-    def turns(self) -> Tensor:
-        """(n,) int64: for every place the piece that lies there when each sequence is turned round; what is turned
-        twice lies as it was."""
+    def reverse_places(self) -> Tensor:
+        """Computes for every place the piece that is there when each sequence is reversed: (n,) int64."""
         counts = self.starts.diff().long()
         lengths = torch.repeat_interleave(counts, counts, output_size=len(self.pieces))
         return torch.arange(len(self.pieces), device=self.pieces.device) + lengths - 1 - 2 * self.positions
 
-    def turned(self: AnyBatch) -> AnyBatch:
-        """The same sequences with their last pieces first; every piece keeps its position and its segment."""
-        turns = self.turns()
+    def reverse(self: AnyBatch) -> AnyBatch:
+        """Reverses each sequence; every piece keeps its position and its segment."""
+        turns = self.reverse_places()
         pieces, segments, positions = (ids[turns] for ids in (self.pieces, self.segments, self.positions))
         return replace(self, pieces=pieces, segments=segments, positions=positions)
 
 
 @dataclass(frozen=True)
 class PretrainingBatch(Batch):
-    """Packed sequences with what pre-training asks of them: m pieces to predict, and whether B follows A."""
+    """Packed sequences with the labels of pre-training: m pieces to predict, and whether B follows A."""
 
     chosen: Tensor  # (m,) int64: indices into `pieces` of the predicted positions, ascending
     labels: Tensor  # (m,) int64: the piece to predict at each of them
@@ -70,7 +69,8 @@ class PretrainingBatch(Batch):
 
 
 def pack(rows: Rows, pieces: Array, chosen: Array, labels: Array) -> PretrainingBatch:
-    """Makes a batch: the model sees `pieces` instead of those of the rows, and predicts `labels` at the chosen ones."""
+    """Makes a batch: the model sees `pieces` instead of those of the rows, and predicts `labels` at the `chosen`
+    places."""
     positions = np.arange(len(rows.pieces)) - np.repeat(rows.starts, rows.lengths)
     segments = positions >= np.repeat(rows.boundaries, rows.lengths)
     return PretrainingBatch(
@@ -88,7 +88,7 @@ def pack(rows: Rows, pieces: Array, chosen: Array, labels: Array) -> Pretraining
 
 @dataclass(frozen=True)
 class StepBatches(Generic[AnyBatch]):
-    """What one rank computes in one optimizer step, and the counts of the whole global batch.
+    """The micro-batches of one rank in one optimizer step, and the counts of the global batch.
 
     A loss is divided by the counts of the global batch, so that it depends neither on ranks nor on micro-batches.
     """
@@ -96,11 +96,11 @@ class StepBatches(Generic[AnyBatch]):
     micro: tuple[AnyBatch, ...]  # this rank's micro-batches, whose gradients accumulate
     sequences: int  # of the global batch, over all ranks
 
-    def ready_for(self: AnySteps, device: torch.device) -> AnySteps:
-        """In memory that suits the device: a thread copies for a GPU, ahead of the step."""
+    def pin_for(self: AnySteps, device: torch.device) -> AnySteps:
+        """Copies the batches to pinned memory for a GPU; a thread does that ahead of the step."""
         if device.type != "cuda":
             return self
-        return replace(self, micro=tuple(batch.pinned() for batch in self.micro))
+        return replace(self, micro=tuple(batch.pin() for batch in self.micro))
 
 
 @dataclass(frozen=True)

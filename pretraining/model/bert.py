@@ -1,6 +1,6 @@
-"""BERT as it is pre-trained: the encoder, and the heads that it learns from.
+"""BERT for pre-training: the encoder, and the heads of an objective.
 
-n pieces, s sequences, m predicted positions, H hidden. The heads see the m or s states that they are about, no others.
+n pieces, s sequences, m predicted positions, H hidden. The heads compute on the m or s hidden states that they need.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pretraining.model.shape import Shape
 from pretraining.model.vocabulary_loss import loss_in_chunks
 
 
-class MaskedHead(nn.Module):
-    """Predicts what stood at a masked position; the decoder's weight is that of the word embeddings."""
+class PieceHead(nn.Module):
+    """Predicts pieces from hidden states; the decoder's weight is that of the word embeddings."""
 
     def __init__(self, shape: Shape, at_once: int | None = None):
-        """`at_once`: how many predictions have their logits at the same time; all of them where it is not said."""
+        """`at_once`: the most predictions whose logits are in memory together; None for no limit."""
         super().__init__()
         self.at_once = at_once
         self.transform = Linear(shape.hidden, shape.hidden)
@@ -31,15 +31,15 @@ class MaskedHead(nn.Module):
         self.vocabulary = shape.vocabulary
 
     def transformed(self, hidden: Tensor) -> Tensor:
-        """(m, H): what the decoder multiplies."""
+        """Computes the input of the decoder, (m, H)."""
         return self.norm(gelu(self.transform(hidden), self.transform.bias))
 
     def logits(self, hidden: Tensor, decoder: Tensor) -> Tensor:
-        """(m, vocabulary)"""
+        """Computes the logits, (m, vocabulary)."""
         return F.linear(self.transformed(hidden), decoder, self.bias)[:, : self.vocabulary]
 
     def log_probabilities(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> Tensor:
-        """(m,) how likely each of the labels is"""
+        """Computes the log-probabilities of the labels, (m,)."""
         return log_probabilities(self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)
 
     def forward(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,13 +67,13 @@ class Bert(Encoder):
             self.add_module(name, head)
 
     def head(self, name: str) -> Any:
-        """A head, by its name."""
+        """Returns the head of this name."""
         return self.get_submodule(name)
 
     def forward(self, batch: PretrainingBatch) -> Any:
-        """A named tuple of sums over the batch: losses, and what figures need."""
+        """Returns the sums over the batch that the objective computes, as a named tuple."""
         return self.objective.losses(self, self.states_for_heads(batch), batch)
 
     def states_for_heads(self, batch: PretrainingBatch) -> Tensor:
-        """Computes the hidden states that the heads of the objective see, and no others."""
+        """Computes only the hidden states that the heads of the objective need."""
         return self.encode(batch, self.objective.needed_pieces(self, batch))

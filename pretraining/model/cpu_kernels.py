@@ -1,7 +1,7 @@
 """Builds and calls the fused CPU operations in the folder kernels/.
 
-The source is compiled for the machine's own processor when it is first needed (some two seconds), and kept. A machine
-without a C++ compiler trains with PyTorch's operations instead, and is told so.
+The source is compiled for the processor of this machine at the first use (about two seconds), and kept. Without a C++
+compiler, a warning is printed and PyTorch's operations are used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if platform.machine() in ("x86_64", "AMD64"):
     FLAGS.append("-mprefer-vector-width=512")
 CHECKSUM_SIZE = hashlib.sha256().digest_size
 Masks = tuple[Tensor, int, float]
-"""Of dropout, as kernels take it: the keys of rows, the site, and the probability."""
+"""The arguments of the kernels for dropout: keys of rows, site, probability."""
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -48,19 +48,19 @@ _allowed = True
 
 
 def allow(allowed: bool) -> None:
-    """Whether this process may use kernels of our own, those for GPUs too; otherwise PyTorch's operations do all."""
+    """Allows or forbids kernels of our own in this process, also those for GPUs; PyTorch's operations replace them."""
     global _allowed
     _allowed = allowed
 
 
 def allowed() -> bool:
-    """Whether kernels of our own may be used here, on any device; never in what torch.compile translates."""
+    """Whether kernels of our own may be used here, on any device; never inside torch.compile."""
     return _allowed and not torch.compiler.is_compiling()
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether the kernels can work on this tensor; never in what torch.compile translates, nor where autocast mixes
-    types, of which a kernel takes one."""
+    """Whether the kernels can compute on this tensor; never inside torch.compile, nor under autocast, which mixes
+    types."""
     if not allowed() or torch.is_autocast_enabled("cpu"):
         return False
     return tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())
@@ -78,31 +78,31 @@ def has_tiles() -> bool:
 
 
 def small_products() -> str | None:
-    """How the kernels multiply small matrices of bf16: by "tiles", or by "lanes" of vectors of 512 bits; None where the
-    processor, or the compiler, knows neither."""
+    """Names how the kernels multiply small matrices of bf16: by "tiles", or by "lanes" of vectors of 512 bits; None
+    where the processor or the compiler supports neither."""
     if has_tiles():
         return "tiles"
     return "lanes" if "attention_by_lanes_bfloat16" in _functions() else None
 
 
-def described() -> str:
-    """How this process computes on its CPU, in a word: results of another way differ by rounding, and those without
-    kernels by the masks of dropout too."""
+def describe_arithmetic() -> str:
+    """Names how this process computes on its CPU. Results under another name differ by rounding, and those of "no
+    kernels" also by the masks of dropout."""
     return (small_products() or "vectors") if allowed() and _functions() else "no kernels"
 
 
-def knows(name: str) -> bool:
-    """Whether there is such a kernel for fp32 on this processor."""
+def has_kernel(name: str) -> bool:
+    """Whether a kernel of this name exists for fp32 on this processor."""
     return f"{name}_{TYPES[torch.float32]}" in _functions()
 
 
 def call(name: str, first: Tensor, *arguments: Any) -> None:
-    """Runs a kernel for the type of its first tensor; whole numbers pass as int64, others as double."""
+    """Runs a kernel for the type of its first tensor; integers are passed as int64, floats as double."""
     function = _functions()[f"{name}_{TYPES[first.dtype]}"]
-    function(*map(_passed, (first, *arguments)), ctypes.c_int64(torch.get_num_threads()))
+    function(*map(_to_ctypes, (first, *arguments)), ctypes.c_int64(torch.get_num_threads()))
 
 
-def _passed(argument: Any) -> Any:
+def _to_ctypes(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         assert argument.is_contiguous()
         return ctypes.c_void_p(argument.data_ptr())
@@ -112,19 +112,19 @@ def _passed(argument: Any) -> Any:
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler of this machine, which may have arguments (`CXX="ccache g++"`); None where there is none."""
+    """Finds the C++ compiler of this machine, which may have arguments (`CXX="ccache g++"`); None if there is none."""
     return os.environ.get("CXX", "").strip() or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
 
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """The kernels by name; none where they cannot be built."""
+    """Loads the kernels by name; none where they cannot be built."""
     compiler = find_compiler()
     if compiler is None:
         warnings.warn("no C++ compiler: training on the CPU will be slow (install g++)", stacklevel=2)
         return {}
     try:
-        library = _loaded(compiler)
+        library = _load_library(compiler)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         reason = error.stderr.strip()[-500:] if isinstance(error, subprocess.CalledProcessError) else error
         warnings.warn(
@@ -136,15 +136,15 @@ def _functions() -> dict[str, Any]:
     return {kernel.name.decode(): ctypes.CFUNCTYPE(None)(kernel.function) for kernel in kernels}
 
 
-def _loaded(compiler: str) -> ctypes.CDLL:
-    """The library, from the cache of this user where it is there; built again where that is damaged, as by a crash."""
-    name = _name(compiler)
+def _load_library(compiler: str) -> ctypes.CDLL:
+    """Loads the library from the cache of this user; builds it where it is missing or damaged."""
+    name = _name_library(compiler)
     try:
         library = _cache_folder() / name
         if not _is_whole(library):
             _install(compiler, library)
         return ctypes.CDLL(str(library))
-    except OSError as error:  # a home that is not there, full, another's, or may not be written or run from
+    except OSError as error:  # a home that is missing, full, another user's, not writable or not executable
         tell_refusal(f"{error}; the kernels for CPUs are built for this process alone")
         with tempfile.TemporaryDirectory(prefix="cloze-") as place:
             library = Path(place) / name
@@ -153,7 +153,7 @@ def _loaded(compiler: str) -> ctypes.CDLL:
 
 
 def _cache_folder() -> Path:
-    """The folder for libraries: among the caches of this user, or beside temporary files where others can write."""
+    """Opens the folder for libraries: among the caches of this user, or beside temporary files where that fails."""
     try:
         return open_private(cache_home() / "cloze")
     except OSError as error:
@@ -162,27 +162,27 @@ def _cache_folder() -> Path:
         return folder
 
 
-def _words(compiler: str) -> list[str]:
-    """The program and its arguments, as a shell would split them."""
+def _split_command(compiler: str) -> list[str]:
+    """Splits a command into program and arguments, as a shell would."""
     return [compiler] if shutil.which(compiler) else shlex.split(compiler)
 
 
-def _name(compiler: str) -> str:
-    """What the library is called: by all that decides what is in it."""
-    words = _words(compiler)
+def _name_library(compiler: str) -> str:
+    """Names the library by a hash of all that its content depends on."""
+    words = _split_command(compiler)
     version = subprocess.run([*words, "--version"], capture_output=True, check=True).stdout
     parts = [
         *(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*"))),
         " ".join((*words[1:], *FLAGS)).encode(),
         version,
-        _processor().encode(),
+        _read_processor().encode(),
     ]
     return f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is there as it was built; raises PermissionError where others can have written it. A part of
-    one would end the process with a bus error."""
+    """Whether a library exists and is whole; raises PermissionError if others could have written it. A truncated
+    library would end the process with a bus error."""
     if not library.exists():
         return False
     require_private(library)
@@ -191,8 +191,8 @@ def _is_whole(library: Path) -> bool:
 
 
 def _install(compiler: str, library: Path) -> None:
-    """Builds a library, its checksum behind it, beside its place and renames it: ranks that build at the same time do
-    not meet, and a crash leaves no part of it."""
+    """Builds a library with its checksum at the end, and renames it into place: ranks may build at the same time, and a
+    crash leaves no part of it."""
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
         built = _build(compiler, Path(work))
         with built.open("rb+") as file:
@@ -204,15 +204,15 @@ def _install(compiler: str, library: Path) -> None:
 
 
 def _build(compiler: str, work: Path) -> Path:
-    """Compiles and links apart: -fopenmp in linking would bring a second OpenMP beside the one that PyTorch has."""
+    """Compiles and links separately: linking with -fopenmp would load a second OpenMP beside that of PyTorch."""
     compiled, library = work / "kernels.o", work / "kernels.so"
     for step in ([*FLAGS, "-c", str(MAIN_SOURCE), "-o", str(compiled)], ["-shared", str(compiled), "-o", str(library)]):
-        subprocess.run([*_words(compiler), *step], capture_output=True, text=True, check=True)
+        subprocess.run([*_split_command(compiler), *step], capture_output=True, text=True, check=True)
     return library
 
 
-def _processor() -> str:
-    """What -march=native depends on: a home folder may be shared by unlike machines."""
+def _read_processor() -> str:
+    """Reads what -march=native depends on: machines with different processors may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -49,11 +49,11 @@ def _norm_backward(
 
 @with_backward
 def drop(x: Tensor, masks: Masks) -> Forward:
-    """Dropout by itself, whose backward pass drops the same."""
-    return _dropped(masks, x), (), lambda grad: (_dropped(masks, grad),)
+    """Dropout; the backward pass drops the same elements."""
+    return _drop_rows(masks, x), (), lambda grad: (_drop_rows(masks, grad),)
 
 
-def _dropped(masks: Masks, x: Tensor) -> Tensor:
+def _drop_rows(masks: Masks, x: Tensor) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     kernels.call("dropout_rows", x.contiguous(), *masks, out, *x.shape)
     return out
@@ -62,8 +62,8 @@ def _dropped(masks: Masks, x: Tensor) -> Tensor:
 def cross_entropies(
     logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    """The cross-entropy of every row, and whether its answer is right. `slopes`: the gradient takes the place of the
-    logits, which lack the bias; otherwise they stay."""
+    """Computes the cross-entropy of every row, and whether its prediction is right. The bias is added to the logits
+    here. With `slopes`, their gradient replaces the logits; otherwise they stay."""
     losses, right = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
     sizes = (len(labels), vocabulary, logits.shape[1])
     kernels.call("cross_entropy", logits, bias, labels, losses, right, *sizes, int(slopes))

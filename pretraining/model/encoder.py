@@ -1,6 +1,7 @@
 """BERT's encoder, on sequences laid one after another without padding.
 
-n pieces, s sequences, H hidden. Linear layers and norms see the n real pieces, in bf16 on a CPU some rows of zeros too.
+n pieces, s sequences, H hidden. Linear layers and norms compute on the n pieces, and in bf16 on a CPU on some rows of
+zeros too.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, Padded, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, row_keys
-from pretraining.model.products import product, product_and_past
+from pretraining.model.products import multiply, multiply_and_pass
 from pretraining.model.shape import Shape
 
 AnyEncoder = TypeVar("AnyEncoder", bound="Encoder")
 INITIAL_RANGE = 0.02
 SITES = 4
-"""How many places of a layer drop something, at most: their masks must differ."""
+"""The most places of a layer that apply dropout: their masks must differ."""
 
 
 class LayerDropouts(NamedTuple):
-    """What a layer drops, made outside of it: torch.compile would translate a layer anew for every number in it."""
+    """The dropouts of a layer, made outside of it: torch.compile would recompile a layer for every number in it."""
 
     attention: Dropout
-    """of the probabilities of attention"""
+    """on the probabilities of attention"""
     context: Dropout
-    """of what attention gives"""
+    """on the output of attention"""
     feed_forward: Dropout
-    """of what the feed-forward block gives"""
+    """on the output of the feed-forward block"""
 
 
 class Linear(nn.Module):
-    """A product with a weight. The bias is left to the operation that follows, which adds it in passing."""
+    """A product with a weight. The operation that follows adds the bias."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -49,16 +50,17 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight)
+        return multiply(x, self.weight)
 
 
 class FirstLinear(Linear):
-    """The first product of a block, whose input also goes past the block, to the residual connection."""
+    """The first product of a block, whose input is also that of the residual connection."""
 
     def forward(self, x: Tensor, add_bias: bool = False) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """The product, and what goes past it; `add_bias` gives the product its bias, and the bias no gradient."""
+        """Returns the product and the input for the residual; `add_bias` adds the bias, which then gets no gradient
+        here."""
         bias = self.bias.detach() if add_bias else None
-        return product_and_past(x, self.weight, bias)
+        return multiply_and_pass(x, self.weight, bias)
 
 
 class AddAndNorm(nn.Module):
@@ -75,7 +77,7 @@ class AddAndNorm(nn.Module):
 
 
 class LookupTable(nn.Module):
-    """A weight whose rows are looked up by their numbers."""
+    """A weight whose rows are looked up by index."""
 
     def __init__(self, rows: int, width: int):
         super().__init__()
@@ -83,7 +85,7 @@ class LookupTable(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The sum of what a piece, its position and its segment are, normalised."""
+    """The normalised sum of the embeddings of pieces, positions and segments."""
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -101,7 +103,7 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Mixes every piece with the other pieces of its sequence."""
+    """Attention of every piece to the pieces of its sequence."""
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -120,7 +122,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Transforms every piece by itself, through a wider layer."""
+    """The feed-forward block: transforms every piece by itself, through a wider layer."""
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -147,15 +149,15 @@ class Layer(nn.Module):
 
 
 class FinalLayer(Layer):
-    """The last layer, which goes on after attention with those rows alone that are asked for. torch.compile counts its
-    translations apart from those of other layers, since its `forward` is code of its own."""
+    """The last layer, which may compute only some rows after attention. It has a `forward` of its own, so that
+    torch.compile counts its compilations separately."""
 
     def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, asked: Tensor | None = None) -> Tensor:
         return self.feed_forward(self.attention(x, layout, dropouts, asked), dropouts.feed_forward)
 
 
 def require_own_masks(hidden: Dropout, attention: Dropout, layout: Layout) -> None:
-    """Refuses what torch.compile would draw masks for: those repeat in torch 2.13 (pytorch issue 198333)."""
+    """Refuses dropout whose masks torch.compile would draw: they repeat in torch 2.13 (pytorch issue 198333)."""
     if (hidden.probability and hidden.columns is None) or (attention.probability and isinstance(layout, Padded)):
         raise UserError(
             "compute.compile = true: not with dropout on this GPU, which lacks the flash kernels or a kernel of ours;\n"
@@ -164,28 +166,28 @@ def require_own_masks(hidden: Dropout, attention: Dropout, layout: Layout) -> No
 
 
 class Trainable(nn.Module):
-    """What an engine can train: a model of these sizes, whose dropout follows a seed."""
+    """A model that an engine can train: it has a shape, and its dropout follows a seed."""
 
     def __init__(self, shape: Shape):
         super().__init__()
         self.shape = shape
         self.dropout_seed = 0
-        """Decides what dropout drops; every step of training sets another one."""
+        """The seed of dropout masks, which every step of training sets."""
 
     def compile_layers(self) -> None:
-        """Lets torch.compile translate what it can; nothing, unless a model says what."""
+        """Compiles parts of the model by torch.compile; by default none."""
 
     @staticmethod
     def fused_parts(name: str) -> int:  # noqa: ARG004
-        """How many parameters of the paper lie one after another in the parameter of this name."""
+        """The number of parameters of the paper that are joined in the parameter of this name."""
         return 1
 
 
 class Encoder(Trainable):
-    """BERT's encoder without heads: embeddings and layers. A model with heads derives from it."""
+    """BERT's encoder: embeddings and layers. Models with heads derive from it."""
 
     def __init__(self, shape: Shape, recompute: bool = False):
-        """`recompute`: the backward pass computes each layer once more instead of keeping what it needs."""
+        """`recompute`: the backward pass computes each layer again instead of saving its activations."""
         super().__init__(shape)
         self.recompute = recompute
         self.embeddings = Embeddings(shape)
@@ -193,8 +195,8 @@ class Encoder(Trainable):
         self.compiled = False
 
     def initialize(self: AnyEncoder, seed: int) -> AnyEncoder:
-        """Draws fresh weights from a normal distribution cut at two deviations: the same for a seed on any ranks. A GPU
-        draws others than a CPU."""
+        """Draws weights from a normal distribution cut at two standard deviations. All ranks draw the same for a seed;
+        a GPU draws others than a CPU."""
         generator = torch.Generator(next(self.parameters()).device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -209,74 +211,76 @@ class Encoder(Trainable):
         return self
 
     def compile_layers(self) -> None:
-        """Lets torch.compile translate the layers when they first run, or raise an error.
+        """Lets torch.compile compile the layers when they first run; a graph break is an error.
 
-        All layers but the last share a translation, and nearly all batches do: torch.compile makes others for
-        evaluation, for one sequence alone and for one piece alone, six at most (more than eight would be an error)."""
+        All layers but the last share a compilation, and so do nearly all batches: evaluation, a single sequence and a
+        single piece have others. There are at most six; torch.compile would stop at eight."""
         self.compiled = True
         for layer in self.layers:
             layer.compile(fullgraph=True, dynamic=True)
 
     @staticmethod
     def fused_parts(name: str) -> int:
-        """How many parameters of the paper lie one after another in the parameter of this name: three in `qkv`."""
+        """The number of parameters of the paper that are joined in the parameter of this name: three in `qkv`."""
         return 3 if ".qkv." in name else 1
 
     def encode(self, batch: Batch, asked: Tensor | None = None) -> Tensor:
-        """Computes the last hidden states, (n, H), or (k, H): those of the k pieces at the places that are asked for.
+        """Computes the last hidden states of all pieces, (n, H), or of the pieces at the k places `asked`, (k, H).
 
-        That saves most of the last layer: behind its attention nothing else is computed.
+        For some pieces, the last layer computes only these after its attention.
         """
         if asked is None:
-            return self.in_order(deque(self._states(self.laid(batch)), maxlen=1)[0], batch)
-        places = batch.turns()[asked] if self.shape.sees == "after" else asked
-        return deque(self._states(self.laid(batch), places), maxlen=1)[0]
+            return self.restore_order(deque(self._states(self.orient(batch)), maxlen=1)[0], batch)
+        places = batch.reverse_places()[asked] if self.shape.sees == "after" else asked
+        return deque(self._states(self.orient(batch), places), maxlen=1)[0]
 
-    def states(self, batch: Batch) -> Iterator[Tensor]:
-        """Computes the hidden states, (n, H), that the embeddings give, then those of each layer."""
-        return (self.in_order(x, batch) for x in self._states(self.laid(batch)))
+    def encode_layers(self, batch: Batch) -> Iterator[Tensor]:
+        """Yields the hidden states after the embeddings and after each layer, (n, H)."""
+        return (self.restore_order(x, batch) for x in self._states(self.orient(batch)))
 
-    def laid(self, batch: Batch) -> Batch:
-        """The batch as the layers go through it: sequences are turned round where a piece sees those after it, so that
-        attention knows one direction alone."""
-        return batch.turned() if self.shape.sees == "after" else batch
+    def orient(self, batch: Batch) -> Batch:
+        """Orients a batch for the layers: where a piece sees those after it, sequences are reversed, so that attention
+        has to support one direction only."""
+        return batch.reverse() if self.shape.sees == "after" else batch
 
-    def in_order(self, x: Tensor, batch: Batch) -> Tensor:
-        """Hidden states of the layers, in the order of the text."""
-        return x.index_select(0, batch.turns()) if self.shape.sees == "after" else x
+    def restore_order(self, x: Tensor, batch: Batch) -> Tensor:
+        """Restores the order of the text in hidden states of the layers."""
+        return x.index_select(0, batch.reverse_places()) if self.shape.sees == "after" else x
 
     def _states(self, batch: Batch, asked: Tensor | None = None) -> Iterator[Tensor]:
-        """Computes the hidden states of a batch as the layers go through it; of the last, those that are asked for."""
-        hidden, attention = self.dropouts(batch)
+        """Yields the hidden states of an oriented batch, layer by layer; of the last layer, only those at `asked`."""
+        hidden, attention = self.make_dropouts(batch)
         x = self.embeddings(batch, hidden)
         yield x
         if self.compiled:
-            hidden = hidden.for_compiled(SITES * (len(self.layers) + 1), self.shape.hidden)
+            hidden = hidden.make_compilable(SITES * (len(self.layers) + 1), self.shape.hidden)
         layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled, self.shape.one_way)
         if self.compiled and x.is_cuda:
             require_own_masks(hidden, attention, layout)
         n, spare = len(x), layout.spare_rows(x)
         if spare:
             x = F.pad(x, (0, 0, 0, spare))
-            hidden, attention = hidden.with_spare(spare), attention.with_spare(spare)
+            hidden, attention = hidden.add_spare_rows(spare), attention.add_spare_rows(spare)
         for number in range(1, len(self.layers)):
-            x = self._through(number, x, layout, hidden, attention)
+            x = self._run_layer(number, x, layout, hidden, attention)
             yield x[:n] if spare else x
         if asked is None:
-            x = self._through(len(self.layers), x, layout, hidden, attention)
+            x = self._run_layer(len(self.layers), x, layout, hidden, attention)
         else:
             n, spare = len(asked), layout.spare_rows(x[: len(asked)])
-            asked = F.pad(asked, (0, spare))  # by the first row: nobody reads what comes of it there
-            hidden = hidden.for_rows(asked)
-            x = self._through(len(self.layers), x, layout, hidden, attention, asked)
+            asked = F.pad(asked, (0, spare))  # by the first row: nobody reads these results
+            hidden = hidden.select_rows(asked)
+            x = self._run_layer(len(self.layers), x, layout, hidden, attention, asked)
         yield x[:n] if spare else x
 
-    def _through(
+    def _run_layer(
         self, number: int, x: Tensor, layout: Layout, hidden: Dropout, attention: Dropout, *asked: Tensor
     ) -> Tensor:
-        """Passes hidden states through a layer, counted from 1; the last may be asked for some of its rows alone."""
+        """Passes hidden states through a layer, counted from 1; the last may take the places of the rows to compute."""
         layer, site = self.layers[number - 1], SITES * number
-        dropouts = LayerDropouts(attention.for_site(site), hidden.for_site(site + 1), hidden.for_site(site + 2))
+        dropouts = LayerDropouts(
+            attention.select_site(site), hidden.select_site(site + 1), hidden.select_site(site + 2)
+        )
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(layer, x, layout, dropouts, *asked, use_reentrant=False)
         return layer(x, layout, dropouts, *asked)
@@ -286,16 +290,15 @@ class Encoder(Trainable):
         return hidden[self.sequence_places(batch)]
 
     def sequence_places(self, batch: Batch) -> Tensor:
-        """(s,) int64: where the pieces lie that stand for their sequences, since they see all of it: [CLS], or the last
-        piece where none sees those after it."""
+        """Finds the places of the pieces that stand for their sequences, (s,) int64: those that see all of it. That is
+        [CLS], or the last piece where a piece sees only those before it."""
         return (batch.starts[1:] - 1 if self.shape.sees == "before" else batch.starts[:-1]).long()
 
-    def dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
-        """What is dropped of hidden states, and what of the probabilities of attention.
+    def make_dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
+        """Makes the dropouts of hidden states and of the probabilities of attention.
 
-        Of hidden states our kernels and compiled layers drop by the keys of rows, on a CPU and on a GPU: neither the
-        rank nor its device decides. The flash kernels of a GPU draw from PyTorch's generator, which is another one for
-        each rank.
+        Our kernels and compiled layers draw the masks of hidden states from keys of rows, so that ranks and devices do
+        not matter. The flash kernels of a GPU draw from PyTorch's generator, which differs between ranks.
         """
         shape = self.shape
         hidden, attention = (shape.dropout, shape.attention_dropout) if self.training else (0.0, 0.0)

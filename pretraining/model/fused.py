@@ -1,5 +1,7 @@
-"""The operations between matrix products: fused kernels of our own on a CPU, and on a GPU where Triton is; PyTorch's
-elsewhere. They are equal but for rounding, and for the masks of dropout, of which ours are the same on both."""
+"""The operations between matrix products: our fused kernels on a CPU, and on a GPU with Triton; elsewhere PyTorch's.
+
+Their results are equal but for rounding and for the masks of dropout. Our kernels draw the same masks on CPU and GPU.
+"""
 
 from __future__ import annotations
 
@@ -18,54 +20,54 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.own_backward import Forward, ForwardOfLoss, Gradients, with_backward
-from pretraining.model.products import rounded
+from pretraining.model.products import pad_to_tiles
 
 TAKES_ROWS = "takes_rows"
-"""The attribute of a table of which whoever adds up gradients can take some rows, as a sparse tensor; others are 0."""
+"""The attribute of a table whose gradient may be a sparse tensor of some rows."""
 torch.sparse.check_sparse_tensor_invariants.disable()  # torch 2.11 warns where nobody has chosen
 MOST_LOGITS = 1 << 22
-"""Logits that are in memory at once where log-probabilities alone are asked for."""
+"""The most logits that are in memory at once for log-probabilities."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Where and how much is dropped.
+    """The probability and the random keys of dropout at one place of the model.
 
-    Our kernels drop what a hash of (row key, site, column) says. A row key stands for (seed, example, position): a mask
-    depends neither on the ranks and their devices nor on what else is in the batch. Elsewhere PyTorch's generator
-    decides, as it does for the probabilities of attention on a GPU.
+    In our kernels a hash of (row key, site, column) decides. A row key stands for (seed, example, position), so a mask
+    depends neither on ranks and devices nor on the rest of the batch. Elsewhere PyTorch's generator decides, as it does
+    for the probabilities of attention on a GPU.
     """
 
     probability: float
     keys: Tensor
-    """(n,) int32, for each row; none where PyTorch's generator decides. Or (sites, n), by `for_compiled`"""
+    """(n,) int32, a key for each row; empty where PyTorch's generator decides. (sites, n) after `make_compilable`"""
     site: int = 0
     columns: Tensor | None = None
-    """(width,) int32, for each column; given where PyTorch makes the masks, and keys have the site in them"""
+    """(width,) int32, a key for each column, where PyTorch's operations draw the masks: row keys include the site"""
 
-    def for_site(self, site: int) -> Dropout:
-        """For another place of the model: other masks. Keys that have the site in them are copied, since torch.compile
-        would translate a layer anew for views that lie elsewhere."""
+    def select_site(self, site: int) -> Dropout:
+        """Selects a place of the model, which has masks of its own. Keys that include the site are copied:
+        torch.compile would recompile a layer for another view."""
         return replace(self, site=site, keys=self.keys if self.columns is None else self.keys[site].clone())
 
-    def for_rows(self, rows: Tensor) -> Dropout:
-        """For these rows alone."""
+    def select_rows(self, rows: Tensor) -> Dropout:
+        """Selects the keys of some rows."""
         return replace(self, keys=self.keys[..., rows]) if len(self.keys) else self
 
-    def with_spare(self, rows: int) -> Dropout:
-        """For so many more rows, that belong to no piece."""
+    def add_spare_rows(self, rows: int) -> Dropout:
+        """Adds keys for `rows` more rows, which belong to no piece."""
         return replace(self, keys=F.pad(self.keys, (0, rows))) if len(self.keys) else self
 
-    def for_compiled(self, sites: int, width: int) -> Dropout:
-        """For layers that torch.compile translates: the masks of our kernels, at so many places of the model.
+    def make_compilable(self, sites: int, width: int) -> Dropout:
+        """Prepares the masks of our kernels at `sites` places of the model for layers under torch.compile.
 
-        Inductor's own masks repeat in torch 2.13. A site that lies in the keys is no number for which a layer would be
-        translated anew.
+        Inductor's own masks repeat in torch 2.13. The site is part of the keys: as a number of its own it would make
+        torch.compile recompile each layer.
         """
         if not (len(self.keys) and self.probability):
             return self
         steps = torch.arange(max(sites, width), dtype=torch.int32, device=self.keys.device)
-        keys = _scrambled(self.keys ^ _scrambled(steps[:sites] + HASH_STEP)[:, None])
+        keys = _scramble(self.keys ^ _scramble(steps[:sites] + HASH_STEP)[:, None])
         return replace(self, keys=keys, columns=steps[:width] * HASH_STEP)
 
     @property
@@ -76,8 +78,8 @@ class Dropout:
 HASH_STEP = 0x9E3779B9 - 2**32
 
 
-def _scrambled(x: Tensor) -> Tensor:
-    """The hash of kernels/numbers.h, of int32."""
+def _scramble(x: Tensor) -> Tensor:
+    """Hashes int32 as kernels/numbers.h does."""
     x = (x ^ (x >> 16 & 0xFFFF)) * 0x7FEB352D
     x = (x ^ (x >> 15 & 0x1FFFF)) * (0x846CA68B - 2**32)
     return x ^ (x >> 16 & 0xFFFF)
@@ -88,26 +90,26 @@ def _drop(x: Tensor, dropout: Dropout) -> Tensor:
     if dropout.columns is None:
         return F.dropout(x, dropout.probability) if dropout.probability else x
     threshold = int(dropout.probability * 2**32)
-    hashed = _scrambled(dropout.columns + dropout.keys[:, None])
+    hashed = _scramble(dropout.columns + dropout.keys[:, None])
     drops = (hashed ^ -(2**31)) < threshold - 2**31  # the order of unsigned numbers
     return torch.where(drops, 0.0, x * (1 / (1 - threshold / 2**32)))
 
 
 def row_keys(dropout_seed: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
-    """Makes a key for every piece, from the seed of the step, the piece's example and its position."""
+    """Makes a key for every piece, from the seed of the step, the example and the position."""
     pieces = hash_key(np.repeat(hash_key(dropout_seed, *examples.T), lengths), positions)
     return torch.from_numpy(pieces.astype(np.uint32).view(np.int32))
 
 
 def _find_operations(name: gpu.Operation, x: Tensor, masks: kernels.Masks | None = None) -> ModuleType | None:
-    """Finds the module with an operation of our own for this tensor; None where PyTorch's operations compute it."""
+    """Finds the module whose kernels can compute an operation on this tensor; None where PyTorch computes it."""
     if kernels.usable(x):
         return cpu_operations
     return gpu if gpu.usable(name, x, masks) else None
 
 
 def gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x + bias), with erf. May overwrite x: it must be needed by nobody else."""
+    """gelu(x + bias), with erf. May overwrite x, which nobody else may read."""
     ours = _find_operations("gelu", x)
     return ours.gelu(x, bias) if ours else F.gelu(x + bias)
 
@@ -115,7 +117,7 @@ def gelu(x: Tensor, bias: Tensor) -> Tensor:
 def add_and_norm(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, dropout: Dropout
 ) -> Tensor:
-    """The layer norm of residual + dropout(x + bias). May overwrite x: it must be needed by nobody else."""
+    """The layer norm of residual + dropout(x + bias). May overwrite x, which nobody else may read."""
     ours = _find_operations("add_and_norm", x, dropout.for_kernels)
     if ours:
         return ours.add_and_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
@@ -123,7 +125,7 @@ def add_and_norm(
 
 
 def drop(x: Tensor, dropout: Dropout) -> Tensor:
-    """Dropout by itself."""
+    """Dropout."""
     if not dropout.probability:
         return x
     ours = _find_operations("drop", x, dropout.for_kernels)
@@ -131,7 +133,7 @@ def drop(x: Tensor, dropout: Dropout) -> Tensor:
 
 
 def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """The sum of the rows that the ids of pieces, positions and segments name."""
+    """Adds up the embeddings of pieces, positions and segments with these ids."""
     if word.device.type == "cpu":
         return _embed(word, position, segment, getattr(word, TAKES_ROWS, False), *ids)
     pieces, positions, segments = ids
@@ -141,7 +143,7 @@ def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Te
 
 @with_backward
 def _embed(word: Tensor, position: Tensor, segment: Tensor, takes_rows: bool, *ids: Tensor) -> Forward:
-    """PyTorch's own backward pass adds up in bfloat16 on a CPU: a sum of thousands of rows stands still."""
+    """Adds up gradients in fp32. PyTorch on a CPU adds them up in bf16, where large sums stop growing."""
     pieces, positions, segments = ids
     out = word[pieces].add_(position[positions]).add_(segment[segments])
     return out, ids, partial(_embed_backward, (len(word), len(position), len(segment)), takes_rows)
@@ -163,36 +165,35 @@ def _embed_backward(sizes: tuple[int, int, int], takes_rows: bool, grad: Tensor,
 
 
 def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """The sum of the cross-entropies of the predictions, and how many of them are right.
+    """Computes the sum of the cross-entropies of the predictions, and the number of right ones.
 
-    `weight` and `bias` may have more rows than the vocabulary; they take no part.
+    `weight` and `bias` may have more rows than the vocabulary, which are ignored.
     """
-    if loses_by_kernels(hidden) and torch.is_grad_enabled():
+    if has_loss_kernel(hidden) and torch.is_grad_enabled():
         return _masked_loss(hidden, weight, bias, labels, vocabulary)
-    if loses_by_kernels(hidden):
+    if has_loss_kernel(hidden):
         losses, right = cross_entropies(hidden @ weight.t(), bias, labels, vocabulary, slopes=False)
         return losses.sum(), right.sum()
     logits = F.linear(hidden, weight, bias)[:, :vocabulary].float()
     return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
 
 
-def loses_by_kernels(hidden: Tensor) -> bool:
-    """Whether one of our kernels computes the losses of predictions from these hidden states."""
+def has_loss_kernel(hidden: Tensor) -> bool:
+    """Whether our kernels can compute losses from these hidden states."""
     return _find_operations("cross_entropy", hidden) is not None
 
 
 def cross_entropies(
     logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    """By our kernels: the cross-entropy of every row, and whether its answer is right. `slopes`: the gradient takes the
-    place of the logits, which lack the bias; otherwise they stay."""
+    """Calls the kernel for `cpu_operations.cross_entropies`, or that of a GPU."""
     ours = cpu_operations if kernels.usable(logits) else gpu
     return ours.cross_entropies(logits, bias, labels, vocabulary, slopes)
 
 
 @torch.no_grad()
 def log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
-    """(m,) the log-probability of the label of every row, in fp32; the logits of some rows at a time are in memory."""
+    """Computes the log-probability of the label of every row, (m,) in fp32, with the logits of some rows at a time."""
     rows = max(1, MOST_LOGITS // len(weight))
     parts = zip(hidden.split(rows), labels.split(rows), strict=True)
     return torch.cat([_log_probabilities(part, weight, bias, wanted, vocabulary) for part, wanted in parts])
@@ -200,15 +201,15 @@ def log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tens
 
 def _log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
     logits = F.linear(hidden, weight)
-    if loses_by_kernels(hidden):
+    if has_loss_kernel(hidden):
         return -cross_entropies(logits, bias, labels, vocabulary, slopes=False)[0]
     return -F.cross_entropy((logits + bias)[:, :vocabulary].float(), labels, reduction="none")
 
 
 @with_backward
 def _masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> ForwardOfLoss:
-    """The gradient takes the logits' place in the forward pass, so that nothing as large is kept twice."""
-    whole = rounded(hidden)  # behind the predictions logits are zeros, and so is their gradient
+    """Overwrites the logits by their gradient in the forward pass, so that only one tensor of their size is saved."""
+    whole = pad_to_tiles(hidden)  # logits of the rows that are added are zeros, and so is their gradient
     logits = whole @ weight.t()
     losses, correct = cross_entropies(logits[: len(hidden)], bias, labels, vocabulary, slopes=True)
     saved = (whole, weight, logits)  # the last are now their gradient

@@ -1,6 +1,6 @@
-"""The loss of predictions on a GPU, in Triton: logits are read twice, and their gradient takes their place.
+"""The loss of predictions on a GPU, in Triton: logits are read twice, and their gradient overwrites them.
 
-Nothing of their size is made besides, neither in 32 bits nor in 16.
+No other tensor of the size of the logits is allocated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from pretraining.model.gpu_kernels import _read
 
 CHUNK = 4096
-"""Logits of a row that a program holds at a time, at most."""
+"""The most logits of a row that a program holds at a time."""
 LOWEST = tl.constexpr(-3.0e38)
 
 
@@ -21,9 +21,9 @@ LOWEST = tl.constexpr(-3.0e38)
 def _cross_entropy(
     logits, bias, labels, losses, right, vocabulary, slopes: tl.constexpr, width: tl.constexpr, chunk: tl.constexpr
 ):
-    """One row: its loss, whether the first of its largest logits is the answer, and the gradient of all of them.
+    """Computes the loss of a row, whether the first of its largest logits is the label, and the gradient of its logits.
 
-    The loss of a label that is no word is no number.
+    The loss of a label outside the vocabulary is NaN.
     """
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, chunk)
     begin, label = row * width, tl.load(labels + row)
@@ -34,7 +34,7 @@ def _cross_entropy(
     for first in range(0, width, chunk):
         column = first + columns
         inside = column < vocabulary
-        there = column < width  # a constant, by which Triton reads several at once; the vocabulary is none
+        there = column < width  # a constant bound lets Triton read several at once; the vocabulary is no constant
         value = tl.where(inside, _read(logits, begin + column, there) + _read(bias, column, there), LOWEST)
         higher = tl.maximum(most, value)
         total = total * tl.exp(most - higher) + tl.where(inside, tl.exp(value - higher), 0.0)
@@ -57,8 +57,8 @@ def _cross_entropy(
 def cross_entropies(
     logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    """(m,) the loss of every row, in fp32, and whether its answer is right. `slopes`: the gradient takes the place of
-    the logits, which lack the bias."""
+    """Computes the loss of every row, (m,) in fp32, and whether its prediction is right. The bias is added here.
+    With `slopes`, the gradient of the logits replaces them."""
     rows, width = logits.shape
     losses = logits.new_empty(rows, dtype=torch.float32)
     right = logits.new_empty(rows, dtype=torch.int8)

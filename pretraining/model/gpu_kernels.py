@@ -1,8 +1,8 @@
 """The operations between matrix products on a GPU, in Triton: each passes over memory once.
 
-Numbers are stored in 16 or 32 bits and computed in 32. What is summed over rows is summed by blocks of rows first, then
-over these blocks, in an order that follows from the number of rows: the same input gives the same bits. No mask of
-dropout is stored: it is the hash of kernels/numbers.h, which the backward pass computes again.
+Numbers are stored in 16 or 32 bits and computed in 32. Sums over rows are computed by blocks of rows, then over the
+blocks, in an order that follows from the number of rows: the same input gives the same bits. Masks of dropout are not
+stored: the backward pass computes the hash of kernels/numbers.h again.
 """
 
 from __future__ import annotations
@@ -22,35 +22,34 @@ HALF_IN_BITS = tl.constexpr(-0.7213475204444817)
 
 
 @triton.jit
-def _scrambled(x):
-    """Every bit of the result depends on every bit of x, uint32 (Wellons' lowbias32)."""
+def _scramble(x):
+    """Hashes uint32: every bit of the result depends on every bit of x (Wellons' lowbias32)."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 
 @triton.jit
-def _kept(keys, row, column, known, site, threshold, scale):
-    """0 or the scale, for rows (a column of them) and columns (a row of them)."""
+def _draw_dropout(keys, row, column, known, site, threshold, scale):
+    """Dropout factors of shape (rows, columns): 0 where dropped, else the scale."""
     key = tl.load(keys + row, mask=known, other=0).to(tl.uint32, bitcast=True)
-    key = _scrambled(key ^ site.to(tl.uint32, bitcast=True))
-    hashed = _scrambled(column.to(tl.uint32) * HASH_STEP + key)
+    key = _scramble(key ^ site.to(tl.uint32, bitcast=True))
+    hashed = _scramble(column.to(tl.uint32) * HASH_STEP + key)
     return tl.where(hashed < threshold.to(tl.uint32, bitcast=True), 0.0, scale)
 
 
 @triton.jit
 def _read(pointer, at, inside):
-    """Numbers in fp32; 0 outside."""
+    """Reads numbers as fp32; 0 outside."""
     return tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _tail(value):
-    """The share of a normal distribution beyond |value|, and exp(-value² / 2).
+    """Computes the share of a normal distribution beyond |value|, and exp(-value² / 2).
 
-    The share is the latter times a polynomial in t = 1 / (1 + |value| / √8), fitted to erfc: 2e-7 off, relatively, also
-    far out, where 1 - erf has no digits left. It takes half the instructions of `tl.erf`, which held GELU up.
-    """
+    The share is the latter times a polynomial in t = 1 / (1 + |value| / √8), fitted to erfc. Its relative error is
+    2e-7, also for large values, where 1 - erf has no digits left. It takes half the instructions of `tl.erf`."""
     bell = tl.exp2(value * value * HALF_IN_BITS)
     t = tl.rsqrt(tl.abs(value) * HALF_ROOT_OF_HALF + 1.0)
     t *= t
@@ -80,7 +79,7 @@ def _gelu_forward(x, bias, out, rows, width: tl.constexpr, tile_rows: tl.constex
 def _gelu_backward(
     grad, x, bias, grad_x, sums, rows, block, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
 ):
-    """The gradient of x, and its sums over a block of rows: the first stage of the bias's gradient."""
+    """Computes the gradient of x, and its sums over a block of rows: the first stage of the bias's gradient."""
     number = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
     column, known = columns[None, :], columns[None, :] < width
@@ -125,7 +124,7 @@ def _norm_forward(
     at, inside = row * width + column, present & known
     value = _read(x, at, inside) + _read(bias, column, known)
     if drops:
-        value *= _kept(keys, row, column, present, site, threshold, scale_kept)
+        value *= _draw_dropout(keys, row, column, present, site, threshold, scale_kept)
     value += _read(residual, at, inside)
     mean = tl.sum(value, 1)[:, None] / width
     apart = tl.where(inside, value - mean, 0.0)
@@ -138,14 +137,14 @@ def _norm_forward(
 
 @triton.jit
 def _before_norm(slope, normed, width):
-    """The gradient before rows were normalised, but for their scale, of that after it."""
+    """Computes the gradient of the input of a norm, without its scale, from that of the output."""
     first, second = tl.sum(slope, 1)[:, None] / width, tl.sum(slope * normed, 1)[:, None] / width
     return slope - first - normed * second
 
 
 @triton.jit
 def _store_sums(sums, columns, width, first, second, third):
-    """The sums over the rows of three tiles, one behind the other."""
+    """Stores the sums over the rows of three tiles, one behind the other."""
     tl.store(sums + columns, tl.sum(first, 0), mask=columns < width)
     tl.store(sums + width + columns, tl.sum(second, 0), mask=columns < width)
     tl.store(sums + 2 * width + columns, tl.sum(third, 0), mask=columns < width)
@@ -174,7 +173,8 @@ def _norm_backward(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    """The gradients of the residual and of x, which are one without dropout, and the sums of a block for the others."""
+    """Computes the gradients of the residual and of x (equal without dropout), and the sums of a block for the
+    others."""
     number, columns = tl.program_id(0).to(tl.int64), tl.arange(0, tile_columns)
     column, known = columns[None, :], columns[None, :] < width
     added, factor = _read(bias, column, known), _read(weight, column, known)
@@ -186,7 +186,7 @@ def _norm_backward(
         at, inside = row * width + column, present & known
         slope, value = _read(grad, at, inside), _read(x, at, inside) + added
         if drops:
-            kept = _kept(keys, row, column, present, site, threshold, scale_kept)
+            kept = _draw_dropout(keys, row, column, present, site, threshold, scale_kept)
             value *= kept
         scale = _read(scales, row, present)
         normed = (value + _read(residual, at, inside) - _read(means, row, present)) * scale
@@ -201,7 +201,7 @@ def _norm_backward(
 
 @triton.jit(do_not_specialize=["count"])
 def _sum_blocks(sums, out, count, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr):
-    """The second stage of a sum over rows: the sums of all blocks."""
+    """Adds up the sums of all blocks: the second stage of a sum over rows."""
     columns = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
     total = tl.zeros([tile_rows, tile_columns], tl.float32)
     for begin in range(0, count, tile_rows):
@@ -227,7 +227,7 @@ def _dropout(
     column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
     at, present = row * width + column, row < rows
     inside = present & (column < width)
-    kept = _kept(keys, row, column, present, site, threshold, scale_kept)
+    kept = _draw_dropout(keys, row, column, present, site, threshold, scale_kept)
     tl.store(out + at, _read(x, at, inside) * kept, mask=inside)
 
 
@@ -235,7 +235,7 @@ def _dropout(
 def _join(
     query, key, value, out, sums, rows, block, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
 ):
-    """Rows of three tensors side by side, and their sums over a block: the first stage of the bias's gradient."""
+    """Lays the rows of three tensors side by side; sums them over a block: the first stage of the bias's gradient."""
     number, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
     columns = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
     column, known = columns[None, :], columns[None, :] < width
@@ -252,25 +252,25 @@ def _join(
 
 def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
     """gelu(x + bias)."""
-    out, tile = torch.empty_like(x), Tile.of_gelu(x.shape[1])
+    out, tile = torch.empty_like(x), Tile.from_gelu_width(x.shape[1])
     _launch_rows(_gelu_forward, tile, x, bias, out, len(x))
     return out
 
 
 def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the bias."""
-    grad_x, tile = torch.empty_like(x), Tile.of_gelu(x.shape[1])
+    """Computes the gradients of x and of the bias."""
+    grad_x, tile = torch.empty_like(x), Tile.from_gelu_width(x.shape[1])
     count, block = tile.blocks(len(x), GELU_BLOCKS)
     sums = x.new_empty(count, x.shape[1], dtype=torch.float32)
     _launch(_gelu_backward, (count, tile.parts), tile, grad, x, bias, grad_x, sums, len(x), block)
-    return grad_x, _summed(sums, bias)
+    return grad_x, _add_blocks(sums, bias)
 
 
 def norm_forward(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, drops: Drops
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The layer norm of residual + dropout(x + bias), and the mean and the scale of every row."""
-    out, tile = torch.empty_like(x), Tile.of_norm(x.shape[1])
+    """Computes the layer norm of residual + dropout(x + bias), and the mean and the scale of every row."""
+    out, tile = torch.empty_like(x), Tile.from_norm_width(x.shape[1])
     means, scales = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
     tensors = (x, bias, residual, weight, shift, drops.keys, out, means, scales)
     _launch_rows(_norm_forward, tile, *tensors, len(x), *drops[1:], epsilon, drops=drops.keys is not None)
@@ -280,47 +280,47 @@ def norm_forward(
 def norm_backward(
     drops: Drops, grad: Tensor, x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, means: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, the bias, the residual, the weight and the shift. Without dropout those of x and the residual
-    are one tensor."""
-    grad_residual, tile = torch.empty_like(x), Tile.of_norm(x.shape[1], backward=True)
+    """Computes the gradients of x, the bias, the residual, the weight and the shift. Without dropout, those of x and
+    the residual are one tensor."""
+    grad_residual, tile = torch.empty_like(x), Tile.from_norm_width(x.shape[1], backward=True)
     grad_x = grad_residual if drops.keys is None else torch.empty_like(x)
     count, block = tile.blocks(len(x), NORM_BLOCKS)
     sums = x.new_empty(count, 3 * x.shape[1], dtype=torch.float32)
     tensors = (grad, x, bias, residual, weight, drops.keys, means, scales, grad_residual, grad_x, sums)
     numbers = (len(x), block, *drops[1:])
     _launch(_norm_backward, (count,), tile, *tensors, *numbers, drops=drops.keys is not None)
-    to_weight, to_shift, to_bias = _summed(sums, weight).view(3, -1)
+    to_weight, to_shift, to_bias = _add_blocks(sums, weight).view(3, -1)
     return grad_x, to_bias, grad_residual, to_weight, to_shift
 
 
-def dropped(x: Tensor, drops: Drops) -> Tensor:
-    """Dropout, which is also its own backward pass."""
+def drop(x: Tensor, drops: Drops) -> Tensor:
+    """Computes dropout, or its backward pass, which is the same."""
     if drops.keys is None:
         return x.clone()
-    out, tile = torch.empty_like(x), Tile.for_width(x.shape[1], COLUMNS)
+    out, tile = torch.empty_like(x), Tile.from_width(x.shape[1], COLUMNS)
     _launch_rows(_dropout, tile, x, drops.keys, out, len(x), *drops[1:])
     return out
 
 
 def join_columns(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of three tensors side by side, and the sum over all rows, in the type of the bias."""
+    """Lays the rows of three tensors side by side, and sums them over all rows, in the type of the bias."""
     rows, width = len(query), query[0].numel() if len(query) else bias.numel() // 3
-    out, tile = query.new_empty(rows, 3 * width), Tile.for_width(width, COLUMNS)
+    out, tile = query.new_empty(rows, 3 * width), Tile.from_width(width, COLUMNS)
     count, block = tile.blocks(rows, JOIN_BLOCKS)
     sums = query.new_empty(count, 3 * width, dtype=torch.float32)
     _launch(_join, (count, tile.parts, 3), tile, query, key, value, out, sums, rows, block)
-    return out, _summed(sums, bias)
+    return out, _add_blocks(sums, bias)
 
 
-def _summed(sums: Tensor, like: Tensor) -> Tensor:
-    """The sums of all blocks, in the type of a weight."""
-    out, tile = like.new_empty(sums.shape[1]), Tile.for_width(sums.shape[1], SUM_COLUMNS)
+def _add_blocks(sums: Tensor, like: Tensor) -> Tensor:
+    """Adds up the sums of all blocks, in the type of a weight."""
+    out, tile = like.new_empty(sums.shape[1]), Tile.from_width(sums.shape[1], SUM_COLUMNS)
     _launch(_sum_blocks, (tile.parts,), tile, sums, out, len(sums))
     return out
 
 
 def _launch_rows(kernel: Any, tile: Tile, first: Tensor, *arguments: Any, **constants: Any) -> None:
-    """One program for every tile of the first tensor."""
+    """Launches a program for every tile of the first tensor."""
     _launch(kernel, (-(-len(first) // tile.rows), tile.parts), tile, first, *arguments, **constants)
 
 

@@ -1,7 +1,7 @@
 """The operations between matrix products on a GPU by our kernels, where Triton is installed and can compile them.
 
-Triton is loaded when a GPU meets them first. Before a kernel's first use a row of zeros goes through it: where that
-fails, a warning says so, and PyTorch's operations compute all that follows.
+Triton is loaded at the first use on a GPU. Before the first use of a kernel, a row of zeros is sent through it. If that
+fails, a warning says so, and from then on PyTorch's operations are used.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pretraining.model.own_backward import Forward, Gradients, with_backward
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_WIDTH = 1 << 14
-"""The widest rows whose norm a program of the kernels computes at once."""
+"""The widest rows whose norm a program can compute."""
 COST = "what lies between products moves nearly twice the bytes on this GPU, and each rank draws masks of its own"
 USUAL_WORDS = 30_528
-"""Logits of a prediction of BERT's, with those that pad its vocabulary."""
+"""The logits of a prediction of BERT, with those that pad its vocabulary."""
 Operation = Literal["gelu", "add_and_norm", "drop", "join", "row_keys", "cross_entropy"]
 
 _failed = False
 
 
 def usable(operation: Operation, x: Tensor, masks: Masks | None = None) -> bool:
-    """Whether our kernels can do this with a tensor; never in what torch.compile translates, nor where something is to
-    be dropped and rows have no keys."""
+    """Whether our kernels can compute this operation on a tensor; never inside torch.compile, nor for dropout without
+    keys of rows."""
     if not (x.is_cuda and allowed()) or _failed or x.device.index != torch.cuda.current_device():
         return False
     drops = masks is not None and masks[2] > 0
@@ -62,7 +62,7 @@ def add_and_norm(
 ) -> Forward:
     """The layer norm of residual + dropout(x + bias).
 
-    Keeps its inputs and not their sum: the residual is kept anyway, by the product that it goes through.
+    Saves its inputs and not their sum: the product that reads the residual saves that in any case.
     """
     x, residual, drops = x.contiguous(), residual.contiguous(), _kernels().Drops.from_keys(*masks)
     out, means, scales = _kernels().norm_forward(x, bias, residual, weight, shift, epsilon, drops)
@@ -72,13 +72,13 @@ def add_and_norm(
 
 @with_backward
 def drop(x: Tensor, masks: Masks) -> Forward:
-    """Dropout by itself, whose backward pass drops the same."""
+    """Dropout; the backward pass drops the same elements."""
     kernels, drops = _kernels(), _kernels().Drops.from_keys(*masks)
-    return kernels.dropped(x.contiguous(), drops), (), lambda grad: (kernels.dropped(grad, drops),)
+    return kernels.drop(x.contiguous(), drops), (), lambda grad: (kernels.drop(grad, drops),)
 
 
 def row_keys(dropout_seed: int, examples: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """The keys of `fused.row_keys`, on the device of the positions: the host hashes sequences, the device pieces."""
+    """Computes the keys of `fused.row_keys` on a GPU: the host hashes sequences, the device hashes pieces."""
     from pretraining.model import gpu_row_keys
 
     return gpu_row_keys.row_keys(hash_key(dropout_seed, *examples.T), positions, starts, longest)
@@ -87,27 +87,28 @@ def row_keys(dropout_seed: int, examples: Array, positions: Tensor, starts: Tens
 def cross_entropies(
     logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    """What `cpu_operations.cross_entropies` computes on a CPU."""
+    """Computes the same as `cpu_operations.cross_entropies`."""
     from pretraining.model import gpu_cross_entropy
 
     return gpu_cross_entropy.cross_entropies(logits, bias, labels, vocabulary, slopes)
 
 
 def join(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of queries, keys and values, (n, heads, size) each, as rows of one tensor, and that of their bias."""
+    """Joins the gradients of queries, keys and values, (n, heads, size) each, to rows, and computes that of the
+    bias."""
     return _kernels().join_columns(*(each.contiguous() for each in (query, key, value)), bias)
 
 
 def takes_products(x: Tensor) -> bool:
-    """Whether products do what PyTorch has slower operations for: on a GPU they add in passing what lies in memory, and
-    sum up many rows. Never in what torch.compile translates, which sees to it itself."""
+    """Whether matrix products replace slower operations of PyTorch: on a GPU they also add a tensor, and sum many rows.
+    Never inside torch.compile, which fuses such operations itself."""
     return x.is_cuda and allowed()
 
 
 @with_backward
 def look_up_few(ids: Tensor, weight: Tensor) -> Forward:
-    """The rows of a weight that has few of them, whose gradient is a product with zeros and ones: PyTorch's own adds up
-    all that goes to a row one after another, thousands to each."""
+    """Looks up rows of a weight that has few of them. Its gradient is a product with zeros and ones: PyTorch's own adds
+    up the thousands of gradients of each row one after another."""
     return weight[ids], (ids,), functools.partial(_sum_few, len(weight))
 
 
@@ -143,7 +144,7 @@ def _works(
 
 @torch.no_grad()
 def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
-    """Sends a row of zeros through the kernels of an operation, backward too where it `learns`; waits for nothing."""
+    """Sends a row of zeros through the kernels of an operation, with `learns` also backward; waits for nothing."""
     _kernels()
     vector, numbers = row[0], torch.zeros(2, dtype=torch.int32, device=row.device)
     masks = (numbers[:1], 0, 0.5 if drops else 0.0)

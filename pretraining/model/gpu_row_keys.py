@@ -1,4 +1,4 @@
-"""The keys by which dropout draws its masks, computed where the pieces are: `fused.row_keys` on a GPU, in Triton."""
+"""Computes the keys of dropout on the GPU, in Triton: the same as `fused.row_keys`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from data_prep.common.hashing import FACTOR_1, FACTOR_2, GOLDEN, hash_key
 
 STEP_64, FACTOR_64_1, FACTOR_64_2 = tl.constexpr(GOLDEN), tl.constexpr(FACTOR_1), tl.constexpr(FACTOR_2)
 PIECES = 256
-"""of a sequence, whose keys a program computes"""
+"""The pieces of a sequence whose keys a program computes."""
 
 
 @triton.jit
 def _row_keys(sequences, starts, positions, keys, tile: tl.constexpr):
-    """The second half of `hash_key`: a sequence's key with the position of a piece."""
+    """Computes the second half of `hash_key`: hashes a sequence's key with the position of a piece."""
     sequence = tl.program_id(0)
     begin, end = tl.load(starts + sequence), tl.load(starts + sequence + 1)
     piece = begin + tl.program_id(1) * tile + tl.arange(0, tile)
@@ -31,9 +31,9 @@ def _row_keys(sequences, starts, positions, keys, tile: tl.constexpr):
 
 
 def row_keys(sequences: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """(n,) int32: the key of every piece, from those of the sequences, (s,) uint64 on the host, and its position.
+    """Computes the key of every piece, (n,) int32, from the key of its sequence, (s,) uint64, and its position.
 
-    The host neither waits for the device nor computes anything for a piece.
+    The host neither waits for the device nor computes anything per piece.
     """
     keys = torch.empty(len(positions), dtype=torch.int32, device=positions.device)
     halves = torch.from_numpy(hash_key(sequences).view(np.int64))

@@ -1,4 +1,4 @@
-"""How the kernels of a GPU cut their work, tiles and blocks of rows, and what dropout drops, as they need it."""
+"""Tiles and blocks of rows of the GPU kernels, and the arguments that they take for dropout."""
 
 from __future__ import annotations
 
@@ -8,64 +8,65 @@ from typing import NamedTuple
 from torch import Tensor
 
 COLUMNS, SUM_COLUMNS = 256, 32
-"""of rows that need not be seen as a whole"""
+"""The columns of a tile, for operations that do not need whole rows; the second is for sums over blocks."""
 GELU_BLOCKS, JOIN_BLOCKS, NORM_BLOCKS = 66, 128, 640
-"""Blocks of rows that sums are taken by, at most: they keep a GPU busy, and their sums are small beside the rows. Of
-some that were measured on an H200 for large, these and the sizes of tiles are about the fastest."""
+"""The most blocks of rows of a sum: enough to keep a GPU busy, and few beside the rows. Among the values measured on
+an H200 for large, these and the sizes of tiles are about the fastest."""
 LEAST_BLOCK = 32
-"""Rows of a block, at least."""
+"""The least rows of a block."""
 
 
 class Tile(NamedTuple):
     """The part of a tensor's rows that a program holds at a time."""
 
     width: int
-    """of the rows"""
+    """the width of a whole row"""
     rows: int
     columns: int
     warps: int
 
     @classmethod
     @functools.cache
-    def for_width(cls, width: int, most: int | None = None, elements: int = 2048, each: int = 8) -> Tile:
-        """Of whole rows, or of so many columns at most; of about so many elements, of which each thread has so many."""
+    def from_width(cls, width: int, most: int | None = None, elements: int = 2048, each: int = 8) -> Tile:
+        """Makes a tile of whole rows, or of at most `most` columns, with about `elements` elements, `each` per
+        thread."""
         columns = 1 << ((width if most is None else min(width, most)) - 1).bit_length()
         rows = max(1, elements // columns)
         return cls(width, rows, columns, min(max(rows * columns // (32 * each), 1), 32))
 
     @classmethod
-    def of_gelu(cls, width: int) -> Tile:
-        """Of GELU, forward and backward."""
-        return cls.for_width(width, COLUMNS, 4096, 16)
+    def from_gelu_width(cls, width: int) -> Tile:
+        """Makes the tile of GELU, forward and backward."""
+        return cls.from_width(width, COLUMNS, 4096, 16)
 
     @classmethod
-    def of_norm(cls, width: int, backward: bool = False) -> Tile:
-        """Of a norm; backward it has more numbers for each element."""
-        return cls.for_width(width, None, 1024, 8 if backward else 16)
+    def from_norm_width(cls, width: int, backward: bool = False) -> Tile:
+        """Makes the tile of a norm; backward, a thread takes fewer elements, since each needs more registers."""
+        return cls.from_width(width, None, 1024, 8 if backward else 16)
 
     @property
     def parts(self) -> int:
-        """How many tiles a row goes through."""
+        """The number of tiles in a row."""
         return -(-self.width // self.columns)
 
     def blocks(self, rows: int, most: int) -> tuple[int, int]:
-        """Into how many blocks of rows a sum is divided, and of how many rows: this follows from their number alone."""
+        """The number of blocks of a sum over rows, and the rows of each: they follow from the number of rows alone."""
         least = max(-(-rows // most), LEAST_BLOCK)
         block = -(-least // self.rows) * self.rows
         return -(-rows // block), block
 
 
 class Drops(NamedTuple):
-    """What is dropped, as kernels need it."""
+    """The arguments of the kernels for dropout."""
 
     keys: Tensor | None
     """(n,) int32, for each row; None where nothing is dropped"""
     site: int
-    """scrambled, as an int32"""
+    """the hashed site, as an int32"""
     threshold: int
-    """a hash below it drops, as an int32"""
+    """an element whose hash is below it is dropped; as an int32"""
     scale: float
-    """of what is kept"""
+    """the factor of elements that are kept"""
 
     @classmethod
     def from_keys(cls, keys: Tensor, site: int, probability: float) -> Drops:
@@ -79,11 +80,11 @@ def _drop_numbers(site: int, probability: float) -> tuple[int, int, float]:
     threshold = int(probability * 2**32)
     if not threshold:
         return 0, 0, 1.0
-    return _signed(_scrambled_number(site + 0x9E3779B9)), _signed(threshold), 1 / (1 - probability)
+    return _signed(_scramble(site + 0x9E3779B9)), _signed(threshold), 1 / (1 - probability)
 
 
-def _scrambled_number(number: int) -> int:
-    """What `_scrambled` makes of one number."""
+def _scramble(number: int) -> int:
+    """Hashes a number as `gpu_kernels._scramble` does."""
     number &= 0xFFFFFFFF
     number = (number ^ number >> 16) * 0x7FEB352D & 0xFFFFFFFF
     number = (number ^ number >> 15) * 0x846CA68B & 0xFFFFFFFF
@@ -91,5 +92,5 @@ def _scrambled_number(number: int) -> int:
 
 
 def _signed(number: int) -> int:
-    """The int32 of the same bits: Triton would take a number for an int64 where it needs all 32."""
+    """Returns the int32 of the same bits: Triton takes a number that needs all 32 bits for an int64."""
     return number - (number >> 31 << 32)

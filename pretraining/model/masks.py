@@ -1,9 +1,9 @@
-"""Masks drawn anew in every epoch: which pieces of an example are predicted, and what the model sees in their place.
+"""Dynamic masks: draws in every epoch which pieces of an example are predicted, and by which pieces they are replaced.
 
-The key of an example gives each of its places a number, which depends on nothing else. The order of these numbers is a
-ranking of the pieces, all but [CLS] and [SEP], of which a step takes the first: as many as follow from the length and
-from how far the run is. So whoever knows lengths knows the counts, and any ranks draw the same masks, whenever they
-begin.
+The key of an example gives each of its places a number, which depends on nothing else. These numbers rank the pieces,
+except [CLS] and [SEP]. A step takes the first pieces of the ranking; their count follows from the length and from the
+share of the run that is done. So the counts are known from the lengths alone, and all ranks draw the same masks, also
+after a restart.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from data_prep.common.hashing import GOLDEN, scramble_bits
 from pretraining.model.rows import Draw, Rows
 
 MARKS = 3
-"""[CLS] and the [SEP] of A and of B, which are never chosen."""
+"""The number of [CLS] and [SEP] in an example, which are never chosen."""
 PLACE = np.uint32(12)
-"""Bits of a place in an example, which decide where two numbers are alike."""
+"""The bits of a place in an example, which decide between two equal numbers."""
 HIGH, LOW = np.uint64(32), np.uint64(2**32 - 1)
 NEVER = np.uint32(2**32 - 1)
-"""The rank of what is not chosen."""
+"""The rank of pieces that are never chosen."""
 
 
 class Split(NamedTuple):
@@ -34,37 +34,39 @@ class Split(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """What the model sees of examples, and what it is to predict."""
+    """The pieces that the model sees, and those that it must predict."""
 
     pieces: Array  # (n,)
     chosen: Array  # (m,) where the predicted pieces lie among all pieces, ascending
-    labels: Array  # (m,) what stood there
+    labels: Array  # (m,) the original pieces there
 
 
-def num_masked(length: Any, rate: float) -> Any:
+def num_masked(length: Any, mask_share: float) -> Any:
     """Counts the pieces that are chosen of examples of these lengths, in which [CLS] and [SEP] count: at least one,
     rounded as in the original."""
-    return np.clip(np.rint(np.multiply(length, rate)), 1, np.maximum(np.subtract(length, MARKS), 1)).astype(np.int64)
+    return np.clip(np.rint(np.multiply(length, mask_share)), 1, np.maximum(np.subtract(length, MARKS), 1)).astype(
+        np.int64
+    )
 
 
-def mask_anew(rows: Rows, rate: float, split: Split, draw: Draw) -> Masked:
-    """Puts back what the masks of the shards hide, and masks this share of the pieces instead."""
+def draw_masks(rows: Rows, mask_share: float, split: Split, draw: Draw) -> Masked:
+    """Restores the pieces that the masks of the shards hide, and masks this share of the pieces instead."""
     numbers = number_places(draw.keys, int(rows.lengths.max()))
-    which, places = choose_places(rows, num_masked(rows.lengths, rate), numbers)
-    chosen, text = rows.starts[which] + places, rows.original()
+    which, places = choose_places(rows, num_masked(rows.lengths, mask_share), numbers)
+    chosen, text = rows.starts[which] + places, rows.restore_text()
     labels = text[chosen]
     text[chosen] = replace_pieces(labels, numbers[which, places], split, draw)
     return Masked(text, chosen, labels)
 
 
 def number_places(keys: Array, length: int) -> Array:
-    """(s, length) uint64: random numbers for the places of examples with these keys."""
+    """Draws random numbers for the places of examples with these keys: (s, length) uint64."""
     steps = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(GOLDEN)
     return scramble_bits(keys[:, None] + steps)
 
 
 def choose_places(rows: Rows, counts: Array, numbers: Array) -> tuple[Array, Array]:
-    """Takes the first so many of each example's ranking; the examples and the places in them, ascending."""
+    """Takes the first `counts` pieces of each example's ranking; returns examples and places in them, ascending."""
     places, sequences = np.arange(numbers.shape[1], dtype=np.uint32), np.arange(len(counts))
     assert len(places) <= 1 << PLACE, f"sequences of {len(places)}"
     ranks = ((numbers >> HIGH).astype(np.uint32) >> PLACE << PLACE) | places
@@ -78,7 +80,7 @@ def choose_places(rows: Rows, counts: Array, numbers: Array) -> tuple[Array, Arr
 
 
 def replace_pieces(labels: Array, numbers: Array, split: Split, draw: Draw) -> Array:
-    """What stands in place of the chosen pieces; a random piece may be any of the vocabulary, also the one it was."""
+    """Draws the pieces that replace the chosen ones; a random piece may be any of the vocabulary, also the original."""
     share = (numbers & LOW) * 2.0**-32
     drawn = (scramble_bits(numbers + np.uint64(GOLDEN)) >> HIGH) * np.uint64(draw.vocabulary) >> HIGH
     stay = np.where(share < split.mask + split.random, drawn.astype(np.int64), labels)

@@ -1,7 +1,7 @@
-"""All layers of an encoder that answers, in one call of our kernels, on a CPU: with products in fp32, bf16 or 8 bits,
-and all else in fp32.
+"""Computes all layers of an encoder in one call of our kernels, for inference on a CPU.
 
-A small model answers about a short text in less time than Python takes to call an operation for each of its steps.
+Products are in fp32, bf16 or 8 bits, all else is in fp32. A small model computes a short text in less time than Python
+takes to call its operations one by one.
 """
 
 from __future__ import annotations
@@ -21,81 +21,81 @@ from pretraining.model.quantised import quantise
 from pretraining.model.shape import Shape
 
 PANEL = 32
-"""Columns of a weight that the kernels multiply with at once, on some processors half as many."""
+"""The columns of a weight that the kernels multiply at once; on some processors half as many."""
 ROWS = 512
-"""Rows that a layer takes at once."""
+"""The rows that a layer computes at once."""
 
 
 class Way(NamedTuple):
-    """In which numbers products are made."""
+    """The number format of products: its kernel, and how weights are packed for it."""
 
     kernel: str
     pack: Callable[[Linear], tuple[Tensor, ...]]
-    """what a product is made with, in the order in which the kernel looks for it"""
+    """makes the tensors of a product, in the order in which the kernel reads them"""
 
 
-def _in_panels(kernel: str, linear: Linear) -> tuple[Tensor, ...]:
-    """A weight in its own numbers, in the order that the kernel gives it."""
+def _pack_panels(kernel: str, linear: Linear) -> tuple[Tensor, ...]:
+    """Packs a weight in its own type, in the order that the kernel needs."""
     weight = linear.weight.detach().contiguous()
     panels = torch.empty_like(weight)
     kernels.call(kernel, weight, panels, *weight.shape)
-    return panels, _kept(linear.bias)
+    return panels, _copy_to_fp32(linear.bias)
 
 
-def _in_bytes(linear: Linear) -> tuple[Tensor, ...]:
+def _pack_bytes(linear: Linear) -> tuple[Tensor, ...]:
     numbers, scales = quantise(linear.weight)
     panels, zeros = torch.empty_like(numbers), torch.empty(len(numbers), dtype=torch.int32)
     kernels.call("pack_bytes", scales, numbers, panels, zeros, *numbers.shape)
-    return panels, _kept(linear.bias), scales, zeros
+    return panels, _copy_to_fp32(linear.bias), scales, zeros
 
 
-def _kept(weight: Tensor) -> Tensor:
-    """A weight in fp32, in memory of its own."""
+def _copy_to_fp32(weight: Tensor) -> Tensor:
+    """Copies a weight to fp32."""
     return weight.detach().to(torch.float32, copy=True).contiguous()
 
 
-FLOATS = Way("answer", partial(_in_panels, "pack_floats"))
-HALVES = Way("answer_in_halves", partial(_in_panels, "pack_halves"))
-BYTES = Way("answer_in_bytes", _in_bytes)
+FLOATS = Way("answer", partial(_pack_panels, "pack_floats"))
+HALVES = Way("answer_in_halves", partial(_pack_panels, "pack_halves"))
+BYTES = Way("answer_in_bytes", _pack_bytes)
 
 
-def multiplies(way: Way) -> bool:
-    """Whether the kernels have the fastest products of this kind here: where the processor has tiles, oneDNN has."""
-    return kernels.knows(way.kernel) and (way is FLOATS or not kernels.has_tiles())
+def can_multiply(way: Way) -> bool:
+    """Whether the kernels have the fastest products of this format here; on a processor with tiles, oneDNN has them."""
+    return kernels.has_kernel(way.kernel) and (way is FLOATS or not kernels.has_tiles())
 
 
 def find_way(encoder: Encoder, in_bytes: bool) -> Way | None:
-    """How the kernels go through an encoder; None where they do not know its numbers or its sizes."""
+    """Finds the format in which the kernels compute an encoder; None where they do not support its type or sizes."""
     shape, weight = encoder.shape, encoder.embeddings.word.weight
     fits = not any(size % PANEL for size in (shape.hidden // shape.heads, shape.intermediate))
     if not fits or not kernels.usable(weight):
         return None
     way = BYTES if in_bytes else HALVES if weight.dtype == torch.bfloat16 else FLOATS
-    return way if multiplies(way) else None
+    return way if can_multiply(way) else None
 
 
 class OneCall:
     """The layers of an encoder, with their weights in panels."""
 
     def __init__(self, shape: Shape, layers: deque[Layer], way: Way) -> None:
-        """Takes the layers away one after another: memory is for their weights or for those made of them."""
+        """Empties `layers` one by one: memory never holds the weights of all layers beside their packed copies."""
         self.shape, self.depth, self.kernel = shape, len(layers), way.kernel
         self.weights: list[Tensor] = []
         while layers:
-            self.weights += _weights_of(layers.popleft(), way.pack)
+            self.weights += _pack_layer(layers.popleft(), way.pack)
         self.find_weights()
 
     def find_weights(self) -> None:
-        """Tells the kernels where the weights lie."""
+        """Stores the addresses of the weights for the kernels."""
         self.pointers = torch.tensor([weight.data_ptr() for weight in self.weights])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy, in this process or another, has its weights elsewhere."""
+        """Restores a copy, whose weights have other addresses."""
         vars(self).update(state)
         self.find_weights()
 
     def all(self, x: Tensor, batch: Batch) -> Tensor:
-        """Computes the last hidden states of all pieces, (n, H); in fp32 in the place of those that it is given."""
+        """Computes the last hidden states of all pieces, (n, H); overwrites x if it is fp32."""
         states = x.float()
         self._answer(states, batch, None, None)
         return states.to(x.dtype)
@@ -117,18 +117,18 @@ class OneCall:
         kernels.call(self.kernel, x, *where, *sizes, int(shape.one_way), shape.epsilon)
 
 
-def _weights_of(layer: Layer, packed: Callable[[Linear], tuple[Tensor, ...]]) -> list[Tensor]:
-    """What a layer computes with, in the order in which the kernels look for it."""
+def _pack_layer(layer: Layer, packed: Callable[[Linear], tuple[Tensor, ...]]) -> list[Tensor]:
+    """Packs the weights of a layer, in the order in which the kernels read them."""
     attention, feed_forward = layer.attention, layer.feed_forward
     return [
         *packed(attention.qkv),
         *packed(attention.output),
-        *_of_norm(attention.norm),
+        *_copy_norm(attention.norm),
         *packed(feed_forward.inner),
         *packed(feed_forward.output),
-        *_of_norm(feed_forward.norm),
+        *_copy_norm(feed_forward.norm),
     ]
 
 
-def _of_norm(norm: AddAndNorm) -> tuple[Tensor, Tensor]:
-    return _kept(norm.weight), _kept(norm.bias)
+def _copy_norm(norm: AddAndNorm) -> tuple[Tensor, Tensor]:
+    return _copy_to_fp32(norm.weight), _copy_to_fp32(norm.bias)

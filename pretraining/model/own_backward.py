@@ -17,7 +17,7 @@ Result = TypeVar("Result", Tensor, tuple[Tensor, Tensor])
 Forward = tuple[Tensor, Saved, Callable[..., Gradients]]
 """What a forward pass returns: its result, the tensors to save, and the backward pass."""
 ForwardOfLoss = tuple[tuple[Tensor, Tensor], Saved, Callable[..., Gradients]]
-"""The same, where the result is a loss and a count, which has no gradient."""
+"""The same for a loss and a count, which has no gradient."""
 
 
 class _OwnBackward(torch.autograd.Function):
@@ -38,7 +38,7 @@ class _OwnBackward(torch.autograd.Function):
 def with_backward(
     forward: Callable[Inputs, tuple[Result, Saved, Callable[..., Gradients]]],
 ) -> Callable[Inputs, Result]:
-    """Makes an operation of a forward pass that also returns what to save and its backward pass.
+    """Makes an operation from a forward pass that also returns the tensors to save and its backward pass.
 
     The backward pass takes the gradient of the result and the saved tensors. It returns the gradients of the first
     inputs; the other inputs get none. The inputs are passed by position.

@@ -1,7 +1,4 @@
-"""Products with a weight, whose backward pass is ours on a GPU and on a CPU that multiplies bf16.
-
-On tiles, rows are rounded up too: see `rounded`.
-"""
+"""Products with a weight. On a GPU, and on a CPU that multiplies bf16, they have a backward pass of our own."""
 
 from __future__ import annotations
 
@@ -17,25 +14,25 @@ from pretraining.model import gpu_operations as gpu
 
 TILE_ROWS = 16
 WIDE, WORTH = 1024, 600
-"""From which width of a weight on, and for how many multiplications to a number that is turned, turning pays on tiles:
-measured on two cores with AMX, see benchmarks/NOTES.md."""
+"""The least width of a weight, and the least multiplications for each transposed number, for which transposing is worth
+it on tiles: measured on two cores with AMX, see benchmarks/NOTES.md."""
 NARROW = 256
-"""Up to how many inputs turning pays without tiles, whatever the outputs: measured likewise with AVX512-BF16."""
+"""The most inputs for which transposing is worth it without tiles, for any outputs: measured with AVX512-BF16."""
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.t()"""
     if not _is_ours(x, weight):
         return F.linear(x, weight)
-    out: Tensor = _Product.apply(rounded(x), weight)
+    out: Tensor = _Product.apply(pad_to_tiles(x), weight)
     return out[: len(x)] if len(out) > len(x) else out
 
 
-def product_and_past(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x @ weight.t() + bias, and x itself, for what goes past the product.
+def multiply_and_pass(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Returns x @ weight.t() + bias, and x itself for a residual connection. The bias gets no gradient.
 
-    Where our own backward pass takes over, the product that makes the gradient of x adds that of what went past. The
-    bias gets no gradient. That sum takes the place of the gradient of what went past: a hook there must copy it.
+    In our own backward pass, the product that computes the gradient of x also adds the gradient of the residual, and
+    overwrites the latter: a hook there must copy it.
     """
     if gpu.takes_products(x) or _is_ours(x, weight):
         return _ProductAndPast.apply(x, weight, bias)
@@ -43,49 +40,49 @@ def product_and_past(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> t
 
 
 def _is_ours(x: Tensor, weight: Tensor) -> bool:
-    """Whether our backward pass takes over on a CPU."""
-    return turns(x) and weight.dtype == x.dtype and torch.is_grad_enabled()
+    """Whether a CPU uses our own backward pass."""
+    return can_transpose(x) and weight.dtype == x.dtype and torch.is_grad_enabled()
 
 
-def turns(x: Tensor) -> bool:
-    """Whether gradients of weights are computed from an operand that is turned around before."""
+def can_transpose(x: Tensor) -> bool:
+    """Whether gradients of weights may be computed from a transposed operand."""
     return kernels.usable(x) and x.dtype == torch.bfloat16 and x.dim() == 2 and kernels.small_products() is not None
 
 
-def rounded(x: Tensor) -> Tensor:
-    """x, with rows of zeros behind it to a multiple of what a tile has; x itself where there are no tiles.
+def pad_to_tiles(x: Tensor) -> Tensor:
+    """Pads x with rows of zeros to a multiple of the rows of a tile; returns x itself where there are no tiles.
 
-    The product takes no longer. oneDNN makes code for every new number of rows, which takes several times as long.
+    The product takes no longer. For each new number of rows oneDNN would compile code, which takes several times as
+    long as the product.
     """
-    spare = -len(x) % TILE_ROWS if turns(x) and kernels.has_tiles() else 0
+    spare = -len(x) % TILE_ROWS if can_transpose(x) and kernels.has_tiles() else 0
     return F.pad(x, (0, 0, 0, spare)) if spare else x
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """grad.t() @ x, (outputs, inputs), for a weight.
+    """Computes the gradient of a weight, grad.t() @ x: (outputs, inputs).
 
-    oneDNN turns an operand of such a product around in every call, which takes about as long as the product itself on
-    tiles, and a tenth of it elsewhere. Where it pays, our kernel turns the narrower one; then the product is made from
-    rows as they lie.
+    oneDNN transposes an operand of such a product in every call, which takes about as long as the product itself on
+    tiles, and a tenth of it elsewhere. Where it is worth it, our kernel transposes the narrower operand instead.
     """
-    if not (turns(x) and pays(len(x), grad.shape[1], x.shape[1])):
+    if not (can_transpose(x) and is_worth_transposing(len(x), grad.shape[1], x.shape[1])):
         return grad.t() @ x
     if grad.shape[1] <= x.shape[1]:
-        return turned(grad) @ x
-    return turned(turned(x) @ grad)
+        return transpose(grad) @ x
+    return transpose(transpose(x) @ grad)
 
 
-def pays(rows: int, outputs: int, inputs: int) -> bool:
-    """Whether a weight's gradient is made sooner by turning an operand first. Sizes and the kind of processor decide
-    alone, so that all ranks and a run that goes on compute alike."""
+def is_worth_transposing(rows: int, outputs: int, inputs: int) -> bool:
+    """Whether a weight's gradient is computed faster if an operand is transposed first. Only sizes and the kind of
+    processor decide, so that all ranks and a resumed run compute alike."""
     if not kernels.has_tiles():
         return outputs < inputs or inputs <= NARROW
-    numbers = outputs * rows if outputs <= inputs else inputs * (rows + outputs)  # that are turned: the result too
-    return max(outputs, inputs) >= WIDE and rows * outputs * inputs >= WORTH * numbers
+    transposed = outputs * rows if outputs <= inputs else inputs * (rows + outputs)  # then the result too
+    return max(outputs, inputs) >= WIDE and rows * outputs * inputs >= WORTH * transposed
 
 
-def turned(x: Tensor) -> Tensor:
-    """x.t(), contiguous, of 16-bit numbers."""
+def transpose(x: Tensor) -> Tensor:
+    """Returns x.t(), contiguous, of 16-bit numbers."""
     out = x.new_empty(x.shape[1], x.shape[0])
     kernels.call("turn", x.contiguous(), out, *x.shape)
     return out
@@ -117,10 +114,10 @@ class _ProductAndPast(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x, of_weight, _ = ctx.needs_input_grad
         grad_weight = weight_gradient(grad, x) if of_weight else None
-        return _added(grad_past, grad, weight) if of_x else None, grad_weight, None
+        return _add_product(grad_past, grad, weight) if of_x else None, grad_weight, None
 
 
-def _added(gradient: Tensor, slope: Tensor, weight: Tensor) -> Tensor:
-    """gradient + slope @ weight, in the place of the gradient: `addmm` alone would copy it first. No layer reads it any
-    more, since what comes from beside the product has gone through all that the product's own slope has."""
+def _add_product(gradient: Tensor, slope: Tensor, weight: Tensor) -> Tensor:
+    """Adds slope @ weight to a gradient, in place: `addmm` would copy it first. No other layer reads it: the
+    gradient of the residual arrives only after the slope of the product has passed through its block."""
     return gradient.addmm_(slope, weight) if gradient.is_contiguous() else torch.addmm(gradient, slope, weight)

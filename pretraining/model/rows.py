@@ -2,9 +2,8 @@
 
     [CLS] A A A A A A [SEP] B B B B [SEP]   ->   [CLS] A A A [SEP] B B B [SEP]
 
-What stays is the place where A ends and B begins, which next-sentence prediction is about, and with it the masks that
-lie there. A and B keep half of the room each, or one of them more where the other is shorter. An example without B
-keeps its beginning.
+The place where A ends and B begins stays, which next-sentence prediction needs, with the masks around it. A and B keep
+half of the room each, or one of them more if the other is shorter. An example without B keeps its beginning.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from data_prep.common.arrays import Array, ranges
 
 @dataclass(frozen=True)
 class Rows:
-    """Examples as they stand in the shards: s sequences, n pieces, m predictions, one sequence after another."""
+    """Examples as the shards have them: s sequences, n pieces, m predictions, one sequence after another."""
 
     where: Array  # (s, 2) the number of the shard in the dataset, and the row
     lengths: Array  # (s,)
@@ -31,24 +30,24 @@ class Rows:
 
     @property
     def starts(self) -> Array:
-        """(s,) where each sequence begins."""
+        """The start of each sequence, (s,)."""
         starts: Array = np.cumsum(self.lengths) - self.lengths
         return starts
 
     @property
     def masked(self) -> Array:
-        """(m,) where the masks lie among all pieces."""
+        """The places of the masks among all pieces, (m,)."""
         masked: Array = np.repeat(self.starts, self.predictions) + self.positions
         return masked
 
-    def original(self) -> Array:
-        """(n,) the pieces of the text, without masks."""
+    def restore_text(self) -> Array:
+        """Returns the pieces of the text without masks, (n,)."""
         pieces = self.pieces.copy()
         pieces[self.masked] = self.labels
         return pieces
 
     def shorten(self, limit: int) -> Rows:
-        """The same examples with at most so many pieces."""
+        """Shortens the examples to at most `limit` pieces."""
         window = Window.choose(self.lengths, self.boundaries, limit)
         places = ranges(np.zeros_like(self.lengths), self.lengths)
         marks = (places == 0) | (places == np.repeat(self.lengths - 1, self.lengths))  # [CLS] and the last [SEP]
@@ -67,9 +66,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Draw:
-    """What an objective may draw for s examples in a step of training, whichever rank reads them."""
+    """The inputs of an objective's random draws for s examples in a step of training, the same on any rank."""
 
-    keys: Array  # (s,) uint64: a number for each example in this epoch, of which random numbers are made
+    keys: Array  # (s,) uint64: the random key of each example in this epoch
     done: float  # the share of the run's steps that lies behind
     vocabulary: int  # pieces of the vocabulary
     mask_piece: int  # which of them is [MASK]
@@ -77,14 +76,16 @@ class Draw:
 
 @dataclass(frozen=True)
 class Window:
-    """What stays of s examples that are cut: `[CLS]`, the pieces from `start` to `stop`, and the last `[SEP]`."""
+    """The parts of s examples that stay when they are cut: [CLS], the pieces from `start` to `stop`, and the last
+    [SEP]."""
 
     start: Array  # (s,)
     stop: Array  # (s,)
 
     @classmethod
     def choose(cls, lengths: Array, boundaries: Array, limit: int) -> Window:
-        """Chooses what stays, in `limit` pieces, of examples of these lengths whose B begins at `boundaries`."""
+        """Chooses the parts that stay within `limit` pieces, of examples of these lengths whose B begins at
+        `boundaries`."""
         first, second = boundaries - 2, lengths - boundaries - 1  # the pieces of A and of B
         room = limit - 3
         of_first = np.minimum(first, np.maximum(room // 2, room - second))
@@ -96,18 +97,18 @@ class Window:
 
     @property
     def lengths(self) -> Array:
-        """How long the cut examples are."""
+        """The lengths of the cut examples."""
         lengths: Array = self.stop - self.start + 2
         return lengths
 
     def holds(self, places: Array, counts: Array) -> Array:
-        """Whether each of these places stays; every example has as many of them as `counts` says."""
+        """Tells which of these places stay; every example has `counts` of them."""
         start, stop = (np.repeat(bound, counts) for bound in (self.start, self.stop))
         held: Array = (start <= places) & (places < stop)
         return held
 
     def count(self, places: Array, counts: Array) -> Array:
-        """How many of its places every example keeps."""
+        """Counts the places that every example keeps."""
         before = np.cumsum([0, *self.holds(places, counts)])
         ends = np.cumsum(counts)
         kept: Array = before[ends] - before[ends - counts]

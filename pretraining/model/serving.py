@@ -1,10 +1,9 @@
-"""An encoder that only answers: with weights that are packed once, and of the last layer what the head sees.
+"""An encoder for inference: weights are packed once, and the last layer computes only the rows that the head needs.
 
-Training needs neither: there weights change in every step, and all that is computed is kept for the backward pass. On a
-CPU our kernels go through all layers in one call, with weights in their own order (`one_call.py`). For sizes and
-numbers that they do not know, layers make their steps one after another: an x86 processor multiplies fastest with
-weights in an order that oneDNN chooses; elsewhere, and where this PyTorch lacks the operators, weights stay as they
-lie. Results are the same but for rounding.
+On a CPU our kernels compute all layers in one call, with weights in an order of their own (`one_call.py`). For sizes
+and types that they do not support, layers run one after another: on x86, products are fastest with weights in an order
+that oneDNN chooses; elsewhere, and where this PyTorch lacks the operators, weights stay as they are. Results are those
+of the encoder but for rounding.
 
 n pieces, s sequences, H hidden.
 """
@@ -30,10 +29,10 @@ from pretraining.model.quantised import quantise
 from pretraining.model.shape import Shape
 
 KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
-"""Answers drop nothing."""
+"""No dropout."""
 MOST_PADDED = 1 << 15
-"""Pieces that the last layer compares at once, with their padding: one long text among thousands of short ones would
-otherwise take gigabytes."""
+"""The most pieces, with padding, that the last layer compares at once: one long text among thousands of short ones
+would take gigabytes."""
 
 
 class Product:
@@ -43,11 +42,11 @@ class Product:
         self.weight, self.bias = linear.weight.detach(), linear.bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Leaves the bias to the operation that follows."""
+        """Multiplies; the operation that follows adds the bias."""
         return F.linear(x, self.weight)
 
     def with_gelu(self, x: Tensor) -> Tensor:
-        """Adds the bias, and takes gelu of the sum."""
+        """Multiplies, and computes gelu of the product with its bias."""
         return gelu(self(x), self.bias)
 
 
@@ -70,11 +69,11 @@ class PackedProduct(Product):
 class QuantisedProduct(Product):
     """Multiplies with the weight in 8 bits, with a scale for each output and one for each row of the input.
 
-    So the answer about a text does not depend on its neighbours in a batch.
+    So the result for a text does not depend on the other texts of its batch.
     """
 
     ZERO = 128
-    """The byte that stands for 0 on the left of a product; on the right it is 0."""
+    """The byte that stands for 0 in the inputs; in weights it is 0."""
 
     def __init__(self, linear: Linear) -> None:
         numbers, self.scales = quantise(linear.weight)
@@ -92,7 +91,7 @@ class QuantisedProduct(Product):
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether a weight can be packed: on an x86 CPU, by this PyTorch, and in numbers that both are fast in."""
+    """Whether this PyTorch can pack a weight, on an x86 CPU and in a type that is fast there."""
     if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
         return False
     if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
@@ -100,51 +99,51 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
 
 
-def product(linear: Linear) -> Product:
-    """The fastest product with the weight of a linear layer, in its numbers."""
+def make_product(linear: Linear) -> Product:
+    """Makes the fastest product with the weight of a linear layer, in its own type."""
     return PackedProduct(linear) if can_pack(linear.weight) else Product(linear)
 
 
-Making = Callable[[Linear], Product]
+MakeProduct = Callable[[Linear], Product]
 """Makes the product with the weight of a linear layer."""
 
 
 class ServedLayer:
     """A layer of the encoder, for all pieces."""
 
-    def __init__(self, layer: Layer, product: Making = product) -> None:
+    def __init__(self, layer: Layer, make: MakeProduct = make_product) -> None:
         attention, feed_forward = layer.attention, layer.feed_forward
         self.heads = attention.heads
-        self.qkv, self.output = product(attention.qkv), product(attention.output)
+        self.qkv, self.output = make(attention.qkv), make(attention.output)
         self.attention_norm, self.norm = attention.norm, feed_forward.norm
-        self.inner, self.outer = product(feed_forward.inner), product(feed_forward.output)
+        self.inner, self.outer = make(feed_forward.inner), make(feed_forward.output)
 
     def __call__(self, x: Tensor, layout: Layout) -> Tensor:
         """Computes the next hidden states, (n, H)."""
         return self.finish(layout.attend(self.qkv(x), self.qkv.bias, self.heads, KEEPS), x)
 
     def finish(self, context: Tensor, x: Tensor) -> Tensor:
-        """Computes the rest of a layer after attention, for any rows."""
-        x = _end(self.output, context, self.attention_norm, x)
-        return _end(self.outer, self.inner.with_gelu(x), self.norm, x)
+        """Computes a layer after its attention, for any rows."""
+        x = _finish_block(self.output, context, self.attention_norm, x)
+        return _finish_block(self.outer, self.inner.with_gelu(x), self.norm, x)
 
 
-def _end(outer: Product, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
-    """The end of a block: its last product, residual connection and layer norm."""
+def _finish_block(outer: Product, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
+    """Computes the end of a block: its last product, residual connection and layer norm."""
     end: Tensor = norm(outer(inner), outer.bias, x, KEEPS)
     return end
 
 
 class LastLayer(ServedLayer):
-    """The last layer, for one piece of every sequence alone, which sees all of its sequence.
+    """The last layer for one piece of every sequence.
 
     A single query needs no keys: q · (W x) = (Wᵀ q) · x, so that the hidden states themselves are compared with one
-    vector for each head. Nor does it need values: the mean of products is the product with the mean. What a bias of the
-    keys would add is the same for all pieces, and softmax does not see it.
+    vector for each head. Nor does it need values: the mean of products is the product with the mean. The bias of the
+    keys adds the same to all scores, which softmax ignores.
     """
 
-    def __init__(self, layer: Layer, product: Making = product) -> None:
-        super().__init__(layer, product)
+    def __init__(self, layer: Layer, make: MakeProduct = make_product) -> None:
+        super().__init__(layer, make)
         weight, bias = layer.attention.qkv.weight.detach(), layer.attention.qkv.bias.detach()
         self.query, self.key, self.value = weight.view(3, self.heads, -1, weight.shape[1])  # (heads, size, H) each
         self.query_bias, _, self.value_bias = bias.view(3, self.heads, 1, -1)  # (heads, 1, size) each
@@ -152,9 +151,9 @@ class LastLayer(ServedLayer):
     def one(self, x: Tensor, batch: Batch, places: Tensor, seen: Tensor) -> Tensor:
         """Computes the next hidden states of the pieces at these places among all, one of every sequence: (s, H).
 
-        `seen` is (s,): how many pieces of its sequence each of them sees, from the first on.
+        `seen` is (s,): the number of pieces of its sequence, from the first on, that each of them sees.
         """
-        runs, starts, lengths = parts(batch.lengths, MOST_PADDED), batch.starts, batch.lengths
+        runs, starts, lengths = split_runs(batch.lengths, MOST_PADDED), batch.starts, batch.lengths
         found = [self._run(x, starts[a:b], lengths[a:b], places[a:b], seen[a:b]) for a, b in runs]
         return torch.cat(found)
 
@@ -163,7 +162,7 @@ class LastLayer(ServedLayer):
         s, length = len(lengths), -(-max(lengths) // 16) * 16
         at = torch.arange(length, dtype=torch.int32, device=x.device)
         inside = at < seen[:, None]
-        rows = torch.where(inside, starts[:, None] + at, starts[:, None])  # at what is not seen, any piece
+        rows = torch.where(inside, starts[:, None] + at, starts[:, None])  # any piece where none is seen
         chosen, states = x[places], x.index_select(0, rows.view(-1)).view(s, length, -1)
         query = torch.baddbmm(self.query_bias, chosen.expand(self.heads, s, -1), self.query.transpose(1, 2))
         sought = torch.bmm(query, self.key).transpose(0, 1)  # (s, heads, H)
@@ -174,8 +173,8 @@ class LastLayer(ServedLayer):
         return self.finish(context.transpose(0, 1).reshape(s, -1), chosen)
 
 
-def parts(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Cuts sequences into runs that hold at most so many pieces, each padded to the longest of its run."""
+def split_runs(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Splits sequences into runs of at most `most` pieces, each padded to the longest of its run."""
     begin = longest = 0
     for number, length in enumerate(lengths):
         longest = max(longest, length)
@@ -188,8 +187,8 @@ def parts(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 class LayerByLayer:
     """Layers that run one after another, on any device and in any numbers; `OneCall` has the same methods."""
 
-    def __init__(self, shape: Shape, layers: deque[Layer], sees_one: bool, making: Making) -> None:
-        """Takes the layers away one after another: memory is for their weights or for those made of them."""
+    def __init__(self, shape: Shape, layers: deque[Layer], sees_one: bool, making: MakeProduct) -> None:
+        """Empties `layers` one by one: memory never holds the weights of all layers beside their packed copies."""
         self.shape = shape
         self.layers: list[ServedLayer] = []
         while len(layers) > 1:
@@ -199,16 +198,16 @@ class LayerByLayer:
     def all(self, x: Tensor, batch: Batch) -> Tensor:
         """Computes the last hidden states of all pieces, (n, H), from the output of the embeddings."""
         n = len(x)
-        return self.last(*self._below(x, batch))[:n]
+        return self.last(*self._run_lower_layers(x, batch))[:n]
 
     def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
         assert isinstance(self.last, LastLayer)
         seen = places + 1 - batch.starts[:-1] if self.shape.one_way else batch.starts.diff()
-        return self.last.one(self._below(x, batch)[0], batch, places, seen)
+        return self.last.one(self._run_lower_layers(x, batch)[0], batch, places, seen)
 
-    def _below(self, x: Tensor, batch: Batch) -> tuple[Tensor, Layout]:
-        """Computes what the last layer sees, with rows of zeros where the layout asks for them."""
+    def _run_lower_layers(self, x: Tensor, batch: Batch) -> tuple[Tensor, Layout]:
+        """Computes the input of the last layer, with the rows of zeros that the layout needs."""
         layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, one_way=self.shape.one_way)
         spare = layout.spare_rows(x, packed=isinstance(self.last.outer, PackedProduct))
         x = F.pad(x, (0, 0, 0, spare)) if spare else x
@@ -218,15 +217,15 @@ class LayerByLayer:
 
 
 class ServedEncoder:
-    """An encoder that answers and does not learn. It takes the layers of the one that it is made of."""
+    """An encoder for inference. It takes the layers out of the encoder that it is made from."""
 
     def __init__(self, encoder: Encoder, sees_one: bool, in_bytes: bool = False) -> None:
-        """`sees_one`: of the last layer one piece of every sequence alone is asked for; `in_bytes`: products are made
-        in 8 bits."""
+        """`sees_one`: only one piece of every sequence is computed in the last layer; `in_bytes`: products are in 8
+        bits."""
         self.encoder = encoder.eval().requires_grad_(False)
         layers = deque(cast(Layer, layer) for layer in encoder.layers)
         encoder.layers = nn.ModuleList()
-        way, making = find_way(encoder, in_bytes), QuantisedProduct if in_bytes else product
+        way, making = find_way(encoder, in_bytes), QuantisedProduct if in_bytes else make_product
         self.layers = (
             LayerByLayer(encoder.shape, layers, sees_one, making)
             if way is None
@@ -235,12 +234,12 @@ class ServedEncoder:
 
     def all(self, batch: Batch) -> Tensor:
         """Computes the last hidden states, (n, H)."""
-        return self.encoder.in_order(self.layers.all(self._embedded(batch), batch), batch)
+        return self.encoder.restore_order(self.layers.all(self._embed(batch), batch), batch)
 
     def one(self, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
-        places = batch.turns()[places] if self.encoder.shape.sees == "after" else places
-        return self.layers.one(self._embedded(batch), batch, places)
+        places = batch.reverse_places()[places] if self.encoder.shape.sees == "after" else places
+        return self.layers.one(self._embed(batch), batch, places)
 
-    def _embedded(self, batch: Batch) -> Tensor:
-        return self.encoder.embeddings(self.encoder.laid(batch), KEEPS)
+    def _embed(self, batch: Batch) -> Tensor:
+        return self.encoder.embeddings(self.encoder.orient(batch), KEEPS)

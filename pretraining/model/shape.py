@@ -1,4 +1,4 @@
-"""The sizes of an encoder, and what follows from them: its parameters and the arithmetic of a step."""
+"""The sizes of an encoder, the number of its parameters, and its arithmetic operations."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ SIZES = {  # layers, hidden
     "large": (24, 1024),
 }
 VOCABULARY_MULTIPLE = 64
-"""Rows of the word embeddings are padded to it: matrix products over odd sizes are slow. Never visible outside."""
+"""The rows of the word embeddings are padded to a multiple of this, since products over odd sizes are slow; exports are
+not padded."""
 DROPOUT = ("dropout", "attention_dropout")
-"""Numbers of a shape that its weights do not depend on."""
+"""The fields of a shape that weights do not depend on."""
+PIECE_HEAD = "masked_head"
+"""The name of the head that predicts pieces, in models and in stored weights."""
 OBJECTIVE = "mlm"
-"""The objective of a model where nothing names another one."""
+"""The default objective."""
 Sees = Literal["both", "before", "after"]
 """Which pieces a piece sees besides itself: all of its sequence, those before it, or those after it."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers that make an encoder with its heads."""
+    """The sizes of an encoder and the heads that it has."""
 
     layers: int
     hidden: int
@@ -42,33 +45,34 @@ class Shape:
     epsilon: float = 1e-12
     """added to the variance in layer norms"""
     objective: str = OBJECTIVE
-    """what it learns by, which decides about its heads"""
+    """the objective of pre-training, which decides its heads"""
     pairs: bool = True
     """whether it has the heads that only pairs of segments train"""
     sees: Sees = "both"
-    """which pieces a piece sees besides itself; one that sees all of a sequence stands for it: the last piece where
-    pieces see those before them, otherwise the first"""
+    """which pieces a piece sees besides itself. A piece that sees all of a sequence stands for it: the last one for
+    "before", otherwise the first"""
 
     @classmethod
     def from_size(cls, size: str, vocabulary: int) -> Shape:
-        """One of the published sizes."""
+        """Makes one of the published sizes."""
         layers, hidden = SIZES[size]
         return cls(layers, hidden, heads=hidden // 64, intermediate=4 * hidden, vocabulary=vocabulary)
 
     @property
     def encoder(self) -> Shape:
-        """The encoder by itself, whatever it has learned by."""
+        """The shape of the encoder without heads, whatever its objective was."""
         return replace(self, objective=OBJECTIVE, pairs=False)
 
     def differences(self, other: Shape) -> list[tuple[str, Any, Any]]:
-        """Lists what keeps weights of this shape from a model of the other: a field, its value here and there."""
+        """Lists the fields that differ between two shapes and decide whether weights fit: name, value here, value
+        there."""
         names = [field.name for field in fields(self) if field.name not in DROPOUT]
         values = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [(name, here, there) for name, here, there in values if here != there]
 
     @property
     def one_way(self) -> bool:
-        """Whether a piece sees itself and the pieces on one side of it alone."""
+        """Whether a piece sees only itself and the pieces on one side of it."""
         return self.sees != "both"
 
     @property
@@ -77,14 +81,15 @@ class Shape:
 
     @property
     def encoder_parameters(self) -> int:
-        """Without heads; the padding of the vocabulary is not counted."""
+        """The number of parameters without heads and without the padding of the vocabulary."""
         h, i = self.hidden, self.intermediate
         embeddings = (self.vocabulary + self.positions + self.segments) * h + 2 * h
         layer = 4 * (h * h + h) + (h * i + i) + (i * h + h) + 4 * h
         return embeddings + self.layers * layer
 
     def encoder_flops(self, lengths: Sequence[int]) -> float:
-        """Useful operations of the layers, forward: linear layers, and attention over what a piece sees."""
+        """Counts the useful operations of the layers, forward: linear layers, and attention over the pieces that are
+        seen."""
         h = self.hidden
         linear = 2 * (4 * h * h + 2 * h * self.intermediate) * sum(lengths)
         seen = sum(length * (length + 1) / 2 if self.one_way else length * length for length in lengths)

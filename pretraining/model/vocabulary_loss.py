@@ -1,9 +1,8 @@
-"""The loss of many predictions, whose logits are never there together: they go through the vocabulary in chunks.
+"""The loss of many predictions, computed in chunks, so that the logits of all of them are never in memory together.
 
-In training the forward pass makes the gradients too, chunk by chunk, so that no logits are kept or computed again.
-Those of the decoder's weight and bias are added up over the chunks in fp32, and rounded to the type of the weights at
-the end; before it is added, the product of a chunk for the weight is in that type. Without training there are losses
-alone.
+In training, the forward pass of a chunk computes its gradients too: no logits are kept or computed again. The gradients
+of the decoder's weight and bias are added up over the chunks in fp32, and rounded to the type of the weights at the
+end; the product of a chunk for the weight has that type before it is added. Without training, no gradient is computed.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.fused import cross_entropies, loses_by_kernels, masked_loss
+from pretraining.model.fused import cross_entropies, has_loss_kernel, masked_loss
 from pretraining.model.own_backward import ForwardOfLoss, Gradients, with_backward
 
 CACHED = 1 << 23
-"""Logits at once on a CPU: with four times as many, which its caches do not hold, the loss takes a fifth longer."""
+"""The most logits of a chunk on a CPU: four times as many do not fit its caches, and take a fifth longer."""
 
 
 def loss_in_chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
 ) -> tuple[Tensor, Tensor]:
-    """What `masked_loss` computes, from the logits of so many predictions at once at most."""
+    """Computes the same as `masked_loss`, from the logits of at most `at_once` predictions at a time."""
     if kernels.usable(hidden):
         at_once = min(at_once, max(64, CACHED // len(weight) // 64 * 64))
     if torch.is_grad_enabled():
@@ -39,9 +38,9 @@ def loss_in_chunks(
 def _with_slopes(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of the losses of some predictions, how many are right, and the gradient of their logits, which takes the
-    place of these; behind the vocabulary it is zero."""
-    if loses_by_kernels(hidden):
+    """Computes the sum of the losses of some predictions, the number of right ones, and the gradient of their logits,
+    which replaces the logits; it is zero in the padding of the vocabulary."""
+    if has_loss_kernel(hidden):
         logits = hidden @ weight.t()
         losses, correct = cross_entropies(logits, bias, labels, vocabulary, slopes=True)
         return losses.sum(), correct.sum(), logits

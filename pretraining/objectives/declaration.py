@@ -12,7 +12,7 @@ is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`;
             return length - 1                # for memory, micro-batches that are "auto", and hours
 
         def batch(self, rows, draw=None):
-            text = rows.original()           # what the masks hide is put back
+            text = rows.restore_text()           # what the masks hide is put back
             chosen = np.delete(np.arange(len(text)), rows.starts + rows.lengths - 1)
             return pack(rows, text, chosen, text[chosen + 1])
 
@@ -20,7 +20,7 @@ is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`;
             return {"masked_head": "language head"}
 
         def build(self, shape):
-            return {"masked_head": MaskedHead(shape, self.logits_at_once)}
+            return {"masked_head": PieceHead(shape, self.logits_at_once)}
 
 Loss, figures, operations and the class of its export follow: `mlm.py` has all of them, and the file ends with
 `OBJECTIVE = LeftToRight()`. `make recipes-page` then writes its name into docs/recipes.md. A head that a class of
@@ -210,7 +210,7 @@ class Objective(ABC):
     def architecture(self, shape: Shape) -> str:
         """The class of transformers that has the same heads."""
 
-    def exported(self, shape: Shape) -> Sequence[str]:
+    def exported_heads(self, shape: Shape) -> Sequence[str]:
         """The heads that this class has too; the others are left out of an export."""
         return list(self.heads(shape))
 
@@ -219,11 +219,11 @@ class Objective(ABC):
         """The logits of the exported heads, by display names, from the states that are `asked`."""
 
     @abstractmethod
-    def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
+    def pick_their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
         """The same logits from what transformers gives for one sequence, of which the chosen pieces are predicted."""
 
     @abstractmethod
-    def described(self, shape: Shape) -> str:
+    def describe_heads(self, shape: Shape) -> str:
         """Its heads, as the model card and messages have them: an encoder with its …"""
 
     def auto_class(self, shape: Shape) -> str:  # noqa: ARG002
@@ -243,15 +243,15 @@ def objectives() -> dict[str, Objective]:
 
 def find_objective(shape: Shape) -> Objective:
     """The objective whose heads a model of this shape has, with settings of its own where there is no recipe."""
-    return _named(shape.objective)
+    return _find_by_name(shape.objective)
 
 
-def configured(settings: ObjectiveSettings) -> Objective:
+def configure_objective(settings: ObjectiveSettings) -> Objective:
     """The objective of a recipe, as it is set there: whoever asks about data asks this one."""
-    return type(_named(settings.name))(settings)
+    return type(_find_by_name(settings.name))(settings)
 
 
-def _named(name: str) -> Objective:
+def _find_by_name(name: str) -> Objective:
     if name not in objectives():
         there = ", ".join(objectives())
         raise UserError(
@@ -270,10 +270,10 @@ def _settings_of_all() -> dict[str, type[ObjectiveSettings]]:
     return {name: kind.settings_type for name, kind in objectives().items()}
 
 
-def faults_of(settings: ObjectiveSettings, timed: bool) -> Iterator[str]:
+def find_faults(settings: ObjectiveSettings, timed: bool) -> Iterator[str]:
     """Lists what the settings of an objective cannot be, and what is for another one."""
     yield from foreign_values("objective", settings, ObjectiveSettings, _settings_of_all())
-    yield from configured(settings).faults(timed)
+    yield from configure_objective(settings).faults(timed)
 
 
 def all_heads() -> dict[str, str]:
@@ -316,7 +316,7 @@ def loss_curves() -> dict[str, str]:
     return {figure.name: figure.curve for figure in every if figure.curve is not None}
 
 
-class Told(TypedDict):
+class TrainingReport(TypedDict):
     """What a record of training tells of an objective, by the names of its fields."""
 
     loss: float
@@ -324,7 +324,7 @@ class Told(TypedDict):
     said: list[str]
 
 
-def figures_of(objective: Objective, totals: Mapping[str, float], width: int = 0) -> Told:
+def report_figures(objective: Objective, totals: Mapping[str, float], width: int = 0) -> TrainingReport:
     """What an objective tells of these totals; shares take `width` columns at least on the console."""
     figures = objective.measure(totals)
     return {"loss": objective.total(figures), "learns": figures, "said": objective.describe_figures(figures, width)}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from pretraining.model.shape import Sees, Shape
+from pretraining.model.shape import PIECE_HEAD, Sees, Shape
 from pretraining.objectives.declaration import Figure, Objective
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class LeftToRight(Objective):
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:  # noqa: ARG002
         from pretraining.model.batch import pack
 
-        text = rows.original()
-        chosen, predicted = self._asked(rows)
+        text = rows.restore_text()
+        chosen, predicted = self._find_predicted(rows)
         return pack(rows, text, chosen, text[predicted])
 
-    def _asked(self, rows: Rows) -> tuple[Array, Array]:
+    def _find_predicted(self, rows: Rows) -> tuple[Array, Array]:
         """Where the model is asked for a piece, all but the last, and where that piece stands: behind it."""
         import numpy as np
 
@@ -63,12 +63,12 @@ class LeftToRight(Objective):
         return chosen, chosen + 1
 
     def heads(self, shape: Shape) -> dict[str, str]:  # noqa: ARG002
-        return {"masked_head": "language head"}
+        return {PIECE_HEAD: "language head"}
 
     def build(self, shape: Shape) -> dict[str, nn.Module]:
-        from pretraining.model.bert import MaskedHead
+        from pretraining.model.bert import PieceHead
 
-        return {"masked_head": MaskedHead(shape, self.logits_at_once)}
+        return {PIECE_HEAD: PieceHead(shape, self.logits_at_once)}
 
     def parameters(self, shape: Shape) -> int:
         h = shape.hidden
@@ -79,7 +79,7 @@ class LeftToRight(Objective):
         return 2 * (h * h + h * shape.vocabulary) * predictions
 
     def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> PieceLosses:
-        return PieceLosses(*model.head("masked_head")(seen, model.embeddings.word.weight, batch.labels))
+        return PieceLosses(*model.head(PIECE_HEAD)(seen, model.embeddings.word.weight, batch.labels))
 
     def sums(self, shape: Shape) -> tuple[str, ...]:  # noqa: ARG002
         return PieceLosses._fields
@@ -107,9 +107,9 @@ class LeftToRight(Objective):
         return "BertLMHeadModel"
 
     def logits(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:  # noqa: ARG002
-        return {"language": model.head("masked_head").logits(seen, model.embeddings.word.weight)}
+        return {"language": model.head(PIECE_HEAD).logits(seen, model.embeddings.word.weight)}
 
-    def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
+    def pick_their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
         return {"language": output.logits[0, chosen]}
 
     def loading_remark(self, shape: Shape) -> str | None:  # noqa: ARG002
@@ -118,7 +118,7 @@ class LeftToRight(Objective):
             "`model.generate(tokenizer(text, return_tensors='pt').input_ids[:, :-1])`."
         )
 
-    def described(self, shape: Shape) -> str:  # noqa: ARG002
+    def describe_heads(self, shape: Shape) -> str:  # noqa: ARG002
         return "language head, which predicts every piece from those before it"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from data_prep.common.toml_text import show_value
-from pretraining.model.shape import Shape
+from pretraining.model.shape import PIECE_HEAD, Shape
 from pretraining.objectives.declaration import Figure, Objective, ObjectiveSettings
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Losses(NamedTuple):
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Rate = Annotated[float, Field(gt=0, lt=1)]
+MaskShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class MaskedSettings(ObjectiveSettings):
@@ -54,9 +54,9 @@ class MaskedSettings(ObjectiveSettings):
     masks: Literal["static", "dynamic"] = "static"
     """mlm: the masks of the data, or `dynamic`: others in every epoch, of single pieces, drawn from the same text. A
     validation has those of the data in any case."""
-    rate: Rate = 0.15
+    rate: MaskShare = 0.15
     """mlm, dynamic masks: share of the pieces that is predicted, of a length in which [CLS] and [SEP] count."""
-    last_rate: Rate | None = None
+    last_rate: MaskShare | None = None
     """mlm, dynamic masks: this share at the last step, to which it moves evenly over all steps (default: it stays)."""
     split: Annotated[tuple[Share, Share, Share], Field(strict=False)] = (0.8, 0.1, 0.1)
     """mlm, dynamic masks: of the predicted pieces, the shares that become [MASK], become a random piece, stay."""
@@ -153,23 +153,23 @@ class MaskedPieces(Objective):
 
         if draw is None or not self.is_dynamic:
             return pack(rows, rows.pieces, rows.masked, rows.labels)
-        from pretraining.model.masks import Split, mask_anew
+        from pretraining.model.masks import Split, draw_masks
 
-        return pack(rows, *mask_anew(rows, self.mask_share(draw.done), Split(*self.settings.split), draw))
+        return pack(rows, *draw_masks(rows, self.mask_share(draw.done), Split(*self.settings.split), draw))
 
     def heads(self, shape: Shape) -> dict[str, str]:
-        masked = {"masked_head": "masked head"}
+        masked = {PIECE_HEAD: "masked head"}
         return {"pooler": "pooler", **masked, "next_head": "next-sentence head"} if shape.pairs else masked
 
     def build(self, shape: Shape) -> dict[str, nn.Module]:
         from torch import nn
 
-        from pretraining.model.bert import MaskedHead
+        from pretraining.model.bert import PieceHead
 
         if not shape.pairs:
-            return {"masked_head": MaskedHead(shape)}
+            return {PIECE_HEAD: PieceHead(shape)}
         pooler, next_head = nn.Linear(shape.hidden, shape.hidden), nn.Linear(shape.hidden, 2)
-        return {"pooler": pooler, "masked_head": MaskedHead(shape), "next_head": next_head}
+        return {"pooler": pooler, PIECE_HEAD: PieceHead(shape), "next_head": next_head}
 
     def parameters(self, shape: Shape) -> int:
         h = shape.hidden
@@ -192,7 +192,7 @@ class MaskedPieces(Objective):
         from torch.nn.functional import cross_entropy
 
         at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])
-        masked, masked_correct = model.head("masked_head")(at_masks, model.embeddings.word.weight, batch.labels)
+        masked, masked_correct = model.head(PIECE_HEAD)(at_masks, model.embeddings.word.weight, batch.labels)
         if not model.shape.pairs:
             return MaskedLosses(masked, masked_correct)
         logits = self._next_logits(model, of_sequences).float()
@@ -254,14 +254,14 @@ class MaskedPieces(Objective):
 
     def logits(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
         at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])
-        masked = {"masked": model.head("masked_head").logits(at_masks, model.embeddings.word.weight)}
+        masked = {"masked": model.head(PIECE_HEAD).logits(at_masks, model.embeddings.word.weight)}
         return {**masked, "next-sentence": self._next_logits(model, of_sequences)} if model.shape.pairs else masked
 
-    def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
+    def pick_their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
         masked, *others = output.to_tuple()
         return {"masked": masked[0, chosen], **dict(zip(["next-sentence"], others, strict=False))}
 
-    def described(self, shape: Shape) -> str:
+    def describe_heads(self, shape: Shape) -> str:
         return "masked-language and next-sentence heads" if shape.pairs else "masked-language head"
 
     def auto_class(self, shape: Shape) -> str:

@@ -21,14 +21,14 @@ class RightToLeft(LeftToRight):
     def predictions(self, length: Any, masked: Any, done: float) -> Any:  # noqa: ARG002
         return length - 2
 
-    def _asked(self, rows: Rows) -> tuple[Array, Array]:
+    def _find_predicted(self, rows: Rows) -> tuple[Array, Array]:
         """Where the model is asked for a piece, all but the first two, and where that piece stands: before it."""
         import numpy as np
 
         chosen = np.delete(np.arange(len(rows.pieces)), [*rows.starts, *(rows.starts + 1)])
         return chosen, chosen - 1
 
-    def described(self, shape: Shape) -> str:  # noqa: ARG002
+    def describe_heads(self, shape: Shape) -> str:  # noqa: ARG002
         return "language head, which predicts every piece from those after it"
 
 

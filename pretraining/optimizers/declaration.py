@@ -146,7 +146,7 @@ def _settings_of_all() -> dict[str, type[OptimizerSettings]]:
     return {name: kind.settings for name, kind in optimizers().items()}
 
 
-def faults_of(settings: OptimizerSettings, place: Placement) -> Iterator[str]:
+def find_faults(settings: OptimizerSettings, place: Placement) -> Iterator[str]:
     """Lists what does not go together with the optimizer of these settings, and what is for another one."""
     yield from foreign_values("optimizer", settings, OptimizerSettings, _settings_of_all())
     yield from find_optimizer(settings).faults(settings, place)

@@ -9,7 +9,7 @@ from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe
 from pretraining.data.statistics import HALF_WAY, SequenceStatistics, measure_sequences
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import configured
+from pretraining.objectives.declaration import configure_objective
 
 
 class RemainingWork:
@@ -86,7 +86,9 @@ def _measure_all(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]
 
 def measure_phase(recipe: Recipe, phase: Phase, shape: Shape, manifest: Manifest | None) -> SequenceStatistics:
     """The average sequence of a phase; what it predicts is that of its middle."""
-    return measure_sequences(shape, phase.length, manifest, configured(recipe.objective), find_middle(recipe, phase))
+    return measure_sequences(
+        shape, phase.length, manifest, configure_objective(recipe.objective), find_middle(recipe, phase)
+    )
 
 
 def find_middle(recipe: Recipe, phase: Phase) -> float:

@@ -15,7 +15,7 @@ from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import VOCABULARY, Dtype, Phase, Recipe, count_micro_batches
 from pretraining.data.statistics import SequenceStatistics, most_predictions
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import configured
+from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.amount import measure_phase, warn_of_disproportion
 from pretraining.planning.cost import (
@@ -87,7 +87,7 @@ class Target:
         return plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
 
     def heaviest(self, phase: Phase) -> Heaviest:
-        most = most_predictions(configured(self.recipe.objective), phase.length, self.manifest)
+        most = most_predictions(configure_objective(self.recipe.objective), phase.length, self.manifest)
         compute = self.recipe.compute
         recomputes, by_kernels = compute.checkpoint_activations, compute.kernels == "auto"
         return Heaviest(self.shape, self.dtype, phase.length, most, recomputes, by_kernels)
@@ -260,7 +260,7 @@ def _find_length(schedule: PhaseSchedule, steps_per_second: float | None) -> tup
 def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
     """What a plan rests on: the objective's own note, the data, the speed, and what was estimated for which memory."""
     target, room, flops = plan.target, plan.target.room, plan.target.flops_per_second
-    yield from (configured(target.recipe.objective).note(target.shape) or "").splitlines()
+    yield from (configure_objective(target.recipe.objective).note(target.shape) or "").splitlines()
     if target.manifest is None:
         yield f"no --data: a vocabulary of {VOCABULARY:,} and full sequences are assumed; real text fills less of them"
     if target.pieces_per_second is not None:

@@ -13,8 +13,9 @@ from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import MASK
 from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import pack
+from pretraining.model.shape import PIECE_HEAD
 from pretraining.objectives.declaration import find_objective
-from pretraining.scoring.sentences import PREDICTS_PIECES, Sentences, require_pieces
+from pretraining.scoring.sentences import Sentences, require_pieces
 
 
 class Filling(NamedTuple):
@@ -43,7 +44,7 @@ def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -
         raise UserError(f"--fill: the text has {length} pieces, and {model.name} {bert.shape.positions} positions")
     batch = pack(sentence.rows(), sentence.pieces, masks, sentence.pieces[masks]).to(device)
     states = bert.float().to(device).encode(batch, batch.chosen)
-    logits = bert.head(PREDICTS_PIECES).logits(states, bert.embeddings.word.weight)[:, : len(model.vocabulary)]
+    logits = bert.head(PIECE_HEAD).logits(states, bert.embeddings.word.weight)[:, : len(model.vocabulary)]
     found = logits.softmax(1).topk(min(best, logits.shape[1]))
     pieces = model.vocabulary.pieces
     rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)

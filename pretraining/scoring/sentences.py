@@ -27,12 +27,11 @@ from pretraining.model.batch import PretrainingBatch, pack
 from pretraining.model.bert import Bert
 from pretraining.model.rows import Rows
 from pretraining.model.serving import ServedEncoder
+from pretraining.model.shape import PIECE_HEAD
 from pretraining.objectives.declaration import find_objective
 
 PIECES, PIECES_OF_GPU = 1 << 11, 1 << 16
 """Pieces of a batch, about: on a CPU larger ones leave the cache, on a GPU smaller ones leave most of it idle."""
-PREDICTS_PIECES = "masked_head"
-"""The head that says which piece stands at a place."""
 MARKS = 2
 """Pieces of a sentence that has no other: [CLS] and [SEP]."""
 
@@ -193,12 +192,12 @@ class Scorer:
             batch, numbers = mask_copies(sentences, part, self.vocabulary.continues, self.vocabulary.special.mask)
         batch, model, served = batch.to(self.device), self.model, self._served
         states = model.encode(batch, batch.chosen) if served is None else served.one(batch, batch.chosen)
-        found = model.head(PREDICTS_PIECES).log_probabilities(states, model.embeddings.word.weight, batch.labels)
+        found = model.head(PIECE_HEAD).log_probabilities(states, model.embeddings.word.weight, batch.labels)
         return numbers, found.double().cpu().numpy()
 
 
 def require_pieces(model: Bert) -> None:
     """Raises UserError for a model that predicts no pieces."""
     objective = find_objective(model.shape)
-    if PREDICTS_PIECES not in objective.heads(model.shape):
+    if PIECE_HEAD not in objective.heads(model.shape):
         raise UserError(f"a model that {objective.learns} says of no piece how likely it is, so it scores no sentence")

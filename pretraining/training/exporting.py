@@ -26,7 +26,7 @@ from pretraining.huggingface.model_card import Provenance, make_model_card, read
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, repeat_segment
 from pretraining.model.shape import DROPOUT, Shape
-from pretraining.objectives.declaration import configured, find_objective, num_parameters
+from pretraining.objectives.declaration import configure_objective, find_objective, num_parameters
 from pretraining.optimizers.declaration import card_line
 
 
@@ -146,7 +146,7 @@ def _read_transformers(source: Path) -> Exportable:
     shape, weights, missing = folders.read_folder(source)
     lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
     objective = find_objective(shape)
-    if {*lacking} & {*objective.exported(replace(shape, pairs=False))}:
+    if {*lacking} & {*objective.exported_heads(replace(shape, pairs=False))}:
         raise UserError(f"{source}: lacks {', '.join(lacking)}; only a model that {objective.learns} can be exported")
     left_out = []
     if lacking:
@@ -176,7 +176,7 @@ def describe_training(run: RunRecord, shape: Shape) -> str:
         phase |= {"cut_out_of": stored} if stored > phase["length"] else {}
         phase |= {"steps_done": state.phase_step} if number == state.phase else {}
     dropout = {name: recipe["model"][name] for name in DROPOUT}
-    used = configured(run.recipe.objective).used_settings(shape)
+    used = configure_objective(run.recipe.objective).used_settings(shape)
     objective = {name: value for name, value in recipe["objective"].items() if name in used}
     top: dict[str, Any] = {name: recipe[name] for name in ("seed", "steps", "hours") if name in recipe}
     return toml_text({**top, "objective": objective, "model": dropout, "phases": begun})

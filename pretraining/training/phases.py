@@ -21,7 +21,7 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import GivenUpError
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.objectives.declaration import COUNTS, MINIMAL_PAIRS, configured, find_objective
+from pretraining.objectives.declaration import COUNTS, MINIMAL_PAIRS, configure_objective, find_objective
 from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
 from pretraining.scoring.validation import sum_losses
@@ -56,7 +56,7 @@ class TrainingPhase:
 
     def _open(self, validation: bool) -> Dataset:
         request, world = self._request, self._world
-        length, objective = self.settings.length, configured(request.recipe.objective)
+        length, objective = self.settings.length, configure_objective(request.recipe.objective)
         return Dataset(request.data, request.manifest, length, validation, world.rank, world.size, objective)
 
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:

@@ -22,7 +22,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.huggingface.weights import check_finite
-from pretraining.objectives.declaration import build_model, configured, num_parameters
+from pretraining.objectives.declaration import build_model, configure_objective, num_parameters
 from pretraining.planning.amount import warn_of_disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.cores import keep_near
@@ -120,7 +120,7 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     where = f"{world.size} rank{'s' * (world.size > 1)} on {context.device.type}"
     each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
     say(f"{where}, {each}; data {request.data}, run {request.out}")
-    if note := configured(recipe.objective).note(shape):
+    if note := configure_objective(recipe.objective).note(shape):
         say(note)
     steps = [schedule.steps for schedule in build_schedules(recipe)]
     if latest is None and (warning := warn_of_disproportion(recipe, request.manifest, steps)):

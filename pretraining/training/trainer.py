@@ -15,7 +15,7 @@ from pretraining.engine.engine import CollapseError, Engine, is_shortage
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
-from pretraining.objectives.declaration import COUNTS, figures_of, find_objective, step_flops
+from pretraining.objectives.declaration import COUNTS, find_objective, report_figures, step_flops
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
 from pretraining.processes.devices import DeviceError, is_failure
@@ -280,7 +280,7 @@ class Trainer(Loop):
         state.pieces_seen += int(totals["pieces"])
         norm = self.engine.gradient_norm
         record = StepRecord(
-            **figures_of(self.objective, totals, width=5),
+            **report_figures(self.objective, totals, width=5),
             speed=speed,
             step=state.step,
             phase=state.phase + 1,

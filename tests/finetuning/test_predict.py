@@ -56,7 +56,7 @@ ROWS: dict[Kind, Sequence[Any]] = {
 
 
 @torch.no_grad()
-def their_logits(kind: Kind, folder: Path, row: Any) -> Any:
+def pick_their_logits(kind: Kind, folder: Path, row: Any) -> Any:
     """Of one row: (outputs,), for tags (words, tags), for spans (pieces, 2)."""
     model = MODELS[kind][0].from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -81,7 +81,7 @@ def test_logits_are_those_of_transformers(kind: Kind, folders: dict[Kind, Path])
     fields = model.fields(rows[0])
     items = model._use.items([model.texts(row, fields) for row in rows])
     logits = model.logits(items)
-    expected = [their_logits(kind, folders[kind], row).reshape(-1, logits.values.shape[1]) for row in rows]
+    expected = [pick_their_logits(kind, folders[kind], row).reshape(-1, logits.values.shape[1]) for row in rows]
     np.testing.assert_allclose(logits.values, np.concatenate(expected), atol=1e-5)
 
 
@@ -107,7 +107,7 @@ def test_the_command_line_answers_as_transformers_does(
     answers = [json.loads(line) for line in printed.splitlines()]
     assert len(answers) == len(ROWS[kind])
     for row, answer in zip(ROWS[kind], answers, strict=True):
-        check_answer(kind, row, answer, their_logits(kind, folders[kind], row))
+        check_answer(kind, row, answer, pick_their_logits(kind, folders[kind], row))
 
 
 def check_answer(kind: Kind, row: Any, answer: dict[str, Any], logits: np.ndarray) -> None:
@@ -137,7 +137,7 @@ def check_answer(kind: Kind, row: Any, answer: dict[str, Any], logits: np.ndarra
 def test_the_best_span_is_the_one_of_transformers(folders: dict[Kind, Path]) -> None:
     """Of all spans of the text, by their logits."""
     row = PAIRS[0]
-    logits = their_logits("spans", folders["spans"], row)
+    logits = pick_their_logits("spans", folders["spans"], row)
     encoded = AutoTokenizer.from_pretrained(folders["spans"])(*row, return_offsets_mapping=True)
     pieces = [place for place, sequence in enumerate(encoded.sequence_ids()) if sequence == 1]
     spans = [(logits[i, 0] + logits[j, 1], i, j) for i in pieces for j in pieces if j >= i]

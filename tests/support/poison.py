@@ -20,6 +20,6 @@ def poison_second_step(engine: Engine, lengths: Sequence[int], poison: float) ->
         batch = random_batch(lengths, engine.model.shape.vocabulary, step)
         batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
         train_step(engine, batches, 1e-3, Seeds(step, step), lambda *given, by=factor: MLM.loss(*given) * by)
-        states = [each for flat in engine.flat_tensors for each in engine.optimizer.state_of(flat.tensor).values()]
+        states = [each for flat in engine.flat_tensors for each in engine.optimizer.get_state(flat.tensor).values()]
         kept.append([each.clone() for each in (*(weight for _, weight in engine.weights()), *states)])
     return kept

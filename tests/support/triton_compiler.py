@@ -62,15 +62,15 @@ def spills(code: bytes) -> int:
 def cases(width: int) -> Iterator[tuple[Any, Tile, bool]]:
     """The kernels that a model of this width calls, with their tiles, and whether they drop something."""
     for inner in (width, 4 * width):  # of the head and of layers
-        yield kernels._gelu_forward, Tile.of_gelu(inner), True
-        yield kernels._gelu_backward, Tile.of_gelu(inner), True
+        yield kernels._gelu_forward, Tile.from_gelu_width(inner), True
+        yield kernels._gelu_backward, Tile.from_gelu_width(inner), True
     for drops in (True, False):
-        yield kernels._norm_forward, Tile.of_norm(width), drops
-        yield kernels._norm_backward, Tile.of_norm(width, backward=True), drops
+        yield kernels._norm_forward, Tile.from_norm_width(width), drops
+        yield kernels._norm_backward, Tile.from_norm_width(width, backward=True), drops
     for kernel in (kernels._dropout, kernels._join):
-        yield kernel, Tile.for_width(width, COLUMNS), True
+        yield kernel, Tile.from_width(width, COLUMNS), True
     for parts in (3, 4):  # of norms and joined gradients, and of GELU
-        yield kernels._sum_blocks, Tile.for_width(parts * width, SUM_COLUMNS), True
+        yield kernels._sum_blocks, Tile.from_width(parts * width, SUM_COLUMNS), True
 
 
 def main(capability: int, numbers: str) -> None:

@@ -27,7 +27,7 @@ class AdamW(FlatOptimizer):
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         steps = self.count_step(tensors)
-        states = [self.state_of(tensor) for tensor in tensors]
+        states = [self.get_state(tensor) for tensor in tensors]
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
         if all(map(self._is_ours, tensors)):
             for tensor, gradient, state in zip(tensors, gradients, states, strict=True):
@@ -44,12 +44,12 @@ class AdamW(FlatOptimizer):
         rounded = self.rounded.get(id(weights), weights)
         flats = (rounded, weights, gradients.contiguous(), state["exp_avg"], state["exp_avg_sq"])
         factors = (self.scale, 1.0 - learning_rate * decay, learning_rate)
-        numbers = numbers_of(self.settings, float(state["step"]))
+        numbers = find_adam_factors(self.settings, float(state["step"]))
         kernels.call("adamw", *flats, weights.numel(), *numbers, *map(float, factors))
         self.written |= {id(weights)} & self.rounded.keys()
 
 
-def numbers_of(settings: OptimizerSettings, steps: float) -> tuple[float, ...]:
+def find_adam_factors(settings: OptimizerSettings, steps: float) -> tuple[float, ...]:
     """What our kernels make of gradients by Adam: both betas, the corrections of their averages, and epsilon."""
     corrections = [1.0 - beta**steps if settings.bias_correction else 1.0 for beta in settings.betas]
     return (*settings.betas, *corrections, settings.epsilon)

@@ -24,7 +24,9 @@ class ByParameter(FlatOptimizer):
         self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
     ) -> None:
         super().prepare(flat_tensors, fused_parts, shapes)
-        self._cut = {name: names_cut(flat) for name, flat in self.flats.items()} if self.kind.whole_matrices else {}
+        self._cut = (
+            {name: find_cut_parameters(flat) for name, flat in self.flats.items()} if self.kind.whole_matrices else {}
+        )
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         for tensor in tensors:
@@ -36,7 +38,7 @@ class ByParameter(FlatOptimizer):
         assert gradients is not None
         gradients.mul_(self.scale)
         [step], found_inf = self.count_step([flat.tensor]), self.found_inf()
-        state = self.state_of(flat.tensor)
+        state = self.get_state(flat.tensor)
         sources = {WEIGHT: flat.tensor, GRADIENT: gradients, **{name: state[name] for name in self.kind.state}}
         for name in flat.sizes:
             parts = [part for part in flat.parts if part.name == name]
@@ -64,7 +66,7 @@ class ByParameter(FlatOptimizer):
             return  # another rank holds it
         shape = self.shapes[name]
         whole = {
-            kind: gathered(flat, parts, source, shape) if cut else flat.view_part(parts[0], source).view(shape)
+            kind: gather_parameter(flat, parts, source, shape) if cut else flat.view_part(parts[0], source).view(shape)
             for kind, source in sources.items()
         }
         blocks = {kind: values.chunk(self.fused_parts(name)) for kind, values in whole.items()}
@@ -75,7 +77,7 @@ class ByParameter(FlatOptimizer):
                 flat.view_part(part, source).copy_(whole[kind].view(-1)[part.start : part.start + part.length])
 
 
-def names_cut(flat: FlatTensor) -> set[str]:
+def find_cut_parameters(flat: FlatTensor) -> set[str]:
     """Names the parameters of a flat tensor that no rank holds whole; all ranks of its group ask together."""
     held = {part.name: part.length for part in flat.parts}
     longest = torch.tensor([held.get(name, 0) for name in flat.sizes])
@@ -85,7 +87,7 @@ def names_cut(flat: FlatTensor) -> set[str]:
     return {name for (name, size), length in zip(flat.sizes.items(), longest.tolist(), strict=True) if length < size}
 
 
-def gathered(flat: FlatTensor, parts: Sequence[Slice], source: Tensor, shape: torch.Size) -> Tensor:
+def gather_parameter(flat: FlatTensor, parts: Sequence[Slice], source: Tensor, shape: torch.Size) -> Tensor:
     """Puts a parameter, its gradient or its state together from the parts of all ranks, which call it together."""
     whole = torch.zeros(shape, dtype=source.dtype, device=source.device)
     for part in parts:

@@ -102,7 +102,7 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     def count_step(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Adds this step to the number of those that have moved each tensor, and returns these numbers."""
-        steps, found_inf = [self.state_of(tensor)["step"] for tensor in tensors], self.found_inf()
+        steps, found_inf = [self.get_state(tensor)["step"] for tensor in tensors], self.found_inf()
         torch._foreach_add_(steps, 1.0)
         if found_inf is not None:
             torch._foreach_sub_(steps, [found_inf] * len(steps))
@@ -112,7 +112,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         """What the last step has to show as distributions: by name, then by part of the model."""
         return {}
 
-    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+    def get_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Gives the state of a tensor, and the number of steps that have moved it; zeros at first."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:

@@ -21,7 +21,7 @@ from data_prep.common.errors import UserError
 from pretraining.model import cpu_kernels as kernels
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.optimizers.lamb import apex_fault, lamb_settings
-from pretraining.optimizers.steps.adamw import SETTLED, adam, numbers_of
+from pretraining.optimizers.steps.adamw import SETTLED, adam, find_adam_factors
 from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, add_over_group
 
 
@@ -41,7 +41,7 @@ class SlotTable:
     group: Any
     """the process group of the ranks that hold the rest; None where there is none"""
 
-    def by_slot(self, squares: Tensor) -> Tensor:
+    def spread_over_slots(self, squares: Tensor) -> Tensor:
         """Spreads squares of this rank's stretches, (stretches, 2), over the slots, (slots, 2)."""
         found = torch.zeros(len(self.slots), 2, dtype=squares.dtype)
         found[list(self.places)] = squares
@@ -68,7 +68,7 @@ class Lamb(FlatOptimizer):
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Trust ratios by layer."""
-        return {"trust_ratio": by_layer(self.trust_ratios())}
+        return {"trust_ratio": group_by_layer(self.trust_ratios())}
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         looks = self._amp_c is not None or kernels.usable(tensors[0])
@@ -79,25 +79,25 @@ class Lamb(FlatOptimizer):
         move = self._move_one_by_one if kernels.usable(tensors[0]) else self._move_together
         ratios = move(tensors, tables, steps, learning_rate, decay)
         if ratios is not None:
-            self._ratios[_names(tables)] = ratios
+            self._ratios[_list_slots(tables)] = ratios
 
     def _move_one_by_one(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor | None:
         """Moves tensors on a CPU: a slot that is whole here moves at once, while it is still in the cache."""
         adapts = self._adapts(decay)
-        numbers = (*numbers_of(self.lamb, float(steps)), float(decay), float(self._scale()))
+        numbers = (*find_adam_factors(self.lamb, float(steps)), float(decay), float(self._find_scale()))
         limits = self._limits if adapts else (1.0, 1.0)
         found = []
         for tensor, table in zip(tensors, tables, strict=True):
-            state, squares = self.state_of(tensor), torch.zeros(len(table.stretches), 2, dtype=torch.float64)
+            state, squares = self.get_state(tensor), torch.zeros(len(table.stretches), 2, dtype=torch.float64)
             flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], squares, table.stretches)
             count = len(table.stretches)
             kernels.call("lamb_update", *flats, count, *numbers, -learning_rate, *limits, int(not adapts))
-            found.append(table.by_slot(squares))
+            found.append(table.spread_over_slots(squares))
         if not adapts:
             return None
-        ratios = [self._trust_of(*row) for row in add_over_group(torch.cat(found), tables[0].group).tolist()]
+        ratios = [self._find_ratio(*row) for row in add_over_group(torch.cat(found), tables[0].group).tolist()]
         begin = 0
         for tensor, table in zip(tensors, tables, strict=True):
             for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
@@ -112,14 +112,14 @@ class Lamb(FlatOptimizer):
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor | None:
         """Moves tensors on a GPU: all stretches in one operation at a time, and no ratio comes to the host."""
-        places, lists = self._views(tensors, tables)
+        places, lists = self._view_stretches(tensors, tables)
         slots = sum(len(table.slots) for table in tables)
         squares = torch.zeros(slots, 2, dtype=torch.float64, device=tensors[0].device)
         updates: list[Tensor] = []
         if places:
-            updates, own_squares = self._updates(lists, steps, decay)
+            updates, own_squares = self._compute_updates(lists, steps, decay)
             squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
-        ratios = self._trust(add_over_group(squares, tables[0].group)) if self._adapts(decay) else None
+        ratios = self._find_ratios(add_over_group(squares, tables[0].group)) if self._adapts(decay) else None
         if updates and ratios is not None:
             factors, found_inf = ratios.float(), self.found_inf()
             if found_inf is not None:
@@ -136,7 +136,7 @@ class Lamb(FlatOptimizer):
     def _adapts(self, decay: float) -> bool:
         return bool(decay) or self.lamb.trust_all
 
-    def _scale(self) -> Tensor | float:
+    def _find_scale(self) -> Tensor | float:
         """What gradients are multiplied with before they move the moments."""
         if not self.lamb.normalize:
             return self.scale
@@ -144,12 +144,14 @@ class Lamb(FlatOptimizer):
         assert norm is not None
         return self.scale / (norm + torch.finfo(torch.float32).tiny)
 
-    def _views(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]) -> tuple[list[int], list[list[Tensor]]]:
+    def _view_stretches(
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]
+    ) -> tuple[list[int], list[list[Tensor]]]:
         """The slots that this rank has stretches of, and of these the weights, gradients, and both averages."""
         begin, places = 0, []
         lists: list[list[Tensor]] = [[], [], [], []]
         for tensor, table in zip(tensors, tables, strict=True):
-            state = self.state_of(tensor)
+            state = self.get_state(tensor)
             assert tensor.grad is not None
             flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])
             for views, flat in zip(lists, flats, strict=True):
@@ -158,33 +160,33 @@ class Lamb(FlatOptimizer):
             begin += len(table.slots)
         return places, lists
 
-    def _updates(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> tuple[list[Tensor], Tensor]:
+    def _compute_updates(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> tuple[list[Tensor], Tensor]:
         """Moves the averages; returns the updates with decay, and the squares of weight and update of every stretch."""
         weights, gradients, *_ = lists
         if self._amp_c is not None and weights[0].is_cuda:
-            torch._foreach_mul_(gradients, self._scale())
-            return apex_updates(self._amp_c, lists, self.lamb, float(steps), decay)
-        updates = self._torch_updates(lists, steps, decay)
-        return updates, _squares(weights, updates)
+            torch._foreach_mul_(gradients, self._find_scale())
+            return compute_by_apex(self._amp_c, lists, self.lamb, float(steps), decay)
+        updates = self._compute_by_torch(lists, steps, decay)
+        return updates, _square_norms(weights, updates)
 
-    def _torch_updates(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> list[Tensor]:
+    def _compute_by_torch(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> list[Tensor]:
         """Computes updates by PyTorch's fused Adam, which moves zeros by -1 times its update."""
         weights, gradients, first, second = lists
         updates = [torch.zeros_like(weight) for weight in weights]
         counts = list(steps.repeat(len(weights)).unbind())
-        scaled = (self._scale(), self.found_inf())
+        scaled = (self._find_scale(), self.found_inf())
         adam(updates, gradients, first, second, counts, self.lamb, 1.0, 0.0, *scaled)
         torch._foreach_neg_(updates)
         if decay:
             torch._foreach_add_(updates, weights, alpha=decay)
         return updates
 
-    def _trust_of(self, weight: float, update: float) -> float:
+    def _find_ratio(self, weight: float, update: float) -> float:
         """The trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
         low, high = self._limits
         return min(max(math.sqrt(weight / update), low), high) if weight > 0 and update > 0 else 1.0
 
-    def _trust(self, squares: Tensor) -> Tensor:
+    def _find_ratios(self, squares: Tensor) -> Tensor:
         """The trust ratios from the squares of weights and updates, (slots, 2)."""
         weight, update = squares.sqrt().unbind(1)
         ratios = (weight / update).clamp(*self._limits)
@@ -218,7 +220,7 @@ def make_slot_table(flat: FlatTensor, fused_parts: Callable[[str], int]) -> Slot
     return SlotTable(tuple(slots), tuple(places), table, flat.group)
 
 
-def by_layer(values: dict[str, float]) -> dict[str, list[float]]:
+def group_by_layer(values: dict[str, float]) -> dict[str, list[float]]:
     """Gathers values of parameters by the layer that they belong to."""
     layers: dict[str, list[float]] = {}
     for name, value in values.items():
@@ -227,11 +229,11 @@ def by_layer(values: dict[str, float]) -> dict[str, list[float]]:
     return layers
 
 
-def _names(tables: Sequence[SlotTable]) -> tuple[str, ...]:
+def _list_slots(tables: Sequence[SlotTable]) -> tuple[str, ...]:
     return tuple(name for table in tables for name in table.slots)
 
 
-def _squares(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:
+def _square_norms(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:
     """The squares of weights and updates, (stretches, 2), in fp64."""
     norms = [torch._foreach_norm(list(tensors), 2, dtype=torch.float64) for tensors in (weights, updates)]
     return torch.stack([torch.stack(list(column)) for column in norms], dim=1).square()
@@ -251,7 +253,7 @@ def load_apex(wanted: Literal["auto", "apex", "torch"]) -> Any:
     return None if fault else importlib.import_module("amp_C")
 
 
-def apex_updates(
+def compute_by_apex(
     amp_c: Any, lists: list[list[Tensor]], settings: OptimizerSettings, steps: float, decay: float
 ) -> tuple[list[Tensor], Tensor]:
     """Moves the averages; returns the updates, and the squares of weights and updates.

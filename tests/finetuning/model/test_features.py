@@ -70,7 +70,7 @@ def test_features_are_the_states_that_they_are_called(layers: LayerChoice) -> No
     encoder = Encoder(SHAPE)
     encoder.load_state_dict(weights)
     with torch.no_grad():
-        states = list(encoder.eval().states(batch))
+        states = list(encoder.eval().encode_layers(batch))
         assert len(states) == SHAPE.layers + 1
         torch.testing.assert_close(states[-1], encoder.encode(batch))
         wanted = {

@@ -39,7 +39,7 @@ def mixed(model: FeatureModel, batch: TaskBatch) -> Tensor:
     for shape, frozen in zip((FORWARD, BACKWARD), model.frozen.encoders, strict=True):
         encoder = Encoder(shape)
         encoder.load_state_dict(frozen.state_dict())
-        states.append(list(encoder.eval().states(batch)))
+        states.append(list(encoder.eval().encode_layers(batch)))
     shares = torch.exp(model.mix) / torch.exp(model.mix).sum()
     total = torch.zeros(len(batch.pieces), FORWARD.hidden + BACKWARD.hidden)
     for share, one, other in zip(shares, *states, strict=True):

@@ -13,7 +13,7 @@ from data_prep.shards import Manifest
 from pretraining import train
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Objective, Recipe
-from pretraining.objectives.declaration import configured
+from pretraining.objectives.declaration import configure_objective
 
 DYNAMIC = ["--objective.masks", "dynamic"]
 
@@ -43,7 +43,7 @@ def test_a_recipe_reads_back_as_it_was_understood(plain: Path, tmp_path: Path) -
 
 
 def test_masks_of_whole_words_stay_static(place: Place) -> None:
-    manifest, anew = Manifest.read(place.data), configured(Objective.model_validate({"masks": "dynamic"}))
+    manifest, anew = Manifest.read(place.data), configure_objective(Objective.model_validate({"masks": "dynamic"}))
     for masking, wrong in (("token", False), ("whole-word", True)):
         settings = manifest.settings.model_copy(update={"masking": masking})
         found = [*anew.data_faults(manifest.model_copy(update={"settings": settings}))]
@@ -60,7 +60,7 @@ def test_without_next_sentences_there_is_no_head_for_them(plain: Path, place: Pl
 
 
 def test_an_objective_that_needs_pairs_is_refused_by_data_without(place: Place) -> None:
-    class Needy(type(configured(Objective()))):  # type: ignore[misc]
+    class Needy(type(configure_objective(Objective()))):  # type: ignore[misc]
         pairs = "needed"
 
     manifest = Manifest.read(place.data)

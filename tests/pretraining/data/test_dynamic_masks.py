@@ -17,7 +17,7 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.data.statistics import measure_sequences, most_predictions
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import configured
+from pretraining.objectives.declaration import configure_objective
 
 pytest_plugins = ["support.shard_fixtures"]
 
@@ -26,7 +26,7 @@ TOTAL = 100
 
 
 def open_with(folder: Path, length: int = 32, **settings: object) -> Dataset:
-    objective = configured(Objective.model_validate({"masks": "dynamic", **settings}))
+    objective = configure_objective(Objective.model_validate({"masks": "dynamic", **settings}))
     return Dataset(folder, Manifest.read(folder), length, objective=objective)
 
 
@@ -129,7 +129,7 @@ def test_validation_has_the_masks_of_the_data(folder: Path) -> None:
     """Also under another rate, so that losses compare."""
     manifest, found = Manifest.read(folder), []
     for settings in ({}, {"masks": "dynamic", "rate": 0.4, "split": [1.0, 0.0, 0.0]}):
-        objective = configured(Objective.model_validate(settings))
+        objective = configure_objective(Objective.model_validate(settings))
         dataset = Dataset(folder, manifest, 32, validation=True, objective=objective)
         found.append([each for batch, _ in validation_batches(dataset, 0, 1, 16) for each in contents(batch)])
     assert found[0] == found[1]
@@ -152,7 +152,7 @@ def test_the_rows_of_table_8_come_of_one_folder(folder: Path, split: tuple[float
 
 def test_plans_count_what_is_predicted(folder: Path) -> None:
     manifest, shape = Manifest.read(folder), Shape.from_size("tiny", 300)
-    objective = configured(Objective.model_validate({"masks": "dynamic", "rate": 0.4, "last_rate": 0.2}))
+    objective = configure_objective(Objective.model_validate({"masks": "dynamic", "rate": 0.4, "last_rate": 0.2}))
     assert most_predictions(objective, 32, manifest) == round(0.4 * 32)
     assert most_predictions(objective, 48, manifest) == round(0.4 * 48)
     dataset = open_with(folder, rate=0.4, last_rate=0.2)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.kernels import kernels_allowed
 
-from pretraining.engine.clipping import ROW, clipping, sum_of_squares
+from pretraining.engine.clipping import ROW, find_clip_factor, sum_of_squares
 from pretraining.model import cpu_kernels as kernels
 
 NEEDS_COMPILER = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
@@ -45,8 +45,8 @@ def test_clipping_is_pytorchs(norm: float) -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.full((1,), norm)
     torch.nn.utils.clip_grad_norm_([weight], 1.0)
-    found = torch.full((1,), norm) * clipping(torch.tensor(norm), 1.0)
+    found = torch.full((1,), norm) * find_clip_factor(torch.tensor(norm), 1.0)
     torch.testing.assert_close(found, weight.grad, equal_nan=True)
     if math.isfinite(norm):  # on a CPU the norm is a number, and one that is not finite never comes here
-        assert norm * clipping(norm, 1.0) == pytest.approx(weight.grad.item())
-    assert clipping(norm, 0.0) == 1.0
+        assert norm * find_clip_factor(norm, 1.0) == pytest.approx(weight.grad.item())
+    assert find_clip_factor(norm, 0.0) == 1.0

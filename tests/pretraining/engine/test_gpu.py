@@ -28,7 +28,7 @@ from pretraining.model.fused import Dropout
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.lamb import LambSettings
-from pretraining.optimizers.steps.lamb import apex_updates
+from pretraining.optimizers.steps.lamb import compute_by_apex
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.watchdog import GpuMarks
 
@@ -293,8 +293,8 @@ def test_apex_moves_as_what_stands_for_it() -> None:
     lists = [[torch.randn(size, device="cuda") for size in (7, 70_000)] for _ in range(3)]
     lists.append([torch.rand(size, device="cuda") for size in (7, 70_000)])
     twins = [[tensor.clone() for tensor in tensors] for tensors in lists]
-    updates, squares = apex_updates(amp_c, lists, LambSettings(), 3.0, 0.01)
-    wanted, wanted_squares = apex_updates(apex_kernels, twins, LambSettings(), 3.0, 0.01)
+    updates, squares = compute_by_apex(amp_c, lists, LambSettings(), 3.0, 0.01)
+    wanted, wanted_squares = compute_by_apex(apex_kernels, twins, LambSettings(), 3.0, 0.01)
     for one, other in zip([*updates, *lists[2], *lists[3]], [*wanted, *twins[2], *twins[3]], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(squares, wanted_squares, rtol=1e-6, atol=0)

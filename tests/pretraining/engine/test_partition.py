@@ -46,7 +46,7 @@ def test_stages_1_and_2_hold_every_element_once(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dist, "get_rank", lambda _, rank=rank: rank)
             optimizer = SimpleNamespace(real_dp_process_group=[None])
-            found = partition._cut(flat, names, offsets, optimizer, 0)
+            found = partition._cut_flat(flat, names, offsets, optimizer, 0)
         for part in found.parts:
             index = int(part.name.split()[1])
             wanted = 100 * index + torch.arange(part.start, part.start + part.length)

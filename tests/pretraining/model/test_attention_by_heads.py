@@ -24,7 +24,7 @@ blocks = pytest.mark.skipif(not kernels.small_products(), reason="no products of
 
 def some_dropout(batch: Batch, spare: int = 0) -> Dropout:
     keys = row_keys(1, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
-    return Dropout(0.3, keys, site=3).with_spare(spare)
+    return Dropout(0.3, keys, site=3).add_spare_rows(spare)
 
 
 def found(layout: Layout, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout = NONE) -> list[Tensor]:

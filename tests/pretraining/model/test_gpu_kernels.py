@@ -258,8 +258,8 @@ def test_sums_of_blocks_are_few_beside_many_rows() -> None:
 
     rows, hidden = 32768, 1024
     for tile, most, moved in (
-        (Tile.of_gelu(4 * hidden), GELU_BLOCKS, 3 * 4),
-        (Tile.of_norm(hidden, backward=True), NORM_BLOCKS, 5),
+        (Tile.from_gelu_width(4 * hidden), GELU_BLOCKS, 3 * 4),
+        (Tile.from_norm_width(hidden, backward=True), NORM_BLOCKS, 5),
     ):
         count, block = tile.blocks(rows, most)
         sums = 3 * hidden if tile.width == hidden else tile.width

@@ -28,7 +28,7 @@ from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, Packed, Padded
 from pretraining.model.encoder import Layer, LayerDropouts
 from pretraining.model.fused import Dropout
-from pretraining.model.products import product_and_past
+from pretraining.model.products import multiply_and_pass
 from pretraining.objectives.declaration import build_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -119,7 +119,7 @@ def test_gradients_of_what_goes_past_a_product_are_added(
         product, past = operation(*leaves, None if bias is None else bias.to(DEVICE))
         return torch.autograd.grad(product.sin().sum() + (3 * past[1:]).cos().sum(), asked)
 
-    ours = gradients_by(product_and_past)
+    ours = gradients_by(multiply_and_pass)
     plain = gradients_by(lambda x, weight, bias: (F.linear(x, weight, bias), x))
     for one, other in zip(ours, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.hashing import hash_key
-from pretraining.model.masks import Masked, Split, choose_places, mask_anew, num_masked, number_places
+from pretraining.model.masks import Masked, Split, choose_places, draw_masks, num_masked, number_places
 from pretraining.model.rows import Draw, Rows
 
 VOCABULARY, MASK, CLS, SEP = 1000, 4, 2, 3
@@ -72,8 +72,8 @@ def examples(draw: st.DrawFn) -> Rows:
 @settings(max_examples=60, deadline=None)
 @given(rows=examples(), rate=st.floats(0.01, 0.99), seed=st.integers(0, 2**63 - 1))
 def test_exactly_so_many_are_chosen_and_never_a_mark(rows: Rows, rate: float, seed: int) -> None:
-    masked = mask_anew(rows, rate, USUAL, draw_for(len(rows.lengths), seed))
-    text = rows.original()
+    masked = draw_masks(rows, rate, USUAL, draw_for(len(rows.lengths), seed))
+    text = rows.restore_text()
     assert (np.diff(masked.chosen) > 0).all()
     assert not set(text[masked.chosen].tolist()) & {CLS, SEP}
     assert np.array_equal(masked.labels, text[masked.chosen])
@@ -88,12 +88,12 @@ def test_exactly_so_many_are_chosen_and_never_a_mark(rows: Rows, rate: float, se
 def test_an_example_has_the_same_masks_whoever_reads_it(rows: Rows, rate: float, data: st.DataObject) -> None:
     """Alone, or beside any others in any order: it depends on its key and on the rate alone."""
     draw, count = draw_for(len(rows.lengths)), len(rows.lengths)
-    together = by_example(rows, mask_anew(rows, rate, USUAL, draw))
+    together = by_example(rows, draw_masks(rows, rate, USUAL, draw))
     order = data.draw(st.permutations(range(count)))
     again = rows_of(rows.lengths[order].tolist(), rows.boundaries[order].tolist())
     again = replace(again, pieces=np.concatenate([rows.pieces[each] for each in stretches(rows, order)]))
     again = replace(again, labels=rows.labels.reshape(-1, 2)[order].ravel())
-    found = by_example(again, mask_anew(again, rate, USUAL, replace(draw, keys=draw.keys[order])))
+    found = by_example(again, draw_masks(again, rate, USUAL, replace(draw, keys=draw.keys[order])))
     assert found == [together[number] for number in order]
 
 
@@ -103,7 +103,7 @@ def stretches(rows: Rows, order: list[int]) -> list[Array]:
 
 def test_a_higher_rate_only_takes_more_of_the_same_ranking() -> None:
     rows, draw = rows_of([50] * 200, [20] * 200), draw_for(200)
-    few, many = (set(mask_anew(rows, rate, USUAL, draw).chosen.tolist()) for rate in (0.15, 0.4))
+    few, many = (set(draw_masks(rows, rate, USUAL, draw).chosen.tolist()) for rate in (0.15, 0.4))
     assert few < many
     assert (len(few), len(many)) == (200 * round(0.15 * 50), 200 * 20)
 
@@ -112,7 +112,7 @@ def test_shares_and_places_are_fair() -> None:
     """Within four standard deviations of what a fair draw has, for each place, and for pairs of places."""
     count, length, boundary = 20_000, 24, 10
     rows = rows_of([length] * count, [boundary] * count)
-    masked = mask_anew(rows, 0.25, USUAL, draw_for(count))
+    masked = draw_masks(rows, 0.25, USUAL, draw_for(count))
     now, chosen = masked.pieces[masked.chosen], (masked.chosen % length).reshape(count, -1)
     shares = [(now == MASK).mean(), ((now != MASK) & (now != masked.labels)).mean(), (now == masked.labels).mean()]
     for found, share in zip(shares, USUAL, strict=True):
@@ -131,7 +131,7 @@ def test_shares_and_places_are_fair() -> None:
 
 def test_random_pieces_are_of_the_whole_vocabulary() -> None:
     rows = rows_of([60] * 4000, [60] * 4000)
-    masked = mask_anew(rows, 0.5, Split(0, 1, 0), draw_for(4000))
+    masked = draw_masks(rows, 0.5, Split(0, 1, 0), draw_for(4000))
     found = np.bincount(masked.pieces[masked.chosen], minlength=VOCABULARY)
     usual = len(masked.chosen) / VOCABULARY
     assert len(found) == VOCABULARY

@@ -11,7 +11,7 @@ from support.pretraining_reference import gradient, mean_loss, random_batch
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import fused, products
-from pretraining.model.products import product, product_and_past, rounded, turned, weight_gradient
+from pretraining.model.products import multiply, multiply_and_pass, pad_to_tiles, transpose, weight_gradient
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 
@@ -23,7 +23,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for a processor that multiplies tiles, and for sizes at which turning pays."""
     monkeypatch.setattr(kernels, "small_products", lambda: "tiles")
     monkeypatch.setattr(kernels, "has_tiles", lambda: True)
-    monkeypatch.setattr(products, "pays", lambda *_: True)
+    monkeypatch.setattr(products, "is_worth_transposing", lambda *_: True)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -34,14 +34,14 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 @given(rows=st.integers(1, 200), width=st.integers(1, 200))
 def test_a_matrix_is_turned_whatever_its_sizes(rows: int, width: int) -> None:
     x = numbers(rows, width)
-    assert torch.equal(turned(x), x.t().contiguous())
-    assert torch.equal(turned(x.t()), x)
+    assert torch.equal(transpose(x), x.t().contiguous())
+    assert torch.equal(transpose(x.t()), x)
 
 
 def test_numbers_that_are_none_are_turned_too() -> None:
     x = torch.full((64, 64), torch.nan, dtype=torch.bfloat16)
     x[3, 5], x[5, 3] = torch.inf, -torch.inf
-    assert torch.equal(turned(x).view(torch.int16), x.t().contiguous().view(torch.int16))
+    assert torch.equal(transpose(x).view(torch.int16), x.t().contiguous().view(torch.int16))
 
 
 @pytest.mark.usefixtures("tiles")
@@ -58,10 +58,10 @@ def test_a_weight_gets_the_gradient_of_the_plain_product(outputs: int, inputs: i
 def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = numbers(32, 16).requires_grad_(), numbers(64, 16)
     monkeypatch.setattr(products, "weight_gradient", None)
-    (found,) = torch.autograd.grad(product(x, weight).sum(), [x])
+    (found,) = torch.autograd.grad(multiply(x, weight).sum(), [x])
     assert torch.equal(found, torch.ones(32, 64, dtype=torch.bfloat16) @ weight)
     with torch.no_grad():
-        assert torch.equal(product(x, weight), F.linear(x, weight))
+        assert torch.equal(multiply(x, weight), F.linear(x, weight))
 
 
 @pytest.mark.usefixtures("tiles")
@@ -69,9 +69,9 @@ def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_that_fill_a_tile_change_nothing(rows: int) -> None:
     x, weight = numbers(rows, 32), numbers(64, 32, seed=1)
     slope = numbers(rows, 64, seed=2)
-    assert len(rounded(x)) == -(-rows // 16) * 16
+    assert len(pad_to_tiles(x)) == -(-rows // 16) * 16
     found = []
-    for way in (product, F.linear):
+    for way in (multiply, F.linear):
         leaves = [each.clone().requires_grad_() for each in (x, weight)]
         out = way(*leaves)
         found.append([out, *torch.autograd.grad(out, leaves, slope)])
@@ -85,8 +85,8 @@ def test_a_loss_is_the_same_where_rows_fill_tiles(predictions: int, monkeypatch:
     hidden, weight, bias = numbers(predictions, 32), numbers(64, 32, seed=1), numbers(64, seed=2)
     labels = torch.arange(predictions) % 60
     found = []
-    for way in (rounded, lambda x: x):
-        monkeypatch.setattr(fused, "rounded", way)
+    for way in (pad_to_tiles, lambda x: x):
+        monkeypatch.setattr(fused, "pad_to_tiles", way)
         leaves = [each.clone().requires_grad_() for each in (hidden, weight, bias)]
         loss, right = fused.masked_loss(leaves[0], leaves[1], leaves[2], labels, 60)
         found.append([loss, right, *torch.autograd.grad(loss, leaves)])
@@ -99,7 +99,7 @@ def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) 
     # heads of 16 are too narrow for tiles and lanes, so that attention is the same
     shape = Shape(vocabulary=100, layers=2, hidden=64, heads=4, intermediate=256, positions=64)
     batch = random_batch((40, 7, 64), 100)
-    monkeypatch.setattr(products, "pays", lambda *_: True)
+    monkeypatch.setattr(products, "is_worth_transposing", lambda *_: True)
     found = []
     for ways in (None, "lanes", "tiles"):
         monkeypatch.setattr(kernels, "small_products", lambda ways=ways: ways)
@@ -116,12 +116,12 @@ def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) 
 def test_whether_turning_pays_is_known_by_sizes_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without tiles it does for the weights of a mini, and where the gradient is the narrower operand."""
     monkeypatch.setattr(kernels, "has_tiles", lambda: False)
-    assert products.pays(6144, 1024, 256)
-    assert products.pays(6144, 768, 3072)
-    assert not products.pays(6144, 3072, 768)
+    assert products.is_worth_transposing(6144, 1024, 256)
+    assert products.is_worth_transposing(6144, 768, 3072)
+    assert not products.is_worth_transposing(6144, 3072, 768)
     monkeypatch.setattr(kernels, "has_tiles", lambda: True)
-    assert products.pays(6144, 3072, 768)
-    assert not products.pays(6144, 256, 256)
+    assert products.is_worth_transposing(6144, 3072, 768)
+    assert not products.is_worth_transposing(6144, 256, 256)
 
 
 def test_a_processor_whose_tiles_linux_forbids_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_processor_whose_tiles_linux_forbids_has_none(monkeypatch: pytest.Monk
 def test_the_weight_learns_from_the_gradient_as_it_came() -> None:
     """Also where the product and what goes past it get one and the same gradient, which the sum replaces."""
     x, weight, slope = numbers(32, 64).requires_grad_(), numbers(64, 64, seed=1).requires_grad_(), numbers(32, 64)
-    out, past = product_and_past(x, weight)
+    out, past = multiply_and_pass(x, weight)
     found = torch.autograd.grad(out + past, [x, weight], slope.clone())
     wanted = torch.autograd.grad(F.linear(x, weight) + x, [x, weight], slope)
     for ours, plain in zip(found, wanted, strict=True):
@@ -146,12 +146,12 @@ def test_the_weight_learns_from_the_gradient_as_it_came() -> None:
 def test_weights_of_another_type_are_left_to_torch() -> None:
     x, weight = numbers(5, 16), torch.randn(64, 16, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        product(x, weight).sum().backward()  # type: ignore[no-untyped-call]
+        multiply(x, weight).sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None
 
 
 @pytest.mark.usefixtures("tiles")
 def test_a_product_may_be_changed_in_place_whatever_its_rows() -> None:
     for rows in (5, 16):
-        out = product(numbers(rows, 16).requires_grad_(), numbers(64, 16))
+        out = multiply(numbers(rows, 16).requires_grad_(), numbers(64, 16))
         out.add_(1)

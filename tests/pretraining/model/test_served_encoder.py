@@ -22,7 +22,7 @@ from pretraining.model import cpu_kernels, one_call, serving
 from pretraining.model.batch import Batch, pack
 from pretraining.model.bert import Bert
 from pretraining.model.encoder import Linear
-from pretraining.model.one_call import BYTES, HALVES, OneCall, multiplies
+from pretraining.model.one_call import BYTES, HALVES, OneCall, can_multiply
 from pretraining.model.rows import Rows
 from pretraining.model.serving import (
     LayerByLayer,
@@ -31,7 +31,7 @@ from pretraining.model.serving import (
     QuantisedProduct,
     ServedEncoder,
     can_pack,
-    product,
+    make_product,
 )
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model
@@ -108,7 +108,7 @@ def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, in_byte
     assert all(torch.equal(each, found[0]) for each in found)
 
 
-@pytest.mark.skipif(not multiplies(BYTES), reason="no products of bytes here, or tiles that have them")
+@pytest.mark.skipif(not can_multiply(BYTES), reason="no products of bytes here, or tiles that have them")
 @pytest.mark.parametrize("sees", get_args(Sees))
 @torch.inference_mode()
 def test_in_bytes_it_says_what_its_steps_say_one_after_another(sees: Sees) -> None:
@@ -128,7 +128,7 @@ def test_in_bytes_it_says_what_its_steps_say_one_after_another(sees: Sees) -> No
     assert torch.equal(alone, found[:1])
 
 
-@pytest.mark.skipif(not multiplies(HALVES), reason="no products of bf16 here, or tiles that have them")
+@pytest.mark.skipif(not can_multiply(HALVES), reason="no products of bf16 here, or tiles that have them")
 @pytest.mark.parametrize("sees", get_args(Sees))
 @torch.inference_mode()
 def test_in_bf16_it_is_nearer_than_its_steps_one_after_another(sees: Sees) -> None:
@@ -138,7 +138,7 @@ def test_in_bf16_it_is_nearer_than_its_steps_one_after_another(sees: Sees) -> No
     served, in_steps = (ServedEncoder(model_of(sees).bfloat16(), True) for _ in range(2))
     assert isinstance(served.layers, OneCall)
     layers = deque(model_of(sees).bfloat16().layers)
-    in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, product)  # type: ignore[arg-type]
+    in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, make_product)  # type: ignore[arg-type]
     for found, wanted, right in (
         (served.one(batch, places), in_steps.one(batch, places), exact.one(batch, places)),
         (served.all(batch)[places], in_steps.one(batch, places), exact.one(batch, places)),
@@ -193,7 +193,7 @@ def test_the_weight_that_is_packed_is_the_one_that_was_given() -> None:
     torch.nn.init.normal_(linear.weight)
     torch.nn.init.normal_(linear.bias)
     kinds = [Product, *([PackedProduct] if can_pack(linear.weight) else [])]
-    for made in (*(kind(linear) for kind in kinds), product(linear)):
+    for made in (*(kind(linear) for kind in kinds), make_product(linear)):
         torch.testing.assert_close(made(x), x @ linear.weight.t(), atol=1e-5, rtol=1e-5)
         expected = torch.nn.functional.gelu(x @ linear.weight.t() + linear.bias)
         torch.testing.assert_close(made.with_gelu(x), expected, atol=1e-5, rtol=1e-5)
@@ -201,7 +201,7 @@ def test_the_weight_that_is_packed_is_the_one_that_was_given() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1), st.integers(1, 200))
 def test_runs_hold_every_sequence_once_and_few_pieces(lengths: list[int], most: int) -> None:
-    runs = list(serving.parts(lengths, most))
+    runs = list(serving.split_runs(lengths, most))
     assert [number for begin, end in runs for number in range(begin, end)] == list(range(len(lengths)))
     for begin, end in runs:
         assert end == begin + 1 or (end - begin) * max(lengths[begin:end]) <= most

@@ -77,13 +77,13 @@ class LeftToRight(ltr.LeftToRight):
     def describe_figures(self, figures, width=0):
         return [f"next piece {figures['piece_loss']:.4f}", f"length {figures['length_error']:.1f}"]
 
-    def exported(self, shape):
+    def exported_heads(self, shape):
         return ["masked_head"]
 
     def logits(self, model, seen, batch):
         return super().logits(model, seen[: len(batch.chosen)], batch)
 
-    def described(self, shape):
+    def describe_heads(self, shape):
         return "head of next pieces"
 
 OBJECTIVE = LeftToRight()

@@ -129,7 +129,7 @@ def test_no_piece_knows_what_it_is_to_be_predicted(
     kept = torch.ones(len(one.pieces), dtype=torch.bool)
     kept[unseen] = False
     with torch.no_grad():
-        for ours, theirs in zip(model.states(one), model.states(other), strict=True):
+        for ours, theirs in zip(model.encode_layers(one), model.encode_layers(other), strict=True):
             assert torch.equal(ours[kept], theirs[kept])
             assert not torch.equal(ours[~kept], theirs[~kept])
 
@@ -168,7 +168,7 @@ def test_the_text_is_turned_round_by_rtl_alone() -> None:
     with torch.no_grad():
         for model in (ltr.eval(), rtl.eval()):
             model.embeddings.position.weight[:] = 0
-        turned = rtl.encode(batch)[batch.turns()]
+        turned = rtl.encode(batch)[batch.reverse_places()]
         torch.testing.assert_close(ltr.encode(batch), turned, rtol=1e-6, atol=1e-6)
         assert not torch.allclose(ltr.encode(batch), rtl.encode(batch), atol=1e-2)
 

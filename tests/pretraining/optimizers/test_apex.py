@@ -49,7 +49,7 @@ class Twin:
 
     def everything(self) -> list[Tensor]:
         """Weights, and all that is kept of them: averages, and the number of steps."""
-        return [*self.flats, *(each for flat in self.flats for each in self.lamb.state_of(flat).values())]
+        return [*self.flats, *(each for flat in self.flats for each in self.lamb.get_state(flat).values())]
 
     def moves(self) -> list[Tensor]:
         """How far the next step moves each parameter."""

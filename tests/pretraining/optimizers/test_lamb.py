@@ -13,7 +13,7 @@ from support.training import connect_ranks
 
 from pretraining.engine.engine import Engine
 from pretraining.model import cpu_kernels as kernels
-from pretraining.optimizers.steps.lamb import by_layer
+from pretraining.optimizers.steps.lamb import group_by_layer
 from pretraining.processes.group import disconnect
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -113,4 +113,4 @@ def test_an_engine_works_in_the_next_group_of_its_process() -> None:
 
 def test_trust_ratios_by_layer() -> None:
     ratios = {"layers.0.a.weight": 1.0, "layers.0.b.weight[2]": 2.0, "layers.11.a.weight": 3.0, "pooler.weight": 4.0}
-    assert by_layer(ratios) == {"layers.0": [1.0, 2.0], "layers.11": [3.0], "pooler": [4.0]}
+    assert group_by_layer(ratios) == {"layers.0": [1.0, 2.0], "layers.11": [3.0], "pooler": [4.0]}

@@ -12,7 +12,7 @@ from support.waits import no_waits
 from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
-from pretraining.engine.clipping import clipping
+from pretraining.engine.clipping import find_clip_factor
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
@@ -107,7 +107,7 @@ def test_gradients_are_scaled_within_a_step(name: str, kind: Callable[[float], T
 def test_scaling_does_not_wait_for_a_gpu() -> None:
     weights, gradients, first, second = ([torch.empty(5, device="meta")] for _ in range(4))
     counts = [torch.empty((), device="meta")]
-    for scale in (0.5, clipping(torch.empty((), device="meta"), 1.0)):
+    for scale in (0.5, find_clip_factor(torch.empty((), device="meta"), 1.0)):
         with no_waits():
             move_by_adam(weights, gradients, first, second, counts, settings(), 0.1, 0.0, scale)
 
@@ -128,7 +128,7 @@ def test_a_scale_that_is_no_number_moves_nothing_and_no_count(bias_correction: b
                 optimizer.param_groups[0]["lr"], optimizer.scale = 1e-3, scale
                 optimizer.step()
         found.append(
-            [*(weight.detach() for weight in weights), *(optimizer.state_of(weight)["step"] for weight in weights)]
+            [*(weight.detach() for weight in weights), *(optimizer.get_state(weight)["step"] for weight in weights)]
         )
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, rtol=1e-6, atol=1e-7)

@@ -93,7 +93,7 @@ def test_a_step_takes_what_is_planned_however_many_pieces_it_predicts(
     """Tensors are counted; in bf16 as on a GPU, whose kernels keep what those for a CPU keep, and in fp16 too, but for
     the loss."""
     if dtype == "fp16":
-        monkeypatch.setattr(vocabulary_loss, "loses_by_kernels", lambda _: False)
+        monkeypatch.setattr(vocabulary_loss, "has_loss_kernel", lambda _: False)
         monkeypatch.setitem(DTYPES, "fp16", torch.bfloat16)  # which CPUs compute with
     objective = objectives()[name]
     shape = Shape(2, 64, 2, 256, 9000, objective=name, pairs=False, sees=objective.sees)

@@ -22,7 +22,7 @@ from pretraining.config.settings import Dtype, Recipe
 from pretraining.data.order import BatchOrder, Order
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
-from pretraining.objectives.declaration import configured, num_parameters, step_flops
+from pretraining.objectives.declaration import configure_objective, num_parameters, step_flops
 from pretraining.planning.memory import Room, plan_memory
 from pretraining.planning.plan import Plan, Target, build_plan
 from pretraining.planning.table import render_plan
@@ -111,7 +111,7 @@ def test_a_plan_out_of_proportion_says_which_steps_suit_so_much_text(manifest: M
 def test_a_rate_that_moves_is_planned_for_every_phase_by_its_own_steps() -> None:
     moving = ["--objective.masks=dynamic", "--objective.rate=0.4", "--objective.last_rate=0.1"]
     recipe = load_recipe(RECIPES / "demo.toml", [*moving, "--phases.0.steps=90", "--phases.1.steps=11"])
-    objective, behind = configured(recipe.objective), 0
+    objective, behind = configure_objective(recipe.objective), 0
     for planned in build_plan(Target(recipe, None, "fp32", GPU, 1)).phases:
         assert planned.steps is not None
         order = BatchOrder(Order(0, ((1,),)), 1, behind=behind, total=101)

@@ -9,7 +9,7 @@ import torch
 from support.processes import spawn
 
 from data_prep.common.launchers import find_world
-from pretraining.objectives.declaration import COUNTS, figures_of
+from pretraining.objectives.declaration import COUNTS, report_figures
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.objectives.mlm import Losses
 from pretraining.processes.group import connect, disconnect
@@ -51,7 +51,13 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     clock.now += 10.0
     totals, speed = meter.flush(flops_left=6000.0)
     record = StepRecord(
-        **figures_of(MLM, totals), speed=speed, step=7, phase=2, learning_rate=1e-4, gradient_norm=1.5, loss_scale=None
+        **report_figures(MLM, totals),
+        speed=speed,
+        step=7,
+        phase=2,
+        learning_rate=1e-4,
+        gradient_norm=1.5,
+        loss_scale=None,
     )
     assert (record.step, record.phase, record.learning_rate, record.gradient_norm) == (7, 2, 1e-4, 1.5)
     assert record.learns["masked_loss"] == pytest.approx(30 / 10)
