@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from benchmarks.measure import RESULTS, Keeper, run_command
-from benchmarks.reproduction.data import check_trivia, gaps, lacking
+from benchmarks.reproduction.data import lacking
 from benchmarks.reproduction.declaration import ScaleName, declared
 from benchmarks.reproduction.ledger import BENCHMARK, Ledger
 from benchmarks.reproduction.planning import Plan, read_share
@@ -53,8 +53,6 @@ class Reproduce:
     """Print the runs, how long they take and what is there already, and stop."""
     share: str = ""
     """Run part I of N of the list, as I/N, beside other commands in the same folder; one without this concludes."""
-    trivia: Path | None = None
-    """A file in SQuAD's format, such as TriviaQA's, for the rows that are fine-tuned on it first."""
     ranks: int | None = None
     """Processes of a pre-training (default: one for each GPU, or as the scale has it)."""
     out: Path = Path("build/reproduction")
@@ -75,18 +73,16 @@ def make(wanted: Reproduce, console: Console) -> int:
     if wanted.ranks is not None and wanted.ranks < 1:
         raise UserError(f"--ranks {wanted.ranks}: give a whole number from 1 on")
     table = declared(wanted.name, wanted.scale)
-    if wanted.trivia is not None:
-        check_trivia(table, wanted.trivia)
     part = read_share(wanted.share)
     root = wanted.out / wanted.scale
     ledger = Ledger(root)
-    cells = [*Planner(table, wanted.trivia).cells()]
+    cells = [*Planner(table).cells()]
     lacks = lacking(table)
     there = [cell for cell in cells if cell.column not in lacks]
     listed = in_order(cells if wanted.plan else there)
     own = {step.name for step in (divided(listed, part[1])[part[0] - 1] if part else listed)}
-    for line in gaps(table, wanted.trivia):
-        console.print(line, markup=False)
+    for name, fault in lacks.items():
+        console.print(f"{table.columns[name].title}: no data: {fault}", markup=False)
     if wanted.plan:
         left = [step for step in ledger.to_do(cells) if step.name in own]
         waiting = {cell.step.name for cell in cells if cell.column in lacks}

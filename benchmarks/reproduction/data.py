@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.reproduction.declaration import Column, Declared, flag_of
+from benchmarks.reproduction.declaration import Column, Declared
 from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS, LABELLED, find_ner, find_swag, find_task
 from finetuning.session.flags import find_data
@@ -16,8 +16,6 @@ FINDERS: Mapping[str, Callable[[Path, str], dict[str, list[Path]]]] = {
     "ner": lambda place, _: find_ner(place),
 }
 """What finds the files of a task as its command does."""
-NO_TRIVIA = "no data: name the file to train on first, in SQuAD's format: --trivia"
-"""What is said of a row that is fine-tuned on a file of the user's first, where none is named."""
 
 
 def files_of(column: Column) -> dict[str, Path]:
@@ -53,25 +51,3 @@ def lacking(declared: Declared) -> dict[str, str]:
     """The columns that cannot be measured here, with what is missing of their data."""
     found = {name: missing(column) for name, column in declared.measured.items()}
     return {name: lacks for name, lacks in found.items() if lacks}
-
-
-def gaps(declared: Declared, trivia: Path | None) -> Iterator[str]:
-    """Lines on what cannot be measured for want of data."""
-    for name, lacks in lacking(declared).items():
-        yield f"{declared.columns[name].title}: no data: {lacks}"
-    for row in declared.rows if trivia is None else ():
-        if row.before:
-            yield f"{row.name}: {NO_TRIVIA}"
-
-
-def check_trivia(declared: Declared, path: Path) -> None:
-    """Refuses a file to train on first that is none of SQuAD's format, or that no row takes."""
-    if not path.is_file():
-        raise UserError(f"--trivia {path}: no such file")
-    if not any(row.before for row in declared.rows):
-        raise UserError(f"--trivia {path}: {flag_of(declared.name)} has no row that is fine-tuned on it first")
-    with path.open("rb") as file:  # its ends alone: one of TriviaQA's has hundreds of MB
-        begin = file.read(4096)
-        file.seek(max(0, path.stat().st_size - 4096))
-        if begin.lstrip()[:1] != b"{" or b'"data"' not in begin + file.read():
-            raise UserError(f'--trivia {path}: not in SQuAD\'s format, an object of JSON with "data"')

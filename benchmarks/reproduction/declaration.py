@@ -93,8 +93,6 @@ class Row(Section):
     """The recipe of its fine-tuning, where the scale has no words of its own for it but another recipe."""
     features: str = ""
     """The layers whose frozen activations a BiLSTM stands on, instead of fine-tuning."""
-    before: str = ""
-    """A column that the model is fine-tuned for ahead of all others."""
     columns: Names = ()
     """The columns that it has (default: all)."""
     paper: dict[str, float] = Field(default_factory=dict)

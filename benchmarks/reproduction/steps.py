@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.reproduction.declaration import Column, Declared, Row
-from benchmarks.reproduction.inputs import SHARD, TRAIN, checksum_of, file_checksum, inputs_of
+from benchmarks.reproduction.inputs import SHARD, TRAIN, checksum_of, inputs_of
 from data_prep.shards import MANIFEST
 from finetuning.results import RESULTS
 
@@ -27,8 +27,6 @@ SEED = 12345
 """The seed of a row's first pre-training, that of the recipes; others count on."""
 FEATURES = "--features.layers"
 """The flag by which the layers are chosen whose frozen activations stand in the place of fine-tuning."""
-TRIVIA = "trivia"
-"""What a row calls the file of the user's on which it is fine-tuned first."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +43,11 @@ class Step:
     """The column that it fills, of those that a model is fine-tuned for."""
     reads: Column | None = None
     """The column whose files it reads."""
-    trivia: Path | None = None
-    """The file of the user's for which {trivia} stands in its words."""
 
     @cached_property
     def inputs(self) -> dict[str, str]:
         """Checksums of the files that it reads and no other step makes, by their names."""
-        own = {TRIVIA: file_checksum(self.trivia)} if self.trivia else {}
-        return own | inputs_of(self.script, self.words, self.reads)
+        return inputs_of(self.script, self.words, self.reads)
 
     @cached_property
     def name(self) -> str:
@@ -73,7 +68,7 @@ class Step:
     def command(self, root: Path, data: Path) -> list[str]:
         """The script and its words, with folders in their places."""
         places = {need.folder: str(root / need.name) for need in self.all_needs()}
-        places |= {"{data}": str(data), f"{{{TRIVIA}}}": str(self.trivia and self.trivia.resolve())}
+        places["{data}"] = str(data)
         words = []
         for word in self.words:
             for place, folder in places.items():
@@ -102,8 +97,8 @@ class Cell:
 class Planner:
     """Lists the cells of a table at a scale."""
 
-    def __init__(self, declared: Declared, trivia: Path | None = None) -> None:
-        self._declared, self._scale, self._trivia = declared, declared.scale, trivia
+    def __init__(self, declared: Declared) -> None:
+        self._declared, self._scale = declared, declared.scale
 
     def cells(self) -> Iterator[Cell]:
         """The cells of all rows and pre-trainings: those of the first pre-training first, so that all rows are seen
@@ -155,7 +150,7 @@ class Planner:
         label = f"pairs of {trained.label}{placed(row)}"
         return Step("pairs", label, script_of("pairs"), words, (trained,), "blimp", column)
 
-    def _tune(self, row: Row, name: str, seed: int) -> Step | None:
+    def _tune(self, row: Row, name: str, seed: int) -> Step:
         """Fine-tunes the model of a row for a column."""
         column, scale = self._declared.columns[name], self._scale
         model, trained = self._model(row, seed)
@@ -165,11 +160,6 @@ class Planner:
         if row.backward:
             other = self.train(self._declared.table.row(row.backward), seed)
             own, needs = [*own, "--backward", other.folder], (*needs, other)
-        if row.before:
-            first = self._trivia_first(model, trained, own)
-            if first is None:
-                return None
-            model, needs = f"{first.folder}/squad1/model", (*needs, first)
         if column.entry == "task":
             task = Step("task", "demo task", "finetuning/fetch.py", ("demo",))
             files, needs = (f"{task.folder}/package.toml",), (*needs, task)
@@ -177,7 +167,7 @@ class Planner:
         words = (*files, *merged("--model", model, *own))
         more = f"{self._declared.restarts} restarts" * (self._declared.restarts != scale.restarts)
         changed = spelled(" ".join((more, *row.tune, row.features, "fresh weights of" * row.fresh)))
-        label = f"{column.task} {changed} {trained.label}{placed(row)}{' after trivia' * bool(row.before)}"
+        label = f"{column.task} {changed} {trained.label}{placed(row)}"
         return Step("tune", " ".join(label.split()), script_of(column.entry), words, needs, name, column)
 
     def _words(self, row: Row, name: str) -> list[str]:
@@ -190,14 +180,6 @@ class Planner:
             usual = [*scale.tune_features]
         recipe = ["--recipe", row.recipe] if row.recipe and (not usual or "--recipe" in usual) else []
         return [*usual, *recipe, *column.words, *row.tune, *features]
-
-    def _trivia_first(self, model: str, trained: Step, words: Sequence[str]) -> Step | None:
-        """Fine-tunes on the file that the user names; None where none is named."""
-        if self._trivia is None:
-            return None
-        own = ("--model", model, *words, "--train", f"{{{TRIVIA}}}", "--seeds", "1")
-        label = f"trivia of {trained.label}"
-        return Step("tune", label, script_of("squad"), own, (trained,), TRIVIA, trivia=self._trivia)
 
 
 def script_of(entry: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from benchmarks.reproduction.data import NO_TRIVIA, lacking
+from benchmarks.reproduction.data import lacking
 from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Column, Declared, Row
 from benchmarks.reproduction.ledger import Ledger
 from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, Outcome, Score
@@ -64,8 +64,7 @@ class Summing:
         if lacks:
             return CellResult(notes=[f"no data: {lacks}"])
         if not cells:
-            needed = row.before and column.is_tuned
-            return CellResult(notes=[NO_TRIVIA] * bool(needed))
+            return CellResult()
         several = self._declared.seeds > 1 and not row.fresh
         restarts = self._declared.restarts if column.is_tuned else 1
         values, errors, notes = [], [], []

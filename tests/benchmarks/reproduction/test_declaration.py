@@ -48,7 +48,7 @@ def test_a_table_names_only_what_there_is(each: Declared) -> None:
 
 
 def test_every_row_is_made_by_commands_that_are_named_once(each: Declared) -> None:
-    cells = [*Planner(each, trivia=Path(__file__)).cells()]
+    cells = [*Planner(each).cells()]
     steps = in_order(cells)
     assert {cell.row for cell in cells} == {row.name for row in each.rows}
     assert len({step.name for step in steps}) == len({(step.script, step.words) for step in steps}) == len(steps)
@@ -77,7 +77,7 @@ FLAGS = {"--model", "--backward", "--task", "--version", "--seeds", "--from-scra
 def test_recipes_take_the_values_that_rows_give(each: Declared) -> None:
     """Of every command of training; what two settings say together is told too."""
     seen: set[tuple[str, ...]] = set()
-    for step in in_order([*Planner(each, trivia=Path(__file__)).cells()]):
+    for step in in_order([*Planner(each).cells()]):
         if step.kind not in ("train", "tune"):
             continue
         flags = parted(step.words[step.words[0].endswith(".toml") :])
