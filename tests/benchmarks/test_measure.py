@@ -19,9 +19,6 @@ def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     assert environment(["torch"]).items() >= {"gpu": "H200", "gpu_memory_gib": 141.0}.items()
     assert "gpu" not in environment(["numpy"])
-
-
-def test_a_machine_without_a_gpu_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "gpu" not in environment(["torch"])
 

@@ -56,7 +56,8 @@ def test_efficiencies_are_those_of_rounds() -> None:
     assert weak_2["sequences_per_second"] == {"median": 9.6, "lowest": 6.4, "highest": 12.8}
     assert strong_2["efficiency"]["median"] == 0.625  # 2 s by one are 1.6 s by two
     assert strong_2["communication"] == 0.25
-    assert conclude([weak_1, weak_2]) == "efficiency by processes: weak 1: 100%, 2: 80%"
+    all_cores = find_points([*notes[:2], note(1, (0.6, 0), (1.1, 0), threads=2)])
+    assert conclude(all_cores) == "efficiency by processes: weak 1: 100%, 2: 80%; strong 1: 100%, 2: 62%"
 
 
 def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Path) -> None:
@@ -70,16 +71,6 @@ def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Pa
     assert points[0]["communication"] == 0
     assert [row[-1] for row in next(scaling({"points": points})).rows] == ["0", "–", "0", "–"]
     save(scaling_chart(points), tmp_path / "plot.png")
-
-
-def test_one_process_with_all_cores_is_no_point_of_the_curve() -> None:
-    points = find_points(
-        [note(1, (1.0, 0), (2.0, 0)), note(2, (1.25, 1.0), (1.6, 1.2)), note(1, (0.6, 0), (1.1, 0), 2)]
-    )
-    assert [(point["processes"], point["threads"]) for point in points if point["scaling"] == "weak"] == [
-        *((1, 1), (2, 1), (1, 2))
-    ]
-    assert conclude(points) == "efficiency by processes: weak 1: 100%, 2: 80%; strong 1: 100%, 2: 62%"
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4, 16, 48])

@@ -9,7 +9,6 @@ from support.pretraining_reference import SMALL, random_batch
 from benchmarks import training_sides
 from benchmarks.training_sides import Contest, TheirTraining
 from data_prep.common.errors import UserError
-from pretraining.engine.precision import choose_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -33,11 +32,3 @@ def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPat
     before = [each.clone() for each in theirs.model.parameters()]
     theirs.step()
     assert not all(torch.equal(a, b) for a, b in zip(before, theirs.model.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
-def test_a_gpu_without_bf16_takes_part_in_fp16(
-    has_bf16: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
-    assert choose_dtype("auto", GPU) == dtype

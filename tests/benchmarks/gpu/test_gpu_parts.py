@@ -132,3 +132,9 @@ def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"torch \S+ finds no GPU: .*\n.*, or take make gpu DRY=1"):
         basics.describe_machine(dry=False)
+
+
+def test_the_ends_of_tests_are_counted(tmp_path: Path) -> None:
+    suite = '<testsuite tests="{}" errors="{}" failures="{}" skipped="{}" />'
+    (tmp_path / "xml").write_text(f"<testsuites>{suite.format(5, 1, 1, 1)}{suite.format(2, 0, 0, 0)}</testsuites>")
+    assert basics.count(tmp_path / "xml") == {"passed": 4, "failed": 2, "skipped": 1}

@@ -39,16 +39,6 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_what_a_command_says_arrives_and_its_end_is_told() -> None:
-    lines: list[str] = []
-    done = run_limited(
-        [sys.executable, "-c", "import sys; print('one'); print('two', file=sys.stderr)"], 60, lines.append
-    )
-    assert done == "done"
-    assert sorted(lines) == ["one", "two"]
-    assert run_limited([sys.executable, "-c", "raise SystemExit(3)"], 60, lines.append) == "failed"
-
-
 @pytest.mark.slow
 def test_a_command_that_hangs_ends_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "PATIENCE", 1.0)
