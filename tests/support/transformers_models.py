@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,23 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Changes the weights of a folder, and saves them as programs of others do: without checksums of other files."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def leave_out_checksums(folder: Path) -> None:
-    """Saves the weights of a folder anew, as programs of others do, so that its other files may change."""
-    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", metadata={"format": "pt"})
+    change_weights(folder, lambda _: None)
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    """Changes a config, of which no checksum is left; None takes a value away."""
+    leave_out_checksums(folder)
+    config = json.loads((folder / "config.json").read_text()) | values
+    config = {name: value for name, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def with_old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -37,36 +37,21 @@ def test_the_recipes_are_those_that_are_tested() -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_works_on_the_ranks_that_it_promises(path: Path) -> None:
+def test_every_recipe_works_on_the_ranks_that_it_promises_and_reads_back_the_same(path: Path, tmp_path: Path) -> None:
+    words = ["--deepspeed.zero_optimization.reduce_bucket_size", "1000", *completing(path)]
     for ranks in RANKS[path.stem]:
-        recipe = load_recipe(path, completing(path), ranks=ranks, device="cpu", lengths=[32, 64, 128, 512])
+        recipe = load_recipe(path, words, ranks=ranks, device="cpu", lengths=[32, 64, 128, 512])
         for phase in recipe.phases:
             open_to = list_divisors(phase.batch // ranks)
             for size in open_to if phase.micro_batch == "auto" else [phase.micro_batch]:
                 assert count_micro_batches(phase, ranks, found=size) * size * ranks == phase.batch
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_comments_its_numbers_and_names_itself(path: Path) -> None:
-    text = path.read_text()
-    assert f"--recipe {path.stem} " in text or path.stem == "demo"
-    for number, line in enumerate(text.splitlines(), 1):
-        assert len(line) <= 120, f"line {number}"
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_that_a_run_keeps_reads_back_the_same(path: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(path, ["--deepspeed.zero_optimization.reduce_bucket_size", "1000", *completing(path)])
     kept = tmp_path / "kept.toml"
     kept.write_text(recipe.as_toml())
-    assert load_recipe(kept) == recipe
-    assert Recipe.model_validate(recipe.as_dict()) == recipe
-
-
-def test_base_and_large_take_what_fits_and_the_small_ones_say_it() -> None:
-    for path in RECIPES:
-        sizes = {phase.micro_batch for phase in load_recipe(path, completing(path)).phases}
-        assert (sizes == {"auto"}) == path.stem.startswith(TAKE_WHAT_FITS), path
+    assert load_recipe(kept) == Recipe.model_validate(recipe.as_dict()) == recipe
+    assert ({phase.micro_batch for phase in recipe.phases} == {"auto"}) == path.stem.startswith(TAKE_WHAT_FITS)
+    text = path.read_text()
+    assert f"--recipe {path.stem} " in text or path.stem == "demo"
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_numbers_of_the_paper() -> None:

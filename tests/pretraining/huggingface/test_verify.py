@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from support.transformers_models import PIECES, SHAPE, leave_out_checksums, our_weights
+from support.transformers_models import PIECES, SHAPE, change_config, change_weights, our_weights
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -40,9 +38,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [0.01, float("nan")])
 def test_a_weight_that_changed_on_its_way_is_noticed(name: str, value: float, exported: Path) -> None:
-    weights = load_file(exported / "model.safetensors")
-    weights[name] = weights[name] + value * torch.randn(weights[name].shape)
-    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
+    change_weights(exported, lambda state: state[name].add_(value * torch.randn(state[name].shape)))
     with pytest.raises(UserError, match=r"not exported: .* logits read back by Cloze differ|no numbers"):
         verify_export(exported, SHAPE, our_weights())
 
@@ -50,22 +46,17 @@ def test_a_weight_that_changed_on_its_way_is_noticed(name: str, value: float, ex
 @pytest.mark.parametrize("name", ["query", "key", "value"])
 def test_transformers_has_its_say(name: str, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake that we make in writing and again in reading: only transformers can notice it."""
-    weights = load_file(exported / "model.safetensors")
-    weights[f"bert.encoder.layer.0.attention.self.{name}.weight"] *= 1.01
-    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
+    change_weights(exported, lambda state: state[f"bert.encoder.layer.0.attention.self.{name}.weight"].mul_(1.01))
     monkeypatch.setattr(verify, "read_folder", lambda _: (SHAPE, our_weights(), ()))
     with pytest.raises(UserError, match="read back by transformers differ"):
         verify_export(exported, SHAPE, our_weights())
-    del weights["bert.pooler.dense.bias"]
-    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
+    change_weights(exported, lambda state: state.pop("bert.pooler.dense.bias"))
     with pytest.raises(UserError, match=r"transformers reports .*bert\.pooler\.dense\.bias"):
         verify_export(exported, SHAPE, our_weights())
 
 
 def test_a_config_that_changed_is_noticed(exported: Path) -> None:
-    leave_out_checksums(exported)
-    config = json.loads((exported / "config.json").read_text())
-    (exported / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-5}))
+    change_config(exported, layer_norm_eps=1e-5)
     with pytest.raises(UserError, match="not exported"):
         verify_export(exported, SHAPE, our_weights())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pretraining_reference import their_config
 from support.transformers_models import PIECES, SHAPE, our_weights, their_model, their_weights
 from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
 
@@ -22,7 +20,7 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.scoring.filling import fill_masks
-from pretraining.scoring.pairs import Asked, Pair, are_right, list_sentences, read_pairs, take_pairs
+from pretraining.scoring.pairs import Asked, Pair, are_right, list_sentences
 from pretraining.scoring.sentences import Scorer, Sentences, mask_copies
 
 CPU = torch.device("cpu")
@@ -70,28 +68,6 @@ def test_every_pair_is_scored_as_by_a_plain_scorer_on_transformers(folder: Path)
     expected = [their_score(theirs, tokenizer, text) for text in texts]
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert len({*np.sign(found[::2] - found[1::2])}) > 1
-
-
-@pytest.mark.realdata
-def test_pairs_of_blimp_are_scored_as_by_a_plain_scorer(tmp_path: Path) -> None:
-    data = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
-    pairs = take_pairs(read_pairs(data / "pairs" / "blimp.jsonl.xz"), 1)
-    assert len(pairs) == 67
-    pieces = tuple((data / "vocab.txt").read_text().splitlines())
-    vocabulary = Vocabulary(pieces, cased=False)
-    torch.manual_seed(0)
-    shape = SHAPE.from_size("tiny", len(pieces))
-    theirs = BertForMaskedLM(their_config(shape))
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
-    theirs.save_pretrained(tmp_path)
-    vocabulary.write(tmp_path)
-    model = StoredModel.open(str(tmp_path))
-    texts = list_sentences(pairs)[::19]
-    found = Scorer(model.build_pretrained(), model.vocabulary, CPU).score(texts)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    np.testing.assert_allclose(found, [their_score(theirs, tokenizer, text) for text in texts], atol=1e-4)
 
 
 @settings(max_examples=25)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from conftest import ROOT
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from support.base_models import write_bert
 from support.shards import make_shards
-from support.transformers_models import PIECES, our_weights, their_model
+from support.transformers_models import PIECES, change_weights, our_weights, their_model
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM, pipeline
 from transformers import BertConfig as TheirConfig
@@ -205,9 +205,8 @@ def test_a_masked_language_model_of_transformers_is_exported(
     Vocabulary(PIECES, cased=False).write(theirs)
     their_model(BertForMaskedLM).save_pretrained(theirs)
     if pooler:
-        weights = load_file(theirs / "model.safetensors")
-        weights |= {"bert.pooler.dense.weight": torch.ones(32, 32), "bert.pooler.dense.bias": torch.ones(32)}
-        save_file(weights, theirs / "model.safetensors", metadata={"format": "pt"})
+        unused = {"bert.pooler.dense.weight": torch.ones(32, 32), "bert.pooler.dense.bias": torch.ones(32)}
+        change_weights(theirs, lambda state: state.update(unused))
     config = json.loads((theirs / "tokenizer_config.json").read_text())
     (theirs / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": said}))
     assert main([str(theirs), "--out", str(out)]) == 0
