@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import WORDS
+from support.sharding import tree
 
 from data_prep import shard
 from data_prep.arrow_files import map_batches, read_shard
@@ -185,6 +186,7 @@ def test_the_manifest_says_what_is_there(shards: Path) -> None:
         sizes = Counter(len(row["pieces"]) for row in rows)
         assert {size: count for size, count in enumerate(said.histogram) if count} == sizes
     assert manifest.bytes == sum(record.size for record in manifest.files())
+    assert {record.path: record.sha256 for record in manifest.files()}.items() <= tree(shards).items()
     assert manifest.sources[0].name == "text.txt"
     assert manifest.corpus.documents == DOCUMENTS
 

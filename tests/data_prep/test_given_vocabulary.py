@@ -57,8 +57,6 @@ def test_what_cannot_be_is_refused(wiki: Path, tmp_path: Path, capfd: pytest.Cap
     bert = write_bert(tmp_path / "bert", letters(cased=False))
     for words, message in [
         (["--vocab", str(bert), "--cased"], "is for text in lower case; leave out --cased"),
-        (["--extend", "5"], "--extend 5: extends a vocabulary that exists; name it: --vocab"),
-        (["--vocab", str(bert), "--extend", "-1"], "--extend -1: from 0"),
         (["--vocab", str(tmp_path / "nowhere")], "nowhere: no such folder, and not the name of a model"),
     ]:
         assert run(wiki, tmp_path / "out", *words) == 2

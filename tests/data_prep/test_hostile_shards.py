@@ -58,13 +58,13 @@ def rewrite(data: Path, change: Callable[[dict[str, Any]], object], sealed: bool
     (data / MANIFEST).write_bytes(json_bytes(content))
 
 
-def record_anew(data: Path, name: str) -> None:
+def record_anew(data: Path, name: str, **more: int) -> None:
     """Makes the record of a file fit what the file is now."""
 
     def change(content: dict[str, Any]) -> None:
         for record in content["files"] + [record for one in content["sets"] for record in one["shards"]]:
             if record["path"] == name:
-                record.update(size=(data / name).stat().st_size, sha256=sha256(data / name))
+                record.update(size=(data / name).stat().st_size, sha256=sha256(data / name), **more)
 
     rewrite(data, change)
 
@@ -77,16 +77,29 @@ def look(main: Callable[[list[str]], int], data: Path) -> tuple[int, str]:
     return code, said.getvalue()
 
 
-def look_aside(name: str, data: Path, memory: int = 3 * GB) -> subprocess.CompletedProcess[str]:
-    """Runs show.py or verify.py as a user does, with bounded memory."""
-    return subprocess.run(
-        [sys.executable, str(ROOT / f"data_prep/{name}.py"), str(data)],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (memory, memory)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def refuse(data: Path, name: str = MANIFEST, message: str = "", looking: int = 2, verifying: int = 1) -> None:
+    """Asserts that show.py and verify.py name a file and what is wrong with it."""
+    for main, code in ((show.main, looking), (verify.main, verifying)):
+        found, said = look(main, data)
+        assert found == code
+        assert f"{data / name}: " in said
+        assert message in said
+
+
+def refuse_aside(data: Path, name: str, memory: int = 3 * GB) -> None:
+    """Asserts the same of processes with bounded memory."""
+    for command in ("show", "verify"):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / f"data_prep/{command}.py"), str(data)],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (memory, memory)),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode in (1, 2)
+        assert f"{data / name}: " in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def set_at(path: str, value: object) -> Callable[[dict[str, Any]], object]:
@@ -116,9 +129,6 @@ def set_at(path: str, value: object) -> Callable[[dict[str, Any]], object]:
         ("sets.0.validation", 1, "sets[0].validation is 1, not true or false"),
         ("sets.0.histogram", [float("nan")], "sets[0].histogram[0] is nan"),
         ("sets.0.examples", None, "sets[0] lacks examples"),
-        ("sets.0.shards.0.rows", -1, "sets[0].shards[0].rows is -1"),
-        ("sets.0.shards.0.rows", float("nan"), "sets[0].shards[0].rows is nan"),
-        ("sets.0.shards.0.rows", 2**70, "sets[0].shards[0].rows is 1180591620717411303424"),
         ("sets.0.shards.0.rows", True, "sets[0].shards[0].rows is True"),
         ("sets.0.shards.0.size", 1e300, "sets[0].shards[0].size is 1e+300"),
         ("sets.0.shards.0.sha256", None, "sets[0].shards[0] lacks sha256"),
@@ -126,9 +136,7 @@ def set_at(path: str, value: object) -> Callable[[dict[str, Any]], object]:
         ("sets.0.shards.0.path", "/etc/passwd", "not a path in the folder"),
         ("sets.0.shards.0.path", "a\0b", "not a path in the folder"),
         ("files.0.path", "length-32/../../x", "not a path in the folder"),
-        ("files", "x", "files is 'x', not a list"),
         ("vocabulary", [], "vocabulary is a list, not an object"),
-        ("vocabulary.size", 0, "vocabulary.size is 0"),
         ("vocabulary.size", 2**40, "vocabulary.size is 1099511627776"),
         ("vocabulary.cased", "no", "vocabulary.cased is 'no'"),
         ("corpus.documents", None, "corpus lacks documents"),
@@ -139,11 +147,7 @@ def set_at(path: str, value: object) -> Callable[[dict[str, Any]], object]:
 )
 def test_a_manifest_of_other_values_is_named(path: str, value: object, said: str, data: Path) -> None:
     rewrite(data, set_at(path, value), sealed=False)
-    for main, code in ((show.main, 2), (verify.main, 1)):
-        found, text = look(main, data)
-        assert found == code
-        assert f"{data / MANIFEST}: " in text
-        assert said in text
+    refuse(data, message=said)
 
 
 @pytest.mark.parametrize(
@@ -169,10 +173,7 @@ def test_a_manifest_of_two_gigabytes_and_one_that_never_ends_are_not_read(data: 
 def test_links_that_lead_out_of_the_folder_are_not_followed(data: Path, tmp_path: Path) -> None:
     (data / SHARD).rename(tmp_path / "elsewhere")
     (data / SHARD).symlink_to(tmp_path / "elsewhere")
-    for main in (show.main, verify.main):
-        code, said = look(main, data)
-        assert code in (1, 2)
-        assert f"{data / SHARD}: leads out of {data}" in said
+    refuse(data, SHARD, f"leads out of {data}")
 
 
 def test_a_folder_may_itself_be_a_link(data: Path, tmp_path: Path) -> None:
@@ -192,14 +193,11 @@ def forge(data: Path, change: Callable[[np.ndarray[Any, Any]], None], column: st
 
 
 @pytest.mark.parametrize("column", ["pieces", "masked"])
-@pytest.mark.parametrize("value", [-5, 2**31 - 1, 10**8])
+@pytest.mark.parametrize("value", [-5, 2**31 - 1])
 @pytest.mark.parametrize("row", [0, 1, -1])
 def test_offsets_out_of_range_are_damage_and_no_crash(row: int, value: int, column: str, data: Path) -> None:
     forge(data, lambda offsets: offsets.__setitem__(row, value), column)
-    for main in (show.main, verify.main):
-        code, said = look(main, data)
-        assert code in (1, 2)
-        assert f"{data / SHARD}: " in said
+    refuse(data, SHARD)
 
 
 def write_as_shard(data: Path, batch: pa.RecordBatch, compression: str | None = None) -> None:
@@ -208,39 +206,60 @@ def write_as_shard(data: Path, batch: pa.RecordBatch, compression: str | None = 
     (data / SHARD).unlink()  # the batch may lie in it
     with pa.ipc.new_file(str(data / SHARD), batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    record_anew(data, SHARD)
+    record_anew(data, SHARD, rows=batch.num_rows)
 
 
-def test_values_that_are_none_are_damage(data: Path) -> None:
-    batch = read_shard(data / SHARD)
-    columns = list(batch.columns)
-    columns[2] = pa.array([None] * batch.num_rows, columns[2].type)
-    write_as_shard(data, pa.record_batch(columns, schema=batch.schema))
-    for main in (show.main, verify.main):
-        code, said = look(main, data)
-        assert code in (1, 2)
-        assert "values that are none" in said
+def with_column(name: str, values: list[object]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Makes a change of examples: the first of them get other values in a column."""
+
+    def change(batch: pa.RecordBatch) -> pa.RecordBatch:
+        index = batch.schema.get_field_index(name)
+        columns = list(batch.columns)
+        columns[index] = pa.array(values + columns[index].to_pylist()[len(values) :], batch.schema.field(index).type)
+        return pa.record_batch(columns, schema=batch.schema)
+
+    return change
 
 
-def test_a_piece_that_no_vocabulary_has_is_damage(data: Path) -> None:
-    batch = read_shard(data / SHARD)
-    pieces = batch["pieces"].to_pylist()
-    kind = batch.schema.field("pieces").type.value_type
-    pieces[0][1] = 2 ** (8 * kind.bit_width // 8) - 1
-    columns = [pa.array(pieces, batch.schema.field("pieces").type), *batch.columns[1:]]
-    write_as_shard(data, pa.record_batch(columns, schema=batch.schema))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda batch: batch.slice(1), "examples, its manifest says"),
+        (lambda batch: batch.rename_columns([*batch.schema.names[:-1], "book"]), "its columns are not those"),
+        (with_column("boundary", [31]), "example 0"),
+        (with_column("boundary", [None]), "values that are none"),
+        (with_column("pieces", [[5] * 20]), "example 0 does not read [CLS] A [SEP] B [SEP]"),
+        (with_column("pieces", [[5] * 10**6]), "example 0 is longer than its length"),
+        (with_column("masked", [[]]), "example 0 has no masked piece"),
+        (with_column("masked", [[{"position": 0, "piece": 7}]]), "masks a position that it must not"),
+        (with_column("masked", [[{"position": 2, "piece": 7}, {"position": 2, "piece": 7}]]), "masks a position"),
+        (with_column("masked", [[{"position": 1, "piece": 255}]]), "beyond the vocabulary"),
+    ],
+)
+def test_examples_that_are_not_well_formed_are_found(
+    change: Callable[[pa.RecordBatch], pa.RecordBatch], message: str, data: Path
+) -> None:
+    write_as_shard(data, change(read_shard(data / SHARD)))
+    code, said = look(verify.main, data)
+    assert code == 1
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_column("boundary", [None]), "values that are none"),
+        (with_column("masked", [[{"position": 1, "piece": 255}]]), "has a piece beyond its vocab.txt"),
+        (with_column("pieces", [[5] * 10**6]), "example 0 has 1,000,000 pieces, longer than its length"),
+    ],
+)
+def test_an_example_that_is_none_is_not_shown(
+    change: Callable[[pa.RecordBatch], pa.RecordBatch], message: str, data: Path
+) -> None:
+    write_as_shard(data, change(read_shard(data / SHARD)))
     code, said = look(show.main, data)
     assert code == 2
-    assert "has a piece beyond its vocab.txt" in said
-
-
-def test_an_example_of_a_million_pieces_is_not_shown(data: Path) -> None:
-    batch = read_shard(data / SHARD)
-    pieces = [[5] * 10**6, *batch["pieces"].to_pylist()[1:]]
-    columns = [pa.array(pieces, batch.schema.field("pieces").type), *batch.columns[1:]]
-    write_as_shard(data, pa.record_batch(columns, schema=batch.schema))
-    assert "example 0 has 1,000,000 pieces, longer than its length" in look(show.main, data)[1]
-    assert "example 0 is longer than its length" in look(verify.main, data)[1]
+    assert message in said
 
 
 @pytest.mark.slow
@@ -251,11 +270,7 @@ def test_a_table_that_unpacks_to_more_than_memory_is_named(data: Path) -> None:
         writer.write_batch(pa.record_batch([others, titles, others], schema=DOCUMENTS_SCHEMA))
     assert (data / DOCUMENTS).stat().st_size < 10**6
     record_anew(data, DOCUMENTS)
-    for name in ("show", "verify"):
-        done = look_aside(name, data, memory=GB // 2)
-        assert done.returncode in (1, 2)
-        assert f"{data / DOCUMENTS}: " in done.stderr
-        assert "Traceback" not in done.stderr
+    refuse_aside(data, DOCUMENTS, GB // 2)
 
 
 @pytest.mark.parametrize("number", [slow(2**60), slow(2**31), -1])
@@ -267,43 +282,36 @@ def test_a_shard_that_claims_to_be_huge_is_named(number: int, data: Path) -> Non
     assert changed != content
     (data / SHARD).write_bytes(changed)
     record_anew(data, SHARD)
-    for name in ("show", "verify"):
-        done = look_aside(name, data)
-        assert done.returncode in (1, 2)
-        assert f"{data / SHARD}: " in done.stderr
-        assert "Traceback" not in done.stderr
+    refuse_aside(data, SHARD)
+
+
+PLANS = [
+    "[]",
+    "{}",
+    '{"layout": 3, "settings": {"lengths": [128], "duplicates": 1, "cased": true}}',
+    f'{{"layout": {LAYOUT}, "settings": 5}}',
+    f'{{"layout": {LAYOUT}, "settings": {{"lengths": [], "duplicates": 1, "cased": true}}}}',
+]
+RECORDS = ["[]", '{"task": "x", "record": 5}', '{"task": "x", "record": {"files": [{"path": "../x"}]}}', "{", "{}"]
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("main", "code", "name", "content"),
     [
-        "[]",
-        "{}",
-        '{"layout": 3, "settings": {"lengths": [128], "duplicates": 1, "cased": true}}',
-        f'{{"layout": {LAYOUT}, "settings": 5}}',
-        f'{{"layout": {LAYOUT}, "settings": {{"lengths": [], "duplicates": 1, "cased": true}}}}',
+        *((show.main, 2, PLAN, plan) for plan in PLANS),
+        *((verify.main, 1, f"{WORK}/documents.jsonl", f"{line}\n") for line in RECORDS),
     ],
 )
-def test_an_unfinished_folder_with_another_plan_is_named(plan: str, data: Path) -> None:
-    (data / MANIFEST).unlink()
-    (data / WORK).mkdir()
-    (data / PLAN).write_text(plan)
-    code, said = look(show.main, data)
-    assert code == 2
-    assert f"{data / PLAN}: " in said
-
-
-@pytest.mark.parametrize(
-    "records", ["[]", '{"task": "x", "record": 5}', '{"task": "x", "record": {"files": [{"path": "../x"}]}}', "{", "{}"]
-)
-def test_an_unfinished_folder_with_other_records_is_named(records: str, data: Path) -> None:
+def test_an_unfinished_folder_with_another_plan_or_other_records_is_named(
+    main: Callable[[list[str]], int], code: int, name: str, content: str, data: Path
+) -> None:
     (data / MANIFEST).unlink()
     (data / WORK).mkdir()
     (data / PLAN).write_text("{}")
-    (data / WORK / "documents.jsonl").write_text(records + "\n")
-    code, said = look(verify.main, data)
-    assert code == 1
-    assert f"{data / WORK}" in said
+    (data / name).write_text(content)
+    found, said = look(main, data)
+    assert found == code
+    assert f"{data / name}: " in said
 
 
 def look_in_a_fork(data: Path) -> tuple[list[int], str]:

@@ -7,14 +7,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from conftest import ROOT
 from support.sharding import SHARD, interrupted_at, tree, write_sources
 
 from data_prep import origins, shard, show, verify
+from data_prep.common.errors import UserError
 from data_prep.shards import KEPT, MANIFEST, Manifest
 from data_prep.work import WorkFolder
+from pretraining.config.overrides import RECIPES, load_recipe_and_data
 
 ASKED = ["--lengths", "32", "--duplicates", "2", "--shard-size", "64KB"]
 OTHERS = [
@@ -25,9 +27,7 @@ OTHERS = [
 
 def make(out: Path, *words: object, code: int = 0) -> Path:
     """Runs shard.py, on one worker if nothing else is said."""
-    assert (
-        shard.main([*map(str, words), "--out", str(out), *([] if "--workers" in words else ["--workers", "1"])]) == code
-    )
+    assert shard.main(["--workers", "1", "--out", str(out), *map(str, words)]) == code
     return out
 
 
@@ -102,10 +102,8 @@ def test_documents_alone_are_made_of_text_and_are_enough(
     assert f"make shards of them: --from {alone} --out ANOTHER" in capfd.readouterr().err
     assert show.main([str(alone)]) == 2
     assert f"python data_prep/shard.py --from {alone} --out ANOTHER" in capfd.readouterr().err
-    train = [sys.executable, str(ROOT / "pretraining/train.py"), "--recipe", "demo", "--data", str(alone), "--check"]
-    told = subprocess.run(train, capture_output=True, text=True, check=False)
-    assert told.returncode == 2
-    assert "has documents in pieces, but no examples" in told.stderr
+    with pytest.raises(UserError, match=f"--data {alone}: has documents in pieces, but no examples"):
+        load_recipe_and_data(RECIPES / "demo.toml", data=alone)
 
 
 def test_corpora_are_joined_as_if_their_text_were_read_at_once(
@@ -131,33 +129,17 @@ def test_corpora_are_joined_as_if_their_text_were_read_at_once(
     assert {Manifest.read(folder).fingerprint for folder in joined} == {Manifest.read(together).fingerprint}
 
 
-def test_a_run_that_was_stopped_goes_on(made: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    for step in ("taken", "unique", "limited", "weighed", "examples", "shards"):
-        with interrupted_at(step):
-            make(out, "--from", made, *ASKED, *OTHERS[1], code=130)
-    make(out, "--from", made, *ASKED, *OTHERS[1])
-    assert tree(out) == tree(make(tmp_path / "fresh", "--from", made, *ASKED, *OTHERS[1]))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--vocab-size", "30522"], "--vocab-size needs the text: the documents of --from are in pieces already"),
-        (["--cased"], "--cased needs the text"),
-        (["--vocab", "x"], "--vocab needs the text"),
-        (["--extend", "9"], "--extend needs the text"),
+        *((words, f"{words[0]} needs the text") for words in (["--cased"], ["--vocab", "x"], ["--extend", "9"])),
         (["--language", "de"], "--language needs the text: the documents of --from are read already"),
-        (["--formulas", "word"], "--formulas needs the text"),
+        *((["--" + name, "word"], f"--{name} needs the text") for name in ("formulas", "text-field")),
         (["--format", "text"], "--format needs the text"),
-        (["--text-field", "body"], "--text-field needs the text"),
+        (["--min-words", "9"], "--min-words needs the text"),
         (["--documents-only"], "--documents-only: those of --from are there already"),
         (["--weight", "other=2"], "--weight other=2.0: there is no source other, only wiki, more"),
-        (["--weight", "wiki=0"], "--weight wiki=0: NAME=WEIGHT above 0, up to 20"),
-        (["--weight", "wiki=-1"], "--weight wiki=-1"),
-        (["--weight", "wiki=nan"], "--weight wiki=nan"),
-        (["--weight", "2"], "--weight 2: NAME=WEIGHT"),
-        (["--weight", "wiki=2", "wiki=3"], "once for each source"),
         (["--max-share", "other=0.5"], "there is no source other"),
         (["--from", "nowhere"], "--from nowhere: no such folder"),
         (["--from", "HERE"], "is named twice, or documents of it are; each text counts once"),
@@ -166,16 +148,13 @@ def test_a_run_that_was_stopped_goes_on(made: Path, tmp_path: Path) -> None:
         (["--out", "HERE/inner"], "shards of its documents need an --out outside of it"),
         (["--docs", "HERE/vocab.txt", "--language", "wiki=de"], "--language wiki=de: needs the text"),
         (["--docs", "HERE/vocab.txt", "--format", "wiki=csv"], "--format wiki=csv: needs the text"),
-        (["--weight", "wiki=20.1"], "--weight wiki=20.1: NAME=WEIGHT above 0, up to 20"),
-        (["--docs", "HERE/../", "--format", "nonsense"], "--format nonsense: there is mediawiki"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
     words: list[str], message: str, made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = [word.replace("HERE", str(made)) for word in words]
-    out = [] if "--out" in words else ["--out", str(tmp_path / "out")]
-    assert shard.main(["--from", str(made), *words, *out, "--workers", "1"]) == 2
+    assert shard.main(["--out", str(tmp_path / "out"), "--from", str(made), *words]) == 2
     assert message in capfd.readouterr().err
 
 
@@ -254,13 +233,9 @@ def test_a_run_that_is_killed_when_all_is_made_goes_on(
     kept: list[str], docs: list[str], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, out = ["--docs", *docs, *ASKED, "--vocab-size", "400", *kept], tmp_path / "out"
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     for place, name in ((Manifest, "write"), (WorkFolder, "keep_only")):
         with monkeypatch.context() as patched:
-            patched.setattr(place, name, stop)
+            patched.setattr(place, name, Mock(side_effect=KeyboardInterrupt))
             make(out, *words, code=130)
     make(out, *words)
     assert shards(out) == shards(made)
@@ -278,11 +253,14 @@ def test_a_finished_folder_does_not_claim_documents_that_it_lacks(
     make(out, *words, "--no-documents")
 
 
-def test_what_a_run_of_documents_has_left_is_sound_at_each_step(made: Path, tmp_path: Path) -> None:
-    for step in ("unique", "distinct", "limited", "weighed", "examples", "shards"):
+def test_what_a_run_of_documents_leaves_is_sound_at_each_step_and_goes_on(made: Path, tmp_path: Path) -> None:
+    words = ["--from", made, *ASKED, *OTHERS[1], "--near-copies", "0.9"]
+    for step in ("taken", "unique", "distinct", "limited", "weighed", "examples", "shards"):
         with interrupted_at(step):
-            make(tmp_path / "out", "--from", made, *ASKED, *OTHERS[1], "--near-copies", "0.9", code=130)
+            make(tmp_path / "out", *words, code=130)
         assert verify.main([str(tmp_path / "out")]) == 3, step
+    make(tmp_path / "out", *words)
+    assert tree(tmp_path / "out") == tree(make(tmp_path / "fresh", *words))
 
 
 def test_a_file_that_was_repaired_is_taken_by_the_next_start(moved: Path, made: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def bad(tmp_path: Path) -> Path:
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(text)[:-2000])
     streams = [bz2.compress(text[at : at + 5000]) for at in range(0, len(text), 5000)]
     (folder / "c.jsonl.bz2").write_bytes(b"".join(streams)[: -len(streams[-1]) - 10])
-    (folder / "d.jsonl.gz").write_bytes(b"no gzip")
+    (folder / "d: 1.jsonl.gz").write_bytes(b"no gzip")
     pq.write_table(pa.table({"id": ["1"] * 300, "text": ["Some text. And more of it."] * 300}), folder / "e.parquet")
     (folder / "f.parquet").write_bytes((folder / "e.parquet").read_bytes()[:-9])
     (folder / "g.jsonl").symlink_to("g.jsonl")
@@ -59,7 +59,7 @@ def test_a_run_over_damaged_files(bad: Path, tmp_path: Path, capfd: pytest.Captu
     assert skipped == [
         "bad/b.jsonl.gz: truncated or damaged .gz: the stream at byte 0: it does not end",
         f"bad/c.jsonl.bz2: truncated or damaged .bz2: the stream at byte {at:,}: it does not end",
-        "bad/d.jsonl.gz: truncated or damaged .gz, or not compressed at all",
+        "bad/d: 1.jsonl.gz: truncated or damaged .gz, or not compressed at all",
         "bad/f.parquet: a Parquet or Arrow file that is not whole",
         "bad/g.jsonl: cannot be read: Too many levels of symbolic links",
         "bad/h.jsonl: a pipe",

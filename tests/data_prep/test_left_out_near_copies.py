@@ -124,12 +124,6 @@ def test_near_copies_are_looked_for_anew_where_the_text_changed(docs: Path, tmp_
     assert tree(out) == tree(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("wrong", ["0.49", "1", "1.5", "nan", "-1"])
-def test_a_share_that_means_nothing_is_refused(wrong: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert shard.main(["--docs", str(tmp_path), "--near-copies", wrong]) == 2
-    assert f"--near-copies {float(wrong)}: from 0.5, below 1" in capfd.readouterr().err
-
-
 def test_a_forecast_tells_of_the_search(docs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(docs, tmp_path / "out", "--near-copies", "0.8", "--check") == 0
     said = capfd.readouterr().out

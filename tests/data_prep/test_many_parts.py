@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +82,7 @@ def test_ten_kills_among_five_hundred_parts_end_in_the_same_bytes(
     assert wanted <= steps
 
 
-def test_merging_and_partners_of_a_few_parts_do_not_depend_on_workers(
+def test_merging_changes_no_byte_and_partners_come_of_a_few_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wiki = write_wiki(tmp_path / "wiki", documents=240, files=30)
@@ -93,6 +94,8 @@ def test_merging_and_partners_of_a_few_parts_do_not_depend_on_workers(
     for module in (merging, steps):
         monkeypatch.setattr(module, "MOST_FILES", 8)
     monkeypatch.setattr(merging, "FAN_IN", 3)
+    monkeypatch.setattr(merging, "FILES_LEFT", 1)
+    monkeypatch.setattr(merging, "RANGE_BYTES", 5000)
     assert run(wiki, tmp_path / "merged") == 0
     assert tree(tmp_path / "merged") == tree(tmp_path / "direct")
     assert verify.main([str(tmp_path / "merged")]) == 0
@@ -158,20 +161,30 @@ def interrupt(step: str, docs: Path, out: Path, *more: str) -> None:
         assert run(docs, out, *more) == 130
 
 
-def write_texts(folder: Path) -> Path:
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The output folder of a run whose tasks read 64 kB at most."""
+    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 1 << 16)
+    monkeypatch.setattr(sources, "LARGEST_BUNDLE", 1 << 16)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
     """Writes two dozen files, of which some tasks have several and one only a part."""
+    folder, draw = tmp_path / "docs", random.Random(8)
     folder.mkdir()
-    draw = random.Random(8)
     for number in range(24):
         lines = (json.dumps({"text": " ".join(sentence(draw) for _ in range(12))}) for _ in range(40))
         (folder / f"{number:02}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
 
-@pytest.fixture
-def small_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 1 << 16)
-    monkeypatch.setattr(sources, "LARGEST_BUNDLE", 1 << 16)
+def finish(docs: Path, out: Path, *more: str) -> None:
+    """Goes on with a run, which writes what a run that begins now would write."""
+    assert run(docs, out, *more) == 0
+    assert run(docs, out.with_name("fresh"), *more) == 0
+    assert tree(out) == tree(out.with_name("fresh"))
 
 
 def repeated(folder: Path) -> set[str]:
@@ -181,9 +194,8 @@ def repeated(folder: Path) -> set[str]:
 
 
 def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(
-    small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    docs: Path, out: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
     whole = (docs / "20.jsonl").read_text()
     (docs / "20.jsonl").write_text(whole[:-30])
     assert run(docs, out) == 2
@@ -191,19 +203,15 @@ def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(
     before = repeated(out)
     assert len(before) > 5
     (docs / "20.jsonl").write_text(whole)
-    assert run(docs, out) == 0
+    finish(docs, out)
     said = capfd.readouterr().out
     assert "changed since the run began: 20.jsonl" in said
     assert "MB earlier)" in next(line for line in said.splitlines() if line.startswith("documents"))
-    assert run(docs, tmp_path / "fresh") == 0
-    assert tree(out) == tree(tmp_path / "fresh")
 
 
 @pytest.mark.parametrize("vocabulary", ["given", "trained"])
-def test_an_added_file_is_taken_by_a_restart(
-    vocabulary: str, small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    docs, out, more = write_texts(tmp_path / "docs"), tmp_path / "out", list[str]()
+def test_an_added_file_is_taken_by_a_restart(vocabulary: str, docs: Path, out: Path, tmp_path: Path) -> None:
+    more = list[str]()
     if vocabulary == "given":
         assert run(docs, tmp_path / "other") == 0
         more = ["--vocab", str(tmp_path / "other")]
@@ -212,79 +220,54 @@ def test_an_added_file_is_taken_by_a_restart(
     (docs / "11b.jsonl").write_text((docs / "11.jsonl").read_text().replace("a", "e"))
     interrupt("examples", docs, out, *more)
     assert vocabulary == "trained" or len(tokens & repeated(out)) > 0.7 * len(tokens)
-    assert run(docs, out, *more) == 0
-    assert run(docs, tmp_path / "fresh", *more) == 0
-    assert tree(out) == tree(tmp_path / "fresh")
+    finish(docs, out, *more)
     assert Manifest.read(out).corpus.documents == 25 * 40
 
 
 def test_shards_of_a_text_that_changed_are_not_left_behind(
-    small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    docs: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(Manifest, "write", stop)
+        patched.setattr(Manifest, "write", Mock(side_effect=KeyboardInterrupt))
         assert run(docs, out) == 130
     for number in range(12):
         (docs / f"{number:02}.jsonl").write_text('{"text": "Nothing."}\n')
-    assert run(docs, out) == 0
-    assert run(docs, tmp_path / "fresh") == 0
-    assert tree(out) == tree(tmp_path / "fresh")
+    finish(docs, out)
 
 
-def test_other_settings_are_refused_whatever_the_text(
-    small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-    interrupt("shards", docs, out)
-    (docs / "00.jsonl").unlink()
-    assert run(docs, out, "--duplicates", "3") == 2
-    assert "--duplicates was 2, now 3" in capfd.readouterr().err
-    assert shard.main(["--docs", str(docs), "--out", str(out), *SETTINGS, "--check"]) == 0
-
-
-def test_the_field_with_the_text_may_be_corrected(
-    small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_field_with_the_text_may_be_corrected(docs: Path, out: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing but what a wrong field was read from is done anew, also where copies were looked for already."""
-    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
     for path in docs.iterdir():
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text(
             "".join(json.dumps({"body": line["text"], "text": "Short. Too short."}) + "\n" for line in lines)
         )
     interrupt("shards", docs, out, "--drop-copies")
-    assert run(docs, out, "--drop-copies", "--text-field", "body") == 0
+    finish(docs, out, "--drop-copies", "--text-field", "body")
     assert "changed since the run began: --text_field;" in capfd.readouterr().out
-    assert run(docs, tmp_path / "fresh", "--drop-copies", "--text-field", "body") == 0
-    assert tree(out) == tree(tmp_path / "fresh")
 
 
-def test_files_that_are_gone_are_missed_where_much_would_be_lost(
-    small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_files_that_are_gone_are_missed_where_much_would_be_lost_and_other_settings_are_refused(
+    docs: Path, out: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
     interrupt("shards", docs, out)
     text = (docs / "07.jsonl").read_text()
     (docs / "07.jsonl").unlink()
     assert run(docs, out) == 2
     assert "1 of the files that it was begun with are gone, such as 07.jsonl" in capfd.readouterr().err
+    assert run(docs, out, "--duplicates", "3") == 2
+    assert "--duplicates was 2, now 3" in capfd.readouterr().err
+    assert run(docs, out, "--check") == 0
     (docs / "07.jsonl").write_text(text)
     assert run(docs, out) == 0
 
 
 def test_a_source_without_text_that_is_added_costs_no_work(
-    small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    docs: Path, out: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
     (tmp_path / "blank.md").write_text("# only\n\n## headings\n")
     interrupt("tokens", docs, out)
-    arguments = ["--docs", str(docs), str(tmp_path / "blank.md"), "--out", str(out), "--workers", "1", *SETTINGS]
-    assert shard.main(arguments) == 2
+    assert run(docs, out, "--docs", str(tmp_path / "blank.md")) == 2
     assert "no document in blank" in capfd.readouterr().err
     assert run(docs, out) == 0
     assert "MB earlier)" in next(line for line in capfd.readouterr().out.splitlines() if line.startswith("documents"))
@@ -305,14 +288,9 @@ def test_sources_of_one_name_with_the_same_files_are_apart(tmp_path: Path, monke
     assert len({bundle.name for bundle in bundles}) == len(bundles) == 2
 
 
-def test_a_record_that_a_power_cut_took_is_made_again(
-    small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
+def test_a_record_that_a_power_cut_took_is_made_again(docs: Path, out: Path) -> None:
     interrupt("examples", docs, out)
     for step in ("tokens", "documents"):
         journal = out / WORK / f"{step}.jsonl"
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]) + b'{"task": "torn')
-    assert run(docs, out) == 0
-    assert run(docs, tmp_path / "fresh") == 0
-    assert tree(out) == tree(tmp_path / "fresh")
+    finish(docs, out)

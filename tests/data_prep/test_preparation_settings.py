@@ -39,23 +39,53 @@ def test_settings_may_come_from_a_file_and_flags_come_before_it(wiki: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing to read"),
-        (["--docs", "nowhere"], "--docs nowhere: no such file or folder"),
-        (["--docs", "wiki", "--lengths", "4", "600"], "--lengths 600: from 8 to 512"),
-        (["--docs", "wiki", "--mask-split", "80", "10", "5"], "three shares in percent that make 100"),
-        (["--docs", "wiki", "--max-predictions", "20"], "one number for each of the 2 lengths"),
-        (["--docs", "wiki", "--shard-size", "3 bananas"], "a number and a unit"),
-        (["--docs", "wiki", "--validation", "1"], "--validation 1.0: a share from 0, below 1"),
-        (["--docs", "wiki", "--mask-rate", "nan"], "--mask-rate nan: a share between 0 and 1"),
-        (["--docs", "wiki", "--config", "nowhere.toml"], "--config nowhere.toml: no such file"),
+        ("", "nothing to read"),
+        ("--docs nowhere", "--docs nowhere: no such file or folder"),
+        ("--docs wiki --lengths 4 600", "--lengths 600: from 8 to 512"),
+        ("--docs wiki --mask-split 80 10 5", "three shares in percent that make 100"),
+        ("--docs wiki --max-predictions 20", "one number for each of the 2 lengths"),
+        ("--docs wiki --shard-size bananas", "--shard-size bananas: a number and a unit"),
+        ("--docs wiki --validation 1", "--validation 1.0: a share from 0, below 1"),
+        ("--docs wiki --mask-rate nan", "--mask-rate nan: a share between 0 and 1"),
+        ("--docs wiki --config nowhere.toml", "--config nowhere.toml: no such file"),
+        ("--docs wiki --extend 5", "--extend 5: extends a vocabulary that exists; name it: --vocab"),
+        ("--docs wiki --vocab x --extend -1", "--extend -1: from 0"),
+        ("--docs wiki --format wiki=word", "--format wiki=word: there is mediawiki"),
+        ("--docs wiki --format wien=text", "--format wien=text: there is no source wien, only wiki"),
+        ("--docs wiki --text-field wien=x", "--text-field wien=x: there is no source wien, only wiki"),
+        ("--docs wiki --text-field a --text-field b", "--text-field a b: once for"),
+        ("--docs wiki --language german", "--language german: no language of this code"),
+        ("--docs wiki --weight wiki=0", "--weight wiki=0: NAME=WEIGHT above 0, up to 20"),
+        ("--docs wiki --weight wiki=20.1", "--weight wiki=20.1: NAME=WEIGHT above 0, up to 20"),
+        ("--docs wiki --weight wiki=nan", "--weight wiki=nan: NAME=WEIGHT"),
+        ("--docs wiki --weight 2", "--weight 2: NAME=WEIGHT"),
+        ("--docs wiki --weight wiki=2 wiki=3", "--weight wiki=2 wiki=3: once for each source"),
+        ("--docs wiki --max-share 0.5", "--max-share 0.5: NAME=SHARE, such as wiki=0.5"),
+        ("--docs wiki --max-share wiki=1", "--max-share wiki=1: NAME=SHARE"),
+        ("--docs wiki --max-share wiki=", "--max-share wiki=: NAME=SHARE"),
+        ("--docs wiki --max-share wien=0.5", "there is no source wien, only wiki"),
+        ("--docs wiki --near-copies 0.49", "--near-copies 0.49: from 0.5, below 1"),
+        ("--docs wiki --near-copies 1", "--near-copies 1.0: from 0.5, below 1"),
+        ("--docs wiki --near-copies nan", "--near-copies nan: from 0.5, below 1"),
+        ("--docs wiki --min-words 0", "--min-words 0: at least 1"),
+        ("--docs wiki --max-words -1", "--max-words -1: at least 1"),
+        ("--docs wiki --min-words 9 --max-words 8", "--max-words 8: not below --min-words 9"),
+        ("--docs wiki --min-letters 1.1", "--min-letters 1.1: a share above 0, up to 1"),
+        ("--docs wiki --min-letters nan", "--min-letters nan: a share above 0"),
+        ("--docs wiki --max-repeated-lines 1", "--max-repeated-lines 1.0: a share from 0, below 1"),
+        ("--docs wiki --max-repeated-lines -0.1", "--max-repeated-lines -0.1: a share from 0"),
+        ("--docs wiki --without-words nowhere.txt", "--without-words nowhere.txt: cannot be read: No such file"),
+        ("--docs wiki --without-words .", "--without-words .: cannot be read: Is a directory"),
+        ("--docs wiki --only-language klingon", "--only-language klingon: the model knows"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(
-    arguments: list[str], message: str, wiki: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    arguments: str, message: str, wiki: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(wiki.parent)
-    assert shard.main([*arguments, "--workers", "1"]) == 2
+    assert shard.main([*arguments.split(), "--workers", "1"]) == 2
     assert message in capfd.readouterr().err
+    assert not Path("data").exists()
 
 
 def test_all_faults_of_the_settings_are_reported_at_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,19 +131,6 @@ def test_fields_by_source_may_stand_in_a_file(mine: Path, tmp_path: Path) -> Non
     assert (settings["text_field"], settings["format"]) == ({"": "text", "mine": "body"}, "text")
 
 
-@pytest.mark.parametrize("name", ["posts.jsonl", "more.parquet"])
-def test_the_flag_for_a_missing_field_finds_it(
-    name: str, mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    texts = [text(number) for number in range(60)]
-    pq.write_table(pa.table({"id": list(map(str, range(60))), "body": texts}), mine / "more.parquet")
-    message = said(capfd, f"some={mine / name}", tmp_path / "out", code=2)
-    assert "'text'; there is: " in message
-    flag = shlex.split(message[message.index("--text-field") :])[:2]
-    assert flag == ["--text-field", "some=body"]
-    assert run(Path(f"some={mine / name}"), tmp_path / "out", *flag) == 0
-
-
 def test_a_wrong_field_is_no_text_to_skip(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Where all of a format is left out, it is an error; a warning if the source has other documents."""
     (mine / "more.parquet").unlink()
@@ -171,19 +157,6 @@ def test_settings_of_another_program_among_texts_can_be_left_out(
     assert fault.startswith("mine/config.json: ")
 
 
-def test_what_is_left_out_has_no_place_of_this_machine(mine: Path, tmp_path: Path) -> None:
-    (mine / "photo: 1.jpg").write_bytes(JPEG)
-    with (mine / "posts.jsonl").open("a") as file:
-        file.write('{"body": 1}\n')
-    copy = tmp_path / "elsewhere" / "mine"
-    shutil.copytree(mine, copy)
-    for docs, out in ((mine, "1"), (copy, "2")):
-        assert run(docs, tmp_path / out, "--errors", "skip", "--text-field", "body") == 0
-    assert tree(tmp_path / "1") == tree(tmp_path / "2")
-    skipped = Manifest.read(tmp_path / "1").corpus.skipped
-    assert [fault.partition(" ")[0] for fault in skipped] == ["mine/photo:", "mine/posts.jsonl:"]
-
-
 def test_many_sources_do_not_fill_the_screen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     docs = []
     for number in range(23):
@@ -193,18 +166,6 @@ def test_many_sources_do_not_fill_the_screen(tmp_path: Path, capfd: pytest.Captu
     lines = capfd.readouterr().out.splitlines()
     assert lines[19].startswith("s19: 1 file, ")
     assert lines[20].startswith("and 3 more sources: 3 files, ")
-
-
-def test_a_source_that_is_not_there(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for flag in (["--text-field", "mien=body"], ["--format", "mien=text"]):
-        message = said(capfd, mine, tmp_path / "out", *flag, code=2)
-        assert f"{' '.join(flag)}: there is no source mien, only mine\n" in message
-    assert "--text-field a b: once for" in said(
-        capfd, mine, tmp_path / "out", "--text-field", "a", "--text-field", "b", code=2
-    )
-    assert "--format mine=word: there is mediawiki" in said(
-        capfd, mine, tmp_path / "out", "--format", "mine=word", code=2
-    )
 
 
 def test_an_image_among_texts_is_named_and_can_be_left_out(
@@ -256,16 +217,6 @@ def test_a_language_that_is_not_given_makes_the_shards_of_english(
     assert run(wiki, tmp_path / "none", "--language", "en") == 0
     assert run(wiki, tmp_path / "none", "--language", "de") == 2
     assert "--language was not given, now de" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("code", ["german", "DE", "de_DE", "deutsch", "ger"])
-def test_an_unknown_language_is_refused(
-    code: str, wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    message = said(capfd, wiki, tmp_path / "out", "--language", code, code=2)
-    assert f"--language {code}: no language of this code" in message
-    assert ("did you mean de?" in message) == (code != "ger")
-    assert "de German" in message
 
 
 # What is decided

@@ -141,28 +141,16 @@ def test_the_most_predictions_by_default_are_the_original_ones(length: int, most
 
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
-def test_the_labels_put_back_give_the_example(example: tuple[Array, int], masking: Masking, number: int) -> None:
+def test_the_masks_of_any_example(example: tuple[Array, int], masking: Masking, number: int) -> None:
+    """Labels put back give the example, no special piece is masked, and words are masked whole while they fit."""
     result = masked(example, masking, number)
     restored = result.pieces.copy()
     restored[result.positions] = result.labels
     np.testing.assert_array_equal(restored, example[0])
     assert result.tally.sum() == len(result.positions)
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
-def test_positions_ascend_and_are_never_special(example: tuple[Array, int], masking: Masking, number: int) -> None:
-    positions = masked(example, masking, number).positions
-    assert (np.diff(positions.astype(int)) > 0).all()
-    assert not set(example[0][positions].tolist()) & {CLS, SEP}
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
-def test_words_are_masked_whole_until_no_more_would_fit(
-    example: tuple[Array, int], masking: Masking, number: int
-) -> None:
-    chosen = set(masked(example, masking, number).positions.tolist())
+    assert (np.diff(result.positions.astype(int)) > 0).all()
+    assert not set(example[0][result.positions].tolist()) & {CLS, SEP}
+    chosen = set(result.positions.tolist())
     left = int(masking.predictions[example[0].size]) - len(chosen)
     assert left >= 0
     for word in words_of(example):
@@ -171,28 +159,8 @@ def test_words_are_masked_whole_until_no_more_would_fit(
             assert chosen & set(word) or len(word) > left
         else:
             assert left == 0 or chosen.issuperset(word)
-
-
-@settings(deadline=None, max_examples=100)
-@given(EXAMPLES, ANY_RULES, st.integers(0, 1000))
-def test_the_same_stream_masks_the_same(example: tuple[Array, int], masking: Masking, number: int) -> None:
-    for one, other in zip(masked(example, masking, number), masked(example, masking, number), strict=True):
+    for one, other in zip(result, masked(example, masking, number), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("most", [1, 4])
-def test_every_piece_is_as_likely_as_any_other(most: int) -> None:
-    example, times = plain(17, 10), 6000
-    hits = np.zeros(example[0].size)
-    for number in range(times):
-        hits[masked(example, rules_of_most(most), number).positions] += 1
-    assert hits[[0, 18, 29]].tolist() == [0, 0, 0]
-    hits = np.delete(hits, [0, 18, 29])
-    assert hits.sum() == times * most
-    # Positions of one example are drawn without replacement, which makes the counts less uneven than chi-square has it.
-    expected = times * most / 27
-    uneven = ((hits - expected) ** 2).sum() / expected * (27 - 1) / (27 - most)
-    assert CHANCE < stats.chi2(27 - 1).sf(uneven) < 1 - CHANCE
 
 
 def rules_of_most(most: int, masking: MaskedUnit = "token") -> Masking:

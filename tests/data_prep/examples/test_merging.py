@@ -1,35 +1,12 @@
-"""Merged files of examples: the same shards come of them as of the files of the parts."""
+"""The rounds in which files of examples are merged."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from conftest import write_wiki
-from support.sharding import run, tree
 
 from data_prep.examples import merging
 from data_prep.examples.merging import merging_rounds
 from data_prep.examples.sorted_files import SortedFiles
-from data_prep.readers import sources
-
-
-@pytest.fixture
-def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes many small parts of a small text."""
-    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 4096)
-
-
-def test_merging_changes_no_byte(many_parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wiki = write_wiki(tmp_path / "wiki", documents=240, files=30)
-    assert run(wiki, tmp_path / "direct", "--shard-size", "64KB") == 0
-    with monkeypatch.context() as patched:
-        patched.setattr(merging, "MOST_FILES", 3)
-        patched.setattr(merging, "FAN_IN", 4)
-        patched.setattr(merging, "FILES_LEFT", 1)
-        patched.setattr(merging, "RANGE_BYTES", 5000)
-        assert run(wiki, tmp_path / "merged", "--shard-size", "64KB") == 0
-    assert tree(tmp_path / "merged") == tree(tmp_path / "direct")
 
 
 @pytest.mark.parametrize(

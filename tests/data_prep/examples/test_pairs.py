@@ -33,7 +33,7 @@ from data_prep.examples.pairs import Segments, fill, place_partners, plan_pairs,
 from data_prep.examples.parts import Pool
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(document_sizes(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
 def test_a_document_is_used_up_in_order_and_unused_sentences_are_put_back(
     documents: Sizes, length: int, short: float, seed: int
@@ -53,7 +53,7 @@ def test_a_document_is_used_up_in_order_and_unused_sentences_are_put_back(
     assert at == last_pieces[-1]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(document_sizes(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
 def test_sentences_are_gathered_until_the_target_is_reached(
     documents: Sizes, length: int, short: float, seed: int
@@ -81,7 +81,7 @@ def test_sentences_are_gathered_until_the_target_is_reached(
             assert whole.partner[example] >= 0 or gathered.size > 1
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(document_sizes(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
 def test_a_random_next_has_whole_sentences_until_the_target_is_reached(
     documents: Sizes, length: int, short: float, seed: int

@@ -16,12 +16,11 @@ from data_prep.common.arrays import Array
 from data_prep.examples import parts as module
 from data_prep.examples.pairs import document_at
 from data_prep.examples.parts import HELD_OUT, Parts, Pool, read_parts, write_parts
-from data_prep.examples.streams import below, draw, stream
+from data_prep.examples.streams import below, stream
 
 SEED = 7
 drawn_below: Callable[[Array, int], int] = below
 begin_stream: Callable[..., Array] = stream
-draw_bits: Callable[[Array], int] = draw
 number_at: Callable[[Pool, int], int] = document_at
 
 
@@ -113,13 +112,3 @@ def test_numbers_beyond_32_bits(tmp_path: Path) -> None:
     assert max(drawn) > 2**32 > min(drawn)
     assert stats.kstest(np.unique(parts.find(np.array(drawn))) / len(sizes), "uniform").pvalue > CHANCE
     assert parts.validation_rows(139_999).tolist() == [39_999]
-
-
-@settings(deadline=None)
-@given(st.integers(1, 2**63 - 1), st.integers(0, 2**63 - 1))
-def test_a_number_below_any_limit_is_the_exact_product(limit: int, seed: int) -> None:
-    state = begin_stream(seed, 1, 2, 3)
-    before = state.copy()
-    drawn = drawn_below(state, limit)
-    bits = int(draw_bits(before))
-    assert drawn == (((bits >> 32) * limit) >> 32 if limit < 2**32 else (bits * limit) >> 64)
