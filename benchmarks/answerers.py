@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.contests import OURS
 from benchmarks.peer import hush, pad_inputs, require
-from benchmarks.sides import Kind
+from benchmarks.sides import SideSpec
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Sequences
 from finetuning.prediction import load
@@ -166,7 +166,7 @@ NUMBERS = {
     "onnxruntime": (onnx_runtime, ("fp32", "int8")),
 }
 KINDS = {
-    f"{who} {numbers}": Kind(partial(make, numbers=numbers), prepared=who == OURS, small_steps=who == OURS)
+    f"{who} {numbers}": SideSpec(partial(make, numbers=numbers), prepared=who == OURS, small_steps=who == OURS)
     for who, (make, several) in NUMBERS.items()
     for numbers in several
 }

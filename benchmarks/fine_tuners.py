@@ -74,12 +74,12 @@ class Exercise:
             else open_glue(self.task, self.data / "glue", Setup(cutter, settings))
         )
         order = np.random.default_rng(0).permutation(len(task.train))
-        task.train = Some(task.train, order[: self.steps * self.batch])
+        task.train = ItemSubset(task.train, order[: self.steps * self.batch])
         return task
 
 
 @dataclass(frozen=True)
-class Some:
+class ItemSubset:
     """Some of the items of a split."""
 
     items: Items
@@ -93,7 +93,7 @@ class Some:
         return self.items.encode(self.numbers[numbers])
 
 
-class Unscored(Tuner):
+class UnscoredTuner(Tuner):
     """A run that scores nothing: prediction has turns of its own."""
 
     def score_where_due(self) -> None:
@@ -113,7 +113,7 @@ class OurFineTuning:
         self.context = Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
         shape, weights = base.shape_for(settings.dropout), base.weights_for(self.task)
         self.folder = tempfile.TemporaryDirectory()
-        self.run = Unscored(self.task, shape, weights, settings, Path(self.folder.name), self.context)
+        self.run = UnscoredTuner(self.task, shape, weights, settings, Path(self.folder.name), self.context)
         self.opened = ExitStack()
         self.opened.enter_context(self.run.log)
         self.run.meter.begin()

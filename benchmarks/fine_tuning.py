@@ -30,9 +30,9 @@ from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate
 from benchmarks.fine_tuners import SQUAD, Exercise, Numbers, OurFineTuning, TheirFineTuning
-from benchmarks.measure import DATA, Keeper, run_command, when
+from benchmarks.measure import DATA, ResultsFile, run_command, when
 from benchmarks.peer import missing
-from benchmarks.sides import Kind, open_sides
+from benchmarks.sides import SideSpec, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import find_words, write_demo_task
 from data_prep.common.errors import UserError
@@ -92,8 +92,8 @@ def make_model(size: str, data: Path, folder: Path) -> Path:
 
 def compete(numbers: Numbers, width: int, exercise: Exercise, alone: bool = False) -> dict[str, Turns]:
     """Turns of all sides, in training and in prediction; the first one of each warms it up."""
-    kinds = {OURS: Kind(OurFineTuning, small_steps=True)}
-    kinds |= {} if alone else {"transformers": Kind(partial(TheirFineTuning, numbers, width), prepared=False)}
+    kinds = {OURS: SideSpec(OurFineTuning, small_steps=True)}
+    kinds |= {} if alone else {"transformers": SideSpec(partial(TheirFineTuning, numbers, width), prepared=False)}
     with open_sides(kinds, exercise) as sides:
 
         def turns(method: str) -> Turns:
@@ -124,7 +124,7 @@ def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:
     """Goes through the contests, and keeps what is found after each, since they take minutes."""
-    absent, keeper = missing(*PEER), Keeper("finetuning", ["torch", "deepspeed", *PEER], settings.out)
+    absent, keeper = missing(*PEER), ResultsFile("finetuning", ["torch", "deepspeed", *PEER], settings.out)
     models = keeper.earlier.get("models", {})
     if settings.rounds < 1 or (settings.steps or 1) < 1:
         raise UserError("--rounds and --steps: at least 1")

@@ -36,7 +36,7 @@ from rich.console import Console
 
 from benchmarks.answerers import CORES, KINDS, Replies, Request, is_ours
 from benchmarks.contests import Turns, spread
-from benchmarks.measure import DATA, Keeper, run_command, when
+from benchmarks.measure import DATA, ResultsFile, run_command, when
 from benchmarks.sides import Side, SideFailedError, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import demo_sentences, find_words
@@ -86,7 +86,7 @@ class Inference:
 
 
 @dataclass(frozen=True)
-class Questions:
+class InferenceContest:
     """The requests of a contest, which all sides answer."""
 
     name: str
@@ -114,17 +114,17 @@ def split_requests(sequences: Sequence[Array], size: int) -> list[Request]:
 
 def contests(
     settings: Inference, source: str, sentences: Sequence[Array], vocabulary: int, longest: int
-) -> Iterator[Questions]:
+) -> Iterator[InferenceContest]:
     """Everything that is asked about a model."""
     random = np.random.default_rng(0)
     for length, batch in itertools.product([min(each, longest) for each in settings.lengths], settings.batches):
         even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
-        yield Questions(f"{batch} x {length}", [even])
+        yield InferenceContest(f"{batch} x {length}", [even])
     if not sentences:
         return
     for batch in settings.mixed:
-        yield Questions(f"{source}, {batch} at a time", split_requests(sentences, batch))
-    yield Questions(f"{source}, all at once", split_requests(sentences, TOGETHER), at_once=True)
+        yield InferenceContest(f"{source}, {batch} at a time", split_requests(sentences, batch))
+    yield InferenceContest(f"{source}, all at once", split_requests(sentences, TOGETHER), at_once=True)
 
 
 def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str]]:
@@ -165,7 +165,7 @@ def link_model(model: Path, folder: Path) -> Path:
     return folder
 
 
-class Field:
+class Contestants:
     """The sides that take part, as long as they can."""
 
     def __init__(self, names: Sequence[str], folder: Path, stack: ExitStack, console: Console) -> None:
@@ -204,7 +204,7 @@ class Field:
         self._console.print(fault)
 
 
-def run(contest: Questions, field: Field, rounds: int) -> dict[str, Any]:
+def run(contest: InferenceContest, field: Contestants, rounds: int) -> dict[str, Any]:
     """Lets all sides answer in turns, after they were heard to say the same."""
     first = field.ask({name: contest.requests_for(name) for name in field.sides})
     others = deviating({name: replies.logits for name, replies in first.items()})
@@ -237,7 +237,7 @@ def deviating(said: Mapping[str, Array]) -> dict[str, str]:
     return min(judges, key=len, default={})
 
 
-def summarise(contest: Questions, taken: Mapping[str, Sequence[Replies]]) -> dict[str, Any]:
+def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]]) -> dict[str, Any]:
     """Milliseconds of a request, sentences a second, and how many times as fast we are as each of the others."""
     speeds = {name: [len(each.logits) / sum(each.seconds) for each in turns] for name, turns in taken.items()}
     turns = Turns({name: [1 / speed for speed in found] for name, found in speeds.items()})
@@ -265,7 +265,7 @@ def measure(settings: Inference, console: Console) -> None:
         raise UserError("--rounds, --batches, --lengths and --mixed: at least 1; --sentences: at least 0")
     vocabulary = read_vocabulary(settings.model) if settings.model else find_words(settings.data)
     source, texts = read_sentences(settings, console) if settings.sentences else ("", [])
-    keeper = Keeper("inference", ["torch", "transformers", "onnxruntime"], settings.out)
+    keeper = ResultsFile("inference", ["torch", "transformers", "onnxruntime"], settings.out)
     models: dict[str, Any] = keeper.earlier.get("models", {})
     with tempfile.TemporaryDirectory() as place:
         for size in [settings.model.name] if settings.model else settings.sizes:
@@ -274,7 +274,7 @@ def measure(settings: Inference, console: Console) -> None:
             shape = read_shape(folder)
             sentences = cut_into_pieces(texts, vocabulary, shape.positions)
             with ExitStack() as stack:
-                field = Field(settings.sides, folder, stack, console)
+                field = Contestants(settings.sides, folder, stack, console)
                 found = models[size] = {"absent": field.absent, "rounds": settings.rounds, **when()}
                 found |= {"mean_length": round(fmean(map(len, sentences)), 1)} if sentences else {}
                 for contest in contests(settings, source, sentences, len(vocabulary), shape.positions):

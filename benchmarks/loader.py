@@ -28,7 +28,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from benchmarks.contests import alternate, spread
-from benchmarks.measure import Keeper, run_command
+from benchmarks.measure import ResultsFile, run_command
 from benchmarks.tables import loader, show
 from benchmarks.texts import make_shards
 from data_prep.common.errors import UserError
@@ -107,7 +107,7 @@ def measure(settings: Loader, console: Console) -> None:
     """Measures for all numbers of ranks, and says and keeps what was found."""
     if min((*settings.ranks, settings.sequences, settings.steps, settings.length)) < 1:
         raise UserError("--ranks, --sequences, --steps and --length: at least 1")
-    keeper = Keeper("loader", ["torch", "numpy", "pyarrow"], settings.out, with_gpu=False)
+    keeper = ResultsFile("loader", ["torch", "numpy", "pyarrow"], settings.out, with_gpu=False)
     with tempfile.TemporaryDirectory() as place:
         if settings.data is None:
             make_shards(Path(place) / "demo", "--docs", "demo")

@@ -165,7 +165,7 @@ def write_results(path: Path, results: dict[str, Any]) -> Path:
     return path
 
 
-class Keeper:
+class ResultsFile:
     """The file of a benchmark's numbers, which has what is found as soon as it is found: all of it takes minutes."""
 
     def __init__(self, benchmark: str, libraries: Sequence[str], out: Path | None, with_gpu: bool = True) -> None:

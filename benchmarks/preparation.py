@@ -34,11 +34,11 @@ from rich.console import Console
 
 from benchmarks.contests import OURS, alternate
 from benchmarks.generators import ExamplesJob, original
-from benchmarks.measure import DATA, SHARD, Keeper, run_command
+from benchmarks.measure import DATA, SHARD, ResultsFile, run_command
 from benchmarks.processes import one_core
 from benchmarks.tables import matrix, show, show_contest
 from benchmarks.texts import find_words
-from benchmarks.whole_runs import Run, whole_runs
+from benchmarks.whole_runs import PreparationRun, whole_runs
 from data_prep.common.errors import UserError
 from data_prep.pipeline import LIBRARIES
 from data_prep.readers import READERS, demo
@@ -125,7 +125,7 @@ def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder, one_core():
         sides: dict[str, Callable[[], Any]] = {
-            OURS: Run(settings),
+            OURS: PreparationRun(settings),
             "original": partial(original, job, Path(folder) / "original"),
             "tokenizers alone": partial(tokenizers_alone, job),
         }
@@ -206,7 +206,7 @@ def watch(command: Sequence[str], peaks: dict[int, int]) -> float:
 def run(settings: Preparation, console: Console) -> None:
     """Measures all, and keeps it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    keeper = Keeper("preparation", LIBRARIES, settings.out, with_gpu=False)
+    keeper = ResultsFile("preparation", LIBRARIES, settings.out, with_gpu=False)
     with tempfile.TemporaryDirectory() as place:
         console.print("finding the text and compiling; the first numbers come within a minute")
         corpus = SourceText.find(settings.data, Path(place))

@@ -27,7 +27,7 @@ from rich.console import Console
 from benchmarks.measure import RESULTS, ROOT, read_results, run_command
 from benchmarks.reproduction.ledger import BENCHMARK
 from benchmarks.reproduction.results import TableResult
-from benchmarks.reproduction.showing import tables_of
+from benchmarks.reproduction.showing import build_tables
 from benchmarks.tables import Results, ResultTable, show, summarise_results
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
@@ -74,7 +74,7 @@ def describe_tables(found: Results) -> Iterable[ResultTable]:
     """The tables of a file of results."""
     if found["benchmark"] != BENCHMARK:
         return summarise_results(found)
-    return tables_of(TableResult.model_validate(found, strict=False))
+    return build_tables(TableResult.model_validate(found, strict=False))
 
 
 def heading(name: str, found: Results) -> str:

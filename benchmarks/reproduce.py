@@ -22,15 +22,15 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from benchmarks.measure import RESULTS, Keeper, run_command
-from benchmarks.reproduction.data import lacking
-from benchmarks.reproduction.declaration import ScaleName, declared
+from benchmarks.measure import RESULTS, ResultsFile, run_command
+from benchmarks.reproduction.commands import CellLister, divide_commands, order_commands
+from benchmarks.reproduction.data import find_lacking
+from benchmarks.reproduction.declaration import ScaleName, load_table
 from benchmarks.reproduction.ledger import BENCHMARK, Ledger
-from benchmarks.reproduction.planning import Plan, read_share
-from benchmarks.reproduction.running import Runner
-from benchmarks.reproduction.showing import curve_chart, tables_of
-from benchmarks.reproduction.steps import Planner, divided, in_order
-from benchmarks.reproduction.summing import Summing
+from benchmarks.reproduction.planning import TablePlan, read_share
+from benchmarks.reproduction.running import CommandRunner
+from benchmarks.reproduction.showing import build_tables, draw_curves
+from benchmarks.reproduction.summing import TableSummary
 from benchmarks.tables import show
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
@@ -72,47 +72,47 @@ def make(wanted: Reproduce, console: Console) -> int:
     """Makes the table, or says what that takes; returns the exit code."""
     if wanted.ranks is not None and wanted.ranks < 1:
         raise UserError(f"--ranks {wanted.ranks}: give a whole number from 1 on")
-    table = declared(wanted.name, wanted.scale)
+    table = load_table(wanted.name, wanted.scale)
     part = read_share(wanted.share)
     root = wanted.out / wanted.scale
     ledger = Ledger(root)
-    cells = [*Planner(table).cells()]
-    lacks = lacking(table)
+    cells = [*CellLister(table).list_cells()]
+    lacks = find_lacking(table)
     there = [cell for cell in cells if cell.column not in lacks]
-    listed = in_order(cells if wanted.plan else there)
-    own = {step.name for step in (divided(listed, part[1])[part[0] - 1] if part else listed)}
+    listed = order_commands(cells if wanted.plan else there)
+    own = {command.name for command in (divide_commands(listed, part[1])[part[0] - 1] if part else listed)}
     for name, fault in lacks.items():
         console.print(f"{table.columns[name].title}: no data: {fault}", markup=False)
     if wanted.plan:
-        left = [step for step in ledger.to_do(cells) if step.name in own]
-        waiting = {cell.step.name for cell in cells if cell.column in lacks}
-        plan = Plan(table, ledger, listed, left, waiting)
+        left = [command for command in ledger.list_unfinished(cells) if command.name in own]
+        waiting = {cell.command.name for cell in cells if cell.column in lacks}
+        plan = TablePlan(table, ledger, listed, left, waiting)
         show(console, [plan.table()])
-        console.print("\n".join([plan.total(), *ledger.remarks(listed)]), markup=False)
+        console.print("\n".join([plan.describe_total(), *ledger.describe_commits(listed)]), markup=False)
         return Code.DONE
     hear_signals()
     signal.signal(signal.SIGUSR1, lambda *_: None)  # by which Slurm announces the end of a job: runs look at the clock
-    runner = Runner(table, root, ledger, wanted.ranks, console)
+    runner = CommandRunner(table, root, ledger, wanted.ranks, console)
     try:
-        if runner.run([step for step in ledger.to_do(there) if step.name in own]):
+        if runner.run([command for command in ledger.list_unfinished(there) if command.name in own]):
             return Code.STOPPED
     except KeyboardInterrupt:
         console.print(INTERRUPTED.strip())
         return Code.INTERRUPTED
     if part is None:
-        conclude(wanted, Summing(table, cells, ledger), console)
+        conclude(wanted, TableSummary(table, cells, ledger), console)
     return Code.DONE
 
 
-def conclude(wanted: Reproduce, summing: Summing, console: Console) -> None:
+def conclude(wanted: Reproduce, summing: TableSummary, console: Console) -> None:
     """Prints the table, and keeps it."""
-    result = summing.result()
-    show(console, tables_of(result))
-    path = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json").keep(
+    result = summing.summarise()
+    show(console, build_tables(result))
+    path = ResultsFile(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json").keep(
         result.model_dump(exclude_none=True)
     )
     console.print(f"kept in {path}", markup=False)
-    for line in draw(path.with_suffix(".png"), lambda: curve_chart(result)) if result.curve else ():
+    for line in draw(path.with_suffix(".png"), lambda: draw_curves(result)) if result.curve else ():
         console.print(line, markup=False)
 
 

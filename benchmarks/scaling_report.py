@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.charts import curves, scaling_chart
 from benchmarks.contests import Turns, spread
-from benchmarks.measure import Keeper
+from benchmarks.measure import ResultsFile
 from benchmarks.tables import scaling, show
 from data_prep.common.errors import UserError
 from pretraining.reporting.figures import save
@@ -61,7 +61,7 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
     """Prints, draws and keeps what all launches have found."""
     points = find_points(notes)
     found = {**described, "device": notes[0].device, "dtype": notes[0].dtype, "points": points}
-    path = Keeper("scaling", ["torch", "deepspeed"], out, notes[0].device == "cuda").keep(found)
+    path = ResultsFile("scaling", ["torch", "deepspeed"], out, notes[0].device == "cuda").keep(found)
     show(console, scaling(found))
     if find_spec("matplotlib") is None:
         drawn = ", and not drawn: matplotlib is not installed"

@@ -26,7 +26,7 @@ from pretraining.reporting.hardware import read_total_memory
 
 
 @dataclass(frozen=True)
-class Kind:
+class SideSpec:
     """How a side is made."""
 
     make: Callable[..., Any]
@@ -100,7 +100,7 @@ def ending(exit_code: int | None) -> str:
 
 
 @contextmanager
-def open_sides(kinds: Mapping[str, Kind], *arguments: Any) -> Iterator[dict[str, Side]]:
+def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[str, Side]]:
     """A process for each side, made with these arguments one after another; SideFailedError for one that cannot be."""
     context = multiprocessing.get_context("spawn")
     sides: dict[str, Side] = {}
@@ -134,7 +134,7 @@ class Calls:
         return method, given
 
 
-def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
+def serve(kind: SideSpec, arguments: tuple[Any, ...], pipe: Connection) -> None:
     """The process of a side: says that it is ready, and answers until nobody asks any more."""
     end_with_parent()
     offer_to_be_killed()
@@ -167,7 +167,7 @@ def offer_to_be_killed() -> None:
 
 
 @contextmanager
-def prepared_environment(kind: Kind) -> Iterator[None]:
+def prepared_environment(kind: SideSpec) -> Iterator[None]:
     """What must be in the environment before a side's process loads torch."""
     before = dict(os.environ)
     if kind.prepared:

@@ -34,9 +34,9 @@ import torch
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate, spread
-from benchmarks.measure import DATA, Keeper, gpu_state, run_command, when
+from benchmarks.measure import DATA, ResultsFile, gpu_state, run_command, when
 from benchmarks.peer import missing
-from benchmarks.sides import Kind, NoMemoryError, Side, open_sides
+from benchmarks.sides import NoMemoryError, Side, SideSpec, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import find_shards
 from benchmarks.training_sides import AUTO, Contest, OurTraining, TheirTraining
@@ -65,20 +65,20 @@ MOST_SEQUENCES = 4096
 """Sequences of a step of which the largest part that fits is taken, where a contest has as many as fit."""
 
 
-def ours(**sections: Any) -> Kind:
+def ours(**sections: Any) -> SideSpec:
     """Our side with some sections of a recipe."""
-    return Kind(partial(OurTraining, settings=EngineSettings(**sections)))
+    return SideSpec(partial(OurTraining, settings=EngineSettings(**sections)))
 
 
 SIDES = {
-    OURS: Kind(OurTraining),
+    OURS: SideSpec(OurTraining),
     "cloze, compiled": ours(compute=Compute(compile=True)),
     "cloze, deterministic": ours(compute=Compute(deterministic=True)),
     "cloze, LAMB": ours(optimizer=Optimizer(name="lamb")),
     "cloze, Muon": ours(optimizer=Optimizer(name="muon")),
-    "transformers": Kind(TheirTraining, prepared=False),
-    "transformers, compiled": Kind(partial(TheirTraining, compiled=True), prepared=False),
-    "transformers, memory kept": Kind(TheirTraining),
+    "transformers": SideSpec(TheirTraining, prepared=False),
+    "transformers, compiled": SideSpec(partial(TheirTraining, compiled=True), prepared=False),
+    "transformers, memory kept": SideSpec(TheirTraining),
 }
 
 
@@ -179,7 +179,7 @@ class ContestRun:
         """The largest memory of each side, in GiB."""
         self._ceilings: list[float] = []
 
-    def measure(self, kinds: Mapping[str, Kind]) -> None:
+    def measure(self, kinds: Mapping[str, SideSpec]) -> None:
         """Lets these sides, which hold their memory at the same time, make their steps in turns."""
         bench, contest, first, count = self._bench, self._contest, next(iter(kinds)), 0
         loading = bench.console.status(f"{contest}: {', '.join(kinds)} are loading")
@@ -283,7 +283,7 @@ def measure(settings: Throughput, console: Console) -> None:
     shards = find_shards(settings.shards, settings.data, console.print)
     vocabulary = Manifest.read(shards).vocabulary_size
     bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console, settings.apart)
-    keeper = Keeper("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
+    keeper = ResultsFile("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
     kept = keeper.earlier.get("contests", {}) if given else keeper.readable.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
     about, written = {"dtype": name_dtype(dtype), "vocabulary": vocabulary, **when()}, None

@@ -30,7 +30,7 @@ OF_EXAMPLES = ("examples", "merged", "shards")
 """How the names of steps begin that --from does too."""
 
 
-class Run:
+class PreparationRun:
     """Runs shard.py in this process, and throws the shards away; remembers what each step took the last time."""
 
     def __init__(self, settings: Settings, workers: int = 1) -> None:
@@ -87,7 +87,7 @@ def whole_runs(files: Iterable[Path], format: str, vocabulary: Path, megabytes: 
     docs, size = some_of(files, megabytes)
     source, settings = docs if format != "demo" else ("demo",), partial(Settings, lengths=(128, 512))
     of_text = partial(settings, docs=(source,), vocab=str(vocabulary))
-    once, five = Run(of_text(duplicates=1)), Run(of_text(duplicates=5))
+    once, five = PreparationRun(of_text(duplicates=1)), PreparationRun(of_text(duplicates=5))
     with tempfile.TemporaryDirectory() as place:
         kept = Path(place) / "kept"
         with open_workers(1, preload=Pipeline.__module__) as pool:
@@ -96,11 +96,11 @@ def whole_runs(files: Iterable[Path], format: str, vocabulary: Path, megabytes: 
             OURS: once,
             FIVE: five,
             "examples and shards": five.of_examples,
-            "from documents": Run(settings(origins=((str(kept),),), duplicates=5)),
+            "from documents": PreparationRun(settings(origins=((str(kept),),), duplicates=5)),
         }
         with one_core():
             turns = alternate(sides, rounds, warm_up=1)
-        both = alternate({FIVE: five, "2 workers": Run(of_text(duplicates=5), workers=2)}, rounds, warm_up=1)
+        both = alternate({FIVE: five, "2 workers": PreparationRun(of_text(duplicates=5), workers=2)}, rounds, warm_up=1)
     return {
         "text_mb": size,
         "mb_per_s_of_a_core": round(size / turns.summarise_side(OURS)["median"], 2),

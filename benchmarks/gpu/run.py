@@ -115,7 +115,7 @@ def run_part(part: GpuPart, settings: GpuRun, limit: float, say: Callable[[str],
     return record
 
 
-class Left(NamedTuple):
+class UnfinishedParts(NamedTuple):
     """The names of parts that are not done."""
 
     bad: list[str]
@@ -130,7 +130,9 @@ def find_end(settings: GpuRun) -> float:
     return math.inf if settings.minutes is None else begun + 60 * settings.minutes - ENDING
 
 
-def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun, say: Callable[[str], None]) -> Left:
+def run_parts(
+    parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun, say: Callable[[str], None]
+) -> UnfinishedParts:
     """Runs the parts that are not done, and returns those that did not come to their end."""
     bad: list[str] = []
     later: list[str] = []
@@ -163,10 +165,10 @@ def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun,
             bad.append(part.name)
             if part.name in FIRST:  # no other can do without
                 break
-    return Left(bad, later)
+    return UnfinishedParts(bad, later)
 
 
-def summarise(measured: PartResults, left: Left, say: Callable[[str], None]) -> None:
+def summarise(measured: PartResults, left: UnfinishedParts, say: Callable[[str], None]) -> None:
     """Says how the goals were met, and what did not end well."""
     for line in goal_lines(measured.parts, measured.content["dry"]):
         say(line)

@@ -34,10 +34,10 @@ from rich.console import Console
 from benchmarks.measure import DATA, ROOT, run_command
 from benchmarks.processes import end_group, pass_on, start
 from benchmarks.reproduce import Reproduce, conclude
-from benchmarks.reproduction.declaration import ScaleName, declared
+from benchmarks.reproduction.commands import CellLister
+from benchmarks.reproduction.declaration import ScaleName, load_table
 from benchmarks.reproduction.ledger import Ledger
-from benchmarks.reproduction.steps import Planner
-from benchmarks.reproduction.summing import Summing
+from benchmarks.reproduction.summing import TableSummary
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 
@@ -127,11 +127,11 @@ def run(settings: GpuTables, console: Console) -> int:
         for name, share, lines in zip(names, shares, said, strict=True)
         if share not in late and share.returncode
     ]
-    table = declared(f"table{TABLE}", settings.scale)
+    table = load_table(f"table{TABLE}", settings.scale)
     results.mkdir(parents=True, exist_ok=True)
     wanted = Reproduce(table=TABLE, scale=settings.scale, out=root, results=results)
     ledger = Ledger(root / wanted.scale)
-    conclude(wanted, Summing(table, [*Planner(table).cells()], ledger), console)
+    conclude(wanted, TableSummary(table, [*CellLister(table).list_cells()], ledger), console)
     console.print("\n".join([*failed, *[f"{len(late)} of {len(shares)} shares were not done in time"] * bool(late)]))
     return Code.MISTAKE if failed else Code.STOPPED if late else Code.DONE
 

@@ -61,7 +61,7 @@ class Trainer:
     """File for what is measured."""
 
 
-class Training:
+class TrainerRun:
     """A run in a folder, and what it said."""
 
     def __init__(self, settings: Trainer, folder: Path, say: Callable[[str], None]) -> None:
@@ -136,7 +136,7 @@ def speed_of(steps: Iterable[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def train_twice(training: Training, seconds: float) -> dict[str, Any]:
+def train_twice(training: TrainerRun, seconds: float) -> dict[str, Any]:
     """Trains for half of the time, kills the run after a checkpoint, and continues it for the other half."""
     first = train_for(training, seconds / 2)
     training.wait_until("has saved", lambda: bool(list_finished(training.folder)))
@@ -158,7 +158,7 @@ def train_twice(training: Training, seconds: float) -> dict[str, Any]:
     }
 
 
-def train_for(training: Training, seconds: float) -> list[dict[str, Any]]:
+def train_for(training: TrainerRun, seconds: float) -> list[dict[str, Any]]:
     """Starts the run, and lets it train for so long, and some steps at least; these are what it returns."""
     training.begin()
     training.wait_until("makes steps", lambda: len(training.steps()) > SETTLED)
@@ -169,7 +169,7 @@ def train_for(training: Training, seconds: float) -> list[dict[str, Any]]:
 def measure(settings: Trainer, console: Console) -> int:
     """Trains, says and keeps what was measured; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
-        training = Training(settings, Path(folder) / "run", lambda line: console.print(line, markup=False))
+        training = TrainerRun(settings, Path(folder) / "run", lambda line: console.print(line, markup=False))
         try:
             found = train_twice(training, settings.seconds)
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.reproduction.declaration import Column, Declared
+from benchmarks.reproduction.declaration import Declared, TableColumn
 from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS, LABELLED, find_ner, find_swag, find_task
 from finetuning.session.flags import find_data
@@ -18,7 +18,7 @@ FINDERS: Mapping[str, Callable[[Path, str], dict[str, list[Path]]]] = {
 """What finds the files of a task as its command does."""
 
 
-def files_of(column: Column) -> dict[str, Path]:
+def find_files(column: TableColumn) -> dict[str, Path]:
     """The files that decide what a column shows, by names that are the same on all machines; UserError with the cure
     where one is missing."""
     if column.entry in FINDERS:
@@ -38,16 +38,16 @@ def files_of(column: Column) -> dict[str, Path]:
     return found
 
 
-def missing(column: Column) -> str:
+def find_missing(column: TableColumn) -> str:
     """What is missing of the data of a column, with the cure; nothing where it is there."""
     try:
-        files_of(column)
+        find_files(column)
     except UserError as error:
         return str(error).removeprefix("--data: ")
     return ""
 
 
-def lacking(declared: Declared) -> dict[str, str]:
+def find_lacking(declared: Declared) -> dict[str, str]:
     """The columns that cannot be measured here, with what is missing of their data."""
-    found = {name: missing(column) for name, column in declared.measured.items()}
+    found = {name: find_missing(column) for name, column in declared.measured.items()}
     return {name: lacks for name, lacks in found.items() if lacks}

@@ -27,7 +27,7 @@ LEFT_OUT = ""
 """What stands in for a column that a scale has not."""
 
 
-class Column(Section):
+class TableColumn(Section):
     """What a column of a table measures, and by which command."""
 
     title: str
@@ -112,7 +112,7 @@ class Claim(Section):
     within: Annotated[float, Field(gt=0)] | None = None
     """The rows are alike: no farther from the first than this, in the units shown."""
 
-    def pairs(self, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
+    def list_pairs(self, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
         """The pairs of those rows that are there, of which the first is claimed to be better, or alike."""
         there = [name for name in self.rows if name in rows]
         yield from ((there[0], other) for other in there[1:]) if self.within else pairwise(there)
@@ -138,11 +138,11 @@ class Table(Section):
     average: bool = False
     """Whether rows have a mean over all columns of the paper."""
 
-    def row(self, name: str) -> Row:
+    def find_row(self, name: str) -> Row:
         """The row of this name."""
         return next(row for row in self.rows if row.name == name)
 
-    def runs_at(self, scale: ScaleName) -> list[Row]:
+    def select_rows(self, scale: ScaleName) -> list[Row]:
         """The rows that are run at a scale."""
         return [row for row in self.rows if row.runs and not row.hidden and (not row.scales or scale in row.scales)]
 
@@ -190,20 +190,20 @@ class Scale(Section):
     minutes: dict[str, float] = Field(default_factory=dict)
     """What runs take on 2 cores: shards, train, pairs, and fine-tunings by their columns."""
 
-    def checkpoint(self, part: float) -> int:
+    def find_checkpoint(self, part: float) -> int:
         """The step of the checkpoint that is nearest to a part of the run; 0 for its end."""
         step = max(1, round(part * self.steps / self.keep_every)) * self.keep_every
         return step if step < self.steps and part < 1.0 else 0
 
-    def share(self, part: float) -> float:
+    def completed_share(self, part: float) -> float:
         """How much of the run lies behind that checkpoint."""
-        return (self.checkpoint(part) or self.steps) / self.steps
+        return (self.find_checkpoint(part) or self.steps) / self.steps
 
 
 class Columns(Section):
     """All columns that a table can have."""
 
-    columns: dict[str, Column]
+    columns: dict[str, TableColumn]
     """Columns by their names."""
 
 
@@ -221,7 +221,7 @@ class Declared(NamedTuple):
     table: Table
     scale_name: ScaleName
     scale: Scale
-    columns: dict[str, Column]
+    columns: dict[str, TableColumn]
     """All columns that there are."""
 
     @property
@@ -233,7 +233,7 @@ class Declared(NamedTuple):
     @property
     def rows(self) -> list[Row]:
         """The rows that are run."""
-        return self.table.runs_at(self.scale_name)
+        return self.table.select_rows(self.scale_name)
 
     @property
     def seeds(self) -> int:
@@ -245,15 +245,15 @@ class Declared(NamedTuple):
         """Fine-tunings of each model."""
         return self.scale.restarts_of.get(self.name, self.scale.restarts)
 
-    def stand_in(self, column: str) -> str:
+    def find_stand_in(self, column: str) -> str:
         """The column that is measured for one of the paper; LEFT_OUT where none is."""
         given = self.scale.stand_ins
         return given.get(f"{self.name}.{column}", given.get(column, column))
 
     @property
-    def measured(self) -> dict[str, Column]:
+    def measured(self) -> dict[str, TableColumn]:
         """The columns that are measured here, each once, in the order of the paper's."""
-        names = dict.fromkeys(map(self.stand_in, (*self.table.columns, *self.table.beside)))
+        names = dict.fromkeys(map(self.find_stand_in, (*self.table.columns, *self.table.beside)))
         return {name: self.columns[name] for name in names if name != LEFT_OUT}
 
     @property
@@ -261,48 +261,48 @@ class Declared(NamedTuple):
         """The columns of which a row has a mean: those that stand for the paper's, not what is beside them."""
         return [name for name in self.measured if name not in self.table.beside] if self.table.average else []
 
-    def columns_of(self, row: Row) -> list[str]:
+    def list_columns(self, row: Row) -> list[str]:
         """The columns that a row has here."""
-        own = set(map(self.stand_in, row.columns)) | set(self.table.beside)
+        own = set(map(self.find_stand_in, row.columns)) | set(self.table.beside)
         return [name for name in self.measured if not row.columns or name in own]
 
     @property
     def replaced(self) -> dict[str, str]:
         """What is measured instead of the paper's columns that are not."""
-        there = {name: self.stand_in(name) for name in self.table.columns}
+        there = {name: self.find_stand_in(name) for name in self.table.columns}
         return {name: other for name, other in there.items() if other != name}
 
 
-def table_names() -> list[str]:
+def list_tables() -> list[str]:
     """The tables that there are: table1 to table8, then figure5."""
     return sorted((path.stem for path in (HERE / "tables").glob("*.toml")), key=lambda name: (name[0] != "t", name))
 
 
-def flag_of(name: str) -> str:
+def format_flag(name: str) -> str:
     """A table as the command line names it: `--table 5` for table5."""
     return "--{} {}".format(*re.findall(r"[a-z]+|-?\d+", name))
 
 
 @cache
-def declared(name: str, scale: ScaleName) -> Declared:
+def load_table(name: str, scale: ScaleName) -> Declared:
     """Reads the declaration of a table; UserError where there is none."""
-    if name not in table_names():
-        there = ", ".join(map(flag_of, table_names()))
-        raise UserError(f"{flag_of(name)}: is not declared; there is {there}")
-    table = read_settings(Form(Table), HERE / "tables" / f"{name}.toml", find_faults=table_faults)
+    if name not in list_tables():
+        there = ", ".join(map(format_flag, list_tables()))
+        raise UserError(f"{format_flag(name)}: is not declared; there is {there}")
+    table = read_settings(Form(Table), HERE / "tables" / f"{name}.toml", find_faults=find_table_faults)
     columns, scales = read_common()
     return Declared(name, table, scale, scales[scale], columns)
 
 
 @cache
-def read_common() -> tuple[dict[str, Column], dict[ScaleName, Scale]]:
+def read_common() -> tuple[dict[str, TableColumn], dict[ScaleName, Scale]]:
     """Reads what tables have in common: columns and scales."""
     columns = read_settings(Form(Columns), HERE / "columns.toml", find_faults=lambda _: [])
     scales = read_settings(Form(Scales), HERE / "scales.toml", find_faults=lambda _: [])
     return columns.columns, scales.scales
 
 
-def table_faults(table: Table) -> list[str]:
+def find_table_faults(table: Table) -> list[str]:
     """Lists what a table names that it has not."""
     rows = [row.name for row in table.rows]
     faults = [f"rows: two are called {name}" for name in set(rows) if rows.count(name) > 1]

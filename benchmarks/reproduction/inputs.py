@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.measure import DATA
-from benchmarks.reproduction.data import files_of
-from benchmarks.reproduction.declaration import Column
+from benchmarks.reproduction.data import find_files
+from benchmarks.reproduction.declaration import TableColumn
 from data_prep.common.errors import UserError
 from data_prep.common.files import sha256
 from data_prep.common.reading import find_recipe
@@ -35,19 +35,19 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
 """The recipes of which a command of fine-tuning takes one where none is named."""
 
 
-def inputs_of(script: str, words: Sequence[str], reads: Column | None) -> dict[str, str]:
+def checksum_inputs(script: str, words: Sequence[str], reads: TableColumn | None) -> dict[str, str]:
     """The checksums of what a command reads, by names that are the same on all machines; `reads` is the column whose
     files it needs. A file that is not here has none."""
-    found = {f"recipe {path.stem}": recipe_checksum(path) for path in recipes_of(script, words)}
+    found = {f"recipe {path.stem}": checksum_recipe(path) for path in find_recipes(script, words)}
     if script == SHARD:
         places = {word: Path(word.replace("{data}", str(DATA))) for word in words}
-        found |= {f"text {word}": checksum for word, place in places.items() if (checksum := text_checksum(place))}
+        found |= {f"text {word}": checksum for word, place in places.items() if (checksum := checksum_text(place))}
     with suppress(UserError):
-        found |= {name: file_checksum(path) for name, path in (files_of(reads) if reads else {}).items()}
+        found |= {name: checksum_file(path) for name, path in (find_files(reads) if reads else {}).items()}
     return found
 
 
-def recipes_of(script: str, words: Sequence[str]) -> Iterator[Path]:
+def find_recipes(script: str, words: Sequence[str]) -> Iterator[Path]:
     """The recipes that decide what comes of a command: that which it names, or those of which it takes one."""
     named = [word for flag, word in pairwise(words) if flag == "--recipe"]
     form = PRE_TRAINING if script == TRAIN else FINE_TUNING
@@ -55,24 +55,24 @@ def recipes_of(script: str, words: Sequence[str]) -> Iterator[Path]:
         yield find_recipe(Path(name), form.folder)
 
 
-def recipe_checksum(path: Path) -> str:
+def checksum_recipe(path: Path) -> str:
     """A checksum of what a recipe says, whatever its comments are."""
-    return checksum_of(json.dumps(read_toml(path.read_text(encoding="utf-8")), sort_keys=True, default=str))
+    return compute_checksum(json.dumps(read_toml(path.read_text(encoding="utf-8")), sort_keys=True, default=str))
 
 
 @cache
-def text_checksum(place: Path) -> str:
+def checksum_text(place: Path) -> str:
     """A checksum of the names and sizes of a file or a folder's files; empty where there are none."""
     paths = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
-    return checksum_of(*(f"{path.relative_to(place)} {path.stat().st_size}" for path in paths)) if paths else ""
+    return compute_checksum(*(f"{path.relative_to(place)} {path.stat().st_size}" for path in paths)) if paths else ""
 
 
-def checksum_of(*texts: str) -> str:
+def compute_checksum(*texts: str) -> str:
     """A checksum of texts."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:DIGITS]
 
 
-def file_checksum(path: Path) -> str:
+def checksum_file(path: Path) -> str:
     """A checksum of a file, which is read again only when its size or its time has changed."""
     about = path.stat()
     known = (path, about.st_size, about.st_mtime_ns)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from benchmarks.measure import environment
-from benchmarks.reproduction.steps import Kind, Step
+from benchmarks.reproduction.commands import Command, CommandKind
 from data_prep.common.codes import ENDED, Code
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
@@ -43,7 +43,7 @@ class Score(JsonRecord):
     """Why there are no figures."""
 
 
-class Outcome(JsonRecord):
+class CommandOutcome(JsonRecord):
     """What came of a command."""
 
     label: str
@@ -82,59 +82,59 @@ class Outcome(JsonRecord):
         return self.code in (Code.STOPPED, Code.RANK_LOST)
 
 
-def read_outcome(path: Path) -> Outcome | None:
+def read_outcome(path: Path) -> CommandOutcome | None:
     """The outcome that a file tells of; None where there is none, or it cannot be read."""
     with suppress(OSError, UserError, ValidationError):
-        return Outcome.model_validate(read_table(path), strict=False)
+        return CommandOutcome.model_validate(read_table(path), strict=False)
     return None
 
 
-def ended_of(folder: Path, code: int, said: str, begun: float) -> tuple[int, str]:
+def read_ending(folder: Path, code: int, said: str, begun: float) -> tuple[int, str]:
     """How a command has ended that was begun at this time: what its folder says counts more than its code and its last
     words, since torchrun makes 1 of every code."""
     with suppress(OSError, UserError):
         if code and (folder / ENDED).stat().st_mtime >= begun:
             ended = read_table(folder / ENDED)
             code, said = int(ended.get("code") or code), str(ended.get("reason") or said)
-    return code, in_a_line(said)
+    return code, join_lines(said)
 
 
-def in_a_line(said: str) -> str:
+def join_lines(said: str) -> str:
     """What a command said, without the places of a traceback."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return "; ".join(lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines)
 
 
-def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcome:
+def describe_outcome(command: Command, root: Path, code: int, said: str, seconds: float) -> CommandOutcome:
     """What came of a command that has ended in this way."""
-    folder, found = root / step.name, environment(["torch"])
+    folder, found = root / command.name, environment(["torch"])
     scores: list[Score] = []
     curve: list[tuple[int, float]] = []
     trouble = ""
-    if step.kind == "train":
-        curve, trouble = curve_of(folder / METRICS)
-        scores = [Score(figures={HELD_OUT: last_figures(folder / METRICS)})]
-    elif code == 0 and step.kind in READERS:
+    if command.kind == "train":
+        curve, trouble = read_curve(folder / METRICS)
+        scores = [Score(figures={HELD_OUT: read_last_figures(folder / METRICS)})]
+    elif code == 0 and command.kind in READERS:
         try:
-            scores = READERS[step.kind](folder)
+            scores = READERS[command.kind](folder)
         except UserError as error:
-            code, said = Code.CURE, in_a_line(str(error))
-    return Outcome(
-        label=step.label,
-        command=" ".join((step.script, *step.words)),
+            code, said = Code.CURE, join_lines(str(error))
+    return CommandOutcome(
+        label=command.label,
+        command=" ".join((command.script, *command.words)),
         code=code,
         said=said if code else trouble,
         diverged=bool(trouble) and not code,
         seconds=round(seconds, 1),
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
         **{name: found[name] for name in ("commit", "hardware", "processor", "cores")},
-        inputs=step.inputs,
+        inputs=command.inputs,
         scores=scores,
         curve=curve,
     )
 
 
-def curve_of(metrics: Path) -> tuple[list[tuple[int, float]], str]:
+def read_curve(metrics: Path) -> tuple[list[tuple[int, float]], str]:
     """The perplexities of text that is held out; and what is wrong where the run ends nearer to where it began than to
     the best that it was."""
     if not metrics.is_file():
@@ -151,13 +151,13 @@ def curve_of(metrics: Path) -> tuple[list[tuple[int, float]], str]:
     return curve, f"diverged: its loss was {first:.2f} at the start{between}, and is {last:.2f} at the end"
 
 
-def last_figures(metrics: Path) -> Figures:
+def read_last_figures(metrics: Path) -> Figures:
     """The figures of the last validation of a run."""
     found = list(read_evaluations(metrics)) if metrics.is_file() else []
     return {name: float(value) for name, value in found[-1].figures.items()} if found else {}
 
 
-def scores_of(folder: Path) -> list[Score]:
+def read_scores(folder: Path) -> list[Score]:
     """The scores of every restart of a task: of what it has tried, the best by the figure that runs are compared by."""
     [result] = read_results(folder).values()
     seeds: dict[int, list[RunResult]] = {}
@@ -170,7 +170,7 @@ def scores_of(folder: Path) -> list[Score]:
     ]
 
 
-def scores_of_pairs(folder: Path) -> list[Score]:
+def read_pair_scores(folder: Path) -> list[Score]:
     """The share of minimal pairs that a model gets right, over all and by phenomenon."""
     found = PairsResult.read(folder / RESULTS)
     if found is None:
@@ -179,5 +179,5 @@ def scores_of_pairs(folder: Path) -> list[Score]:
     return [Score(figures={PAIRS: figures}, errors={PAIRS: {"accuracy": found.spread}})]
 
 
-READERS: Mapping[Kind, Callable[[Path], list[Score]]] = {"tune": scores_of, "pairs": scores_of_pairs}
+READERS: Mapping[CommandKind, Callable[[Path], list[Score]]] = {"tune": read_scores, "pairs": read_pair_scores}
 """What reads the scores of a command."""

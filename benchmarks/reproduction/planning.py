@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.reproduction.commands import Command, join_flags, split_flags
 from benchmarks.reproduction.declaration import Declared
-from benchmarks.reproduction.ledger import Ledger, without_seed
+from benchmarks.reproduction.ledger import Ledger, strip_seed
 from benchmarks.reproduction.running import count_ranks
-from benchmarks.reproduction.steps import Step, parted, together
 from benchmarks.tables import ResultTable
 from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
@@ -21,77 +21,84 @@ MOST_RANKS = 8
 """Processes of a pre-training on CPUs, for which it is planned, where there are so many cores."""
 
 
-class Minutes(NamedTuple):
+class TimeEstimate(NamedTuple):
     """How long a command takes, and how that is known."""
 
     minutes: float | None
     source: str
 
 
-class Plan:
+class TablePlan:
     """The runs of a table, those that are left to do, and how long these take; `waiting` names those without data."""
 
     def __init__(
-        self, declared: Declared, ledger: Ledger, steps: Sequence[Step], left: Sequence[Step], waiting: Collection[str]
+        self,
+        declared: Declared,
+        ledger: Ledger,
+        commands: Sequence[Command],
+        left: Sequence[Command],
+        waiting: Collection[str],
     ) -> None:
-        self._declared, self._ledger, self._steps, self._waiting = declared, ledger, steps, waiting
+        self._declared, self._ledger, self._commands, self._waiting = declared, ledger, commands, waiting
         self._times = self._forecast(left)
 
     def table(self) -> ResultTable:
         """All runs, with how they stand and how long they take or took."""
         rows = []
-        for step in self._steps:
-            standing, outcome = self._ledger.find(step)
-            time, note = Minutes(outcome.seconds / 60 if outcome else None, "took" if outcome else ""), ""
-            if step.name in self._times:
-                note = ", again" * (standing == "done") + ", no data" * (step.name in self._waiting)
-                time = self._times[step.name]
+        for command in self._commands:
+            standing, outcome = self._ledger.find(command)
+            time, note = TimeEstimate(outcome.seconds / 60 if outcome else None, "took" if outcome else ""), ""
+            if command.name in self._times:
+                note = ", again" * (standing == "done") + ", no data" * (command.name in self._waiting)
+                time = self._times[command.name]
             took = "" if time.minutes is None else duration(60 * time.minutes)
-            rows.append([step.kind, step.label, standing + note, took, time.source, step.name])
+            rows.append([command.kind, command.label, standing + note, took, time.source, command.name])
         return ResultTable(self._declared.title, ["", "run", "", "time", "", "folder"], rows)
 
-    def total(self) -> str:
+    def describe_total(self) -> str:
         """How long all runs take that are left, which are made again, and which wait for data."""
         known = [each.minutes for each in self._times.values() if each.minutes is not None]
         unknown = len(self._times) - len(known)
-        again = sum(self._ledger.find(step)[0] == "done" for step in self._steps if step.name in self._times)
+        again = sum(
+            self._ledger.find(command)[0] == "done" for command in self._commands if command.name in self._times
+        )
         lacking = sum(name in self._waiting for name in self._times)
         told = f"{len(self._times)} runs are left: {duration(60 * sum(known))}"
         told += f", and {unknown} of which nobody knows how long they take" if unknown else ""
         told += f"; {again} of them again, since what others need of them is not here" if again else ""
         return told + (f"; {lacking} of them when their data is there" if lacking else "")
 
-    def _forecast(self, left: Sequence[Step]) -> dict[str, Minutes]:
+    def _forecast(self, left: Sequence[Command]) -> dict[str, TimeEstimate]:
         """How long each command that is left takes: as it took here before, or as the scale or `--check` says."""
-        took, found = self._ledger.minutes(), {}
-        for step in left:
-            label = without_seed(step.label)
-            found[step.name] = Minutes(took[label], "measured") if label in took else self._expect(step)
+        took, found = self._ledger.median_minutes(), {}
+        for command in left:
+            label = strip_seed(command.label)
+            found[command.name] = TimeEstimate(took[label], "measured") if label in took else self._expect(command)
         return found
 
-    def _expect(self, step: Step) -> Minutes:
+    def _expect(self, command: Command) -> TimeEstimate:
         """How long a command takes by the scale, or a pre-training as it is planned on this machine."""
         scale = self._declared.scale
-        said = scale.minutes.get(step.column if step.kind in ("tune", "pairs") else step.kind)
+        said = scale.minutes.get(command.column if command.kind in ("tune", "pairs") else command.kind)
         if said is not None:
-            said *= self._declared.restarts / scale.restarts if step.kind == "tune" else 1
-            return Minutes(said, "as the scale says")
-        words = (word for word in step.words if not word.startswith("{"))
-        planned = planned_minutes(*words) if step.kind == "train" else None
-        return Minutes(planned, "unknown" if planned is None else "as --check says, here")
+            said *= self._declared.restarts / scale.restarts if command.kind == "tune" else 1
+            return TimeEstimate(said, "as the scale says")
+        words = (word for word in command.words if not word.startswith("{"))
+        planned = plan_minutes(*words) if command.kind == "train" else None
+        return TimeEstimate(planned, "unknown" if planned is None else "as --check says, here")
 
 
 @cache
-def planned_minutes(*words: str) -> float | None:
+def plan_minutes(*words: str) -> float | None:
     """The minutes of a pre-training on this machine, of the words of its command; None where nobody knows."""
     from pretraining.config.overrides import load_recipe
     from pretraining.training.preview import plan_run
 
-    flags = parted(words)
+    flags = split_flags(words)
     recipe, _ = flags.pop("--recipe")[0], flags.pop("--data")
     ranks = count_ranks(MOST_RANKS)
     with suppress(UserError):
-        seconds = plan_run(load_recipe(Path(recipe), [*together(flags)], ranks=ranks), None, ranks).seconds
+        seconds = plan_run(load_recipe(Path(recipe), [*join_flags(flags)], ranks=ranks), None, ranks).seconds
         return None if seconds is None else seconds / 60
     return None
 

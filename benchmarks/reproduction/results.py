@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field
 
 from benchmarks.measure import read_results
-from benchmarks.reproduction.outcomes import Outcome
-from benchmarks.reproduction.verdicts import Verdict
+from benchmarks.reproduction.outcomes import CommandOutcome
+from benchmarks.reproduction.verdicts import ClaimVerdict
 from finetuning.results import JsonRecord
 
 NO_BREAK = "\u00a0"
@@ -71,11 +71,11 @@ class TableResult(JsonRecord):
     rows: list[RowResult]
     signals: dict[str, str]
     """Whether columns have a signal, by the row of fresh weights or by what guessing scores: empty where they have."""
-    verdicts: list[Verdict]
+    verdicts: list[ClaimVerdict]
     notes: list[str]
     curve: bool = False
     """Whether the rows are places along a run."""
-    runs: dict[str, Outcome]
+    runs: dict[str, CommandOutcome]
     """What came of every command, by its name."""
 
     @classmethod

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from benchmarks.measure import DATA, ROOT
 from benchmarks.processes import follow
+from benchmarks.reproduction.commands import Command
 from benchmarks.reproduction.declaration import Declared
 from benchmarks.reproduction.ledger import Ledger
-from benchmarks.reproduction.outcomes import Outcome, ended_of, look, read_outcome
-from benchmarks.reproduction.steps import Step
+from benchmarks.reproduction.outcomes import CommandOutcome, describe_outcome, read_ending, read_outcome
 from data_prep.common.capacity import num_cores
 from data_prep.common.codes import Code
 from data_prep.common.locks import locked
@@ -29,72 +29,72 @@ FOR_EVER = 10.0**9
 """Seconds: a command that another process runs is waited for."""
 
 
-class Runner:
+class CommandRunner:
     """Runs commands in the folder of a scale."""
 
     def __init__(self, declared: Declared, root: Path, ledger: Ledger, ranks: int | None, console: Console) -> None:
         self._root, self._ledger, self._console = root, ledger, console
         self._ranks = ranks or count_ranks(declared.scale.ranks)
 
-    def run(self, steps: Sequence[Step]) -> bool:
+    def run(self, commands: Sequence[Command]) -> bool:
         """Runs the commands; returns whether one was stopped before its end, as by a time limit, and with it all."""
-        for number, step in enumerate(steps, 1):
-            self._console.print(f"{number}/{len(steps)}  {step.kind}  {step.label}", markup=False)
-            if lacking := self._lacking(step):
+        for number, command in enumerate(commands, 1):
+            self._console.print(f"{number}/{len(commands)}  {command.kind}  {command.label}", markup=False)
+            if lacking := self._lacking(command):
                 self._console.print(f"    not run: {lacking}", markup=False)
                 continue
-            with locked(self._root / LOCKS / step.name, step.name, "{owner} is at it", patience=FOR_EVER):
-                if self._ledger.find(step)[0] == "done" and step.is_made(self._root):
+            with locked(self._root / LOCKS / command.name, command.name, "{owner} is at it", patience=FOR_EVER):
+                if self._ledger.find(command)[0] == "done" and command.is_made(self._root):
                     continue  # by another process, meanwhile
-                outcome = self._run(step)
+                outcome = self._run(command)
             self._console.print(f"    {outcome.said or 'done'}, {duration(outcome.seconds)}", markup=False)
             if outcome.is_stopped:
                 return True
         return False
 
-    def _lacking(self, step: Step) -> str:
+    def _lacking(self, command: Command) -> str:
         """Why a command cannot be run: what it needs was not made."""
-        for need in step.needs:
+        for need in command.needs:
             outcome = self._ledger.find(need)[1]
             if outcome is None or not outcome.is_well:
                 return f"{need.label}: {outcome.said if outcome else 'not made'}"
         return ""
 
-    def _run(self, step: Step) -> Outcome:
+    def _run(self, command: Command) -> CommandOutcome:
         """Runs a command, and notes what came of it."""
         last: deque[str] = deque(maxlen=50)
-        log = self._root / LOGS / f"{step.name}.log"
-        before, start, begun = self._before(step), time.monotonic(), time.time()
+        log = self._root / LOGS / f"{command.name}.log"
+        before, start, begun = self._before(command), time.monotonic(), time.time()
 
-        def note(code: int, said: str) -> Outcome:
-            outcome = look(step, self._root, code, said, before + time.monotonic() - start)
-            outcome.write(self._ledger.note(step))
+        def note(code: int, said: str) -> CommandOutcome:
+            outcome = describe_outcome(command, self._root, code, said, before + time.monotonic() - start)
+            outcome.write(self._ledger.note_path(command))
             return outcome
 
-        with self._console.status(step.label) as status:
+        with self._console.status(command.label) as status:
 
             def say(line: str) -> None:
                 last.append(line)
-                status.update(f"{step.label}  {line[:100]}")
+                status.update(f"{command.label}  {line[:100]}")
 
             try:
-                code = follow(self._command(step), log, say, {**os.environ, "PYTHONUNBUFFERED": "1"})
+                code = follow(self._command(command), log, say, {**os.environ, "PYTHONUNBUFFERED": "1"})
             except KeyboardInterrupt:
                 note(Code.STOPPED, "stopped")
                 raise
-        return note(*ended_of(self._root / step.name, code, last_words(last), begun))
+        return note(*read_ending(self._root / command.name, code, select_last_words(last), begun))
 
-    def _before(self, step: Step) -> float:
+    def _before(self, command: Command) -> float:
         """Seconds that earlier starts of a command took, which was stopped."""
-        earlier = read_outcome(self._ledger.note(step))
+        earlier = read_outcome(self._ledger.note_path(command))
         return earlier.seconds if earlier is not None and earlier.is_stopped else 0.0
 
-    def _command(self, step: Step) -> list[str]:
+    def _command(self, command: Command) -> list[str]:
         """The command, with a launcher where it is one of several ranks."""
         python = [sys.executable]
-        if step.kind == "train" and self._ranks > 1:
+        if command.kind == "train" and self._ranks > 1:
             python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self._ranks)]
-        script, *words = step.command(self._root, DATA)
+        script, *words = command.build_words(self._root, DATA)
         return [*python, str(ROOT / script), *words]
 
 
@@ -105,7 +105,7 @@ def count_ranks(wanted: int) -> int:
     return torch.cuda.device_count() or min(wanted, num_cores())
 
 
-def last_words(lines: Sequence[str]) -> str:
+def select_last_words(lines: Sequence[str]) -> str:
     """What a command said last: its errors, or its last lines."""
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return errors[-1] if errors else "\n".join(list(lines)[-LAST_LINES:])

@@ -17,19 +17,19 @@ AVERAGE = "average"
 """The title of the column that has the mean of those before it."""
 
 
-def tables_of(result: TableResult) -> Iterator[ResultTable]:
+def build_tables(result: TableResult) -> Iterator[ResultTable]:
     """Ours beside the paper's; what holds of what is claimed; and what is to be said of both."""
-    yield scores_table(result)
-    yield claims_table(result)
-    yield ResultTable("", ["notes"], [[note] for note in [*result.notes, *troubles_of(result)]])
+    yield build_scores_table(result)
+    yield build_claims_table(result)
+    yield ResultTable("", ["notes"], [[note] for note in [*result.notes, *list_troubles(result)]])
 
 
-def scores_table(result: TableResult) -> ResultTable:
+def build_scores_table(result: TableResult) -> ResultTable:
     """Ours beside the paper's, with what the row of fresh weights says of each column."""
     paper = {name: title for name, title in result.paper.items() if any(name in row.paper for row in result.rows)}
     mean = [AVERAGE] if result.averaged else []
     head = ["", *result.columns.values(), *mean, *(f"paper: {title}" for title in (*paper.values(), *mean))]
-    rows = [[row.name, *cells_of(row, result), *values_of(row, paper, result)] for row in result.rows]
+    rows = [[row.name, *describe_cells(row, result), *describe_paper(row, paper, result)] for row in result.rows]
     if any(result.signals.values()):
         told = ["", *(result.signals.get(name) or "" for name in result.columns)]
         rows.append([*told, *[""] * (len(head) - len(told))])
@@ -37,7 +37,7 @@ def scores_table(result: TableResult) -> ResultTable:
     return ResultTable(title, head, rows)
 
 
-def claims_table(result: TableResult) -> ResultTable:
+def build_claims_table(result: TableResult) -> ResultTable:
     """What holds of what is claimed, and how sure that is."""
     rows, before = [], ""
     for each in result.verdicts:
@@ -47,29 +47,29 @@ def claims_table(result: TableResult) -> ResultTable:
     return ResultTable("What is claimed", ["claim", "better", "worse", "column", "found", "how sure"], rows)
 
 
-def cells_of(row: RowResult, result: TableResult) -> Iterator[str]:
+def describe_cells(row: RowResult, result: TableResult) -> Iterator[str]:
     """The cells of a row in words, and their mean where the paper has one."""
     for name in result.columns:
         yield row.cells[name].text if name in row.cells else ""
     if result.averaged:
-        yield mean_of([row.cells[name].mean if name in row.cells else None for name in result.averaged])
+        yield format_mean([row.cells[name].mean if name in row.cells else None for name in result.averaged])
 
 
-def values_of(row: RowResult, paper: Mapping[str, str], result: TableResult) -> Iterator[str]:
+def describe_paper(row: RowResult, paper: Mapping[str, str], result: TableResult) -> Iterator[str]:
     """The paper's values of a row, and their mean where the paper has one."""
     for name in paper:
         yield f"{row.paper[name]:g}" if name in row.paper else ""
     if result.averaged:
-        yield mean_of([row.paper.get(name) for name in paper])
+        yield format_mean([row.paper.get(name) for name in paper])
 
 
-def mean_of(values: Sequence[float | None]) -> str:
+def format_mean(values: Sequence[float | None]) -> str:
     """The mean of the columns of a row; nothing where one of them is missing, since it would be another mean."""
     known = [value for value in values if value is not None]
     return f"{fmean(known):.1f}" if known and len(known) == len(values) else ""
 
 
-def troubles_of(result: TableResult) -> list[str]:
+def list_troubles(result: TableResult) -> list[str]:
     """What went wrong, in full, each once, with the rows in which it did."""
     said: dict[str, dict[str, None]] = {}
     for row in result.rows:
@@ -80,7 +80,7 @@ def troubles_of(result: TableResult) -> list[str]:
     return [f"{note} ({', '.join(rows)})" for note, rows in said.items()]
 
 
-def curve_chart(result: TableResult) -> Figure:
+def draw_curves(result: TableResult) -> Figure:
     """The scores of every column by how much of the pre-training lies behind them, with their spread: a curve for each
     kind of rows, and a dashed line for fresh weights."""
     figure = new_figure(3.0 * len(result.columns))

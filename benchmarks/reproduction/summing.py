@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from benchmarks.reproduction.data import lacking
-from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Column, Declared, Row
+from benchmarks.reproduction.commands import TableCell, order_commands
+from benchmarks.reproduction.data import find_lacking
+from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Declared, Row, TableColumn
 from benchmarks.reproduction.ledger import Ledger
-from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, Outcome, Score
+from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, CommandOutcome, Score
 from benchmarks.reproduction.results import CellResult, RowResult, TableResult
-from benchmarks.reproduction.steps import Cell, in_order
-from benchmarks.reproduction.verdicts import Verdict, has_signal, judge, spread
+from benchmarks.reproduction.verdicts import ClaimVerdict, compute_spread, has_signal, judge
 
 NOT_CHECKED = "not checked"
 """What is said of the signal of a column in which no fresh weights are scored, and of which chance is not known."""
@@ -19,20 +19,20 @@ FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, PERPLEXITY)}
 """The split and the figure of columns that no model is fine-tuned for."""
 
 
-class Summing:
+class TableSummary:
     """Sums up what is there of a table."""
 
-    def __init__(self, declared: Declared, cells: Sequence[Cell], ledger: Ledger) -> None:
+    def __init__(self, declared: Declared, cells: Sequence[TableCell], ledger: Ledger) -> None:
         self._declared, self._cells, self._ledger = declared, cells, ledger
-        self._lacking = lacking(declared)
+        self._lacking = find_lacking(declared)
 
-    def result(self) -> TableResult:
+    def summarise(self) -> TableResult:
         """The whole table."""
-        d, steps = self._declared, in_order(self._cells)
+        d, commands = self._declared, order_commands(self._cells)
         rows = [row for row in d.table.rows if not row.hidden and (row in d.rows or row.paper)]
         made = {row.name: self._row(row) for row in rows}
         signals = {name: self._signal(name, column, made) for name, column in d.measured.items()}
-        outcomes = {step.name: outcome for step in steps if (outcome := self._ledger.find(step)[1])}
+        outcomes = {command.name: outcome for command in commands if (outcome := self._ledger.find(command)[1])}
         return TableResult(
             table=d.name,
             title=d.title,
@@ -45,7 +45,7 @@ class Summing:
             rows=list(made.values()),
             signals=signals,
             verdicts=list(self._verdicts(made, signals)),
-            notes=[*self._notes(), *self._ledger.remarks(steps)],
+            notes=[*self._notes(), *self._ledger.describe_commits(commands)],
             curve=d.table.curve,
             runs=outcomes,
         )
@@ -53,13 +53,13 @@ class Summing:
     def _row(self, row: Row) -> RowResult:
         """A row with its cells; one that is not run has the paper's values alone."""
         cells = {}
-        for name in self._declared.columns_of(row) if row in self._declared.rows else ():
+        for name in self._declared.list_columns(row) if row in self._declared.rows else ():
             own = [cell for cell in self._cells if (cell.row, cell.column) == (row.name, name)]
             cells[name] = self._cell(self._declared.measured[name], own, row, self._lacking.get(name, ""))
-        part = self._declared.scale.share(row.part)
+        part = self._declared.scale.completed_share(row.part)
         return RowResult(name=row.name, cells=cells, paper=row.paper, part=part, fresh=row.fresh)
 
-    def _cell(self, column: Column, cells: Sequence[Cell], row: Row, lacks: str) -> CellResult:
+    def _cell(self, column: TableColumn, cells: Sequence[TableCell], row: Row, lacks: str) -> CellResult:
         """What a row scores in a column."""
         if lacks:
             return CellResult(notes=[f"no data: {lacks}"])
@@ -71,39 +71,39 @@ class Summing:
         for cell in cells:
             own = []
             for score, trouble in self._scores(cell):
-                value = figure_of(score, column) if score else None
+                value = read_figure(score, column) if score else None
                 notes += [trouble] * bool(trouble)
                 if score and value is not None:
                     own.append(value)
-                    errors.append(error_of(score, column))
+                    errors.append(read_error(score, column))
             values += [fmean(own)] if several and own else own
         known = [error for error in errors if error is not None]
         return CellResult(
             values=[round(value, 4) for value in values],
             wanted=self._declared.seeds if several else restarts,
             mean=fmean(values) if values else None,
-            spread=spread(values),
+            spread=compute_spread(values),
             error=fmean(known) if known else None,
             notes=notes,
         )
 
-    def _scores(self, cell: Cell) -> Iterator[tuple[Score | None, str]]:
+    def _scores(self, cell: TableCell) -> Iterator[tuple[Score | None, str]]:
         """The scores of a cell, each with what is to be said of it."""
-        for need in cell.step.all_needs():
+        for need in cell.command.list_needs():
             outcome = self._ledger.find(need)[1]
             if outcome is not None and not outcome.is_well:
-                yield None, trouble_of(outcome)
+                yield None, describe_trouble(outcome)
                 return
-        standing, outcome = self._ledger.find(cell.step)
+        standing, outcome = self._ledger.find(cell.command)
         if outcome is None:
-            yield None, f"{standing}: {cell.step.label}"
+            yield None, f"{standing}: {cell.command.label}"
         elif not outcome.is_well:
-            yield None, trouble_of(outcome)
+            yield None, describe_trouble(outcome)
         for score in outcome.scores if outcome is not None and outcome.is_well else ():
             told = f"failed: seed {score.seed}: {score.failed}" if score.failed else ""
             yield (None if score.failed else score), told or "one answer for all: degenerate" * score.degenerate
 
-    def _signal(self, name: str, column: Column, made: dict[str, RowResult]) -> str:
+    def _signal(self, name: str, column: TableColumn, made: dict[str, RowResult]) -> str:
         """Why a column has no signal; nothing where it has one, NOT_CHECKED where nobody can say."""
         fresh = next((row for row in self._declared.rows if row.fresh), None)
         pre_trained = fresh.model if fresh else self._best(name, made)
@@ -126,30 +126,30 @@ class Summing:
         known = {row: score for row, score in scores.items() if score is not None}
         return max(known, key=lambda row: known[row], default="")
 
-    def _verdicts(self, made: dict[str, RowResult], signals: dict[str, str]) -> Iterator[Verdict]:
+    def _verdicts(self, made: dict[str, RowResult], signals: dict[str, str]) -> Iterator[ClaimVerdict]:
         """What was found of every claim, in every column for which it is made, and beside that in those that the paper
         has not."""
         d = self._declared
         there = [row.name for row in d.rows]
         for claim in d.table.claims:
-            columns = dict.fromkeys(map(d.stand_in, claim.columns))
+            columns = dict.fromkeys(map(d.find_stand_in, claim.columns))
             beside = () if claim.within else d.table.beside
             for name in [each for each in (*columns, *beside) if each != LEFT_OUT]:
-                for better, worse in claim.pairs(there):
+                for better, worse in claim.list_pairs(there):
                     first, second = (made[each].cells.get(name) for each in (better, worse))
                     if first and second and not (name in beside and self._same_model(better, worse)):
                         yield self._verdict(claim, (better, worse), name, first, second, signals[name])
 
     def _same_model(self, *names: str) -> bool:
         """Whether rows have one pre-trained model, so that nothing but fine-tuning tells them apart."""
-        rows = [self._declared.table.row(name) for name in names]
+        rows = [self._declared.table.find_row(name) for name in names]
         return len({(row.model or row.name, row.part) for row in rows}) == 1
 
     def _verdict(
         self, claim: Claim, rows: tuple[str, str], name: str, first: CellResult, second: CellResult, signal: str
-    ) -> Verdict:
+    ) -> ClaimVerdict:
         """What was found of a claim on two rows in a column."""
-        verdict = Verdict(
+        verdict = ClaimVerdict(
             claim=claim.text,
             better=rows[0],
             worse=rows[1],
@@ -200,27 +200,27 @@ class Summing:
         return notes
 
 
-def trouble_of(outcome: Outcome) -> str:
+def describe_trouble(outcome: CommandOutcome) -> str:
     """What is said of a command that did not end well."""
     return outcome.said if outcome.diverged else f"failed: {outcome.label}: {outcome.said}"
 
 
-def place_of(score: Score, column: Column) -> tuple[str, str]:
+def locate_figure(score: Score, column: TableColumn) -> tuple[str, str]:
     """The split and the figure of a score that a column shows."""
     split, figure = FIGURES.get(column.entry, (column.split or next(iter(score.figures), ""), column.figure))
     own = score.figures.get(split, {})
     return split, figure or next(reversed(own), "")
 
 
-def figure_of(score: Score, column: Column) -> float | None:
+def read_figure(score: Score, column: TableColumn) -> float | None:
     """The figure of a score that a column shows, in its units."""
-    split, figure = place_of(score, column)
+    split, figure = locate_figure(score, column)
     value = score.figures.get(split, {}).get(figure)
     return None if value is None else column.unit * value
 
 
-def error_of(score: Score, column: Column) -> float | None:
+def read_error(score: Score, column: TableColumn) -> float | None:
     """How far that figure may be by the choice of the items."""
-    split, figure = place_of(score, column)
+    split, figure = locate_figure(score, column)
     value = score.errors.get(split, {}).get(figure)
     return None if value is None else column.unit * value

@@ -19,7 +19,7 @@ Judged = Literal["holds", "does not hold", "not sure", "nothing is claimed"]
 """What a test finds, whatever its seeds are of."""
 
 
-class Verdict(JsonRecord):
+class ClaimVerdict(JsonRecord):
     """What was found of a claim in a column."""
 
     claim: str
@@ -39,7 +39,7 @@ class Verdict(JsonRecord):
     """The chance of such a difference where there is none."""
 
 
-class Compared(JsonRecord):
+class SampleDifference(JsonRecord):
     """Two samples beside each other, by Welch's test: they need not spread alike."""
 
     difference: float
@@ -48,12 +48,12 @@ class Compared(JsonRecord):
     p: float
 
 
-def spread(values: Sequence[float]) -> float | None:
+def compute_spread(values: Sequence[float]) -> float | None:
     """The standard deviation over seeds; None where there is one alone."""
     return stdev(values) if len(values) > 1 else None
 
 
-def compare(first: Sequence[float], second: Sequence[float]) -> Compared | None:
+def compare(first: Sequence[float], second: Sequence[float]) -> SampleDifference | None:
     """By how much the first are above the second; None where nobody knows what chance may do: one of them has a single
     seed, or neither spreads."""
     if min(len(first), len(second)) < 2 or stdev(first) == stdev(second) == 0:
@@ -61,12 +61,14 @@ def compare(first: Sequence[float], second: Sequence[float]) -> Compared | None:
     found = stats.ttest_ind(first, second, equal_var=False)
     between = found.confidence_interval(1 - LEVEL)
     difference = fmean(first) - fmean(second)
-    return Compared(difference=difference, low=float(between.low), high=float(between.high), p=float(found.pvalue))
+    return SampleDifference(
+        difference=difference, low=float(between.low), high=float(between.high), p=float(found.pvalue)
+    )
 
 
 def judge(
     first: Sequence[float], second: Sequence[float], within: float | None = None
-) -> tuple[Judged, str, Compared | None]:
+) -> tuple[Judged, str, SampleDifference | None]:
     """Whether the first are above the second, or, `within` a distance, alike; and how sure that is."""
     found = compare(first, second)
     if found is None:
@@ -86,6 +88,6 @@ def judge(
 def has_signal(base: Sequence[float], fresh: Sequence[float], errors: Sequence[float]) -> bool:
     """Whether a pre-trained model is two spreads above fresh weights. The spread is the largest of those of both over
     seeds and of the `errors` by the choice of items, since two seeds may be alike by chance."""
-    own = [each for each in (spread(base), spread(fresh)) if each is not None]
+    own = [each for each in (compute_spread(base), compute_spread(fresh)) if each is not None]
     widest = max([*own, *errors], default=math.inf)
     return fmean(base) - fmean(fresh) > SPREADS * widest

@@ -10,7 +10,7 @@ from support.base_models import write_bert
 from support.tasks import CUTTER, VOCABULARY
 
 from benchmarks.contests import Turns
-from benchmarks.fine_tuners import Exercise, Some, rows_of
+from benchmarks.fine_tuners import Exercise, ItemSubset, rows_of
 from benchmarks.fine_tuning import compete, run_contest, summarise
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems
@@ -31,7 +31,7 @@ def test_rows_are_the_items_padded_or_as_long_as_they_are() -> None:
 
 
 def test_some_items_are_those_of_the_split() -> None:
-    some = Some(ITEMS, np.array([2, 0]))
+    some = ItemSubset(ITEMS, np.array([2, 0]))
     found, wanted = some.encode(np.array([1, 0])), ITEMS.encode(np.array([0, 2]))
     assert len(some) == 2
     assert found.sequences.pieces.values.tolist() == wanted.sequences.pieces.values.tolist()

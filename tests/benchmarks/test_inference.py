@@ -15,7 +15,7 @@ from support.mistakes import mistake_of
 
 from benchmarks import inference
 from benchmarks.answerers import Replies
-from benchmarks.inference import Questions, deviating, repeats, summarise
+from benchmarks.inference import InferenceContest, deviating, repeats, summarise
 from benchmarks.measure import read_results
 from benchmarks.peer import pad_inputs
 
@@ -86,17 +86,17 @@ def test_a_request_is_padded_to_its_longest() -> None:
 
 def test_all_at_once_is_one_request_for_us_and_several_for_others() -> None:
     requests = [[np.array([1]), np.array([2])], [np.array([3])]]
-    contest = Questions("all", requests, at_once=True)
+    contest = InferenceContest("all", requests, at_once=True)
     assert list(map(len, contest.requests_for("cloze bf16"))) == [3]
     assert contest.requests_for("transformers bf16") is requests
-    assert Questions("x", requests).requests_for("cloze bf16") is requests
+    assert InferenceContest("x", requests).requests_for("cloze bf16") is requests
 
 
 def test_rates_and_ratios_are_of_turns() -> None:
     def turn(seconds: float) -> Replies:
         return Replies(np.zeros((4, 2)), [seconds / 2] * 2)
 
-    contest = Questions("x", [[np.array([1])] * 2] * 2)
+    contest = InferenceContest("x", [[np.array([1])] * 2] * 2)
     found = summarise(contest, {"cloze fp32": [turn(1.0), turn(2.0)], "transformers fp32": [turn(3.0), turn(4.0)]})
     assert found["sides"]["cloze fp32"]["sentences_per_second"] == {"median": 3.0, "lowest": 2.0, "highest": 4.0}
     ratio = found["times_as_fast"]["cloze fp32"]["transformers fp32"]

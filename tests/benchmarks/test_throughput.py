@@ -24,7 +24,7 @@ from support.shards import make_shards
 
 from benchmarks import sides, throughput
 from benchmarks.measure import read_results
-from benchmarks.sides import Calls, Kind, NoMemoryError, SideFailedError, open_sides
+from benchmarks.sides import Calls, NoMemoryError, SideFailedError, SideSpec, open_sides
 from benchmarks.throughput import Bench
 from benchmarks.training_sides import Contest
 from data_prep.common.errors import UserError
@@ -84,7 +84,7 @@ def dying(number: int, *_: Any) -> Any:
 def test_a_side_that_cannot_go_on_says_why(make: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a fork, since these load nothing; sides that are spawned stand below."""
     monkeypatch.setattr(sides, "multiprocessing", SimpleNamespace(get_context=lambda _: get_context("fork")))
-    with pytest.raises(SideFailedError, match=told), open_sides({"peer": Kind(make)}):
+    with pytest.raises(SideFailedError, match=told), open_sides({"peer": SideSpec(make)}):
         pass
 
 
@@ -100,7 +100,7 @@ class Counting:
 def test_a_loop_goes_on_for_one_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what goes wrong in it is raised where the turn was asked for."""
     monkeypatch.setattr(sides, "multiprocessing", SimpleNamespace(get_context=lambda _: get_context("fork")))
-    with open_sides({"peer": Kind(Counting)}) as opened:
+    with open_sides({"peer": SideSpec(Counting)}) as opened:
         assert opened["peer"].ask("train") == 1
         with pytest.raises(SideFailedError, match="peer: no more"):
             opened["peer"].ask("train")
@@ -165,7 +165,7 @@ def break_down(*_: object) -> None:
 def test_what_is_measured_is_kept_before_the_next_side_begins(
     tiny_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(throughput.SIDES, "broken", Kind(break_down))
+    monkeypatch.setitem(throughput.SIDES, "broken", SideSpec(break_down))
     monkeypatch.setattr(throughput, "measure_flops", lambda *_: 1e9)
     names, keeps = ("cloze", "broken"), list[dict[str, Any]]()
     bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, names, 1, None, Console(quiet=True), apart=True)

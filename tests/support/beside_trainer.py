@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.fine_tuners import Unscored, arguments, load_model, rows_of
+from benchmarks.fine_tuners import UnscoredTuner, arguments, load_model, rows_of
 from data_prep.common.launchers import World
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model
@@ -104,7 +104,7 @@ class Trial:
         return start
 
 
-class NotedRun(Unscored):
+class NotedRun(UnscoredTuner):
     """A run that notes its losses."""
 
     losses: list[float]
@@ -182,7 +182,9 @@ def our_score(task: SentenceTask, model: Path, settings: FineTuning) -> float:
     set_arithmetic(settings.precision, settings.compute, CPU)
     base = Base(find_model(str(model)))
     with one_process() as context, tempfile.TemporaryDirectory() as folder:
-        run = Unscored(task, base.shape_for(settings.dropout), base.weights_for(task), settings, Path(folder), context)
+        run = UnscoredTuner(
+            task, base.shape_for(settings.dropout), base.weights_for(task), settings, Path(folder), context
+        )
         run.train(lambda *_: None)
         outputs = outputs_of(run.engine, task.head.kind, task.dev, context)
         run.close()

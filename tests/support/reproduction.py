@@ -139,7 +139,7 @@ class Place:
         self.lacks: set[str] = set()
         patch.setattr(os, "fsync", lambda descriptor: None)  # which waits for the disk, file by file
         patch.setattr(running, "count_ranks", lambda wanted: 1)
-        patch.setattr(data, "missing", lambda column: LACKING if column.title in self.lacks else "")
+        patch.setattr(data, "find_missing", lambda column: LACKING if column.title in self.lacks else "")
 
     def make(self, name: str, stand_in: StandIn, scale: ScaleName = "demo", **more: Any) -> int:
         """Makes a table; returns the exit code."""
@@ -151,6 +151,6 @@ class Place:
         self.shown = console.file.getvalue()  # type: ignore[attr-defined]
         return code
 
-    def result(self, name: str, scale: str = "demo") -> results.TableResult:
+    def summarise(self, name: str, scale: str = "demo") -> results.TableResult:
         """What was kept of a table."""
         return results.TableResult.read(self.folder / f"{name}-{scale}.json")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reproduction.data import files_of, missing
-from benchmarks.reproduction.declaration import declared
+from benchmarks.reproduction.data import find_files, find_missing
+from benchmarks.reproduction.declaration import load_table
 
 NEEDED = {
     "mnli": ["glue/MNLI/train.tsv", "glue/MNLI/dev_matched.tsv", "glue/MNLI/dev_mismatched.tsv"],
@@ -26,14 +26,14 @@ NEEDED = {
 def test_a_column_has_its_data_when_its_command_has(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOZE_DATA", str(tmp_path / "given"))
-    column = declared("table1", "base").columns[name]
-    assert missing(column)
+    column = load_table("table1", "base").columns[name]
+    assert find_missing(column)
     for number, file in enumerate(NEEDED[name], 1):
         path = tmp_path / "given" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-        assert bool(missing(column)) == (number < len(NEEDED[name]))
-    assert sorted(files_of(column)) == sorted(NEEDED[name])
+        assert bool(find_missing(column)) == (number < len(NEEDED[name]))
+    assert sorted(find_files(column)) == sorted(NEEDED[name])
 
 
 def test_a_lone_csv_serves_swag_as_it_serves_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,4 +41,4 @@ def test_a_lone_csv_serves_swag_as_it_serves_its_command(tmp_path: Path, monkeyp
     monkeypatch.setenv("CLOZE_DATA", str(tmp_path))
     (tmp_path / "swag").mkdir()
     (tmp_path / "swag" / "some.csv").write_text("x")
-    assert not missing(declared("table4", "base").columns["swag"])
+    assert not find_missing(load_table("table4", "base").columns["swag"])

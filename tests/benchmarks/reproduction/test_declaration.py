@@ -7,6 +7,14 @@ from typing import get_args
 
 import pytest
 
+from benchmarks.reproduction.commands import (
+    CellLister,
+    divide_commands,
+    join_flags,
+    merge_words,
+    order_commands,
+    split_flags,
+)
 from benchmarks.reproduction.declaration import (
     LEFT_OUT,
     Claim,
@@ -14,48 +22,47 @@ from benchmarks.reproduction.declaration import (
     Row,
     ScaleName,
     Table,
-    declared,
-    table_faults,
-    table_names,
+    find_table_faults,
+    list_tables,
+    load_table,
 )
-from benchmarks.reproduction.steps import Planner, divided, in_order, merged, parted, together
 from data_prep.common.errors import UserError
 from data_prep.common.reading import Form, read_settings
 from finetuning.settings import load_settings
 from pretraining.config.overrides import load_recipe
 
 SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
-EVERY = [(name, scale) for name in table_names() for scale in SCALES]
+EVERY = [(name, scale) for name in list_tables() for scale in SCALES]
 
 
 @pytest.fixture(params=EVERY, ids="-".join)
 def each(request: pytest.FixtureRequest) -> Declared:
     """A table at a scale."""
-    return declared(*request.param)
+    return load_table(*request.param)
 
 
 def test_there_are_all_tables_of_the_paper() -> None:
-    assert table_names() == [*(f"table{number}" for number in range(1, 9)), "figure5"]
+    assert list_tables() == [*(f"table{number}" for number in range(1, 9)), "figure5"]
 
 
 def test_a_table_names_only_what_there_is(each: Declared) -> None:
-    assert table_faults(each.table) == []
+    assert find_table_faults(each.table) == []
     assert {*each.table.columns, *each.table.beside} <= {*each.columns}
     assert {other for other in each.scale.stand_ins.values() if other != LEFT_OUT} <= {*each.columns}
     assert {*each.scale.tune_for} <= {*each.columns}
     fresh = [row for row in each.table.rows if row.fresh]
-    assert all(each.table.row(row.model) in each.table.rows for row in fresh)
+    assert all(each.table.find_row(row.model) in each.table.rows for row in fresh)
 
 
 def test_every_row_is_made_by_commands_that_are_named_once(each: Declared) -> None:
-    cells = [*Planner(each).cells()]
-    steps = in_order(cells)
+    cells = [*CellLister(each).list_cells()]
+    steps = order_commands(cells)
     assert {cell.row for cell in cells} == {row.name for row in each.rows}
     assert len({step.name for step in steps}) == len({(step.script, step.words) for step in steps}) == len(steps)
     seen: set[str] = set()
     for step in steps:
         assert {need.name for need in step.needs} <= seen
-        words = " ".join(step.command(Path("root"), Path("data")))
+        words = " ".join(step.build_words(Path("root"), Path("data")))
         assert "{" not in words.replace("{data}", "")
         seen.add(step.name)
 
@@ -65,7 +72,7 @@ def test_checkpoints_lie_on_steps_that_are_saved(each: Declared) -> None:
     recipe = load_recipe(Path(scale.recipe), [*scale.train])
     assert sum(phase.steps or 0 for phase in recipe.phases) == scale.steps
     assert scale.keep_every % (scale.save_every or scale.keep_every) == 0
-    places = [scale.checkpoint(number / 6) for number in range(1, 7)]
+    places = [scale.find_checkpoint(number / 6) for number in range(1, 7)]
     assert places == [*sorted({*places[:-1]}), 0]
     assert all(place % scale.keep_every == 0 for place in places)
 
@@ -77,23 +84,23 @@ FLAGS = {"--model", "--backward", "--task", "--version", "--seeds", "--from-scra
 def test_recipes_take_the_values_that_rows_give(each: Declared) -> None:
     """Of every command of training; what two settings say together is told too."""
     seen: set[tuple[str, ...]] = set()
-    for step in in_order([*Planner(each).cells()]):
+    for step in order_commands([*CellLister(each).list_cells()]):
         if step.kind not in ("train", "tune"):
             continue
-        flags = parted(step.words[step.words[0].endswith(".toml") :])
+        flags = split_flags(step.words[step.words[0].endswith(".toml") :])
         recipe = flags.pop("--recipe", ["glue"])[0]
-        words = together({name: values for name, values in flags.items() if name not in {*FLAGS, "--learning-rates"}})
+        words = join_flags({name: values for name, values in flags.items() if name not in {*FLAGS, "--learning-rates"}})
         if (recipe, *words) not in seen:
             _ = load_recipe(Path(recipe), words, ranks=1) if step.kind == "train" else load_settings(recipe, words)
         seen.add((recipe, *words))
 
 
 def test_gpt_is_as_large_as_base_and_fine_tuned_by_its_own_recipe_beside_bert_large() -> None:
-    cells = [*Planner(declared("table1", "large")).cells()]
+    cells = [*CellLister(load_table("table1", "large")).list_cells()]
     found: dict[str, set[tuple[str, str]]] = {}
     for cell in cells:
-        if cell.step.kind == "tune":
-            recipes = [parted(step.words)["--recipe"][0] for step in (cell.step.needs[0], cell.step)]
+        if cell.command.kind == "tune":
+            recipes = [split_flags(step.words)["--recipe"][0] for step in (cell.command.needs[0], cell.command)]
             found.setdefault(cell.row, set()).add((recipes[0], recipes[1]))
     assert found == {
         "BiLSTM+ELMo+Attn": {("bert_base_adam", "elmo")},
@@ -119,15 +126,15 @@ PAPER = {
 
 @pytest.mark.parametrize(("name", "row"), PAPER, ids="-".join)
 def test_the_papers_values(name: str, row: str) -> None:
-    table = declared(name, "base").table
-    assert tuple(table.row(row).paper[column] for column in table.columns) == PAPER[name, row]
+    table = load_table(name, "base").table
+    assert tuple(table.find_row(row).paper[column] for column in table.columns) == PAPER[name, row]
 
 
 def test_tables_share_the_runs_that_are_the_same() -> None:
     """The base row of table 5 is that of 6, 8 and figure 5, and their text is one."""
     runs = {}
     for name in ("table5", "table6", "table8", "figure5"):
-        runs[name] = {step.name for step in in_order([*Planner(declared(name, "tiny")).cells()])}
+        runs[name] = {step.name for step in order_commands([*CellLister(load_table(name, "tiny")).list_cells()])}
     base = [name for name in runs["table5"] if name.startswith("train/base-seed-1")]
     assert len(base) == 1
     for names in runs.values():
@@ -139,8 +146,8 @@ def test_tables_share_the_runs_that_are_the_same() -> None:
 
 @pytest.mark.parametrize("shares", [1, 2, 3, 5])
 def test_shares_divide_the_work_and_no_model_is_trained_twice(shares: int) -> None:
-    steps = in_order([*Planner(declared("table1", "tiny")).cells()])
-    parts = divided(steps, shares)
+    steps = order_commands([*CellLister(load_table("table1", "tiny")).list_cells()])
+    parts = divide_commands(steps, shares)
     assert {step.name for part in parts for step in part} == {step.name for step in steps}
     for part in parts:
         names = [step.name for step in part]
@@ -152,21 +159,21 @@ def test_shares_divide_the_work_and_no_model_is_trained_twice(shares: int) -> No
 
 
 def test_the_last_value_of_a_flag_counts_in_the_place_of_the_first() -> None:
-    assert merged("--a", "1", "--b", "x", "y", "--a", "2") == ("--a", "2", "--b", "x", "y")
+    assert merge_words("--a", "1", "--b", "x", "y", "--a", "2") == ("--a", "2", "--b", "x", "y")
 
 
 def test_a_chain_of_rows_is_compared_link_by_link() -> None:
     claim = Claim(text="", rows=("c", "b", "a"), columns=("x",))
-    assert [*claim.pairs(["a", "b", "c"])] == [("c", "b"), ("b", "a")]
-    assert [*claim.pairs(["a", "c"])] == [("c", "a")]
-    assert [*claim.model_copy(update={"within": 1.0}).pairs(["a", "b", "c"])] == [("c", "b"), ("c", "a")]
+    assert [*claim.list_pairs(["a", "b", "c"])] == [("c", "b"), ("b", "a")]
+    assert [*claim.list_pairs(["a", "c"])] == [("c", "a")]
+    assert [*claim.model_copy(update={"within": 1.0}).list_pairs(["a", "b", "c"])] == [("c", "b"), ("c", "a")]
 
 
 def test_what_a_table_has_not_is_named() -> None:
     rows = (Row(name="a", paper={"y": 1.0}), Row(name="a", model="b"))
     claims = (Claim(text="c", rows=("a", "d"), columns=("z",)),)
     table = Table(title="", columns=("x",), rows=rows, claims=claims)
-    assert sorted(table_faults(table)) == [
+    assert sorted(find_table_faults(table)) == [
         "claims: c: no column z",
         "claims: c: no row d",
         "rows: a has y, which is no column",
@@ -178,10 +185,10 @@ def test_what_a_table_has_not_is_named() -> None:
 def test_an_unknown_table_is_refused_and_a_wrong_file_told(tmp_path: Path) -> None:
     for name, flag in (("table9", "--table 9"), ("table15", "--table 15"), ("table-5", "--table -5")):
         with pytest.raises(UserError, match=rf"^{flag}: is not declared; there is --table 1, .*, --figure 5$"):
-            declared(name, "demo")
+            load_table(name, "demo")
     with pytest.raises(UserError, match=r"^--figure 4: "):
-        declared("figure4", "demo")
+        load_table("figure4", "demo")
     wrong = tmp_path / "table.toml"
     wrong.write_text('title = "x"\ncolums = []\nrows = [{ name = "a" }]\n')
     with pytest.raises(UserError, match="colums"):
-        read_settings(Form(Table), wrong, find_faults=table_faults)
+        read_settings(Form(Table), wrong, find_faults=find_table_faults)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks import reproduce
 from benchmarks.reproduce import Reproduce, make
-from benchmarks.reproduction.declaration import Declared, declared
+from benchmarks.reproduction.declaration import Declared, load_table
 from benchmarks.reproduction.results import TableResult
 from data_prep.common.codes import Code
 
@@ -25,7 +25,7 @@ ROWS = ("BERT", "LTR & No NSP", "from scratch")
 
 def smallest(folder: Path) -> Declared:
     """Table 5 without a row, on made-up text, in a handful of steps."""
-    table, demo = declared("table5", "demo").table, declared("table5", "demo")
+    table, demo = load_table("table5", "demo").table, load_table("table5", "demo")
     text = write_wiki(folder / "wiki", documents=60)
     steps = ("--phases.0.steps", "12", "--phases.1.steps", "4", "--phases.1.batch", "4", "--phases.1.micro_batch", "4")
     scale = demo.scale.model_copy(
@@ -77,7 +77,7 @@ def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
 ) -> None:
     write_tasks(tmp_path / "given")
     monkeypatch.setenv("CLOZE_DATA", str(tmp_path / "given"))
-    monkeypatch.setattr(reproduce, "declared", lambda name, scale: smallest(tmp_path))
+    monkeypatch.setattr(reproduce, "load_table", lambda name, scale: smallest(tmp_path))
     wanted = Reproduce(table=5, out=tmp_path / "made", results=tmp_path, ranks=1)
     console = Console(file=io.StringIO(), width=250)
     threading.Timer(4.0, signal.raise_signal, [signal.SIGINT]).start()

@@ -14,9 +14,9 @@ from support.reproduction import LACKING, Place, StandIn, by_words
 from benchmarks import reproduce
 from benchmarks.reproduce import Reproduce, make
 from benchmarks.reproduction import results
-from benchmarks.reproduction.declaration import declared, table_names
-from benchmarks.reproduction.outcomes import curve_of, ended_of
-from benchmarks.reproduction.showing import curve_chart, scores_table, tables_of
+from benchmarks.reproduction.declaration import list_tables, load_table
+from benchmarks.reproduction.outcomes import read_curve, read_ending
+from benchmarks.reproduction.showing import build_scores_table, build_tables, draw_curves
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 
@@ -27,13 +27,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", list_tables())
 def test_every_table_is_made(place: Place, name: str) -> None:
     assert place.make(name, StandIn()) == 0
-    found, table = place.result(name), declared(name, "demo")
+    found, table = place.summarise(name), load_table(name, "demo")
     rows = {row.name: row for row in found.rows}
     for row in table.rows:
-        for column in table.columns_of(row):
+        for column in table.list_columns(row):
             cell = rows[row.name].cells[column]
             is_measured = table.columns[column].is_tuned or not (row.fresh or row.backward)
             assert len(cell.values) == (cell.wanted if is_measured else 0), (row, column)
@@ -45,7 +45,7 @@ def test_every_table_is_made(place: Place, name: str) -> None:
 def test_the_scores_of_a_figure_are_drawn_where_their_checkpoints_lie(place: Place) -> None:
     assert place.make("figure5", StandIn()) == 0
     assert (place.folder / "figure5-demo.png").read_bytes().startswith(b"\x89PNG")
-    figure = curve_chart(place.result("figure5"))
+    figure = draw_curves(place.summarise("figure5"))
     curves = [drawn[0].get_xdata() for axes in figure.axes for drawn in axes.containers]
     assert [[round(x) for x in places] for places in curves] == [[20, 30, 50, 70, 80, 100]] * 4
 
@@ -60,7 +60,7 @@ def test_claims_are_judged_and_columns_without_signal_claim_nothing(place: Place
         return 0.5 + 0.01 * seed if "stsb" in words else by_words(words, seed)
 
     assert place.make("table5", StandIn(score=only_sentences), "tiny") == 0
-    found = place.result("table5", "tiny")
+    found = place.summarise("table5", "tiny")
     left = verdicts(found, "left-to-right is worse on all")
     assert left == {"stsb": "nothing is claimed", "sst2": "holds", "blimp": "holds"}
     assert found.signals["stsb"].startswith("no signal: BERT")
@@ -73,7 +73,7 @@ def test_claims_are_judged_and_columns_without_signal_claim_nothing(place: Place
 
 def test_fresh_weights_are_fine_tuned_once_whatever_the_pre_trainings(place: Place) -> None:
     assert place.make("table5", StandIn(), "tiny") == 0
-    found = place.result("table5", "tiny")
+    found = place.summarise("table5", "tiny")
     commands = [run.command for run in found.runs.values() if "--from-scratch" in run.command]
     assert len(commands) == len({*commands}) == 2, "one for each task"
     scratch = {row.name: row for row in found.rows}["from scratch"].cells["stsb"]
@@ -87,7 +87,7 @@ def test_claims_on_one_pre_training_a_row_are_of_these_models_alone(place: Place
         return by_words(words, seed) - 0.05 * ("bilstm" in words)
 
     assert place.make("table5", StandIn(score=score)) == 0
-    found = place.result("table5")
+    found = place.summarise("table5")
     assert verdicts(found, "left-to-right is worse on all")["demo"] == "holds of these two models"
     assert verdicts(found, "a BiLSTM on top hurts GLUE")["demo"] == "holds of this model"
     assert "holds" not in {each.finding for each in found.verdicts}
@@ -99,7 +99,7 @@ def test_nothing_is_claimed_of_models_that_say_the_same_of_every_item(place: Pla
         return 0.5 if "ltr" in words else by_words(words, seed)
 
     assert place.make("table5", StandIn(score=score)) == 0
-    found = place.result("table5")
+    found = place.summarise("table5")
     [verdict] = [each for each in found.verdicts if each.worse == "LTR & No NSP" and each.column == "demo"][:1]
     assert (verdict.finding, verdict.why) == ("nothing is claimed", "one answer for all: degenerate")
 
@@ -108,23 +108,23 @@ def test_without_fresh_weights_a_signal_is_that_above_guessing_or_is_not_checked
     def guessing(words: str, seed: int) -> float:
         return 0.503 if "run_pairs" in words else by_words(words, seed)
 
-    table = declared("table5", "demo")
+    table = load_table("table5", "demo")
     rows = tuple(row for row in table.table.rows if not row.fresh)
     without = table._replace(table=table.table.model_copy(update={"rows": rows}))
-    place.patch.setattr(reproduce, "declared", lambda name, scale: without)
+    place.patch.setattr(reproduce, "load_table", lambda name, scale: without)
     assert place.make("table5", StandIn()) == 0
-    found = place.result("table5")
+    found = place.summarise("table5")
     assert found.signals == {"demo": "not checked", "blimp": ""}
     assert all(each.why.endswith("; signal not checked") for each in found.verdicts if each.column == "demo")
     other = Place(place.folder / "other", place.patch)
     assert other.make("table5", StandIn(score=guessing)) == 0
-    assert other.result("table5").signals["blimp"] == "no signal: BERT 50.3, guessing 50.0"
+    assert other.summarise("table5").signals["blimp"] == "no signal: BERT 50.3, guessing 50.0"
 
 
 def test_glue_has_the_average_of_its_tasks_and_none_where_one_is_missing(place: Place) -> None:
     assert place.make("table1", StandIn(fails={"--from-scratch": "no"}), "tiny") == 0
-    found = place.result("table1", "tiny")
-    table = scores_table(found)
+    found = place.summarise("table1", "tiny")
+    table = build_scores_table(found)
     rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
     scores = {row.name: row.cells for row in found.rows}["BERT base"]
     tasks = [column for column in found.columns if column != "blimp"]
@@ -138,7 +138,7 @@ def test_glue_has_the_average_of_its_tasks_and_none_where_one_is_missing(place: 
 def test_the_table_of_sizes_is_the_mean_of_five_restarts(place: Place) -> None:
     assert place.make("table6", StandIn()) == 0
     assert {
-        cell.wanted for row in place.result("table6").rows for name, cell in row.cells.items() if name == "demo"
+        cell.wanted for row in place.summarise("table6").rows for name, cell in row.cells.items() if name == "demo"
     } == {5}
 
 
@@ -147,7 +147,7 @@ def test_a_run_that_diverged_is_shown_and_not_averaged_away(place: Place) -> Non
         return (9.0, 9.5) if "ltr" in words and "--seed 12346" in words else (9.0, 5.0)
 
     assert place.make("table5", StandIn(losses=losses), "tiny") == 0
-    found = place.result("table5", "tiny")
+    found = place.summarise("table5", "tiny")
     cell = next(row for row in found.rows if row.name == "LTR & No NSP").cells["sst2"]
     assert (len(cell.values), cell.wanted) == (2, 3)
     assert cell.notes == ["diverged: its loss was 9.00 at the start, and is 9.50 at the end"]
@@ -161,7 +161,7 @@ def test_a_run_that_diverged_is_shown_and_not_averaged_away(place: Place) -> Non
 
 def test_a_run_that_fails_is_told_in_its_own_words_and_the_rest_goes_on(place: Place) -> None:
     assert place.make("table5", StandIn(fails={"next_sentences": "splits do not add up"})) == 0
-    found = place.result("table5")
+    found = place.summarise("table5")
     cells = {row.name: row.cells["demo"] for row in found.rows}
     assert cells["No NSP"].values == []
     assert "splits do not add up" in cells["No NSP"].notes[0]
@@ -178,7 +178,7 @@ def test_a_restart_that_fails_is_counted(place: Place) -> None:
         return None if seed == 2 and "bilstm" in words else 0.5 if "--from-scratch" in words else by_words(words, seed)
 
     assert place.make("table5", StandIn(score=score)) == 0
-    rows = {row.name: row.cells["demo"] for row in place.result("table5").rows}
+    rows = {row.name: row.cells["demo"] for row in place.summarise("table5").rows}
     assert rows["+ BiLSTM"].notes == ["failed: seed 2: what it computes is no number"]
     assert len(rows["+ BiLSTM"].values) == 3
     assert rows["from scratch"].text.replace(results.NO_BREAK, " ") == "50.0 ± 0.0 (4) one answer for all"
@@ -188,7 +188,7 @@ def test_data_of_a_task_that_is_missing_is_said_and_the_rest_runs(place: Place) 
     place.lacks = {"STS-B", "BLiMP"}
     stand_in = StandIn()
     assert place.make("table5", stand_in, "mini") == 0
-    found = place.result("table5", "mini")
+    found = place.summarise("table5", "mini")
     assert found.rows[0].cells["stsb"].notes == [f"no data: {LACKING}"]
     assert len(found.rows[0].cells["sst2"].values) == 2
     assert not any(name.startswith("pairs/") or "stsb" in name for name in stand_in.ran)
@@ -258,12 +258,12 @@ def test_a_plan_takes_what_was_measured_whatever_the_seed(place: Place) -> None:
 def test_a_run_that_lost_what_it_had_learned_has_diverged(losses: list[float], trouble: str, tmp_path: Path) -> None:
     steps = [{"kind": "step", "step": step, "loss": loss} for step, loss in enumerate(losses)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    assert curve_of(tmp_path / "metrics.jsonl")[1] == trouble
+    assert read_curve(tmp_path / "metrics.jsonl")[1] == trouble
 
 
 def test_the_tables_say_what_is_claimed_and_found(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
-    scores, claims, notes = tables_of(place.result("table5"))
+    scores, claims, notes = build_tables(place.summarise("table5"))
     paper = ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1")
     assert scores.head == ["", "demo task", "BLiMP", *(f"paper: {title}" for title in paper)]
     assert [word.replace(results.NO_BREAK, " ") for word in scores.rows[0]] == [
@@ -288,9 +288,9 @@ def test_the_tables_say_what_is_claimed_and_found(place: Place) -> None:
 
 def test_the_end_of_an_earlier_start_says_nothing(tmp_path: Path) -> None:
     write_json(tmp_path / "ended.json", {"code": 75, "reason": "stopped by a signal"})
-    assert ended_of(tmp_path, 1, "x", begun=0.0) == (75, "stopped by a signal")
-    assert ended_of(tmp_path, 1, "Traceback (most):\n  File\nKeyError: 'y'\n", begun=2.0**33) == (1, "KeyError: 'y'")
-    assert ended_of(tmp_path, 0, "", begun=0.0) == (0, "")
+    assert read_ending(tmp_path, 1, "x", begun=0.0) == (75, "stopped by a signal")
+    assert read_ending(tmp_path, 1, "Traceback (most):\n  File\nKeyError: 'y'\n", begun=2.0**33) == (1, "KeyError: 'y'")
+    assert read_ending(tmp_path, 0, "", begun=0.0) == (0, "")
 
 
 def test_results_that_are_damaged_are_those_of_a_run_that_failed(place: Place) -> None:
@@ -299,7 +299,7 @@ def test_results_that_are_damaged_are_those_of_a_run_that_failed(place: Place) -
             write_json(out / "results.json", {"accuracy": "high"})
 
     assert place.make("table5", Damaging()) == 0
-    cell = place.result("table5").rows[0].cells["blimp"]
+    cell = place.summarise("table5").rows[0].cells["blimp"]
     assert cell.values == []
     assert "damaged" in cell.notes[0]
 

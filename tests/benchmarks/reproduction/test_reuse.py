@@ -49,7 +49,7 @@ def test_a_table_that_was_interrupted_goes_on_by_the_same_command(place: Place) 
     second = StandIn()
     assert stopped.make("table5", second) == 0
     assert first.ran + second.ran == whole.ran
-    assert stopped.result("table5").rows == place.result("table5").rows
+    assert stopped.summarise("table5").rows == place.summarise("table5").rows
 
 
 def test_what_others_need_is_made_again_where_it_is_gone(place: Place) -> None:
@@ -68,8 +68,8 @@ def test_what_others_need_is_made_again_where_it_is_gone(place: Place) -> None:
 
 def test_another_recipe_makes_all_anew_beside_what_is_there(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
-    checksum = inputs.recipe_checksum
-    place.patch.setattr(inputs, "recipe_checksum", lambda path: f"{'pre' in path.parts[-3]}{checksum(path)}")
+    checksum = inputs.checksum_recipe
+    place.patch.setattr(inputs, "checksum_recipe", lambda path: f"{'pre' in path.parts[-3]}{checksum(path)}")
     assert place.make("table5", StandIn(), plan=True) == 0
     assert "11 runs are left" in place.shown  # three models, what is made of them, and no text and no task
     anew = StandIn()
@@ -96,7 +96,7 @@ def test_what_a_recipe_says_counts_and_not_its_comments(tmp_path: Path) -> None:
     found = []
     for text in ("epochs = 3", "# three\nepochs = 3", "epochs = 4"):
         path.write_text(text)
-        found.append(inputs.recipe_checksum(path))
+        found.append(inputs.checksum_recipe(path))
     assert found[0] == found[1] != found[2]
 
 
@@ -131,9 +131,9 @@ def test_the_recipes_of_a_command_are_those_that_it_takes() -> None:
 
 def test_results_of_another_commit_are_used_and_said(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
-    assert not any("another commit" in note for note in place.result("table5").notes)
+    assert not any("another commit" in note for note in place.summarise("table5").notes)
     place.patch.setattr(ledger, "commit", lambda: "another")
     again = StandIn()
     assert place.make("table5", again) == 0
     assert again.ran == []
-    assert any("made at another commit than this: 13 runs at" in note for note in place.result("table5").notes)
+    assert any("made at another commit than this: 13 runs at" in note for note in place.summarise("table5").notes)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from scipy import stats
 
-from benchmarks.reproduction.verdicts import LEVEL, compare, has_signal, judge, spread
+from benchmarks.reproduction.verdicts import LEVEL, compare, compute_spread, has_signal, judge
 
 VALUES = some.lists(some.floats(0, 100).map(lambda value: round(value, 2)), min_size=2, max_size=6)
 
@@ -61,7 +61,7 @@ def test_rows_that_are_alike(first: list[float], second: list[float], finding: s
 
 def test_one_seed_claims_nothing_and_says_so() -> None:
     assert judge([80.0], [70.5])[1] == "one seed: +9.5"
-    assert spread([1.0]) is None
+    assert compute_spread([1.0]) is None
 
 
 def test_seeds_that_are_all_alike_claim_nothing() -> None:

@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.reproduction.declaration import Column, Declared, Row
-from benchmarks.reproduction.inputs import SHARD, TRAIN, checksum_of, inputs_of
+from benchmarks.reproduction.declaration import Declared, Row, TableColumn
+from benchmarks.reproduction.inputs import SHARD, TRAIN, checksum_inputs, compute_checksum
 from data_prep.shards import MANIFEST
 from finetuning.results import RESULTS
 
-Kind = Literal["task", "shards", "train", "tune", "pairs"]
-PRODUCTS: Mapping[Kind, str] = {
+CommandKind = Literal["task", "shards", "train", "tune", "pairs"]
+PRODUCTS: Mapping[CommandKind, str] = {
     "task": "package.toml",
     "shards": MANIFEST,
     "train": "export/config.json",
@@ -30,31 +30,31 @@ FEATURES = "--features.layers"
 
 
 @dataclass(frozen=True)
-class Step:
-    """A command, which leaves a folder; {NAME} in its words is the folder of another step, {data} that of the data."""
+class Command:
+    """A command that leaves a folder. {NAME} in its words is the folder of another command, {data} that of the data."""
 
-    kind: Kind
+    kind: CommandKind
     label: str
     """What it makes, in words."""
     script: str
     words: tuple[str, ...]
-    needs: tuple[Step, ...] = ()
+    needs: tuple[Command, ...] = ()
     column: str = ""
     """The column that it fills, of those that a model is fine-tuned for."""
-    reads: Column | None = None
+    reads: TableColumn | None = None
     """The column whose files it reads."""
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Checksums of the files that it reads and no other step makes, by their names."""
-        return inputs_of(self.script, self.words, self.reads)
+        """Checksums of the files that it reads and no other command makes, by their names."""
+        return checksum_inputs(self.script, self.words, self.reads)
 
     @cached_property
     def name(self) -> str:
         """The folder that it makes, below that of the scale: the same for the same words and the same inputs."""
         read = (f"{name} {checksum}" for name, checksum in sorted(self.inputs.items()))
         short = re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")[:48]
-        return f"{self.kind}/{short}-{checksum_of(self.script, *self.words, *read)[:12]}"
+        return f"{self.kind}/{short}-{compute_checksum(self.script, *self.words, *read)[:12]}"
 
     def is_made(self, root: Path) -> bool:
         """Whether what it makes is there, below the folder of the scale."""
@@ -62,12 +62,12 @@ class Step:
 
     @property
     def folder(self) -> str:
-        """The folder as words of other steps have it."""
+        """The folder as words of other commands have it."""
         return f"{{{self.name}}}"
 
-    def command(self, root: Path, data: Path) -> list[str]:
+    def build_words(self, root: Path, data: Path) -> list[str]:
         """The script and its words, with folders in their places."""
-        places = {need.folder: str(root / need.name) for need in self.all_needs()}
+        places = {need.folder: str(root / need.name) for need in self.list_needs()}
         places["{data}"] = str(data)
         words = []
         for word in self.words:
@@ -76,41 +76,41 @@ class Step:
             words.append(word)
         return [self.script, *words, "--out", str(root / self.name)]
 
-    def all_needs(self) -> Iterator[Step]:
-        """The steps that come before it, the first ones first."""
+    def list_needs(self) -> Iterator[Command]:
+        """The commands that come before it, the first ones first."""
         for need in self.needs:
-            yield from need.all_needs()
+            yield from need.list_needs()
             yield need
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A place of the table: what fills it, of one pre-training."""
 
     row: str
     column: str
     seed: int
     """Number of the pre-training, counted from 1."""
-    step: Step
+    command: Command
 
 
-class Planner:
+class CellLister:
     """Lists the cells of a table at a scale."""
 
     def __init__(self, declared: Declared) -> None:
         self._declared, self._scale = declared, declared.scale
 
-    def cells(self) -> Iterator[Cell]:
+    def list_cells(self) -> Iterator[TableCell]:
         """The cells of all rows and pre-trainings: those of the first pre-training first, so that all rows are seen
         early."""
         for seed in range(1, self._declared.seeds + 1):
             # Fresh weights are those of no pre-training, and fine-tuned once.
             for row in (each for each in self._declared.rows if seed == 1 or not each.fresh):
-                for name in self._declared.columns_of(row):
-                    if step := self._step(row, name, seed):
-                        yield Cell(row.name, name, seed, step)
+                for name in self._declared.list_columns(row):
+                    if command := self._command(row, name, seed):
+                        yield TableCell(row.name, name, seed, command)
 
-    def _step(self, row: Row, name: str, seed: int) -> Step | None:
+    def _command(self, row: Row, name: str, seed: int) -> Command | None:
         """The command that fills a cell; None where nothing can."""
         column = self._declared.measured[name]
         if column.entry == "perplexity":
@@ -119,56 +119,56 @@ class Planner:
             return None if row.fresh or row.backward else self._pairs(row, column, seed)
         return self._tune(row, name, seed)
 
-    def shards(self, row: Row) -> Step:
+    def shards(self, row: Row) -> Command:
         """Makes the data of a row."""
         scale = self._scale
         label = " ".join(("text", *(word.strip("-") for word in row.shards)))
         text = ("--docs", *scale.text) if scale.text else ()
-        return Step("shards", label, SHARD, merged(*text, *scale.shards, *row.shards))
+        return Command("shards", label, SHARD, merge_words(*text, *scale.shards, *row.shards))
 
-    def train(self, row: Row, seed: int) -> Step:
+    def train(self, row: Row, seed: int) -> Command:
         """Pre-trains the model of a row."""
-        row = self._declared.table.row(row.model) if row.model else row
+        row = self._declared.table.find_row(row.model) if row.model else row
         scale, shards = self._scale, self.shards(row)
         often = str(scale.save_every or scale.keep_every)
         kept = ("--checkpoints.every", often, "--checkpoints.keep_every", str(scale.keep_every))
-        usual = merged("--recipe", scale.recipe, "--data", shards.folder, *scale.train, *kept)
-        own = merged(*usual, *row.train, *row.train_at.get(self._declared.scale_name, ()))
-        words = merged(*own, "--seed", str(SEED + seed - 1))
+        usual = merge_words("--recipe", scale.recipe, "--data", shards.folder, *scale.train, *kept)
+        own = merge_words(*usual, *row.train, *row.train_at.get(self._declared.scale_name, ()))
+        words = merge_words(*own, "--seed", str(SEED + seed - 1))
         changes = " ".join((*row.shards, *[word for word in own if word not in usual]))
-        return Step("train", f"{spelled(changes) or 'base'} seed {seed}", TRAIN, words, (shards,))
+        return Command("train", f"{describe_words(changes) or 'base'} seed {seed}", TRAIN, words, (shards,))
 
-    def _model(self, row: Row, seed: int) -> tuple[str, Step]:
-        """What `--model` names for a row, and the step that makes it."""
+    def _model(self, row: Row, seed: int) -> tuple[str, Command]:
+        """What `--model` names for a row, and the command that makes it."""
         trained = self.train(row, seed)
-        step = self._scale.checkpoint(row.part)
+        step = self._scale.find_checkpoint(row.part)
         return (f"{trained.folder}/checkpoints/step-{step:08}" if step else trained.folder), trained
 
-    def _pairs(self, row: Row, column: Column, seed: int) -> Step:
+    def _pairs(self, row: Row, column: TableColumn, seed: int) -> Command:
         model, trained = self._model(row, seed)
-        words = merged("--model", model, *column.words, *self._scale.pairs)
-        label = f"pairs of {trained.label}{placed(row)}"
-        return Step("pairs", label, script_of("pairs"), words, (trained,), "blimp", column)
+        words = merge_words("--model", model, *column.words, *self._scale.pairs)
+        label = f"pairs of {trained.label}{describe_place(row)}"
+        return Command("pairs", label, name_script("pairs"), words, (trained,), "blimp", column)
 
-    def _tune(self, row: Row, name: str, seed: int) -> Step:
+    def _tune(self, row: Row, name: str, seed: int) -> Command:
         """Fine-tunes the model of a row for a column."""
         column, scale = self._declared.columns[name], self._scale
         model, trained = self._model(row, seed)
         files: tuple[str, ...] = ()
-        needs: tuple[Step, ...] = (trained,)
+        needs: tuple[Command, ...] = (trained,)
         own = self._words(row, name)
         if row.backward:
-            other = self.train(self._declared.table.row(row.backward), seed)
+            other = self.train(self._declared.table.find_row(row.backward), seed)
             own, needs = [*own, "--backward", other.folder], (*needs, other)
         if column.entry == "task":
-            task = Step("task", "demo task", "finetuning/fetch.py", ("demo",))
+            task = Command("task", "demo task", "finetuning/fetch.py", ("demo",))
             files, needs = (f"{task.folder}/package.toml",), (*needs, task)
         own += [*["--from-scratch"] * row.fresh, "--seeds", str(self._declared.restarts)]
-        words = (*files, *merged("--model", model, *own))
+        words = (*files, *merge_words("--model", model, *own))
         more = f"{self._declared.restarts} restarts" * (self._declared.restarts != scale.restarts)
-        changed = spelled(" ".join((more, *row.tune, row.features, "fresh weights of" * row.fresh)))
-        label = f"{column.task} {changed} {trained.label}{placed(row)}"
-        return Step("tune", " ".join(label.split()), script_of(column.entry), words, needs, name, column)
+        changed = describe_words(" ".join((more, *row.tune, row.features, "fresh weights of" * row.fresh)))
+        label = f"{column.task} {changed} {trained.label}{describe_place(row)}"
+        return Command("tune", " ".join(label.split()), name_script(column.entry), words, needs, name, column)
 
     def _words(self, row: Row, name: str) -> list[str]:
         """How a row is fine-tuned for a column."""
@@ -182,12 +182,12 @@ class Planner:
         return [*usual, *recipe, *column.words, *row.tune, *features]
 
 
-def script_of(entry: str) -> str:
+def name_script(entry: str) -> str:
     """The command of fine-tuning that a column names."""
     return f"finetuning/run_{entry}.py"
 
 
-def parted(words: Iterable[str]) -> dict[str, list[str]]:
+def split_flags(words: Iterable[str]) -> dict[str, list[str]]:
     """The values of each flag among the words of a command, of which the last ones count."""
     flags: dict[str, list[str]] = {}
     for word in words:
@@ -198,48 +198,48 @@ def parted(words: Iterable[str]) -> dict[str, list[str]]:
     return flags
 
 
-def together(flags: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def join_flags(flags: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Flags with their values, as words of a command."""
     return tuple(word for flag, values in flags.items() for word in (flag, *values))
 
 
-def merged(*words: str) -> tuple[str, ...]:
+def merge_words(*words: str) -> tuple[str, ...]:
     """The words of a command with the last of a flag's values in the place of its first."""
-    return together(parted(words))
+    return join_flags(split_flags(words))
 
 
-def placed(row: Row) -> str:
+def describe_place(row: Row) -> str:
     """Where along its run the model of a row is taken."""
     return f" at {row.part:.2f}" if row.part < 1 else ""
 
 
-def spelled(words: str) -> str:
+def describe_words(words: str) -> str:
     """Words of a command for people: without dashes and the sections of their keys."""
     return re.sub(r"(^|(?<= ))-+([a-z_]+\.)*", "", words)
 
 
-def in_order(cells: Sequence[Cell]) -> list[Step]:
-    """The steps that the cells need, each once, none before what it needs."""
-    found: dict[str, Step] = {}
+def order_commands(cells: Sequence[TableCell]) -> list[Command]:
+    """The commands that the cells need, each once, none before what it needs."""
+    found: dict[str, Command] = {}
     for cell in cells:
-        for step in (*cell.step.all_needs(), cell.step):
-            found.setdefault(step.name, step)
+        for command in (*cell.command.list_needs(), cell.command):
+            found.setdefault(command.name, command)
     return list(found.values())
 
 
-def divided(steps: Sequence[Step], shares: int) -> list[list[Step]]:
-    """The steps in so many parts, about alike in the number of pre-trainings: what needs the same model stays together,
-    and all parts have the data."""
+def divide_commands(commands: Sequence[Command], shares: int) -> list[list[Command]]:
+    """Divides commands into parts with about the same number of pre-trainings. Commands that need the same model stay
+    together; all parts make the data."""
     groups: list[set[str]] = []
-    for step in steps:
-        models = {need.name for need in (*step.all_needs(), step) if need.kind == "train"}
+    for command in commands:
+        models = {need.name for need in (*command.list_needs(), command) if need.kind == "train"}
         if models:
             joined = set().union(models, *(group for group in groups if group & models))
             groups = [*(group for group in groups if not group & models), joined]
-    parts: list[list[Step]] = [[] for _ in range(shares)]
+    parts: list[list[Command]] = [[] for _ in range(shares)]
     place = {name: number % shares for number, group in enumerate(groups) for name in group}
-    for step in steps:
-        own = {place[need.name] for need in (*step.all_needs(), step) if need.name in place}
+    for command in commands:
+        own = {place[need.name] for need in (*command.list_needs(), command) if need.name in place}
         for number in own or range(shares):
-            parts[number].append(step)
+            parts[number].append(command)
     return parts
