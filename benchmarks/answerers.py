@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.contests import OURS
-from benchmarks.peer import hush, pad_inputs, require
+from benchmarks.peer import pad_inputs, require_packages, silence_transformers
 from benchmarks.sides import SideSpec
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Sequences
@@ -71,17 +71,17 @@ class CutSequences:
         return Encoded(Sequences(pieces, pieces.lengths), None)
 
 
-def ours(folder: Path, *, numbers: Any) -> Answerer:
+def load_ours(folder: Path, *, numbers: Any) -> Answerer:
     """Our model, as predict.py asks it."""
     set_threads()
     model = load(folder, numbers)
     return Answerer(lambda request: model.logits(CutSequences(request)).values)
 
 
-def transformers(folder: Path, *, numbers: str) -> Answerer:
+def load_transformers(folder: Path, *, numbers: str) -> Answerer:
     """transformers' model: `bf16` has its weights so, `autocast` those in fp32 and its products in bf16."""
-    require("transformers")
-    hush()
+    require_packages("transformers")
+    silence_transformers()
     from transformers import BertForSequenceClassification
 
     set_threads()
@@ -101,10 +101,10 @@ def transformers(folder: Path, *, numbers: str) -> Answerer:
     return Answerer(answer)
 
 
-def onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
+def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
     """ONNX Runtime, with the graph of transformers' model, its fusions, and for int8 its dynamic quantisation."""
-    require("onnxruntime", "onnx", "onnxscript", "transformers")
-    hush()
+    require_packages("onnxruntime", "onnx", "onnxscript", "transformers")
+    silence_transformers()
     import onnxruntime
 
     graph = export(folder)
@@ -161,9 +161,9 @@ def is_ours(name: str) -> bool:
 
 
 NUMBERS = {
-    OURS: (ours, ("fp32", "bf16", "int8")),
-    "transformers": (transformers, ("fp32", "bf16", "autocast")),
-    "onnxruntime": (onnx_runtime, ("fp32", "int8")),
+    OURS: (load_ours, ("fp32", "bf16", "int8")),
+    "transformers": (load_transformers, ("fp32", "bf16", "autocast")),
+    "onnxruntime": (load_onnx_runtime, ("fp32", "int8")),
 }
 KINDS = {
     f"{who} {numbers}": SideSpec(partial(make, numbers=numbers), prepared=who == OURS, small_steps=who == OURS)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def curves(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def group_points(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """The points of each kind of scaling that differ in nothing but the number of processes."""
     fewest = min((point["processes"], point["threads"]) for point in points)[1]
     kinds = dict.fromkeys(point["scaling"] for point in points)
@@ -19,10 +19,10 @@ def curves(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
     return {kind: [point for point in alike if point["scaling"] == kind] for kind in kinds}
 
 
-def scaling_chart(points: Sequence[Mapping[str, Any]]) -> Figure:
+def draw_scaling(points: Sequence[Mapping[str, Any]]) -> Figure:
     """The speed by the number of processes: as measured, without communication, and as it would grow."""
     figure = new_figure(3.6)
-    for axes, (kind, of_kind) in zip(figure.subplots(1, 2), curves(points).items(), strict=False):
+    for axes, (kind, of_kind) in zip(figure.subplots(1, 2), group_points(points).items(), strict=False):
         processes = [point["processes"] for point in of_kind]
         middles, lowest, highest = (
             [point["sequences_per_second"][name] for point in of_kind] for name in ("median", "lowest", "highest")

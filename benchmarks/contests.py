@@ -20,7 +20,7 @@ class Turns:
 
     seconds: Mapping[str, Sequence[float]]
 
-    def ratio(self, slower: str, faster: str) -> dict[str, float]:
+    def compute_ratio(self, slower: str, faster: str) -> dict[str, float]:
         """How many times as long one side took as another, round by round: the median, the lowest and the highest."""
         if missing := [name for name in (slower, faster) if name not in self.seconds]:
             raise UserError(
@@ -28,9 +28,9 @@ class Turns:
             )
         return spread([a / b for a, b in zip(self.seconds[slower], self.seconds[faster], strict=True)])
 
-    def against(self, side: str = OURS) -> dict[str, dict[str, float]]:
+    def compute_ratios(self, side: str = OURS) -> dict[str, dict[str, float]]:
         """How many times as fast as each of the peers a side of ours was."""
-        return {peer: self.ratio(peer, side) for peer in self.seconds if peer != side}
+        return {peer: self.compute_ratio(peer, side) for peer in self.seconds if peer != side}
 
     def summarise_side(self, side: str) -> dict[str, float]:
         """The seconds of a side: the median, the lowest and the highest."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.peer import hush, pad_inputs
+from benchmarks.peer import pad_inputs, silence_transformers
 from benchmarks.sides import Calls
 from data_prep.common.arrays import Array
 from data_prep.common.launchers import World
@@ -137,7 +137,7 @@ class TheirFineTuning:
 
     def __init__(self, numbers: Numbers, width: int, exercise: Exercise) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        hush()
+        silence_transformers()
         self.numbers, self.width, self.exercise = numbers, width, exercise
 
     def take_turns(self, calls: Calls) -> None:
@@ -164,12 +164,12 @@ class TheirFineTuning:
                     calls.next()
 
         torch.set_num_threads(default_threads(World()))
-        rows: Any = rows_of(task.train, task.head.kind, self.width)
+        rows: Any = encode_rows(task.train, task.head.kind, self.width)
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.exercise.model)
         pad: Any = transformers.DataCollatorWithPadding(tokenizer)
         trainer = transformers.Trainer(
             model=load_model(self.exercise.model, task.head, settings),
-            args=arguments(settings, folder, self.numbers, grouped=not self.width),
+            args=build_arguments(settings, folder, self.numbers, grouped=not self.width),
             train_dataset=rows,
             data_collator=transformers.default_data_collator if self.width else pad,
             processing_class=tokenizer,
@@ -195,7 +195,7 @@ def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:
     return getattr(transformers, head.architecture).from_pretrained(folder, dtype=torch.float32, **given)
 
 
-def arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: bool, on_cpu: bool = False) -> Any:
+def build_arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: bool, on_cpu: bool = False) -> Any:
     """Our settings as the Trainer takes them; it computes on a GPU where there is one, unless on_cpu says otherwise."""
     import transformers
 
@@ -224,7 +224,7 @@ def arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: boo
     )
 
 
-def rows_of(items: Items, kind: str, width: int = 0) -> list[dict[str, Any]]:
+def encode_rows(items: Items, kind: str, width: int = 0) -> list[dict[str, Any]]:
     """The items as rows of a dataset; padded to a `width`, or as long as they are."""
     encoded = items.encode(np.arange(len(items)))
     pieces, second = encoded.sequences

@@ -30,11 +30,11 @@ from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate
 from benchmarks.fine_tuners import SQUAD, Exercise, Numbers, OurFineTuning, TheirFineTuning
-from benchmarks.measure import DATA, ResultsFile, run_command, when
-from benchmarks.peer import missing
+from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
+from benchmarks.peer import find_missing_packages
 from benchmarks.sides import SideSpec, open_sides
 from benchmarks.tables import show_contest
-from benchmarks.texts import find_words, write_demo_task
+from benchmarks.texts import choose_vocabulary, write_demo_task
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.engine.precision import choose_dtype, name_dtype
@@ -82,7 +82,7 @@ def make_model(size: str, data: Path, folder: Path) -> Path:
     """A folder of transformers with fresh weights and the published vocabulary."""
     if size not in SIZES:
         raise UserError(f"--size {size}: is none of {', '.join(SIZES)}")
-    vocabulary = find_words(data)
+    vocabulary = choose_vocabulary(data)
     vocabulary.write(folder.with_name("vocabulary"))
     shape = Shape.from_size(size, len(vocabulary))
     weights = build_model(shape).initialize(0).state_dict()
@@ -117,14 +117,17 @@ def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
         speeds = {
             f"{side}_items_per_second": round(items / turns.summarise_side(side)["median"], 1) for side in turns.seconds
         }
-        ratios = turns.against()
+        ratios = turns.compute_ratios()
         found[what] = {**speeds, **({"times_as_fast": ratios["transformers"]} if ratios else {})}
     return found
 
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:
     """Goes through the contests, and keeps what is found after each, since they take minutes."""
-    absent, keeper = missing(*PEER), ResultsFile("finetuning", ["torch", "deepspeed", *PEER], settings.out)
+    absent, keeper = (
+        find_missing_packages(*PEER),
+        ResultsFile("finetuning", ["torch", "deepspeed", *PEER], settings.out),
+    )
     models = keeper.earlier.get("models", {})
     if settings.rounds < 1 or (settings.steps or 1) < 1:
         raise UserError("--rounds and --steps: at least 1")
@@ -144,7 +147,7 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
             if contest in DEMO and demo is not None:
                 exercise = replace(exercise, task="sst2", data=demo)
             name = f"{contest}, alone" if absent else contest  # takes the place of no ratio
-            one = {**run_contest(contest, settings.numbers, exercise, bool(absent)), **when()}
+            one = {**run_contest(contest, settings.numbers, exercise, bool(absent)), **describe_run()}
             found["contests"][name] = one
             written = keeper.keep({"models": models})
             show_contest(console, name, one)

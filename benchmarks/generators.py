@@ -53,11 +53,15 @@ class Masked(NamedTuple):
     labels: Pieces
 
 
-def original(job: ExamplesJob, out: Path) -> int:
+def generate_examples(job: ExamplesJob, out: Path) -> int:
     """Runs the original generator's algorithm; returns how many examples it wrote."""
     ids = {piece: number for number, piece in enumerate(job.vocabulary.read_text().split("\n")[:-1])}
     rng, words = Random(job.seed), list(ids)
-    documents = _read(job.text, lambda sentence: [piece for word in basic(sentence) for piece in wordpiece(word, ids)])
+
+    def cut(sentence: str) -> Pieces:
+        return [piece for word in split_words(sentence) for piece in split_pieces(word, ids)]
+
+    documents = _read(job.text, cut)
     rng.shuffle(documents)
     examples = [_example(pair, job.predictions, words, rng) for pair in _all_pairs(documents, job, rng)]
     rng.shuffle(examples)
@@ -82,7 +86,7 @@ def _read(text: Path, cut: Callable[[str], Pieces]) -> list[Document]:
 # The tokenizer.
 
 
-def basic(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Words and punctuation marks of a text, in lower case and without accents."""
     spaced = "".join(f" {character} " if _is_chinese(ord(character)) else character for character in _clean(text))
     words: list[str] = []
@@ -135,7 +139,7 @@ def _split(word: str) -> list[str]:
     return ["".join(part) for part in parts]
 
 
-def wordpiece(word: str, vocabulary: dict[str, int]) -> Pieces:
+def split_pieces(word: str, vocabulary: dict[str, int]) -> Pieces:
     """The longest pieces that a word has, from its start; [UNK] where it has none."""
     characters = list(word)
     if len(characters) > LONGEST_WORD:

@@ -36,10 +36,10 @@ from rich.console import Console
 
 from benchmarks.answerers import CORES, KINDS, Replies, Request, is_ours
 from benchmarks.contests import Turns, spread
-from benchmarks.measure import DATA, ResultsFile, run_command, when
+from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
 from benchmarks.sides import Side, SideFailedError, open_sides
 from benchmarks.tables import show_contest
-from benchmarks.texts import demo_sentences, find_words
+from benchmarks.texts import choose_vocabulary, read_demo_sentences
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -112,7 +112,7 @@ def split_requests(sequences: Sequence[Array], size: int) -> list[Request]:
     return [sequences[begin : begin + size] for begin in range(0, len(sequences), size)]
 
 
-def contests(
+def build_contests(
     settings: Inference, source: str, sentences: Sequence[Array], vocabulary: int, longest: int
 ) -> Iterator[InferenceContest]:
     """Everything that is asked about a model."""
@@ -134,7 +134,7 @@ def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str
         rows = path.read_text().splitlines()[1:]
         return "SST-2", [row.partition("\t")[0] for row in rows][: settings.sentences]
     console.print(f"{path} is not there: lengths are those of sentences of the demo corpus")
-    return "demo corpus", list(itertools.islice(demo_sentences(), settings.sentences))
+    return "demo corpus", list(itertools.islice(read_demo_sentences(), settings.sentences))
 
 
 def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Array]:
@@ -204,24 +204,24 @@ class Contestants:
         self._console.print(fault)
 
 
-def run(contest: InferenceContest, field: Contestants, rounds: int) -> dict[str, Any]:
+def run_contest(contest: InferenceContest, field: Contestants, rounds: int) -> dict[str, Any]:
     """Lets all sides answer in turns, after they were heard to say the same."""
     first = field.ask({name: contest.requests_for(name) for name in field.sides})
-    others = deviating({name: replies.logits for name, replies in first.items()})
+    others = find_deviations({name: replies.logits for name, replies in first.items()})
     field.lose({name: f"{contest.name}: {why}" for name, why in others.items()})
-    times = {name: repeats(sum(first[name].seconds), contest.at_once) for name in field.sides}
+    times = {name: count_repeats(sum(first[name].seconds), contest.at_once) for name in field.sides}
     turns = [
         field.ask({name: list(contest.requests_for(name)) * times[name] for name in field.sides}) for _ in range(rounds)
     ]
     return summarise(contest, {name: [turn[name] for turn in turns] for name in field.sides})
 
 
-def repeats(seconds: float, at_once: bool = False) -> int:
+def count_repeats(seconds: float, at_once: bool = False) -> int:
     """How many times a turn has the requests, so that it takes a while."""
     return 1 if at_once else max(1, min(MOST_REQUESTS, round(TURN_SECONDS / seconds)))
 
 
-def deviating(said: Mapping[str, Array]) -> dict[str, str]:
+def find_deviations(said: Mapping[str, Array]) -> dict[str, str]:
     """The sides that do not say what the judge says, within their rounding, and how far away they are: the judge is the
     side in fp32 that most others agree with."""
 
@@ -252,7 +252,8 @@ def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]])
             "sentences_per_second": spread(speeds[name], 1),
         }
     for mine in filter(is_ours, taken):
-        found["times_as_fast"][mine] = {name: ratio for name, ratio in turns.against(mine).items() if not is_ours(name)}
+        ratios = turns.compute_ratios(mine)
+        found["times_as_fast"][mine] = {name: ratio for name, ratio in ratios.items() if not is_ours(name)}
     return found
 
 
@@ -263,7 +264,7 @@ def measure(settings: Inference, console: Console) -> None:
         raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, KINDS))}")
     if min((settings.rounds, *settings.batches, *settings.mixed, *settings.lengths)) < 1 or settings.sentences < 0:
         raise UserError("--rounds, --batches, --lengths and --mixed: at least 1; --sentences: at least 0")
-    vocabulary = read_vocabulary(settings.model) if settings.model else find_words(settings.data)
+    vocabulary = read_vocabulary(settings.model) if settings.model else choose_vocabulary(settings.data)
     source, texts = read_sentences(settings, console) if settings.sentences else ("", [])
     keeper = ResultsFile("inference", ["torch", "transformers", "onnxruntime"], settings.out)
     models: dict[str, Any] = keeper.earlier.get("models", {})
@@ -275,10 +276,10 @@ def measure(settings: Inference, console: Console) -> None:
             sentences = cut_into_pieces(texts, vocabulary, shape.positions)
             with ExitStack() as stack:
                 field = Contestants(settings.sides, folder, stack, console)
-                found = models[size] = {"absent": field.absent, "rounds": settings.rounds, **when()}
+                found = models[size] = {"absent": field.absent, "rounds": settings.rounds, **describe_run()}
                 found |= {"mean_length": round(fmean(map(len, sentences)), 1)} if sentences else {}
-                for contest in contests(settings, source, sentences, len(vocabulary), shape.positions):
-                    found[contest.name] = run(contest, field, settings.rounds)
+                for contest in build_contests(settings, source, sentences, len(vocabulary), shape.positions):
+                    found[contest.name] = run_contest(contest, field, settings.rounds)
                     show_contest(console, f"{size}: {contest.name}", found[contest.name])
             console.print(f"kept in {keeper.keep({'threads': CORES, 'models': models})}")
 

@@ -29,7 +29,7 @@ from rich.console import Console
 
 from benchmarks.contests import alternate, spread
 from benchmarks.measure import ResultsFile, run_command
-from benchmarks.tables import loader, show
+from benchmarks.tables import show, summarise_loader
 from benchmarks.texts import make_shards
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
@@ -39,7 +39,8 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.objectives.mlm import MaskedPieces, MaskedSettings
 
 SEED = 12345
-WAYS: tuple[Literal["static", "dynamic"], ...] = ("static", "dynamic")
+Masks = Literal["static", "dynamic"]
+WAYS: tuple[Masks, ...] = ("static", "dynamic")
 """Masks of the shards, and masks that are drawn anew for every epoch."""
 WARM_UP = 1
 WANTED = 700_000
@@ -64,13 +65,13 @@ class Loader:
     """File for the numbers (default: in benchmarks/results, by the hardware)."""
 
 
-def opened(data: Path, manifest: Manifest, length: int, ranks: int, masks: Literal["static", "dynamic"]) -> Dataset:
-    """The shards as the first rank reads them: it compares those with their checksums that are its share."""
+def open_dataset(data: Path, manifest: Manifest, length: int, ranks: int, masks: Masks) -> Dataset:
+    """Opens the shards as the first rank does, which verifies its share of their checksums."""
     objective = MaskedPieces(MaskedSettings(masks=masks))
     return Dataset(data, manifest, length, rank=0, ranks=ranks, objective=objective)
 
 
-def reader(dataset: Dataset, sequences: int, ranks: int) -> Callable[[], tuple[int, float]]:
+def make_reader(dataset: Dataset, sequences: int, ranks: int) -> Callable[[], tuple[int, float]]:
     """Prepares the first rank's batch of the step that comes: its pieces, and the CPU seconds that it took."""
     order, steps = BatchOrder(Order(SEED, dataset.shard_rows), sequences * ranks), iter(range(10**6))
 
@@ -85,11 +86,12 @@ def reader(dataset: Dataset, sequences: int, ranks: int) -> Callable[[], tuple[i
 def measure_ranks(settings: Loader, data: Path, manifest: Manifest, ranks: int) -> list[dict[str, Any]]:
     """Pieces a second of CPU time by every way to mask, and how many times what a GPU takes that is."""
     readers = {
-        way: reader(opened(data, manifest, settings.length, ranks, way), settings.sequences, ranks) for way in WAYS
+        way: make_reader(open_dataset(data, manifest, settings.length, ranks, way), settings.sequences, ranks)
+        for way in WAYS
     }
     speeds: dict[str, list[float]] = {way: [] for way in WAYS}
 
-    def turn(way: Literal["static", "dynamic"]) -> float:
+    def turn(way: Masks) -> float:
         pieces, seconds = readers[way]()
         speeds[way].append(pieces / seconds)
         return seconds
@@ -117,7 +119,7 @@ def measure(settings: Loader, console: Console) -> None:
             raise UserError(f"--length {settings.length}: {data} has {', '.join(map(str, manifest.lengths()))}")
         rows = [row for ranks in settings.ranks for row in measure_ranks(settings, data, manifest, ranks)]
     found = {"wanted": WANTED, "speeds": rows}
-    show(console, loader(found))
+    show(console, summarise_loader(found))
     console.print(f"kept in {keeper.keep(found)}")
 
 

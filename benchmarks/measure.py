@@ -47,23 +47,23 @@ INSTRUCTION_SETS = {
 """Instructions by which processors multiply, the fastest first: Linux's names for them, and ours."""
 
 
-def when() -> dict[str, str]:
+def describe_run() -> dict[str, str]:
     """When and by what a part of the results was measured, for files with parts of several days."""
-    found = environment(["torch"])
+    found = describe_environment(["torch"])
     return {name: found[name] for name in ("date", "commit", "command", "torch")}
 
 
-def environment(libraries: Sequence[str], with_gpu: bool = True) -> dict[str, Any]:
+def describe_environment(libraries: Sequence[str], with_gpu: bool = True) -> dict[str, Any]:
     """What decides the numbers: the command, the commit, the hardware with its instruction sets, and versions."""
     script, *options = sys.argv
     own = Path(script).resolve()
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": " ".join(["python", str(own.relative_to(ROOT)) if own.is_relative_to(ROOT) else own.name, *options]),
-        "commit": commit(),
-        "hardware": hardware_kind(with_gpu and "torch" in libraries),
+        "commit": find_commit(),
+        "hardware": name_hardware(with_gpu and "torch" in libraries),
         "processor": _cpu_line("model name") or platform.machine(),
-        "instruction_sets": instruction_sets(),
+        "instruction_sets": list_instruction_sets(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(terse=True),
@@ -73,27 +73,27 @@ def environment(libraries: Sequence[str], with_gpu: bool = True) -> dict[str, An
     }
 
 
-def hardware_kind(with_gpu: bool = True) -> str:
+def name_hardware(with_gpu: bool = True) -> str:
     """Names the kind of hardware that numbers hold for, such as avx512-bf16-2-cores or nvidia-h100-80gb-hbm3."""
     gpu = _gpu().get("gpu") if with_gpu else None
     if gpu:
         return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-    return f"{next(iter(instruction_sets()), platform.machine().lower())}-{len(os.sched_getaffinity(0))}-cores"
+    return f"{next(iter(list_instruction_sets()), platform.machine().lower())}-{len(os.sched_getaffinity(0))}-cores"
 
 
-def instruction_sets() -> list[str]:
+def list_instruction_sets() -> list[str]:
     """What the processor has for multiplying, the fastest first."""
     flags = (_cpu_line("flags") or _cpu_line("Features")).split()
     return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
 
 
-def commit() -> str:
+def find_commit() -> str:
     """The commit that is measured, with + where files were changed since. Where the code is that for which wheels were
     gathered, it is theirs: the machine that measures may have no checkout, or one without the history."""
     git = ["git", "-C", str(ROOT)]
     questions = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", "*.py", "*.cpp", "*.h")
     gathered, _, digest = COMMIT.read_text().strip().partition(" ") if COMMIT.is_file() else ("", "", "")
-    if digest and digest == (now := code_digest()):
+    if digest and digest == (now := compute_code_digest()):
         return gathered
     try:
         head, changes = (subprocess.check_output([*git, *asked], stderr=subprocess.DEVNULL) for asked in questions)
@@ -102,7 +102,7 @@ def commit() -> str:
     return head.decode().strip() + ("+" if changes.strip() else "")
 
 
-def code_digest() -> str:
+def compute_code_digest() -> str:
     """The digest of all code that can be measured: trees with the same digest measure the same."""
     paths = (path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cpp", ".h"))
     lines = [f"{path.relative_to(ROOT)} {sha256(path)}" for path in sorted(paths)]
@@ -127,7 +127,7 @@ def _gpu() -> dict[str, Any]:
     return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
 
 
-def gpu_state(device: Any = "cuda") -> dict[str, float]:
+def read_gpu_state(device: Any = "cuda") -> dict[str, float]:
     """The clocks of a GPU in MHz, its power in watts and its temperature in degrees, which move its speed; nothing
     where there is none or its driver does not say."""
     if "cuda" not in str(device):
@@ -153,9 +153,9 @@ def _cpu_line(name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
 
 
-def results_file(benchmark: str, with_gpu: bool = True) -> Path:
+def name_results_file(benchmark: str, with_gpu: bool = True) -> Path:
     """Where the numbers of this machine are kept: another kind of hardware has another file."""
-    return RESULTS / f"{benchmark}-{hardware_kind(with_gpu)}.json"
+    return RESULTS / f"{benchmark}-{name_hardware(with_gpu)}.json"
 
 
 def write_results(path: Path, results: dict[str, Any]) -> Path:
@@ -170,7 +170,7 @@ class ResultsFile:
 
     def __init__(self, benchmark: str, libraries: Sequence[str], out: Path | None, with_gpu: bool = True) -> None:
         self._benchmark, self._libraries, self._with_gpu = benchmark, libraries, with_gpu
-        self.path = out or results_file(benchmark, with_gpu)
+        self.path = out or name_results_file(benchmark, with_gpu)
 
     @cached_property
     def earlier(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class ResultsFile:
 
     def keep(self, found: Mapping[str, Any]) -> Path:
         """Writes these numbers, and returns the file that has them now."""
-        about = {"benchmark": self._benchmark, "environment": environment(self._libraries, self._with_gpu)}
+        about = {"benchmark": self._benchmark, "environment": describe_environment(self._libraries, self._with_gpu)}
         return write_results(self.path, {"format": FORMAT, **about, **found})
 
 
@@ -207,7 +207,7 @@ def run_command(
     kind: type[Settings], do: Callable[[Settings, Console], int | None], words: Sequence[str] | None = None
 ) -> NoReturn:
     """Reads the command line of an entry, does what it says, and ends with its exit code."""
-    with mistakes_told():
+    with handle_mistakes():
         sys.exit(do(read_command(kind, words), open_console(soft_wrap=True)) or 0)
 
 
@@ -222,7 +222,7 @@ def read_recipe_command(kind: type[Settings], words: Sequence[str]) -> tuple[Set
 
 
 @contextmanager
-def mistakes_told() -> Iterator[None]:
+def handle_mistakes() -> Iterator[None]:
     """Around an entry: prints a user's mistake without a traceback, and ends with exit code 2."""
     try:
         yield

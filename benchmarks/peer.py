@@ -17,18 +17,18 @@ from data_prep.common.errors import UserError
 from pretraining.model.batch import PretrainingBatch
 
 
-def missing(*packages: str) -> list[str]:
+def find_missing_packages(*packages: str) -> list[str]:
     """Which of these packages are not installed."""
     return [name for name in packages if find_spec(name) is None]
 
 
-def require(*packages: str) -> None:
+def require_packages(*packages: str) -> None:
     """Says which package of a peer is not installed."""
-    if absent := missing(*packages):
+    if absent := find_missing_packages(*packages):
         raise UserError(f"not installed: {', '.join(absent)}; nothing is compared with it")
 
 
-def hush() -> None:
+def silence_transformers() -> None:
     """Keeps bars, warnings and advice of transformers and what it calls out of the tables."""
     logging.disable(logging.WARNING)
     theirs: Any = import_module("transformers.utils.logging")
@@ -36,7 +36,7 @@ def hush() -> None:
     theirs.disable_progress_bar()
 
 
-def pad(rows: Sequence[Array], width: int = 0, filler: int = 0) -> Array:
+def pad_rows(rows: Sequence[Array], width: int = 0, filler: int = 0) -> Array:
     """Rows of different lengths as a table, as wide as the longest of them unless a `width` is given."""
     table = np.full((len(rows), width or max(map(len, rows))), filler, np.int64)
     for line, row in zip(table, rows, strict=True):
@@ -46,12 +46,12 @@ def pad(rows: Sequence[Array], width: int = 0, filler: int = 0) -> Array:
 
 def pad_inputs(sequences: Sequence[Array], width: int = 0) -> dict[str, Array]:
     """Sequences of pieces as transformers takes them, with ones where there are pieces."""
-    ids = pad(sequences, width)
+    ids = pad_rows(sequences, width)
     lengths = np.array([len(pieces) for pieces in sequences])
     return {"input_ids": ids, "attention_mask": (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)}
 
 
-def padded(batch: PretrainingBatch) -> dict[str, torch.Tensor]:
+def pad_batch(batch: PretrainingBatch) -> dict[str, torch.Tensor]:
     """The batch as transformers takes it, padded to its longest sequence."""
     flat = torch.full_like(batch.pieces, -100)
     flat[batch.chosen] = batch.labels
@@ -60,6 +60,6 @@ def padded(batch: PretrainingBatch) -> dict[str, torch.Tensor]:
         return [values[start:end].numpy() for start, end in pairwise(batch.starts.tolist())]
 
     inputs = pad_inputs(rows(batch.pieces))
-    inputs |= {"token_type_ids": pad(rows(batch.segments)), "labels": pad(rows(flat), filler=-100)}
+    inputs |= {"token_type_ids": pad_rows(rows(batch.segments)), "labels": pad_rows(rows(flat), filler=-100)}
     tensors = {name: torch.from_numpy(table) for name, table in inputs.items()}
     return {**tensors, "next_sentence_label": batch.random_next}

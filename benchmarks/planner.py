@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 from dataclasses import dataclass
 
-from benchmarks.measure import mistakes_told, read_recipe_command
+from benchmarks.measure import handle_mistakes, read_recipe_command
 from data_prep.common.errors import check_all
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
         lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
     )
     cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
-    target = make_target(choosing(recipe), manifest, *cluster, settings.gpu_memory)
+    target = make_target(choose_micro_batches(recipe), manifest, *cluster, settings.gpu_memory)
     check_batches(recipe, settings.nodes, settings.gpus_per_node)
     console.print(f"{settings.recipe.stem} on {target.where}\n")
     plans = plan_stages(target)
@@ -71,12 +71,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def choosing(recipe: Recipe) -> Recipe:
+def choose_micro_batches(recipe: Recipe) -> Recipe:
     """The recipe without micro-batches of its own: here they are chosen."""
     phases = [phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases]
     return recipe.model_copy(update={"phases": type(recipe.phases)(phases)})
 
 
 if __name__ == "__main__":
-    with mistakes_told():
+    with handle_mistakes():
         sys.exit(main(sys.argv[1:]))

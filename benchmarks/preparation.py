@@ -33,12 +33,12 @@ import psutil
 from rich.console import Console
 
 from benchmarks.contests import OURS, alternate
-from benchmarks.generators import ExamplesJob, original
+from benchmarks.generators import ExamplesJob, generate_examples
 from benchmarks.measure import DATA, SHARD, ResultsFile, run_command
-from benchmarks.processes import one_core
-from benchmarks.tables import matrix, show, show_contest
-from benchmarks.texts import find_words
-from benchmarks.whole_runs import PreparationRun, whole_runs
+from benchmarks.processes import pin_to_one_core
+from benchmarks.tables import build_table, show, show_contest
+from benchmarks.texts import choose_vocabulary
+from benchmarks.whole_runs import PreparationRun, measure_whole_runs
 from data_prep.common.errors import UserError
 from data_prep.pipeline import LIBRARIES
 from data_prep.readers import READERS, demo
@@ -88,7 +88,7 @@ class SourceText:
             docs = tuple(str(data / name) for name in ("wiki", "books") if (data / name).is_dir())
             files = tuple(sorted((data / "wiki").rglob("wiki_*")))
             return cls(docs, files, "wikiextractor", data / "vocab.txt")
-        find_words(data).write(folder / "demo")
+        choose_vocabulary(data).write(folder / "demo")
         return cls(("demo",), tuple(demo.files()), "demo", folder / "demo" / VOCABULARY)
 
     def write(self, path: Path, megabytes: float) -> float:
@@ -105,7 +105,7 @@ class SourceText:
         return round(size / 1e6, 1)
 
 
-def tokenizers_alone(job: ExamplesJob) -> None:
+def run_tokenizers(job: ExamplesJob) -> None:
     """What `tokenizers` takes for the pieces alone, in batches, as fast as it is used from Python."""
     pipeline = load_vocabulary(job.vocabulary, cased=False).pipeline()
     with job.text.open(encoding="utf-8") as file:
@@ -114,7 +114,7 @@ def tokenizers_alone(job: ExamplesJob) -> None:
         pipeline.encode_batch(sentences[at : at + BATCH], add_special_tokens=False)
 
 
-def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
+def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
     """All sides in turns on one core, each from the text to the file that it writes."""
     settings = Settings(
         docs=((str(job.text),),),
@@ -123,11 +123,11 @@ def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
         lengths=(job.length,),
         duplicates=job.duplicates,
     )
-    with tempfile.TemporaryDirectory() as folder, one_core():
+    with tempfile.TemporaryDirectory() as folder, pin_to_one_core():
         sides: dict[str, Callable[[], Any]] = {
             OURS: PreparationRun(settings),
-            "original": partial(original, job, Path(folder) / "original"),
-            "tokenizers alone": partial(tokenizers_alone, job),
+            "original": partial(generate_examples, job, Path(folder) / "original"),
+            "tokenizers alone": partial(run_tokenizers, job),
         }
         sides[OURS]()  # compiles
         turns = alternate(sides, rounds)
@@ -139,11 +139,11 @@ def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
         "sides": {
             name: {"seconds": each, "mb_per_s": round(megabytes / each["median"], 2)} for name, each in seconds.items()
         },
-        "times_as_fast_as": turns.against(),
+        "times_as_fast_as": turns.compute_ratios(),
     }
 
 
-def contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
+def run_contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
     """A contest for every size of text, with one duplicate and with five."""
     found = {}
     for size in settings.peer_mb:
@@ -152,33 +152,33 @@ def contests(settings: Preparation, text: SourceText, folder: Path, console: Con
         for duplicates in (1, 5):
             job = ExamplesJob(path, text.vocabulary, duplicates=duplicates)
             name = f"{megabytes:g} MB, {duplicates} duplicate{'s' if duplicates > 1 else ''}"
-            found[name] = contest(job, megabytes, settings.rounds)
+            found[name] = run_contest(job, megabytes, settings.rounds)
             show_contest(console, name, found[name])
     return found
 
 
-def growth(settings: Preparation, corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
+def measure_growth(settings: Preparation, corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
     """Memory and time of a run with two workers, for corpora of growing size; the last trains its own vocabulary."""
     rows = []
     for size in settings.growth_mb:
         text = folder / "growth" / "text.txt"
         text.parent.mkdir(exist_ok=True)
         megabytes = corpus.write(text, size)
-        rows.append(watched([str(text)], megabytes, corpus.vocabulary))
+        rows.append(watch_run([str(text)], megabytes, corpus.vocabulary))
         if megabytes < size:  # that is all there is
-            return [*rows, watched([str(text)], megabytes, None)]
+            return [*rows, watch_run([str(text)], megabytes, None)]
     paths = [path for each in corpus.docs for path in Path(each).rglob("*") if path.is_file()]
     everything = round(sum(path.stat().st_size for path in paths) / 1e6, 1)
-    return [*rows, *(watched(list(corpus.docs), everything, given) for given in (corpus.vocabulary, None))]
+    return [*rows, *(watch_run(list(corpus.docs), everything, given) for given in (corpus.vocabulary, None))]
 
 
-def watched(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:
+def watch_run(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:
     """Runs shard.py and watches the memory of each of its processes."""
     peaks: dict[int, int] = {}
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, str(SHARD), "--docs", *docs, "--out", f"{out}/d", "--workers", "2"]
         command += ["--vocab", str(vocabulary)] if vocabulary else []
-        seconds = watch(command, peaks)
+        seconds = watch_memory(command, peaks)
     main, *workers = peaks.values()
     return {
         "text_mb": megabytes,
@@ -190,7 +190,7 @@ def watched(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[
     }
 
 
-def watch(command: Sequence[str], peaks: dict[int, int]) -> float:
+def watch_memory(command: Sequence[str], peaks: dict[int, int]) -> float:
     """Runs a command to its end and notes the largest resident memory of each of its processes; returns its seconds."""
     start = time.perf_counter()
     process = psutil.Popen(command, stdout=subprocess.DEVNULL)
@@ -216,16 +216,16 @@ def run(settings: Preparation, console: Console) -> None:
 def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Console) -> dict[str, Any]:
     """All contests, and how a run grows with the text."""
     console.print(f"text: {' '.join(corpus.docs)}", markup=False)
-    found: dict[str, Any] = {"text": corpus.format, "contests": contests(settings, corpus, folder, console)}
+    found: dict[str, Any] = {"text": corpus.format, "contests": run_contests(settings, corpus, folder, console)}
     found["whole_runs"] = [
-        whole_runs(corpus.files, corpus.format, corpus.vocabulary, size, settings.rounds)
+        measure_whole_runs(corpus.files, corpus.format, corpus.vocabulary, size, settings.rounds)
         for size in settings.run_mb
         if size
     ]
-    show(console, [matrix("whole runs", found["whole_runs"])])
+    show(console, [build_table("whole runs", found["whole_runs"])])
     if any(settings.growth_mb):
-        found["growth"] = growth(settings, corpus, folder)
-        show(console, [matrix("growth", found["growth"])])
+        found["growth"] = measure_growth(settings, corpus, folder)
+        show(console, [build_table("growth", found["growth"])])
     return found
 
 

@@ -19,7 +19,7 @@ SAVING = 120.0
 
 
 @contextmanager
-def one_core() -> Iterator[None]:
+def pin_to_one_core() -> Iterator[None]:
     """Keeps this process on one core meanwhile."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})

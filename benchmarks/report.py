@@ -77,7 +77,7 @@ def describe_tables(found: Results) -> Iterable[ResultTable]:
     return build_tables(TableResult.model_validate(found, strict=False))
 
 
-def heading(name: str, found: Results) -> str:
+def format_heading(name: str, found: Results) -> str:
     """The line above the tables of a file of results."""
     return f"{describe_machine(found['environment'])} (`{name}.json`):"
 
@@ -89,7 +89,10 @@ def rewrite(text: str, results: Mapping[str, Results]) -> str:
         parts = []
         for name, found in results.items():
             if found["benchmark"] == match[2]:
-                parts += [heading(name, found), *filter(None, (table.markdown() for table in describe_tables(found)))]
+                parts += [
+                    format_heading(name, found),
+                    *filter(None, (table.to_markdown() for table in describe_tables(found))),
+                ]
         return f"{match[1]}\n" + "".join(f"{part}\n\n" for part in parts) + match[3]
 
     return MARKED.sub(tables, text)
@@ -100,7 +103,7 @@ def report(settings: Report, console: Console) -> None:
     results = read_all(settings.results)
     if not settings.docs:
         for name, found in results.items():
-            console.print(heading(name, found), markup=False)
+            console.print(format_heading(name, found), markup=False)
             show(console, describe_tables(found))
         return
     for path in PAGES:

@@ -44,7 +44,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from benchmarks.contests import alternate
-from benchmarks.measure import mistakes_told, read_recipe_command
+from benchmarks.measure import handle_mistakes, read_recipe_command
 from benchmarks.scaling_report import SILENT, Note, describe_launch, read_notes, report
 from benchmarks.texts import DEMO, make_demo
 from benchmarks.training_sides import Training
@@ -118,7 +118,7 @@ class RankSteps:
         order, steps = Order(recipe.seed, dataset.shard_rows), range(WARM_UP + settings.steps)
         self.batches: dict[str, list[PretrainingBatches]] = {}
         """This rank's batches of all steps, by the kind of scaling."""
-        for kind, (batch, accumulation) in batch_sizes(settings, device, world.size).items():
+        for kind, (batch, accumulation) in choose_batches(settings, device, world.size).items():
             read = partial(step_batches, dataset, BatchOrder(order, batch))
             self.batches[kind] = [read(step, world.rank, world.size, accumulation) for step in steps]
 
@@ -144,7 +144,7 @@ class RankSteps:
         synchronize(self.device)
 
 
-def batch_sizes(settings: Scaling, device: torch.device, processes: int) -> dict[str, tuple[int, int]]:
+def choose_batches(settings: Scaling, device: torch.device, processes: int) -> dict[str, tuple[int, int]]:
     """The global batch and the micro-batches of a rank in it, by the kind of scaling; the strong one is left out where
     so many processes cannot share its batch alike."""
     on_gpu = device.type == "cuda"
@@ -158,7 +158,7 @@ def batch_sizes(settings: Scaling, device: torch.device, processes: int) -> dict
 
 
 @contextmanager
-def silent_group(world: World) -> Iterator[None]:
+def open_silent_group(world: World) -> Iterator[None]:
     """A group as large, whose messages go nowhere: this rank does its share of the work, and waits for nobody."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -186,7 +186,7 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
     store, _ = open_stores()
     disconnect()
     if world.size > 1 and recipe.parallel.zero < 3:  # under ZeRO 3 messages bring the weights
-        with silent_group(world):
+        with open_silent_group(world):
             store.set(f"silent/{world.rank}", json.dumps(work.measure()))
         if world.rank == 0:
             found[SILENT] = [json.loads(store.find(f"silent/{rank}", 600.0) or "") for rank in range(world.size)]
@@ -278,5 +278,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with mistakes_told():
+    with handle_mistakes():
         sys.exit(main(sys.argv[1:]))

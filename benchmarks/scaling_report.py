@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.charts import curves, scaling_chart
+from benchmarks.charts import draw_scaling, group_points
 from benchmarks.contests import Turns, spread
 from benchmarks.measure import ResultsFile
-from benchmarks.tables import scaling, show
+from benchmarks.tables import show, summarise_scaling
 from data_prep.common.errors import UserError
 from pretraining.reporting.figures import save
 
@@ -62,11 +62,11 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
     points = find_points(notes)
     found = {**described, "device": notes[0].device, "dtype": notes[0].dtype, "points": points}
     path = ResultsFile("scaling", ["torch", "deepspeed"], out, notes[0].device == "cuda").keep(found)
-    show(console, scaling(found))
+    show(console, summarise_scaling(found))
     if find_spec("matplotlib") is None:
         drawn = ", and not drawn: matplotlib is not installed"
     else:
-        save(scaling_chart(points), path.with_suffix(".png"))
+        save(draw_scaling(points), path.with_suffix(".png"))
         drawn = f" and {path.with_suffix('.png')}"
     console.print(f"{conclude(points)}; kept in {path}{drawn}")
 
@@ -93,7 +93,7 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
     work = (sequences / note.processes) / (base.steps[kind]["sequences"] / base.processes)
 
     def efficiency(of: str) -> dict[str, float]:
-        return {name: round(value * work, 3) for name, value in turns.ratio(f"{base.name} seconds", of).items()}
+        return {name: round(value * work, 3) for name, value in turns.compute_ratio(f"{base.name} seconds", of).items()}
 
     point = {
         "processes": note.processes,
@@ -105,7 +105,7 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
         "efficiency": efficiency(side),
     }
     if silent in turns.seconds:
-        communication = round(1 - turns.ratio(silent, side)["median"], 3)
+        communication = round(1 - turns.compute_ratio(silent, side)["median"], 3)
         return {**point, "ideal": efficiency(silent), "communication": communication}
     alone = note.processes == 1
     return {**point, "ideal": point["efficiency"] if alone else None, "communication": 0.0 if alone else None}
@@ -116,6 +116,6 @@ def conclude(points: Sequence[Mapping[str, Any]]) -> str:
     unit = "nodes" if max(point["nodes"] for point in points) > 1 else "processes"
     told = [
         f"{kind} " + ", ".join(f"{point[unit]}: {point['efficiency']['median']:.0%}" for point in of_kind)
-        for kind, of_kind in curves(points).items()
+        for kind, of_kind in group_points(points).items()
     ]
     return f"efficiency by {unit}: {'; '.join(told)}"

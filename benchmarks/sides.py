@@ -74,7 +74,7 @@ class Side:
             self.process.join(10)
             code = self.process.exitcode
             kind = NoMemoryError if code == -signal.SIGKILL else SideFailedError
-            raise kind(f"{self.name}: {ending(code)}") from None
+            raise kind(f"{self.name}: {describe_exit(code)}") from None
         if isinstance(answer, UserError):
             kind = NoMemoryError if isinstance(answer, NoMemoryError) else SideFailedError
             raise kind(f"{self.name}: {answer}")
@@ -89,7 +89,7 @@ class Side:
             self.process.join()
 
 
-def ending(exit_code: int | None) -> str:
+def describe_exit(exit_code: int | None) -> str:
     """Why a process may have ended without a word."""
     if exit_code == -signal.SIGKILL:
         memory = read_total_memory(torch.device("cpu")) / 2**30
@@ -108,7 +108,7 @@ def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[
         for name, kind in kinds.items():
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(kind, arguments, theirs), daemon=True)
-            with prepared_environment(kind):
+            with prepare_environment(kind):
                 process.start()
             theirs.close()
             sides[name] = Side(name, process, ours)
@@ -167,7 +167,7 @@ def offer_to_be_killed() -> None:
 
 
 @contextmanager
-def prepared_environment(kind: SideSpec) -> Iterator[None]:
+def prepare_environment(kind: SideSpec) -> Iterator[None]:
     """What must be in the environment before a side's process loads torch."""
     before = dict(os.environ)
     if kind.prepared:
@@ -180,7 +180,7 @@ def prepared_environment(kind: SideSpec) -> Iterator[None]:
 
 
 @contextmanager
-def muffled() -> Iterator[None]:
+def silence_stderr() -> Iterator[None]:
     """Leaves out what PyTorch's profiler says on the stream of errors, which no setting keeps it from."""
     sys.stderr.flush()
     before = os.dup(2)

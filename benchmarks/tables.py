@@ -7,7 +7,7 @@ JSON.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class ResultTable:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """The table as a page of documentation has it."""
         rows = [f"| {' | '.join(word.replace('|', '/') for word in row)} |" for row in (self.head, *self.rows)]
         title = f"{self.title}:\n\n" if self.title else ""
@@ -61,16 +61,16 @@ def show_contest(console: Console, name: str, contest: Results) -> None:
         shown = {figure: value for figure, value in figures.items() if is_cell(value)}
         medians = {figure: value["median"] if isinstance(value, Mapping) else value for figure, value in shown.items()}
         rows.append({"side": side, **medians})
-    show(console, [matrix(name, rows), matrix("times as fast", [times(contest)])])
+    show(console, [build_table(name, rows), build_table("times as fast", [list_ratios(contest)])])
 
 
-def cell(value: Any, name: str = "") -> str:
+def format_cell(value: Any, name: str = "") -> str:
     """A value in words: shares in percent, a spread as its median with the lowest and the highest."""
     if isinstance(value, Mapping):
-        ends = [cell(value[end], name) for end in ("lowest", "highest") if end in value]
-        return cell(value["median"], name) + (f" ({' to '.join(ends)})" if ends else "")
+        ends = [format_cell(value[end], name) for end in ("lowest", "highest") if end in value]
+        return format_cell(value["median"], name) + (f" ({' to '.join(ends)})" if ends else "")
     if isinstance(value, list):
-        return ", ".join(map(cell, value)) if len(value) <= 6 else f"{len(value)} values"
+        return ", ".join(map(format_cell, value)) if len(value) <= 6 else f"{len(value)} values"
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if not isinstance(value, float):
@@ -87,25 +87,25 @@ def is_cell(value: Any) -> bool:
     return not isinstance(value, list) or not any(isinstance(each, Mapping | list) for each in value)
 
 
-def titled(name: str) -> str:
+def format_title(name: str) -> str:
     """The name of a figure as a page has it."""
     words = name.replace("_per_s", "/s").replace("/second", "/s").replace("_", " ")
     return re.sub(r"\b[mg]b\b", lambda unit: unit[0].upper(), words)
 
 
-def matrix(title: str, rows: Sequence[Results]) -> ResultTable:
+def build_table(title: str, rows: Sequence[Results]) -> ResultTable:
     """A table of records."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [[cell(row.get(name), name) for name in names] for row in rows]
-    return ResultTable(title, [titled(name) for name in names], lines)
+    lines = [[format_cell(row.get(name), name) for name in names] for row in rows]
+    return ResultTable(title, [format_title(name) for name in names], lines)
 
 
-def middle(value: Any) -> float:
+def read_median(value: Any) -> float:
     """The median of a spread, or the number itself."""
     return float(value["median"] if isinstance(value, Mapping) else value)
 
 
-def contests_of(found: Results) -> Iterator[tuple[str, dict[str, Results]]]:
+def list_contests(found: Results) -> Iterator[tuple[str, dict[str, Results]]]:
     """The contests of a file, of each model where it has several."""
     for model, each in found.get("models", {"": found}).items():
         held = {name: one for name, one in each.get("contests", each).items() if isinstance(one, Mapping)}
@@ -113,13 +113,13 @@ def contests_of(found: Results) -> Iterator[tuple[str, dict[str, Results]]]:
             yield model, contests
 
 
-def contest_name(name: str, contest: Results) -> str:
+def name_contest(name: str, contest: Results) -> str:
     """`base-128` of 32 sequences in words."""
     parts = re.fullmatch(r"([a-z]+)-(\d+)(?:-auto|-\d+)?", name)
     return f"{parts[1]} at {parts[2]}, {contest['sequences']} sequences" if parts and "sequences" in contest else name
 
 
-def times(contest: Results) -> dict[str, Any]:
+def list_ratios(contest: Results) -> dict[str, Any]:
     """How many times as fast we are as each peer that took turns with us."""
     if "against" in contest:
         against = contest["against"].items()
@@ -132,24 +132,24 @@ def times(contest: Results) -> dict[str, Any]:
     return dict(contest.get("times_as_fast_as", {}))
 
 
-def in_short(found: Results) -> Iterator[ResultTable]:
+def summarise_contests(found: Results) -> Iterator[ResultTable]:
     """A row for each contest: some figures of ours, and how many times as fast as the peers we are; then whole runs."""
-    for model, contests in contests_of(found):
+    for model, contests in list_contests(found):
         rows = []
         for name, each in contests.items():
-            taken, ours = times(each), each.get("sides", {}).get("cloze", {})
+            taken, ours = list_ratios(each), each.get("sides", {}).get("cloze", {})
             along = {f"our {figure}": ours[figure] for figure in ALONG if figure in ours}
-            own = {figure: cell(middle(value), figure) for figure, value in along.items()}
+            own = {figure: format_cell(read_median(value), figure) for figure, value in along.items()}
             if own or taken:
-                rows.append({model or "contest": contest_name(name, each), **own, **taken})
+                rows.append({model or "contest": name_contest(name, each), **own, **taken})
         if rows:
-            yield matrix("How many times as fast we are", rows)
+            yield build_table("How many times as fast we are", rows)
     for name in ("whole_runs", "growth"):
         if found.get(name):
-            yield matrix(titled(name), found[name])
+            yield build_table(format_title(name), found[name])
 
 
-def scaling(found: Results) -> Iterator[ResultTable]:
+def summarise_scaling(found: Results) -> Iterator[ResultTable]:
     """Efficiencies as they are, and as they would be if no process waited for another."""
     several = max(point["nodes"] for point in found["points"]) > 1
     names = ("scaling", *["nodes"] * several, "processes", "threads", "sequences")
@@ -157,20 +157,20 @@ def scaling(found: Results) -> Iterator[ResultTable]:
     for point in found["points"]:
         counted = {name: str(point[name]) for name in names}
         shares = {name: point[name] for name in ("efficiency", "ideal", "communication")}
-        percent = {name: "–" if share is None else share and f"{middle(share):.0%}" for name, share in shares.items()}
-        rows.append({**counted, "sequences/s": cell(point["sequences_per_second"]), **percent})
-    yield matrix("", rows)
+        percent = {
+            name: "–" if share is None else share and f"{read_median(share):.0%}" for name, share in shares.items()
+        }
+        rows.append({**counted, "sequences/s": format_cell(point["sequences_per_second"]), **percent})
+    yield build_table("", rows)
 
 
-def loader(found: Results) -> Iterator[ResultTable]:
+def summarise_loader(found: Results) -> Iterator[ResultTable]:
     """How many pieces a second one rank's thread prepares."""
-    rows = [{**row, "pieces_per_second": f"{middle(row['pieces_per_second']):,.0f}"} for row in found["speeds"]]
-    yield matrix("", rows)
+    rows = [{**row, "pieces_per_second": f"{read_median(row['pieces_per_second']):,.0f}"} for row in found["speeds"]]
+    yield build_table("", rows)
 
 
 def summarise_results(found: Results) -> Iterable[ResultTable]:
     """The tables of a file of results."""
-    summarise: Callable[[Results], Iterable[ResultTable]] = {"scaling": scaling, "loader": loader}.get(
-        found["benchmark"], in_short
-    )
-    return summarise(found)
+    functions = {"scaling": summarise_scaling, "loader": summarise_loader}
+    return functions.get(found["benchmark"], summarise_contests)(found)

@@ -67,7 +67,7 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
     return make_shards(out, *words, *LENGTHS)
 
 
-def demo_sentences() -> Iterator[str]:
+def read_demo_sentences() -> Iterator[str]:
     """Sentences of the documentation strings of this Python."""
     from data_prep.readers import demo
 
@@ -77,14 +77,14 @@ def demo_sentences() -> Iterator[str]:
                 yield from (sentence for sentence in re.split(r"(?<=[.!?]) ", passage) if len(sentence) > 1)
 
 
-def find_words(data: Path) -> Vocabulary:
+def choose_vocabulary(data: Path) -> Vocabulary:
     """The published vocabulary where it is at hand, otherwise one of the words of the demo corpus."""
     from data_prep.vocabulary.source import find_vocabulary
     from data_prep.vocabulary.vocabulary import train_vocabulary
 
     if (data / "vocab.txt").is_file():
         return find_vocabulary(str(data / "vocab.txt"), cased=False)
-    words = Counter(word for each in demo_sentences() for word in re.findall(r"\w+|[^\w\s]", each.lower()))
+    words = Counter(word for each in read_demo_sentences() for word in re.findall(r"\w+|[^\w\s]", each.lower()))
     return train_vocabulary(words, DEMO_PIECES, cased=False)
 
 
@@ -93,7 +93,8 @@ def write_demo_task(folder: Path) -> Path:
     that stands for the one of real tasks."""
     task = folder / "glue" / "SST-2"
     task.mkdir(parents=True)
-    rows = [f"{sentence}\t{number % 2}\n" for number, sentence in enumerate(demo_sentences()) if "\t" not in sentence]
+    sentences = [sentence for sentence in read_demo_sentences() if "\t" not in sentence]
+    rows = [f"{sentence}\t{number % 2}\n" for number, sentence in enumerate(sentences)]
     for name, some in (("train", rows), ("dev", rows[:64])):
         (task / f"{name}.tsv").write_text("".join(["sentence\tlabel\n", *some]))
     return folder

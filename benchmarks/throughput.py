@@ -34,8 +34,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate, spread
-from benchmarks.measure import DATA, ResultsFile, gpu_state, run_command, when
-from benchmarks.peer import missing
+from benchmarks.measure import DATA, ResultsFile, describe_run, read_gpu_state, run_command
+from benchmarks.peer import find_missing_packages
 from benchmarks.sides import NoMemoryError, Side, SideSpec, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import find_shards
@@ -65,17 +65,17 @@ MOST_SEQUENCES = 4096
 """Sequences of a step of which the largest part that fits is taken, where a contest has as many as fit."""
 
 
-def ours(**sections: Any) -> SideSpec:
+def build_our_side(**sections: Any) -> SideSpec:
     """Our side with some sections of a recipe."""
     return SideSpec(partial(OurTraining, settings=EngineSettings(**sections)))
 
 
 SIDES = {
     OURS: SideSpec(OurTraining),
-    "cloze, compiled": ours(compute=Compute(compile=True)),
-    "cloze, deterministic": ours(compute=Compute(deterministic=True)),
-    "cloze, LAMB": ours(optimizer=Optimizer(name="lamb")),
-    "cloze, Muon": ours(optimizer=Optimizer(name="muon")),
+    "cloze, compiled": build_our_side(compute=Compute(compile=True)),
+    "cloze, deterministic": build_our_side(compute=Compute(deterministic=True)),
+    "cloze, LAMB": build_our_side(optimizer=Optimizer(name="lamb")),
+    "cloze, Muon": build_our_side(optimizer=Optimizer(name="muon")),
     "transformers": SideSpec(TheirTraining, prepared=False),
     "transformers, compiled": SideSpec(partial(TheirTraining, compiled=True), prepared=False),
     "transformers, memory kept": SideSpec(TheirTraining),
@@ -126,13 +126,13 @@ class Bench:
     apart: bool = False
 
 
-def sides_for(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
+def choose_sides(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
     """Who takes part. Kept memory is a matter of CPUs: on a GPU, PyTorch keeps it for everyone."""
     unknown = [name for name in settings.against if name not in SIDES]
     if unknown:
         raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
     peers: tuple[str, ...] = ("transformers", "transformers, memory kept")[: 2 if device.type == "cpu" else 1]
-    if missing("transformers"):
+    if find_missing_packages("transformers"):
         if settings.peer == "transformers":
             raise UserError("--peer transformers: is not installed; pip install transformers, or take --peer none")
         if settings.peer == "auto":
@@ -142,7 +142,7 @@ def sides_for(settings: Throughput, device: torch.device, console: Console) -> t
     return tuple(dict.fromkeys((OURS, *wanted, *settings.against)))
 
 
-def usual(bench: Bench) -> Iterator[Contest]:
+def list_usual_contests(bench: Bench) -> Iterator[Contest]:
     """The contests for a CPU or a GPU that the data is long enough for."""
     for contest in map(Contest.parse, ON_GPU if bench.device.type == "cuda" else ON_CPU):
         if Manifest.read(bench.shards).length_for(contest.length) is not None:
@@ -173,7 +173,7 @@ class ContestRun:
         self._contest, self._bench = contest, bench
         self._shape, read = contest.open(bench.shards)
         self._batches = [read(step) for step in range(WARM_UP + bench.rounds)]
-        self._clocks_before = gpu_state(bench.device)
+        self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
         self._peaks: dict[str, float] = {}
         """The largest memory of each side, in GiB."""
@@ -205,7 +205,7 @@ class ContestRun:
         """Returns the results of all sides so far."""
         ceiling, batches = statistics.median(self._ceilings), self._batches[WARM_UP:]
         figures = {name: summarise(self._shape, batches, each, ceiling) for name, each in self._seconds.items()}
-        clocks = {"before": self._clocks_before, "after": gpu_state(self._bench.device)}
+        clocks = {"before": self._clocks_before, "after": read_gpu_state(self._bench.device)}
         return {
             "sequences": self._contest.sequences,
             "matrix_gflops": round(ceiling / 1e9),
@@ -213,7 +213,7 @@ class ContestRun:
             **({"gpu": clocks} if self._clocks_before else {}),
             "apart": self._bench.apart,
             "sides": {name: {**each, "peak_memory_gib": self._peaks[name]} for name, each in figures.items()},
-            "times_as_fast_as": Turns(self._seconds).against(),
+            "times_as_fast_as": Turns(self._seconds).compute_ratios(),
         }
 
 
@@ -224,7 +224,7 @@ def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
     return {"mean_length": round(pieces / sequences, 1), "real_share_of_padded": round(pieces / padded, 3)}
 
 
-def as_many_as_fit(contest: Contest, bench: Bench) -> Contest:
+def fit_sequences(contest: Contest, bench: Bench) -> Contest:
     """The contest with the sequences that a trainer takes for micro_batch = "auto"."""
     shape, _ = contest.open(bench.shards)
     _, read = replace(contest, sequences=1).open(bench.shards)
@@ -257,7 +257,7 @@ def summarise(
 def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> tuple[Contest, dict[str, Any]]:
     """Runs a contest, with half the sequences again and again where a side has no memory for it."""
     if contest.sequences == AUTO:
-        contest = as_many_as_fit(contest, bench)
+        contest = fit_sequences(contest, bench)
     while True:
         try:
             return contest, run_contest(contest, bench, keep)
@@ -273,7 +273,7 @@ def measure(settings: Throughput, console: Console) -> None:
         raise UserError(f"--rounds {settings.rounds}: at least 1")
     device = choose_device(settings.device, World())
     dtype = choose_dtype(settings.dtype, device)
-    sides = sides_for(settings, device, console)
+    sides = choose_sides(settings, device, console)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     matrix, memory = measure_flops(device, dtype), measure_memory_bandwidth(device)
     console.print(
@@ -286,13 +286,13 @@ def measure(settings: Throughput, console: Console) -> None:
     keeper = ResultsFile("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
     kept = keeper.earlier.get("contests", {}) if given else keeper.readable.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
-    about, written = {"dtype": name_dtype(dtype), "vocabulary": vocabulary, **when()}, None
+    about, written = {"dtype": name_dtype(dtype), "vocabulary": vocabulary, **describe_run()}, None
 
     def keep(name: str, found: dict[str, Any]) -> Path:
         kept[name] = found | about
         return keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
 
-    for contest in given or usual(bench):
+    for contest in given or list_usual_contests(bench):
         is_new = contest.name not in kept  # else what the file has stays until all of it is measured anew
         smaller, found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
         show_contest(console, str(smaller), found)

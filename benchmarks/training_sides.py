@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.peer import padded
-from benchmarks.sides import NoMemoryError, muffled
+from benchmarks.peer import pad_batch
+from benchmarks.sides import NoMemoryError, silence_stderr
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
@@ -163,7 +163,7 @@ class OurTraining(TrainingSide):
 
     def write_profile(self, folder: Path) -> None:
         """Writes a trace of a step and a table of its operations into a folder."""
-        with muffled(), profile_steps(folder, 1, self.device, lambda _: None) as profiled:
+        with silence_stderr(), profile_steps(folder, 1, self.device, lambda _: None) as profiled:
             for _ in range(SKIPPED + 2):
                 self.step()
                 profiled.step()
@@ -188,7 +188,7 @@ class TheirTraining(TrainingSide):
 
     def take(self, batch: PretrainingBatch) -> None:
         """Pads and pins a batch, as the workers of a DataLoader do."""
-        inputs = padded(batch)
+        inputs = pad_batch(batch)
         self.inputs = {name: each.pin_memory() if self.device.type == "cuda" else each for name, each in inputs.items()}
 
     def step(self) -> None:

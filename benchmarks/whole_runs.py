@@ -19,7 +19,7 @@ from unittest import mock
 from rich.console import Console
 
 from benchmarks.contests import OURS, alternate
-from benchmarks.processes import one_core
+from benchmarks.processes import pin_to_one_core
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import Pipeline
 from data_prep.running import Runner, Step
@@ -41,7 +41,7 @@ class PreparationRun:
         """Runs it once."""
         with tempfile.TemporaryDirectory() as folder, open_workers(self._workers, preload=Pipeline.__module__) as pool:
             assert pool is not None
-            with timed_steps() as self.seconds:
+            with time_steps() as self.seconds:
                 make(Path(folder) / "out", self._settings, pool)
 
     def of_examples(self) -> float:
@@ -55,7 +55,7 @@ def make(out: Path, settings: Settings, pool: Any) -> None:
 
 
 @contextmanager
-def timed_steps() -> Iterator[dict[str, float]]:
+def time_steps() -> Iterator[dict[str, float]]:
     """Measures what each step of the runs takes meanwhile."""
     seconds: dict[str, float] = {}
     usual = Runner.run
@@ -71,7 +71,7 @@ def timed_steps() -> Iterator[dict[str, float]]:
         yield seconds
 
 
-def some_of(files: Iterable[Path], megabytes: float) -> tuple[tuple[str, ...], float]:
+def select_files(files: Iterable[Path], megabytes: float) -> tuple[tuple[str, ...], float]:
     """Takes the first of some files, as many as make about so many MB; returns how many MB they have, too."""
     chosen, size = list[str](), 0
     for path in files:
@@ -82,9 +82,11 @@ def some_of(files: Iterable[Path], megabytes: float) -> tuple[tuple[str, ...], f
     return tuple(chosen), round(size / 1e6, 1)
 
 
-def whole_runs(files: Iterable[Path], format: str, vocabulary: Path, megabytes: float, rounds: int) -> dict[str, Any]:
+def measure_whole_runs(
+    files: Iterable[Path], format: str, vocabulary: Path, megabytes: float, rounds: int
+) -> dict[str, Any]:
     """Measures whole runs on so much text: MB in a second, and what some of them take of others."""
-    docs, size = some_of(files, megabytes)
+    docs, size = select_files(files, megabytes)
     source, settings = docs if format != "demo" else ("demo",), partial(Settings, lengths=(128, 512))
     of_text = partial(settings, docs=(source,), vocab=str(vocabulary))
     once, five = PreparationRun(of_text(duplicates=1)), PreparationRun(of_text(duplicates=5))
@@ -98,14 +100,14 @@ def whole_runs(files: Iterable[Path], format: str, vocabulary: Path, megabytes: 
             "examples and shards": five.of_examples,
             "from documents": PreparationRun(settings(origins=((str(kept),),), duplicates=5)),
         }
-        with one_core():
+        with pin_to_one_core():
             turns = alternate(sides, rounds, warm_up=1)
         both = alternate({FIVE: five, "2 workers": PreparationRun(of_text(duplicates=5), workers=2)}, rounds, warm_up=1)
     return {
         "text_mb": size,
         "mb_per_s_of_a_core": round(size / turns.summarise_side(OURS)["median"], 2),
         "with_5_duplicates": round(size / turns.summarise_side(FIVE)["median"], 2),
-        "from_documents_takes": turns.ratio("from documents", "examples and shards"),
-        "two_workers_are": both.ratio(FIVE, "2 workers"),
+        "from_documents_takes": turns.compute_ratio("from documents", "examples and shards"),
+        "two_workers_are": both.compute_ratio(FIVE, "2 workers"),
         **{f"{step}_s": round(seconds, 2) for step, seconds in once.seconds.items()},
     }

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "bare"
 TORCH = "torch"
 
 
-def with_all_they_need(names: Sequence[str], has: Collection[str], python: str) -> list[str]:
+def collect_requirements(names: Sequence[str], has: Collection[str], python: str) -> list[str]:
     """Packages with those that they need, as they are installed here, but for what the machine has."""
     waiting, found = list(names), []
     there = {canonicalize_name(name) for name in has}
@@ -28,7 +28,7 @@ def with_all_they_need(names: Sequence[str], has: Collection[str], python: str) 
             continue
         there.add(name)
         found.append(name)
-        waiting += [each.name for each in _needs(name) if holds(each, python)]
+        waiting += [each.name for each in _needs(name) if applies_to(each, python)]
     return sorted(found)
 
 
@@ -39,23 +39,23 @@ def _needs(name: str) -> list[Requirement]:
         return []
 
 
-def holds(requirement: Requirement, python: str) -> bool:
+def applies_to(requirement: Requirement, python: str) -> bool:
     """Whether a requirement is one on a machine with this Python."""
     target = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
     return requirement.marker is None or requirement.marker.evaluate(target)
 
 
-def hidden_modules() -> list[str]:
+def list_hidden_modules() -> list[str]:
     """The modules that are installed here and would not be there."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    there = {*with_all_they_need([TORCH, *NEEDED], (), python), "cloze", "pip", "setuptools"}
+    there = {*collect_requirements([TORCH, *NEEDED], (), python), "cloze", "pip", "setuptools"}
     found = packages_distributions().items()
     return sorted(module for module, packages in found if not there & {*map(canonicalize_name, packages)})
 
 
-def bare(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def hide_packages(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """An environment whose Python sees what such a machine has."""
     path = os.pathsep.join([str(FOLDER), *filter(None, [environment.get("PYTHONPATH")])])
     # a plugin of pytest is found by its package, which is there, and not by its module
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p pytest_timeout"}
-    return {**environment, **plugins, "PYTHONPATH": path, "HIDDEN_MODULES": " ".join(hidden_modules())}
+    return {**environment, **plugins, "PYTHONPATH": path, "HIDDEN_MODULES": " ".join(list_hidden_modules())}

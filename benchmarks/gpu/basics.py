@@ -30,7 +30,7 @@ from rich.console import Console
 
 from benchmarks.gpu.install import CORE, NEEDED, PREPARING
 from benchmarks.gpu.parts import SETUP, SHARDS
-from benchmarks.measure import DATA, ROOT, environment, gpu_state, run_command, write_results
+from benchmarks.measure import DATA, ROOT, describe_environment, read_gpu_state, run_command, write_results
 from benchmarks.texts import LENGTHS, make_shards
 from data_prep.common.errors import UserError
 from data_prep.shards import MANIFEST, Manifest
@@ -87,16 +87,16 @@ def describe_machine(dry: bool) -> dict[str, Any]:
     if not missing.keys().isdisjoint(CORE):
         told = [f"{name}: {why}" for name, why in missing.items()]
         raise UserError("\n".join([*told, "make gpu installs them: rm -r build/gpu-venv, and start it again"]))
-    found = {**environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "dry": dry, "missing": missing}
+    found = {**describe_environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "dry": dry, "missing": missing}
     if not dry and "gpu" not in found:
         why, cure = explain_absence()
         raise UserError(f"torch {torch.__version__} finds no GPU: {why}\n{cure}, or take make gpu DRY=1")
-    notes = note_lacks(None if dry else found["gpu_memory_gib"])
-    state = gpu_state(None if dry else "cuda")
+    notes = describe_lacks(None if dry else found["gpu_memory_gib"])
+    state = read_gpu_state(None if dry else "cuda")
     return {**found, "gpus": torch.cuda.device_count(), "gpu_state": state, "notes": notes}
 
 
-def note_lacks(gpu_memory: float | None) -> list[str]:
+def describe_lacks(gpu_memory: float | None) -> list[str]:
     """What the machine lacks that costs something, a line each; the parts that do without run all the same."""
     notes = [f"no {name}: {cost}" for name, cost in PROGRAMS.items() if which(name) is None]
     if gpu_memory is not None and gpu_memory < LEAST_MEMORY:
@@ -122,7 +122,7 @@ def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
     return {"vocabulary": manifest.vocabulary_size, "fingerprint": manifest.fingerprint, "mib": round(size / 2**20, 1)}
 
 
-def marked_tests(only: str) -> list[str]:
+def list_marked_tests(only: str) -> list[str]:
     """The files of tests that are marked `gpu`: those of kernels, the others, or all."""
     marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     kernels = {ROOT / name for name in KERNELS}
@@ -135,7 +135,7 @@ def run_tests(only: str) -> tuple[int, dict[str, int]]:
         report = Path(folder) / "report.xml"
         options = ["-m", "gpu", "--verbose", "-rs", f"--junitxml={report}", "-p", "no:cacheprovider"]
         options += ["--continue-on-collection-errors"]  # one file that cannot be read costs no other
-        tests = [sys.executable, "-m", "pytest", *options, *marked_tests(only)]
+        tests = [sys.executable, "-m", "pytest", *options, *list_marked_tests(only)]
         code = subprocess.run(tests, cwd=ROOT, check=False).returncode
         return code, count(report) if report.exists() else {}
 

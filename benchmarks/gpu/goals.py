@@ -45,7 +45,7 @@ class Goal:
             return f">= {self.least:,}"
         return "" if self.most is None else f"<= {self.most:.2g}"
 
-    def ease(self, measured: Measurement) -> str:
+    def describe_ease(self, measured: Measurement) -> str:
         """What made it easier to reach than the goal is meant: shorter sequences, or fewer words to choose from."""
         if self.length is None:
             return ""
@@ -134,14 +134,14 @@ GOALS = (
 )
 
 
-def goal_lines(parts: Mapping[str, Any], dry: bool) -> list[str]:
+def format_goals(parts: Mapping[str, Any], dry: bool) -> list[str]:
     """What was to be reached, what was measured, and whether it is enough: a line for each goal."""
     lines = [f"{'goal':48} {'wanted':>12} {'measured':>12}"]
     for goal in GOALS:
         measured = parts.get(goal.part, {}).get("measured")
         value = None if measured is None else goal.find(measured)
         shown = "-" if value is None else f"{value:,.6g}"
-        ease = goal.ease(measured) if measured is not None and not dry else ""
+        ease = goal.describe_ease(measured) if measured is not None and not dry else ""
         told = "; ".join(filter(None, [goal.judge(value, dry), ease]))
         source = f"  ({goal.source})" if goal.source else ""
         lines.append(f"{goal.what:48} {goal.target:>12} {shown:>12}  {told}{source}".rstrip())

@@ -36,21 +36,21 @@ UNLOCKED = ("setuptools",)
 """Packages of which each torch wants its own versions."""
 
 
-def installed_versions() -> dict[str, str]:
+def list_installed() -> dict[str, str]:
     """What this Python has installed, by the names that pip compares."""
     found = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
-    return {plain_name(name): version for name, version in found.items() if name}
+    return {normalise_name(name): version for name, version in found.items() if name}
 
 
-def plain_name(name: str) -> str:
+def normalise_name(name: str) -> str:
     """A package's name, which may be spelled in several ways."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def locked_versions(lines: str, has: Mapping[str, str]) -> str:
+def lock_versions(lines: str, has: Mapping[str, str]) -> str:
     """The constraints of a lock file, but for what a machine has; its torch stays as it is."""
     free = {*has, *UNLOCKED}
-    missing = [line for line in lines.splitlines() if plain_name(re.split(r"[=\s]", line)[0]) not in free]
+    missing = [line for line in lines.splitlines() if normalise_name(re.split(r"[=\s]", line)[0]) not in free]
     return "\n".join([*missing, f"torch=={has['torch']}", ""])
 
 
@@ -67,18 +67,18 @@ def create(folder: Path) -> Path:
     return python
 
 
-def pip_options(wheels: Path, constraints: Path, has: Mapping[str, str]) -> list[str]:
+def choose_pip_options(wheels: Path, constraints: Path, has: Mapping[str, str]) -> list[str]:
     """Where packages come from: without a network the wheels alone, in whatever versions they are."""
     if wheels.is_dir():
         constraints.write_text(f"torch=={has['torch']}\n")
         return ["--constraint", str(constraints), "--no-index", "--find-links", str(wheels), *NEEDED]
-    constraints.write_text(locked_versions(LOCK.read_text(), has))
+    constraints.write_text(lock_versions(LOCK.read_text(), has))
     return ["--constraint", str(constraints), *NEEDED, *PREPARING]
 
 
 def main(folder: Path, wheels: Path) -> int:
     """Returns the exit code."""
-    has = installed_versions()
+    has = list_installed()
     if "torch" not in has:
         print(f"error: {sys.executable} has no torch: install one for your GPU, or name another: make gpu PYTHON=…")
         return 2
@@ -89,7 +89,7 @@ def main(folder: Path, wheels: Path) -> int:
         print(f"error: {error}; take another Python, or do without: {target}, and PYTHONPATH=build/site:.")
         return 2
     with tempfile.TemporaryDirectory() as scratch:
-        options = pip_options(wheels, Path(scratch) / "constraints.txt", has)
+        options = choose_pip_options(wheels, Path(scratch) / "constraints.txt", has)
         pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
         code = subprocess.run([*pip, "install", *options], check=False).returncode
     if code:

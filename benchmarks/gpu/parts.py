@@ -52,6 +52,8 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
     tests = (BASICS, "tests", "--only")
     smoke = (*read, *(("--contest", "tiny-128-2") if dry else ()))
     profile = ("--profile", str(folder / "profile"))
+    trainer, tuning = build_trainer_words(dry), build_tuning_words(dry)
+    inference, scaling = build_inference_words(dry), build_scaling_words(shards, dry)
     return [
         GpuPart(SETUP, "what is installed, and on what machine", (BASICS, SETUP, *["--dry"] * dry), 0.3),
         GpuPart(SHARDS, "shards to train on", (BASICS, SHARDS, *read), 0.3),
@@ -64,30 +66,30 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
         GpuPart("tests-kernels", "tests of kernels, LAMB and waits", (*tests, "kernels"), 4.5, TESTING),
         GpuPart("peer-128", "large at 128, and transformers", throughput("large-128-256", *theirs), 3.5, PEER),
         GpuPart("peer-512", "large at 512, and transformers", throughput("large-512-64", *theirs), 3.5, PEER),
-        GpuPart("trainer", "a run by its command, killed once", ("gpu/trainer.py", *read, *brief(dry)), 3.5),
+        GpuPart("trainer", "a run by its command, killed once", ("gpu/trainer.py", *read, *trainer), 3.5),
         GpuPart("lamb", "what LAMB's step costs", throughput("large-128-64", *against("cloze, LAMB")), 0.8),
         GpuPart("base-128", "base at 128, and transformers", throughput("base-128-512", *theirs), 1.5, PEER),
-        GpuPart("fine-tuning", "fine-tuning, and transformers", ("fine_tuning.py", *tuning(dry)), 0.9, PREPARING),
-        GpuPart("inference", "answers of base, and of transformers", ("inference.py", *answers(dry)), 1.1),
+        GpuPart("fine-tuning", "fine-tuning, and transformers", ("fine_tuning.py", *tuning), 0.9, PREPARING),
+        GpuPart("inference", "answers of base, and of transformers", ("inference.py", *inference), 1.1),
         GpuPart("deterministic", "what the same bits cost", throughput("large-128-256", *exact), 0.8),
-        GpuPart("ranks", "as many ranks as there are GPUs", ("scaling.py", *scaling(shards, dry)), 1.0),
+        GpuPart("ranks", "as many ranks as there are GPUs", ("scaling.py", *scaling), 1.0),
         GpuPart("tests-others", "the other tests that need a GPU", (*tests, "others"), 2.0, TESTING),
     ]
 
 
-def brief(dry: bool) -> tuple[str, ...]:
+def build_trainer_words(dry: bool) -> tuple[str, ...]:
     """Says how long a run is; a dry one has a tiny model."""
     return ("--size", "tiny", "--seconds", "4", "--batch", "8", "--every", "5") if dry else ()
 
 
-def tuning(dry: bool) -> tuple[str, ...]:
+def build_tuning_words(dry: bool) -> tuple[str, ...]:
     """Says what is fine-tuned: sentences that every machine has."""
     usual = ("--contests", "demo-dynamic", "--numbers", "autocast")
     few = ("--size", "tiny", "--steps", "1", "--rounds", "1")
     return (*usual, *(few if dry else ("--size", "base", "--steps", "32")))
 
 
-def answers(dry: bool) -> tuple[str, ...]:
+def build_inference_words(dry: bool) -> tuple[str, ...]:
     """Says what is asked of whom: no sentences, which numba cuts; the side in fp32 says what is right."""
     ours, theirs = ("cloze fp32", "cloze bf16"), ("transformers bf16", "transformers autocast")
     few = ("--sizes", "tiny", "--batches", "2", "--rounds", "1", "--sides", *ours)
@@ -95,7 +97,7 @@ def answers(dry: bool) -> tuple[str, ...]:
     return ("--sentences", "0", *(few if dry else usual))
 
 
-def scaling(shards: Path, dry: bool) -> tuple[str, ...]:
+def build_scaling_words(shards: Path, dry: bool) -> tuple[str, ...]:
     """Says how ranks are compared."""
     few = ("--processes", "1", "--recipe", "demo", "--sequences", "4", "--batch", "8", "--steps", "1", "--rounds", "1")
     return ("--data", str(shards), *(few if dry else ("--rounds", "2")))

@@ -33,9 +33,9 @@ from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
-from benchmarks.gpu.bare_machine import bare
-from benchmarks.gpu.goals import goal_lines
-from benchmarks.gpu.kept import LOG, RESULTS_FILE, PartResults, take_over
+from benchmarks.gpu.bare_machine import hide_packages
+from benchmarks.gpu.goals import format_goals
+from benchmarks.gpu.part_results import LOG, RESULTS_FILE, PartResults, copy_earlier_results
 from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, SMOKE, GpuPart, build_parts, choose
 from benchmarks.measure import FORMAT, RESULTS, run_command, write_results
 from benchmarks.processes import PATIENCE, end_group, pass_on, start
@@ -101,7 +101,8 @@ def run_part(part: GpuPart, settings: GpuRun, limit: float, say: Callable[[str],
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if settings.dry:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-        environment = bare(environment) if part.name != SHARDS else environment  # shards may be made elsewhere
+        if part.name != SHARDS:  # shards may be made elsewhere
+            environment = hide_packages(environment)
         environment |= {} if part.name == SMOKE else {"TORCHDYNAMO_DISABLE": "1"}  # one part compiles, for all others
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "measured.json"
@@ -170,7 +171,7 @@ def run_parts(
 
 def summarise(measured: PartResults, left: UnfinishedParts, say: Callable[[str], None]) -> None:
     """Says how the goals were met, and what did not end well."""
-    for line in goal_lines(measured.parts, measured.content["dry"]):
+    for line in format_goals(measured.parts, measured.content["dry"]):
         say(line)
     gpu = measured.parts.get(SETUP, {}).get("measured", {}).get("gpu")
     if gpu and MEANT_FOR not in gpu:
@@ -208,7 +209,7 @@ def measure(settings: GpuRun, console: Console) -> int:
         return 0
     chosen = choose(parts, settings.parts)
     settings.out.mkdir(parents=True, exist_ok=True)
-    take_over(settings.earlier, settings.out)
+    copy_earlier_results(settings.earlier, settings.out)
     measured = PartResults(settings.out, settings.dry, settings.copies)
     with (settings.out / LOG).open("a") as log:
 

@@ -47,7 +47,7 @@ class Smoke:
     """File for what came of it."""
 
 
-def ways(device: torch.device) -> dict[str, tuple[str, torch.dtype]]:
+def list_ways(device: torch.device) -> dict[str, tuple[str, torch.dtype]]:
     """The ways: a side of throughput.py, and the numbers that it computes in."""
     usual = choose_dtype("auto", device)
     found = {name: (name, usual) for name in SIDES if name.startswith(OURS)}
@@ -72,7 +72,7 @@ def try_way(side: str, dtype: torch.dtype, contest: Contest, shards: Path, devic
 def try_all(settings: Smoke, console: Console) -> int:
     """Tries all ways one after another, and says which fail; returns the exit code."""
     device, contest = choose_device("auto", World()), Contest.parse(settings.contest)
-    chosen = ways(device)
+    chosen = list_ways(device)
     found: dict[str, dict[str, Any]] = {}
     for name, way in chosen.items():
         each = found[name] = try_way(*way, contest, settings.shards, device)

@@ -121,7 +121,7 @@ class TrainerRun:
             return None
 
 
-def speed_of(steps: Iterable[dict[str, Any]]) -> dict[str, float]:
+def summarise_speed(steps: Iterable[dict[str, Any]]) -> dict[str, float]:
     """The median of the steps of one start, but for the first of them."""
     settled = list(steps)[SETTLED:]
     if not settled:
@@ -146,8 +146,8 @@ def train_twice(training: TrainerRun, seconds: float) -> dict[str, Any]:
     before = {step["step"]: step["loss"] for step in first}
     again = [abs(step["loss"] - before[step["step"]]) for step in second if step["step"] in before]
     return {
-        "first": speed_of(first),
-        "continued": speed_of(second),
+        "first": summarise_speed(first),
+        "continued": summarise_speed(second),
         "killed_after_step": first[-1]["step"],
         "newest_checkpoint": saved,
         "continued_with_step": second[0]["step"],

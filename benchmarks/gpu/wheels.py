@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from benchmarks.gpu.bare_machine import TORCH, holds, with_all_they_need
+from benchmarks.gpu.bare_machine import TORCH, applies_to, collect_requirements
 from benchmarks.gpu.install import NEEDED, ROOT
-from benchmarks.measure import COMMIT, code_digest, commit, run_command
+from benchmarks.measure import COMMIT, compute_code_digest, find_commit, run_command
 from data_prep.common.errors import UserError
 
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -50,23 +50,23 @@ class Wheels:
     """Folder of shards that goes along."""
 
 
-def locked(names: Collection[str], lock: str, python: str) -> list[str]:
+def select_locked(names: Collection[str], lock: str, python: str) -> list[str]:
     """The packages in their versions of a lock file for a Python."""
     lines = [Requirement(line) for line in lock.splitlines()]
-    return [f"{each.name}{each.specifier}" for each in lines if each.name in names and holds(each, python)]
+    return [f"{each.name}{each.specifier}" for each in lines if each.name in names and applies_to(each, python)]
 
 
 def gather(names: Sequence[str], out: Path, python: str) -> None:
     """Downloads wheels in the versions of requirements.lock; builds those that nobody has built."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     lock = (ROOT / "requirements.lock").read_text()
-    built = locked(set(names) & {*SOURCES_ONLY}, lock, python)
+    built = select_locked(set(names) & {*SOURCES_ONLY}, lock, python)
     if built:  # kernels are compiled where they are used
         without_kernels = {**os.environ, "DS_BUILD_OPS": "0"}
         subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(out), *built], check=True, env=without_kernels)
     target = ["--no-deps", "--python-version", python, "--only-binary=:all:"]
     target += [word for platform in PLATFORMS for word in ("--platform", platform)]
-    rest = locked(set(names) - {*SOURCES_ONLY}, lock, python)
+    rest = select_locked(set(names) - {*SOURCES_ONLY}, lock, python)
     subprocess.run([*pip, "download", *target, "--dest", str(out), *rest], check=True)
 
 
@@ -75,14 +75,14 @@ def prepare(settings: Wheels, console: Console) -> None:
     shutil.rmtree(settings.out, ignore_errors=True)
     settings.out.mkdir(parents=True)
     try:
-        gather(with_all_they_need(NEEDED, (TORCH, *settings.has), settings.python), settings.out, settings.python)
+        gather(collect_requirements(NEEDED, (TORCH, *settings.has), settings.python), settings.out, settings.python)
     except subprocess.CalledProcessError as error:
         shutil.rmtree(settings.out)  # half of them would be worse than none
         raise UserError(f"pip ended with {error.returncode}; its message above says why") from error
     sizes = {wheel.name: wheel.stat().st_size / 2**20 for wheel in settings.out.iterdir()}
     for name in sorted(sizes, key=lambda each: -sizes[each]):
         console.print(f"{sizes[name]:7.2f} MiB  {name}")
-    (settings.out / COMMIT.name).write_text(f"{commit()} {code_digest()}\n")
+    (settings.out / COMMIT.name).write_text(f"{find_commit()} {compute_code_digest()}\n")
     total = sum(sizes.values())
     console.print(f"{total:7.2f} MiB  in {len(sizes)} wheels for Python {settings.python}: {settings.out}")
     console.print(

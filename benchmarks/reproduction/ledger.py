@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from benchmarks.measure import commit, hardware_kind
+from benchmarks.measure import find_commit, name_hardware
 from benchmarks.reproduction.commands import Command, TableCell, order_commands
 from benchmarks.reproduction.outcomes import CommandOutcome, read_outcome
 
@@ -55,7 +55,7 @@ class Ledger:
 
     def describe_commits(self, commands: Iterable[Command]) -> list[str]:
         """Lines on outcomes that were made at another commit than this one."""
-        now = commit()
+        now = find_commit()
         found = (self.find(command)[1] for command in commands)
         others = Counter(outcome.commit or "unknown" for outcome in found if outcome and outcome.commit != now)
         told = ", ".join(f"{count} runs at {name}" for name, count in others.items())
@@ -66,7 +66,7 @@ class Ledger:
         notes = (read_outcome(path) for path in (self._root / NOTES).glob("*/*.json"))
         found: dict[str, list[float]] = {}
         for outcome in filter(None, notes):
-            if outcome.code == 0 and outcome.hardware == hardware_kind():
+            if outcome.code == 0 and outcome.hardware == name_hardware():
                 found.setdefault(strip_seed(outcome.label), []).append(outcome.seconds / 60)
         return {made: median(each) for made, each in found.items()}
 

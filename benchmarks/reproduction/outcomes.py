@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from benchmarks.measure import environment
+from benchmarks.measure import describe_environment
 from benchmarks.reproduction.commands import Command, CommandKind
 from data_prep.common.codes import ENDED, Code
 from data_prep.common.errors import UserError
@@ -107,7 +107,7 @@ def join_lines(said: str) -> str:
 
 def describe_outcome(command: Command, root: Path, code: int, said: str, seconds: float) -> CommandOutcome:
     """What came of a command that has ended in this way."""
-    folder, found = root / command.name, environment(["torch"])
+    folder, found = root / command.name, describe_environment(["torch"])
     scores: list[Score] = []
     curve: list[tuple[int, float]] = []
     trouble = ""

@@ -15,7 +15,7 @@ from data_prep.common.errors import UserError
 
 @pytest.mark.slow
 def test_without_data_or_peer_we_are_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fine_tuning, "missing", lambda *_: ["transformers"])
+    monkeypatch.setattr(fine_tuning, "find_missing_packages", lambda *_: ["transformers"])
     console, out = Console(record=True, width=160), tmp_path / "out.json"
     asked = FineTuningSpeed(size="tiny", data=tmp_path, contests=(), steps=2, rounds=1, out=out, numbers=("fp32",))
     fine_tuning.measure(asked, console)

@@ -10,7 +10,7 @@ from support.base_models import write_bert
 from support.tasks import CUTTER, VOCABULARY
 
 from benchmarks.contests import Turns
-from benchmarks.fine_tuners import Exercise, ItemSubset, rows_of
+from benchmarks.fine_tuners import Exercise, ItemSubset, encode_rows
 from benchmarks.fine_tuning import compete, run_contest, summarise
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems
@@ -21,7 +21,7 @@ ITEMS = SentenceItems(CUTTER, 12, (["a b", "c", "d e f"], ["g", "h i", "j"]), np
 def test_rows_are_the_items_padded_or_as_long_as_they_are() -> None:
     pieces = ITEMS.encode(np.arange(3)).sequences.pieces
     for width in (0, 12):
-        for number, row in enumerate(rows_of(ITEMS, "classes", width)):
+        for number, row in enumerate(encode_rows(ITEMS, "classes", width)):
             length = int(pieces.lengths[number])
             assert row["input_ids"] == [*pieces.row(number).tolist(), *[0] * (width - length)]
             assert sum(row["attention_mask"]) == length

@@ -15,7 +15,7 @@ from support.mistakes import mistake_of
 
 from benchmarks import inference
 from benchmarks.answerers import Replies
-from benchmarks.inference import InferenceContest, deviating, repeats, summarise
+from benchmarks.inference import InferenceContest, count_repeats, find_deviations, summarise
 from benchmarks.measure import read_results
 from benchmarks.peer import pad_inputs
 
@@ -25,7 +25,7 @@ ENTRY = [sys.executable, str(ROOT / "benchmarks" / "inference.py")]
 SMALL = ["--sizes", "tiny", "--batches", "2", "--sentences", "5", "--rounds", "2"]
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_contest(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The command as a user types it, without real text."""
     command = [*ENTRY, *SMALL, "--out", str(folder / "out.json"), *words]
     environment = {**os.environ, "CLOZE_DATA": str(folder / "none")}
@@ -35,7 +35,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_command_measures_and_keeps_what_it_found(tmp_path: Path) -> None:
     sides = ["cloze fp32", "transformers fp32", "onnxruntime fp32"]
-    done = run(tmp_path, "--lengths", "32", "128", "--sides", *sides)
+    done = run_contest(tmp_path, "--lengths", "32", "128", "--sides", *sides)
     assert done.returncode == 0, done.stderr
     assert "lengths are those of sentences of the demo corpus" in done.stdout
     found = read_results(tmp_path / "out.json")["models"]["tiny"]
@@ -71,11 +71,11 @@ def test_mistakes_are_told_in_one_line(
 
 def test_whoever_says_something_else_is_named() -> None:
     right = np.array([[1.0, 2.0]])
-    assert deviating({"cloze fp32": right, "cloze bf16": right + 0.01}) == {}
-    wrong = deviating({"cloze fp32": right + 0.01, "onnxruntime fp32": right, "transformers fp32": right})
+    assert find_deviations({"cloze fp32": right, "cloze bf16": right + 0.01}) == {}
+    wrong = find_deviations({"cloze fp32": right + 0.01, "onnxruntime fp32": right, "transformers fp32": right})
     assert wrong == {"cloze fp32": "logits of cloze fp32 are 0.01 away from those of onnxruntime fp32; 0.0002 may be"}
-    assert "nan away" in deviating({"cloze fp32": right, "cloze int8": right * np.nan})["cloze int8"]
-    assert deviating({"transformers fp32": right * np.nan, "cloze fp32": right}).keys() == {"transformers fp32"}
+    assert "nan away" in find_deviations({"cloze fp32": right, "cloze int8": right * np.nan})["cloze int8"]
+    assert find_deviations({"transformers fp32": right * np.nan, "cloze fp32": right}).keys() == {"transformers fp32"}
 
 
 def test_a_request_is_padded_to_its_longest() -> None:
@@ -106,7 +106,7 @@ def test_rates_and_ratios_are_of_turns() -> None:
 
 
 def test_a_turn_takes_a_while_but_not_for_ever() -> None:
-    assert repeats(inference.TURN_SECONDS / 10) == 10
-    assert repeats(1e-6) == inference.MOST_REQUESTS
-    assert repeats(60) == 1
-    assert repeats(1e-6, at_once=True) == 1
+    assert count_repeats(inference.TURN_SECONDS / 10) == 10
+    assert count_repeats(1e-6) == inference.MOST_REQUESTS
+    assert count_repeats(60) == 1
+    assert count_repeats(1e-6, at_once=True) == 1

@@ -38,8 +38,8 @@ def test_ranks_and_ways_to_mask_are_measured(shards: Path, tmp_path: Path) -> No
 
 def test_of_what_is_read_a_rank_counts_its_own_pieces(shards: Path) -> None:
     manifest = Manifest.read(shards)
-    dataset = loader.opened(shards, manifest, 32, 2, "static")
-    pieces, seconds = loader.reader(dataset, 4, 2)()
+    dataset = loader.open_dataset(shards, manifest, 32, 2, "static")
+    pieces, seconds = loader.make_reader(dataset, 4, 2)()
     assert 4 * 3 <= pieces <= 4 * 32, "four sequences, and not the eight of both ranks"
     assert seconds > 0
 

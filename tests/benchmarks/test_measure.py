@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from benchmarks import measure
-from benchmarks.measure import environment
+from benchmarks.measure import describe_environment
 
 
 def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     gpu = SimpleNamespace(name="H200", total_memory=141 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
-    assert environment(["torch"]).items() >= {"gpu": "H200", "gpu_memory_gib": 141.0}.items()
-    assert "gpu" not in environment(["numpy"])
+    assert describe_environment(["torch"]).items() >= {"gpu": "H200", "gpu_memory_gib": 141.0}.items()
+    assert "gpu" not in describe_environment(["numpy"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "gpu" not in environment(["torch"])
+    assert "gpu" not in describe_environment(["torch"])
 
 
 def test_a_machine_with_a_part_of_the_history_measures_the_commit_of_its_wheels(
@@ -37,9 +37,9 @@ def test_a_machine_with_a_part_of_the_history_measures_the_commit_of_its_wheels(
     monkeypatch.setattr(measure, "ROOT", root)
     monkeypatch.setattr(measure, "COMMIT", tmp_path / "commit.txt")
     code.write_text("2")
-    old = measure.commit()
-    (tmp_path / "commit.txt").write_text(f"abcdef {measure.code_digest()}\n")
+    old = measure.find_commit()
+    (tmp_path / "commit.txt").write_text(f"abcdef {measure.compute_code_digest()}\n")
     assert old.endswith("+")
-    assert measure.commit() == "abcdef"
+    assert measure.find_commit() == "abcdef"
     code.write_text("3")
-    assert measure.commit() == old
+    assert measure.find_commit() == old

@@ -14,7 +14,7 @@ from conftest import ROOT, write_wiki
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.generators import ExamplesJob, basic, original, wordpiece
+from benchmarks.generators import ExamplesJob, generate_examples, split_pieces, split_words
 from benchmarks.preparation import SourceText
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
@@ -41,13 +41,13 @@ def job(tmp_path: Path) -> ExamplesJob:
 def test_the_tokenizer_of_the_original_gives_the_pieces_of_tokenizers(parts: list[str]) -> None:
     ids = {piece: number for number, piece in enumerate(VOCABULARY.pieces)}
     text = "".join(parts)
-    pieces = [piece for word in basic(text) for piece in wordpiece(word, ids)]
-    if all(len(word) <= 100 for word in basic(text)):  # beyond that `tokenizers` gives up earlier
+    pieces = [piece for word in split_words(text) for piece in split_pieces(word, ids)]
+    if all(len(word) <= 100 for word in split_words(text)):  # beyond that `tokenizers` gives up earlier
         assert pieces == VOCABULARY.pipeline().encode(text, add_special_tokens=False).tokens
 
 
 def test_the_original_writes_padded_examples(job: ExamplesJob, tmp_path: Path) -> None:
-    count = original(job, tmp_path / "out")
+    count = generate_examples(job, tmp_path / "out")
     examples = []
     with (tmp_path / "out").open("rb") as file:
         for _ in range(count):

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.measure import RESULTS
 from benchmarks.report import PAGES, Report, read_all, report, rewrite
-from benchmarks.tables import cell, show_contest, times
+from benchmarks.tables import format_cell, list_ratios, show_contest
 from data_prep.common.errors import UserError
 
 
@@ -53,13 +53,13 @@ def test_the_tables_of_docs_are_those_of_the_results() -> None:
 def test_a_ratio_is_printed_only_of_sides_in_turns() -> None:
     taken = {"transformers": {"median": 3.0, "lowest": 2.5, "highest": 3.5}}
     turns = contest(times_as_fast_as=taken)
-    assert times(turns) == taken
-    assert times(contest()) == {}
+    assert list_ratios(turns) == taken
+    assert list_ratios(contest()) == {}
     both = {"cloze fp32": {"transformers fp32": 2.0}, "cloze bf16": {"transformers fp32": 3.0}}
-    found = times({"sides": {"cloze fp32": {}, "transformers fp32": {}}, "times_as_fast": both})
+    found = list_ratios({"sides": {"cloze fp32": {}, "transformers fp32": {}}, "times_as_fast": both})
     assert found == {"transformers fp32, ours fp32": 2.0}
     alone = {"sides": {}, "against": {"fp32": {"training": {"cloze_items_per_second": 3.0}}}}
-    assert times(alone) == {}
+    assert list_ratios(alone) == {}
 
 
 def test_results_are_printed(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_a_contest_is_printed_with_its_sides() -> None:
 
 
 def test_cells() -> None:
-    assert [cell(value) for value in (None, True, 3, 1234567, 0.123456, 45678.9, 1e-7)] == [
+    assert [format_cell(value) for value in (None, True, 3, 1234567, 0.123456, 45678.9, 1e-7)] == [
         *("", "yes", "3", "1,234,567", "0.123", "45,679", "1e-07"),
     ]
-    assert cell({"median": 0.5, "lowest": 0.25, "highest": 0.75}, "share_of_it") == "50.0% (25.0% to 75.0%)"
+    assert format_cell({"median": 0.5, "lowest": 0.25, "highest": 0.75}, "share_of_it") == "50.0% (25.0% to 75.0%)"
 
 
 def test_bad_input_is_told_with_a_cure(tmp_path: Path) -> None:

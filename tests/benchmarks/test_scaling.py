@@ -15,10 +15,10 @@ import torch
 from conftest import ROOT
 from support.shards import make_shards
 
-from benchmarks.charts import scaling_chart
-from benchmarks.scaling import Scaling, batch_sizes, main, silent_group
+from benchmarks.charts import draw_scaling
+from benchmarks.scaling import Scaling, choose_batches, main, open_silent_group
 from benchmarks.scaling_report import SILENT, Note, conclude, find_points, read_notes
-from benchmarks.tables import scaling
+from benchmarks.tables import summarise_scaling
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -69,19 +69,19 @@ def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Pa
         (None, None)
     ] * 2
     assert points[0]["communication"] == 0
-    assert [row[-1] for row in next(scaling({"points": points})).rows] == ["0", "–", "0", "–"]
-    save(scaling_chart(points), tmp_path / "plot.png")
+    assert [row[-1] for row in next(summarise_scaling({"points": points})).rows] == ["0", "–", "0", "–"]
+    save(draw_scaling(points), tmp_path / "plot.png")
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4, 16, 48])
 def test_batches_are_shared_alike(processes: int) -> None:
     settings = Scaling(sequences=8, batch=96)
-    sizes = batch_sizes(settings, CPU, processes)
+    sizes = choose_batches(settings, CPU, processes)
     assert sizes["weak"] == (8 * processes, 1)
     batch, accumulation = sizes["strong"]
     assert batch == 96
     assert 0 < 96 / processes / accumulation <= 8
-    assert "strong" not in batch_sizes(settings, CPU, 5)
+    assert "strong" not in choose_batches(settings, CPU, 5)
 
 
 @pytest.mark.parametrize("zero", [1, 2])
@@ -98,7 +98,7 @@ def test_a_rank_without_messages_has_its_share_of_the_work(zero: int) -> None:
 
     shares = []
     for rank in range(2):
-        with silent_group(World(rank, 2, rank, 2)):
+        with open_silent_group(World(rank, 2, rank, 2)):
             shares.append(own_elements())
     connect(World(), CPU)
     assert sum(shares) == own_elements()

@@ -28,7 +28,7 @@ def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPat
     """Its users pad in the workers of a DataLoader, while the step before is computed."""
     theirs = TheirTraining(SMALL, CPU, torch.float32)
     theirs.take(random_batch([7, 12], SMALL.vocabulary))
-    monkeypatch.setattr(training_sides, "padded", None)  # nobody can call it now
+    monkeypatch.setattr(training_sides, "pad_batch", None)  # nobody can call it now
     before = [each.clone() for each in theirs.model.parameters()]
     theirs.step()
     assert not all(torch.equal(a, b) for a, b in zip(before, theirs.model.parameters(), strict=True))

@@ -14,7 +14,7 @@ import torch
 import transformers
 from support.faults import stop_at
 from support.marks import slow
-from support.pretraining_reference import padded
+from support.pretraining_reference import pad_batch
 from support.shards import make_shards
 from support.training import (
     CUT,
@@ -136,7 +136,7 @@ def their_masked_loss(model: Any, data: Path) -> float:
     total, predictions = 0.0, 0
     dataset = Dataset(data, Manifest.read(data), 64, validation=True)
     for batch, _ in validation_batches(dataset, 0, 1, 32, limit=64):
-        given = padded(batch)
+        given = pad_batch(batch)
         labels, _ = given.pop("labels"), given.pop("next_sentence_label")
         with torch.no_grad():
             logits = model(**given).logits

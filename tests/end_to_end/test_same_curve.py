@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from support.marks import slow
-from support.pretraining_reference import padded
+from support.pretraining_reference import pad_batch
 from support.training import CUT, Place, assert_same_curve, assert_well, distance, exported_weights, records, train
 
 from data_prep.shards import Manifest
@@ -121,7 +121,7 @@ def their_validation_loss(folder: Path, data: Path, length: int) -> tuple[float,
     masked, following, predictions, sequences = 0.0, 0.0, 0, 0
     dataset = Dataset(data, Manifest.read(data), length, validation=True)
     for batch, _ in validation_batches(dataset, 0, 1, 32, limit=64):
-        given = padded(batch)
+        given = pad_batch(batch)
         labels, next_labels = given.pop("labels"), given.pop("next_sentence_label")
         with torch.no_grad():
             output = model(**given)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.fine_tuners import UnscoredTuner, arguments, load_model, rows_of
+from benchmarks.fine_tuners import UnscoredTuner, build_arguments, encode_rows, load_model
 from data_prep.common.launchers import World
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model
@@ -141,7 +141,7 @@ def their_losses(trial: Trial, own_order: bool = False) -> list[float]:
             losses.append(float(loss))
             return loss
 
-    told = arguments(trial.settings, trial.folder / "trainer", "fp32", grouped=False, on_cpu=True)
+    told = build_arguments(trial.settings, trial.folder / "trainer", "fp32", grouped=False, on_cpu=True)
     told.train_sampling_strategy = "random" if own_order else "sequential"
     rows = their_rows(trial)
     make_trainer(NotedTrainer, trial.start, trial.start, trial.task, trial.settings, told, rows).train()
@@ -169,7 +169,7 @@ def make_trainer(
 def their_rows(trial: Trial) -> list[dict[str, Any]]:
     """The items as the Trainer takes them, in the order of our batches, with numbers on the scale of the training."""
     task = trial.task
-    rows = rows_of(task.train, task.head.kind)
+    rows = encode_rows(task.train, task.head.kind)
     if task.head.kind == "score":
         for row in rows:
             row["labels"] = float(task.scale.learned(torch.tensor(row["labels"])))
@@ -195,9 +195,9 @@ def their_score(task: SentenceTask, model: Path, settings: FineTuning) -> float:
     """What a model that the Trainer fine-tunes scores on dev."""
     import transformers
 
-    rows, asked = (rows_of(items, task.head.kind) for items in (task.train, task.dev["dev"]))
+    rows, asked = (encode_rows(items, task.head.kind) for items in (task.train, task.dev["dev"]))
     with tempfile.TemporaryDirectory() as folder:
-        told = arguments(settings, Path(folder), "fp32", grouped=False, on_cpu=True)
+        told = build_arguments(settings, Path(folder), "fp32", grouped=False, on_cpu=True)
         trainer = make_trainer(transformers.Trainer, model, model, task, settings, told, rows)
         trainer.train()
         logits: Any = trainer.predict(asked).predictions

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import BertConfig, BertForPreTraining
 
-from benchmarks.peer import padded
+from benchmarks.peer import pad_batch
 from pretraining.huggingface.weights import export_weights
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert
@@ -19,7 +19,7 @@ from pretraining.model.rows import Rows
 from pretraining.model.shape import Shape
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 
-__all__ = ["padded"]
+__all__ = ["pad_batch"]
 
 SMALL = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 

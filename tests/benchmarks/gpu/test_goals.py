@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.goals import GOALS, Goal, goal_lines
+from benchmarks.gpu.goals import GOALS, Goal, format_goals
 from benchmarks.gpu.parts import build_parts
 
 AT_LEAST = Goal("part", "speed", ("speed",), least=200)
@@ -41,7 +41,7 @@ def test_every_goal_is_one_of_a_part() -> None:
 
 
 def line_of(parts: dict[str, Any], what: str) -> str:
-    [line] = [line for line in goal_lines(parts, dry=False) if line.startswith(what)]
+    [line] = [line for line in format_goals(parts, dry=False) if line.startswith(what)]
     return line
 
 

@@ -15,10 +15,10 @@ from support.shards import make_shards
 
 from benchmarks.fine_tuning import FineTuningSpeed
 from benchmarks.gpu import basics
-from benchmarks.gpu.basics import OwnPart, marked_tests
+from benchmarks.gpu.basics import OwnPart, list_marked_tests
 from benchmarks.gpu.parts import GpuPart, build_parts
 from benchmarks.gpu.smoke import Smoke
-from benchmarks.gpu.trainer import Trainer, speed_of
+from benchmarks.gpu.trainer import Trainer, summarise_speed
 from benchmarks.inference import Inference
 from benchmarks.scaling import Scaling
 from benchmarks.throughput import SIDES, Throughput
@@ -61,18 +61,18 @@ def test_what_is_worth_most_fits_into_nine_minutes_and_all_into_a_rental() -> No
 
 
 def test_the_tests_of_kernels_and_the_others_are_all() -> None:
-    kernels, others = marked_tests("kernels"), marked_tests("others")
+    kernels, others = list_marked_tests("kernels"), list_marked_tests("others")
     assert kernels
     assert others
-    assert sorted([*kernels, *others]) == sorted(marked_tests("all"))
+    assert sorted([*kernels, *others]) == sorted(list_marked_tests("all"))
 
 
 def test_what_a_machine_lacks_is_told_in_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(basics, "which", lambda name: None if name == "gcc" else name)
-    [compiler, memory] = basics.note_lacks(23.6)
+    [compiler, memory] = basics.describe_lacks(23.6)
     assert compiler.startswith("no gcc: ")
     assert memory.startswith("23.6 GiB: ")
-    assert basics.note_lacks(139.8) == [compiler]
+    assert basics.describe_lacks(139.8) == [compiler]
 
 
 def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
@@ -80,11 +80,11 @@ def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
         return {"pieces_per_second": pieces, "waiting_for_data": wait, "peak_memory_bytes": 2.0**30}
 
     steps = [step(1, 0.9), step(1, 0.9), step(1, 0.9), step(100, None), step(300, 0.1), step(200, 0.2)]
-    found = speed_of(steps)
+    found = summarise_speed(steps)
     assert (found["steps"], found["pieces_per_second"], found["peak_memory_gib"]) == (3, 200, 1.0)
     assert found["waiting_for_data"] == pytest.approx(0.15)
     with pytest.raises(UserError, match="fewer than 4 steps"):
-        speed_of(steps[:3])
+        summarise_speed(steps[:3])
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ import pytest
 import tyro
 from conftest import ROOT
 
-from benchmarks.gpu import kept, run
-from benchmarks.gpu.bare_machine import bare, hidden_modules
+from benchmarks.gpu import part_results, run
+from benchmarks.gpu.bare_machine import hide_packages, list_hidden_modules
 from benchmarks.gpu.parts import GpuPart
 from benchmarks.measure import read_results
 from data_prep.common.errors import UserError
@@ -99,17 +99,24 @@ def test_commands_start_where_no_optional_package_is() -> None:
     """As on a machine without a network, to which shards and few wheels were brought."""
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     done = subprocess.run(
-        [sys.executable, "-c", code, *STARTED_THERE], cwd=ROOT, env=bare(), capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *STARTED_THERE],
+        cwd=ROOT,
+        env=hide_packages(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-500:]
 
 
 def test_what_such_a_machine_lacks_is_not_found() -> None:
-    assert {"numba", "zstandard", "seqeval", "scipy", "matplotlib"} <= {*hidden_modules()}
+    assert {"numba", "zstandard", "seqeval", "scipy", "matplotlib"} <= {*list_hidden_modules()}
     code = (
         "from importlib.util import find_spec; assert find_spec('safetensors') and not find_spec('numba')\nimport numba"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=bare(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=hide_packages(), capture_output=True, text=True, check=False
+    )
     assert "ModuleNotFoundError: No module named 'numba'" in done.stderr
 
 
@@ -136,10 +143,10 @@ def test_the_setup_is_looked_at_on_each_machine_and_for_each_commit(
     run_parts: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot = tmp_path / "boot_id"
-    monkeypatch.setattr(kept, "BOOT", boot)
+    monkeypatch.setattr(part_results, "BOOT", boot)
     for count, (machine, commit) in enumerate([("one", "abc"), ("two", "abc"), ("two", "def")], 1):
         boot.write_text(machine)
-        monkeypatch.setattr(kept, "commit", lambda commit=commit: commit)
+        monkeypatch.setattr(part_results, "find_commit", lambda commit=commit: commit)
         for _ in range(2):
             assert run_parts({"setup": GOOD, "one": GOOD}) == 0
             assert times_run(tmp_path, "setup") == count
@@ -152,7 +159,7 @@ def test_copies_lie_flat_and_none_is_too_large(
     profile.mkdir(parents=True)
     (profile / "table.txt").write_text("kernels")
     (profile / "trace.json.gz").write_bytes(b"trace" * 1000)
-    monkeypatch.setattr(kept, "MOST_BYTES", 4000)
+    monkeypatch.setattr(part_results, "MOST_BYTES", 4000)
     run_parts({"one": GOOD}, "--copies", str(tmp_path / "copies"))
     assert {path.name for path in (tmp_path / "copies").rglob("*")} == {"results.json", "log.txt", "table.txt"}
 

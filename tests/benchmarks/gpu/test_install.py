@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT
 
 from benchmarks.gpu import install
-from benchmarks.gpu.install import locked_versions
+from benchmarks.gpu.install import lock_versions
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_python_without_the_venv_module_is_told_what_to_do(
 
 def test_versions_are_those_of_the_lock_but_for_what_the_machine_has() -> None:
     lock = "numpy==2.5.5 ; python_version >= '3.12'\nPy_Arrow==22.0\nsetuptools==84.2.1\ntorch==2.13.0\ntyro==1.0"
-    assert locked_versions(lock, {"numpy": "2.1.0", "py-arrow": "19.0", "torch": "2.11.0+cu130"}).splitlines() == [
+    assert lock_versions(lock, {"numpy": "2.1.0", "py-arrow": "19.0", "torch": "2.11.0+cu130"}).splitlines() == [
         "tyro==1.0",
         "torch==2.11.0+cu130",
     ]
@@ -75,7 +75,7 @@ def test_packages_are_found_by_any_spelling(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / f"{name}-{number}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {number}\n")
     (tmp_path / "half_gone-1.0.dist-info").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert install.installed_versions() == {"typing-extensions": "4.1", "ruamel-yaml": "0.18"}
+    assert install.list_installed() == {"typing-extensions": "4.1", "ruamel-yaml": "0.18"}
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.gpu.bare_machine import with_all_they_need
+from benchmarks.gpu.bare_machine import collect_requirements
 from benchmarks.gpu.install import NEEDED
-from benchmarks.gpu.wheels import Wheels, describe_load, locked, prepare
+from benchmarks.gpu.wheels import Wheels, describe_load, prepare, select_locked
 
 LOCK = """\
 deepspeed==0.19.8
@@ -24,26 +24,26 @@ numpy==2.5.5 ; python_full_version >= '3.12'
 
 
 def test_packages_come_with_what_they_need() -> None:
-    found = with_all_they_need(NEEDED, ("torch",), "3.12")
+    found = collect_requirements(NEEDED, ("torch",), "3.12")
     assert {"deepspeed", "hjson", "py-cpuinfo", "pydantic", "pydantic-core", "tyro", "tokenizers", "pytest"} <= {*found}
     assert len(found) == len({*found})
     assert not {"torch", "sympy", "networkx", "triton"} & {*found}, "torch and what it alone needs are the machine's"
 
 
 def test_what_the_machine_has_is_left_out_with_what_it_alone_needs() -> None:
-    found = with_all_they_need(NEEDED, ("torch", "numpy", "transformers"), "3.12")
+    found = collect_requirements(NEEDED, ("torch", "numpy", "transformers"), "3.12")
     assert not {"numpy", "transformers", "tokenizers", "huggingface-hub"} & {*found}
     assert "tqdm" in found  # which deepspeed needs too
 
 
 def test_an_older_python_needs_more() -> None:
-    assert "exceptiongroup" in with_all_they_need(["pytest"], (), "3.10")
-    assert "exceptiongroup" not in with_all_they_need(["pytest"], (), "3.12")
+    assert "exceptiongroup" in collect_requirements(["pytest"], (), "3.10")
+    assert "exceptiongroup" not in collect_requirements(["pytest"], (), "3.12")
 
 
 def test_versions_are_those_of_the_lock_for_the_machines_python() -> None:
-    assert locked({"numpy", "exceptiongroup"}, LOCK, "3.10") == ["exceptiongroup==1.3.1", "numpy==2.2.6"]
-    assert locked({"numpy", "deepspeed"}, LOCK, "3.12") == ["deepspeed==0.19.8", "numpy==2.5.5"]
+    assert select_locked({"numpy", "exceptiongroup"}, LOCK, "3.10") == ["exceptiongroup==1.3.1", "numpy==2.2.6"]
+    assert select_locked({"numpy", "deepspeed"}, LOCK, "3.12") == ["deepspeed==0.19.8", "numpy==2.5.5"]
 
 
 def test_what_is_too_much_for_a_lent_machine_is_told() -> None:

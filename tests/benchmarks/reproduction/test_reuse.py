@@ -132,7 +132,7 @@ def test_the_recipes_of_a_command_are_those_that_it_takes() -> None:
 def test_results_of_another_commit_are_used_and_said(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
     assert not any("another commit" in note for note in place.summarise("table5").notes)
-    place.patch.setattr(ledger, "commit", lambda: "another")
+    place.patch.setattr(ledger, "find_commit", lambda: "another")
     again = StandIn()
     assert place.make("table5", again) == 0
     assert again.ran == []

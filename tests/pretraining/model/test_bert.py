@@ -15,7 +15,7 @@ from support.pretraining_reference import (
     gradients,
     make_uneven,
     mean_loss,
-    padded,
+    pad_batch,
     random_batch,
     their_config,
     their_model,
@@ -48,9 +48,9 @@ def small_model(**changes: Any) -> Bert:
 @pytest.mark.usefixtures("either_path")
 def test_logits_are_those_of_transformers() -> None:
     model, batch = small_model().eval(), random_batch(LENGTHS, SMALL.vocabulary)
-    theirs = their_model(model).eval()(**padded(batch))
+    theirs = their_model(model).eval()(**pad_batch(batch))
     masked, following = MLM.logits(model, model.states_for_heads(batch), batch).values()
-    chosen = padded(batch)["labels"] != -100
+    chosen = pad_batch(batch)["labels"] != -100
     torch.testing.assert_close(masked, theirs.prediction_logits[chosen], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(following, theirs.seq_relationship_logits, rtol=1e-5, atol=1e-5)
 
@@ -59,7 +59,7 @@ def test_logits_are_those_of_transformers() -> None:
 def test_loss_and_gradients_are_those_of_transformers() -> None:
     model, batch = small_model(dropout=0.0, attention_dropout=0.0), random_batch(LENGTHS, SMALL.vocabulary)
     theirs = their_model(model)
-    loss, reference = mean_loss(model, batch), theirs(**padded(batch)).loss
+    loss, reference = mean_loss(model, batch), theirs(**pad_batch(batch)).loss
     torch.testing.assert_close(loss, reference, rtol=1e-5, atol=1e-5)
     loss.backward()
     reference.backward()
@@ -78,7 +78,7 @@ def test_thirty_steps_of_training_follow_transformers() -> None:
     ours_moves, theirs_moves = (torch.optim.AdamW(net.parameters(), lr=1e-3) for net in (model, theirs))
     for step in range(30):
         batch = random_batch(LENGTHS, SMALL.vocabulary, seed=step % 5)
-        loss, reference = mean_loss(model, batch), theirs(**padded(batch)).loss
+        loss, reference = mean_loss(model, batch), theirs(**pad_batch(batch)).loss
         assert abs(loss.item() - reference.item()) < 1e-3, f"step {step}"
         for total, moves in ((loss, ours_moves), (reference, theirs_moves)):
             moves.zero_grad()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels import kernels_allowed
 from support.one_way_reference import random_rows, reference_logits, reference_loss
-from support.pretraining_reference import SMALL, gradients, make_uneven, padded, random_batch, their_config
+from support.pretraining_reference import SMALL, gradients, make_uneven, pad_batch, random_batch, their_config
 from torch import Tensor
 from transformers import BertLMHeadModel
 
@@ -91,7 +91,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
     theirs.tie_weights()
     rows, _ = random_rows(LENGTHS, SMALL.vocabulary)
     batch = objective.batch(rows)
-    given = {name: value for name, value in padded(batch).items() if name not in ("labels", "next_sentence_label")}
+    given = {name: value for name, value in pad_batch(batch).items() if name not in ("labels", "next_sentence_label")}
     labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
     output = theirs(**given, labels=labels)
     (found,) = objective.logits(model, model.states_for_heads(batch), batch).values()

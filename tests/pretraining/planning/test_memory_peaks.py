@@ -14,7 +14,7 @@ from support.processes import spawn
 from support.training import connect_ranks
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.sides import muffled
+from benchmarks.sides import silence_stderr
 from benchmarks.training_sides import Training, join_micro_batches
 from pretraining.config.settings import Dtype, Parallel, Precision
 from pretraining.data.batches import full_sequences
@@ -48,7 +48,7 @@ def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:
     """
     settings = EngineSettings(precision=Precision(dtype=dtype), parallel=Parallel(zero=zero))
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    with muffled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with silence_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         with patch("pretraining.engine.gradients.find_neighbours", return_value=None):  # as GPUs, which share no memory
             training = Training(shape, settings, torch.device("cpu"), rank=rank)
         for _ in range(PEAK_STEPS):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.parts import FIRST, SETUP, GpuPart
-from benchmarks.measure import commit
+from benchmarks.measure import find_commit
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 
@@ -71,10 +71,14 @@ class PartResults:
 
 def identify_machine() -> dict[str, str]:
     """This start of this machine, and what it runs: parts that say so need not be run twice here."""
-    return {"boot": BOOT.read_text().strip() if BOOT.exists() else "", "commit": commit(), "torch": version("torch")}
+    return {
+        "boot": BOOT.read_text().strip() if BOOT.exists() else "",
+        "commit": find_commit(),
+        "torch": version("torch"),
+    }
 
 
-def take_over(earlier: Path | None, folder: Path) -> None:
+def copy_earlier_results(earlier: Path | None, folder: Path) -> None:
     """Begins with the results of an earlier machine, where the folder has none of its own."""
     if earlier is None:
         return
