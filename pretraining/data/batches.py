@@ -1,8 +1,7 @@
-"""Batches without padding: which examples a step reads, how they are dealt to ranks, and what the model eats.
+"""Batches without padding: reads the examples of a step, and deals them to ranks and micro-batches.
 
-A global batch is the same for any number of ranks and any micro-batch; ranks only share it out. Every rank knows the
-sizes of all its examples, from the offsets of the shards alone, so the totals that losses are divided by are exact
-everywhere without communication.
+A global batch is the same for any number of ranks and any micro-batch. Every rank knows the sizes of all its examples
+from the offsets of the shards, so that the totals that losses are divided by are exact without communication.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from pretraining.objectives.declaration import Objective, objectives
 from pretraining.processes.ahead import in_thread
 
 AHEAD = 3
-"""Steps whose batches are prepared, or being prepared, while another is computed."""
+"""The number of steps whose batches are prepared while another is computed."""
 
 
 def full_sequences(count: int, length: int, predictions: int, objective: Objective | None = None) -> PretrainingBatch:
-    """Makes a batch of so many sequences without text: all of this length, each with as many predictions."""
+    """Makes a batch of `count` sequences without text, all with this length and number of predictions."""
     where = np.stack([np.zeros(count, np.int64), np.arange(count)], axis=1)
     lengths, predicted = np.full(count, length), np.full(count, predictions)
     zeros = np.zeros(count * length, np.int64)
@@ -58,7 +57,7 @@ def deal(lengths: Array, ranks: int, accumulation: int) -> Array:
     dealt = np.argsort(-lengths, kind="stable").reshape(-1, bins)
     sizes = lengths[dealt]
     sums = np.zeros(bins, np.int64)
-    for turn in np.flatnonzero(sizes[:, 0] != sizes[:, -1]):  # in the other rounds, as with full lengths, all get alike
+    for turn in np.flatnonzero(sizes[:, 0] != sizes[:, -1]):  # in other rounds, as with full lengths, all are equal
         fewest = np.argsort(sums, kind="stable")
         dealt[turn, fewest] = dealt[turn].copy()
         sums[fewest] += sizes[turn]
@@ -89,7 +88,7 @@ def training_batches(
 ) -> Generator[tuple[PretrainingBatches, float], None, None]:
     """Prepares one rank's parts of the batches of steps in a thread, ahead of training; close it to end the thread.
 
-    They lie in memory that suits the device. Each comes with the seconds for which training waited for it.
+    For a GPU they are in pinned memory. Each comes with the seconds that training waited for it.
     """
     read = (step_batches(dataset, order, step, rank, ranks, accumulation).pin_for(device) for step in steps)
     return in_thread(read, AHEAD)
@@ -98,11 +97,11 @@ def training_batches(
 def validation_batches(
     dataset: Dataset, rank: int, ranks: int, sequences: int, limit: int | None = None
 ) -> Iterator[tuple[PretrainingBatch, bool]]:
-    """One rank's share of the held-out examples (or of the first `limit`), and whether each batch counts.
+    """Yields one rank's share of the held-out examples (or of the first `limit`), and whether each batch counts.
 
     Every example counts on exactly one rank. All ranks get the same number of batches, because with ZeRO-3 they
-    gather weights together: a rank that runs out gets a batch that does not count. Longest first, so that batches of
-    the same turn take about the same time.
+    gather weights together: a rank that runs out gets a batch that does not count. The longest come first, so that the
+    ranks' batches take about the same time.
     """
     examples = dataset.first_examples(dataset.num_examples if limit is None else limit)
     lengths, _ = dataset.sizes(examples)

@@ -1,8 +1,8 @@
-"""The examples of one length: shards mapped into memory, of which any rows are read at once, as flat arrays.
+"""The examples of one length: maps shards into memory, and reads any rows of them as flat arrays.
 
-A length that the shards do not have is cut out of the next longer one (`rows.py`). Opening reads nothing but the
-manifest. A shard is compared with its checksum before its first use, by one of the ranks, and what is read is checked
-again as far as a wrong value could crash a kernel.
+Examples of a length that the shards do not have are cut out of the next longer ones (`rows.py`). Opening reads only the
+manifest. One of the ranks compares a shard with its checksum before its first use; values that could crash a kernel are
+checked in every read.
 """
 
 from __future__ import annotations
@@ -31,15 +31,12 @@ if TYPE_CHECKING:
     from pretraining.model.batch import PretrainingBatch
 
 OPEN_SHARDS = 8
-"""How many shards stay mapped: a batch lies in one or two, and every open one is a file descriptor."""
+"""The number of shards that stay mapped: a batch needs one or two, and each takes a file descriptor."""
 CURE = "copy it again from where it came, or make the folder anew with data_prep/shard.py"
 
 
 class Dataset:
-    """All examples of one length: of every duplicate, or those held out for validation.
-
-    Not for two threads at once.
-    """
+    """All examples of one length: of every duplicate, or those held out for validation. It is not thread-safe."""
 
     def __init__(
         self,
@@ -51,7 +48,7 @@ class Dataset:
         ranks: int = 1,
         objective: Objective | None = None,
     ) -> None:
-        """`objective` is what examples become batches by: the usual one, where none is given."""
+        """`objective` makes batches of examples; None is the default objective."""
         self._objective = objective or objectives()[OBJECTIVE]
         self.folder, self.length, self.rank, self.ranks = folder, length, rank, ranks
         self.stored = manifest.length_for(length) or length
@@ -60,7 +57,7 @@ class Dataset:
         self.vocabulary_size = manifest.vocabulary_size
         self.shard_rows = tuple(tuple(record.rows for record in records) for records in sets)
         self.records = [record for records in sets for record in records]
-        """The shards of all duplicates; a shard's number in the dataset is its place here."""
+        """The shards of all duplicates; a shard's number in the dataset is its index here."""
         self._first = np.cumsum([0, *map(len, sets)])  # the number of each duplicate's first shard
         self._schema = example_schema(self.stored, manifest.vocabulary_size, manifest.num_documents)
         self._shard = lru_cache(maxsize=OPEN_SHARDS)(self._open_shard)
@@ -68,7 +65,7 @@ class Dataset:
 
     @property
     def num_examples(self) -> int:
-        """The examples of all duplicates together."""
+        """The number of examples of all duplicates together."""
         return sum(map(sum, self.shard_rows))
 
     def name(self, shard: int, row: int) -> str:
@@ -76,7 +73,7 @@ class Dataset:
         return f"{self.folder / self.records[shard].path}: example {row}"
 
     def first_examples(self, count: int) -> Examples:
-        """Picks the first examples of the first duplicate, as they stand in its shards; they are shuffled already."""
+        """Picks the first examples of the first duplicate, in the order of its shards, which are shuffled."""
         rows = self.shard_rows[0]
         shard = np.repeat(np.arange(len(rows)), rows)[:count]
         row = np.concatenate([np.arange(size) for size in rows])[:count]
@@ -95,13 +92,13 @@ class Dataset:
         return self._objective.batch(self.read(examples))
 
     def training_batch(self, examples: Examples, keys: Array, done: float) -> PretrainingBatch:
-        """Reads examples as a batch for which the objective may draw; `keys` and `done` are those of a `Draw`."""
+        """Reads examples as a batch for training; `keys` and `done` are those of a `Draw`."""
         draw = Draw(keys, done, self.vocabulary_size, self._mask_piece)
         return self._objective.batch(self.read(examples), draw)
 
     @cached_property
     def _mask_piece(self) -> int:
-        from data_prep.vocabulary.source import read_vocabulary  # with what compiles, which the order does without
+        from data_prep.vocabulary.source import read_vocabulary  # loads numba, which the order does not need
 
         return read_vocabulary(self.folder).special.mask
 
@@ -116,7 +113,7 @@ class Dataset:
         return window.lengths, window.count(positions, predictions)
 
     def _stored_sizes(self, examples: Examples) -> tuple[Array, Array, Array]:
-        """Counts pieces and predictions as they are in the shards, and says where B begins."""
+        """Returns the numbers of pieces and predictions in the shards, and where B begins."""
         lengths, predictions, boundaries = np.empty((3, len(examples.row)), np.int64)
         for shard, chosen in self._by_shard(examples):
             row = examples.row[chosen]
@@ -125,7 +122,7 @@ class Dataset:
         return lengths, predictions, boundaries
 
     def read(self, examples: Examples) -> Rows:
-        """Reads examples, in the order that is asked for."""
+        """Reads examples in their given order."""
         lengths, predictions, boundaries = self._stored_sizes(examples)
         where = np.stack([self._numbers(examples), examples.row], axis=1)
         pieces, (positions, labels) = np.empty(lengths.sum(), np.int64), np.empty((2, predictions.sum()), np.int64)
@@ -147,7 +144,7 @@ class Dataset:
         return self._first[examples.duplicate] + examples.shard
 
     def _by_shard(self, examples: Examples) -> Iterator[tuple[_Shard, Array]]:
-        """Finds the shards that examples are in, and which of the examples are in them."""
+        """Yields the shards of examples, each with the indices of its examples."""
         numbers = self._numbers(examples)
         order = np.argsort(numbers, kind="stable")
         ends = np.flatnonzero(np.diff(numbers[order])) + 1
@@ -160,7 +157,7 @@ class Dataset:
         return patiently(partial(self._map, number), self.folder / MANIFEST)
 
     def _map(self, number: int) -> _Shard:
-        """Opens a shard, which is compared with its record the first time."""
+        """Maps a shard, and compares it with its record the first time."""
         if number not in self._checked:
             self._check_file(number)
             self._checked.add(number)
@@ -176,7 +173,7 @@ class Dataset:
                 raise DamageError(f"{error}; {CURE}") from error
 
     def _check_values(self, rows: Rows) -> None:
-        """Refuses what would make the model read beyond its tables."""
+        """Refuses values that would make the model read beyond its tables."""
         sequences = np.arange(len(rows.lengths))
         lengths = np.repeat(rows.lengths, rows.predictions)
         vocabulary = f"the vocabulary of {self.vocabulary_size:,}"
@@ -217,7 +214,7 @@ def num_held_out(manifest: Manifest, length: int) -> int:
 
 @dataclass(frozen=True)
 class _Shard:
-    """Views of a mapped shard's columns; nothing is read before it is asked for."""
+    """Views of a mapped shard's columns; data are read on access."""
 
     path: Path
     length: int

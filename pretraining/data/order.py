@@ -1,8 +1,8 @@
-"""The order in which a run reads its examples: a pure function of (seed, epoch, index), with nothing materialised.
+"""The order in which a run reads its examples: a pure function of (seed, epoch, index); no permutation is stored.
 
-Epoch e reads duplicate e mod n. In an epoch the shards follow one another in an order of its own, and so do the rows
-of each shard. Shards are shuffled over the whole corpus already, so reading shard after shard is as random as any
-other order, and it keeps the reads local. Ranks take no part in this: they only slice what comes out.
+Epoch e reads duplicate e mod n. Every epoch permutes the shards, and the rows of each shard. The shards are shuffled
+over the whole corpus already, so reading shard after shard is as random as any other order, and keeps the reads local.
+The order does not depend on ranks: they only take slices of it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from data_prep.common.hashing import BITS_64, GOLDEN, hash_key, scramble_bits
 
 ROUNDS = 4
 DRAWN = BITS_64
-"""A part of keys where the order has the number of an epoch, which never is so large."""
+"""Takes the place of the epoch in keys of random draws; no epoch has such a large number."""
 LARGEST = 1 << 40
-"""The most indices that are permuted: the halves of an index stay far below 2³², as `_below` needs."""
+"""The most indices that can be permuted: `_hash_below` needs the halves of an index to be far below 2³²."""
 
 
 def permute(index: Array, size: int | Array, key: Array) -> Array:
-    """Where each index goes in the permutation of 0 … size-1 that its key names; size at most 2⁴⁰.
+    """Permutes indices in 0 … size-1 by the permutation of a key; size is at most 2⁴⁰.
 
-    A Feistel network: the index is a place in a table that is about square, row and column are shifted in turn by
-    hashes of each other. The table is hardly larger than `size`; what falls outside goes through it again.
+    A Feistel network: the index is a place in a table that is about square, and row and column are shifted in turn by
+    hashes of each other. The table is hardly larger than `size`; a result outside goes through it again.
     """
     place = index.astype(np.uint64)
     sizes = np.broadcast_to(np.asarray(size, np.uint64), place.shape)
@@ -53,34 +53,34 @@ def _shift(place: Array, rows: Array, columns: Array, keys: Array) -> Array:
 
 
 def _below(limits: Array, words: Array, number: int) -> Array:
-    """A hash of each word, below its limit."""
+    """Hashes each word to a number below its limit."""
     hashes = scramble_bits(words + np.uint64(GOLDEN * (number + 1) & BITS_64))
     below: Array = ((hashes >> np.uint64(32)) * limits) >> np.uint64(32)
     return below
 
 
 def _add(values: Array, others: Array, limits: Array) -> Array:
-    """The sum of what is below a limit, modulo the limit."""
+    """Adds numbers below a limit, modulo the limit."""
     sums: Array = values + others
     sums -= limits * (sums >= limits)
     return sums
 
 
 class Examples(NamedTuple):
-    """Where examples are: arrays of the same length."""
+    """The places of examples, as arrays of the same length."""
 
     duplicate: Array
     shard: Array
-    """number of the shard in its duplicate"""
+    """the number of the shard in its duplicate"""
     row: Array
 
     def take(self, chosen: Array | slice) -> Examples:
-        """Some of them."""
+        """Takes some of the examples."""
         return Examples(self.duplicate[chosen], self.shard[chosen], self.row[chosen])
 
     @classmethod
     def join(cls, parts: Sequence[Examples]) -> Examples:
-        """All of them, one after another."""
+        """Joins examples, one after another."""
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -88,36 +88,36 @@ class Order:
     """The order of all examples of a phase, epoch after epoch without end."""
 
     def __init__(self, seed: int, shard_rows: tuple[tuple[int, ...], ...]) -> None:
-        """`shard_rows` are the numbers of rows of each duplicate's shards."""
+        """`shard_rows` has the number of rows of each shard, by duplicate."""
         self.seed = seed
         self.rows = [np.array(rows, np.int64) for rows in shard_rows]
         self.sizes = [int(rows.sum()) for rows in self.rows]
         assert self.sizes, "no duplicate"
         assert all(0 < size <= LARGEST for size in self.sizes), f"examples of the duplicates: {self.sizes}"
-        self._shards = lru_cache(maxsize=2)(self._permute_shards)  # a batch may lie across two epochs
+        self._shards = lru_cache(maxsize=2)(self._permute_shards)  # a batch may be in two epochs
 
     def num_examples(self, epoch: int) -> int:
-        """How many examples an epoch has; duplicates may differ."""
+        """Returns the number of examples of an epoch; duplicates may differ."""
         return self.sizes[epoch % len(self.sizes)]
 
     def epoch_start(self, epoch: int) -> int:
-        """The index of an epoch's first example."""
+        """Returns the index of an epoch's first example."""
         cycles, rest = divmod(epoch, len(self.sizes))
         return cycles * sum(self.sizes) + sum(self.sizes[:rest])
 
     def find_epoch(self, index: int) -> int:
-        """The epoch that an example belongs to."""
+        """Finds the epoch of an example."""
         cycles, rest = divmod(index, sum(self.sizes))
         ends = np.cumsum(self.sizes)
         return cycles * len(self.sizes) + int(np.searchsorted(ends, rest, side="right"))
 
     def epochs(self, examples: int) -> float:
-        """How many epochs the first so many examples are."""
+        """Converts a number of examples to epochs."""
         epoch = self.find_epoch(examples)
         return epoch + (examples - self.epoch_start(epoch)) / self.num_examples(epoch)
 
     def examples(self, start: int, count: int) -> Examples:
-        """The examples with the indices start … start+count-1."""
+        """Returns the examples with the indices start … start+count-1."""
         parts = []
         for epoch in range(self.find_epoch(start), self.find_epoch(start + count - 1) + 1):
             begin = self.epoch_start(epoch)
@@ -126,7 +126,7 @@ class Order:
         return Examples.join(parts)
 
     def _examples(self, epoch: int, start: int, stop: int) -> Examples:
-        """Examples of one epoch."""
+        """Returns examples of one epoch."""
         duplicate = epoch % len(self.sizes)
         shards, ends = self._shards(epoch)
         indices = np.arange(start, stop)
@@ -137,26 +137,26 @@ class Order:
         return Examples(np.full(len(row), duplicate), shard, row)
 
     def _permute_shards(self, epoch: int) -> tuple[Array, Array]:
-        """The shards in the order of an epoch, and where each ends."""
+        """Returns the shards in the order of an epoch, and where each ends."""
         rows = self.rows[epoch % len(self.rows)]
         shards = permute(np.arange(len(rows)), len(rows), hash_key(self.seed, epoch, 0))
         return shards, np.cumsum(rows[shards])
 
 
 class BatchOrder:
-    """The global batches of a phase, one for each step. Batches that are left out are not in it."""
+    """The global batches of a phase, one for each step, without those that are left out."""
 
     def __init__(
         self, order: Order, batch_size: int, left_out: Collection[int] = (), behind: int = 0, total: int | None = None
     ) -> None:
-        """`left_out` has the numbers of batches, counted as if none were left out; `behind` are the steps of the run
-        before this phase, and `total` those of all phases, None where nobody knows."""
+        """`left_out` has numbers of batches, counted as if none were left out; `behind` is the number of steps before
+        this phase, and `total` that of all phases, None where it is not known."""
         self.batch_size = batch_size
         self._order, self._left_out = order, sorted(left_out)
         self._behind, self._total = behind, total
 
     def number(self, step: int) -> int:
-        """Which batch a step of the phase takes, counted as if none were left out."""
+        """Returns the number of a step's batch, counted as if none were left out."""
         number = step
         for left_out in self._left_out:
             if number >= left_out:
@@ -164,14 +164,14 @@ class BatchOrder:
         return number
 
     def examples(self, step: int) -> Examples:
-        """The examples of a step's batch."""
+        """Returns the examples of a step's batch."""
         return self._order.examples(self.number(step) * self.batch_size, self.batch_size)
 
     def keys(self, step: int) -> Array:
-        """Numbers for what is drawn for these examples: others in every epoch, since their indices are others."""
+        """Returns the random keys of a step's examples; an example has another key in every epoch."""
         start = self.number(step) * self.batch_size
         return hash_key(self._order.seed, DRAWN, np.arange(start, start + self.batch_size))
 
     def share_done(self, step: int) -> float:
-        """The share of the run's steps that lies behind a step: 0 at its first and 1 at its last."""
+        """Returns the share of the run that is done at a step: 0 at the first and 1 at the last."""
         return 0.0 if self._total is None else (self._behind + step) / max(self._total - 1, 1)

@@ -1,4 +1,4 @@
-"""Averages over the sequences of a length, on which plans and FLOPs rest."""
+"""Averages over the sequences of a length, for plans and FLOPs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, find_objective, step_flops
 
 HALF_WAY = 0.5
-"""The share of a run's steps behind at which predictions are as many as they are on average: counts change evenly."""
+"""The share of a run at which the number of predictions is the average one, since it changes evenly."""
 PREDICTED_SHARE = 0.15
-"""The share of the pieces that is masked and predicted, where no data says it."""
+"""The share of pieces that is masked and predicted, without data."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SequenceStatistics:
     """The average training sequence of one length, and how many of them the data has."""
 
     examples: float
-    """Examples of a duplicate; 0 where there is no data."""
+    """The examples of a duplicate; 0 without data."""
     duplicates: int
     pieces: float
     """Real pieces of a sequence, without padding."""
@@ -39,8 +39,8 @@ def measure_sequences(
 ) -> SequenceStatistics:
     """Measures the sequences that a manifest counts; without one, full sequences are assumed.
 
-    `objective` is that of a recipe; without one it has its own settings. What it predicts is counted when the share
-    `done` of the steps lies behind.
+    `objective` is that of a recipe, by default one with default settings. Its predictions are counted at the share
+    `done` of the steps.
     """
     stored = (None if manifest is None else manifest.length_for(length)) or length
     figures = [] if manifest is None else manifest.figures
@@ -68,7 +68,7 @@ def measure_sequences(
 
 
 def most_predictions(objective: Objective, length: int, manifest: Manifest | None) -> int:
-    """The most pieces that a sequence of this length predicts, at any step of a run."""
+    """Returns the most pieces that a sequence of this length predicts, at any step of a run."""
     masked = _most_masked(length, manifest)
     return max(int(objective.predictions(length, masked, done)) for done in (0.0, 1.0))
 

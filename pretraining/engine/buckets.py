@@ -1,4 +1,4 @@
-"""The sums of a step's gradients: neighbouring parameters in a bucket, whose sums lie end to end."""
+"""Buckets of gradients: neighbouring parameters, whose sums lie end to end in a flat tensor."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from pretraining.model import cpu_kernels as kernels
 
 
 class Bucket:
-    """Neighbouring parameters, whose gradients are added up and joined together."""
+    """Neighbouring parameters, whose gradients are added up and exchanged together."""
 
     def __init__(self, sums: Tensor, views: dict[int, Tensor], shares: Sequence[Share]):
-        """`sums` is their slice of the flat tensor, and `views` each parameter's part of it by its number, in the
-        parameter's shape.
+        """`sums` is their slice of the flat tensor, and `views` each parameter's part of it by number, in its shape.
 
-        The slice with the last parameters goes on to the end of the flat tensor, which is zeros.
+        The slice with the last parameters includes the padding of the flat tensor.
         """
         self.sums, self.views, self.shares = sums, views, shares
         self.gathers = sums.device.type != "cpu"
-        """whether gradients are kept until all have come: launching a large operation costs no more than a small one"""
+        """whether gradients are kept until all are there: launching a large operation costs no more than a small one"""
         self.kept: dict[int, Tensor] = {}
         self.came: set[int] = set()
-        """parameters that have got a gradient in this backward pass"""
+        """the parameters that have a gradient in this backward pass"""
         self.summed: set[int] = set()
-        """parameters of which `sums` holds a sum of this step; what it holds of others is of an earlier one"""
+        """the parameters whose sums are of this step; the sums of others are of an earlier step"""
         self.rows: dict[int, Tensor] = {}
-        """of tables whose sums are zeros but for a few rows: these rows, each once; it holds from step to step, so who
-        writes sums otherwise forgets it"""
+        """for sparse tables, the rows whose sums are not zero, each once. They stay from step to step: code that writes
+        sums otherwise must clear them"""
 
     def take(self, number: int, gradient: Tensor) -> None:
         """Takes the gradient of a parameter in this backward pass."""
@@ -46,11 +45,11 @@ class Bucket:
 
     @property
     def is_full(self) -> bool:
-        """Whether all parameters have got a gradient in this backward pass."""
+        """Whether all parameters have a gradient in this backward pass."""
         return len(self.came) == len(self.views)
 
     def add_kept(self) -> None:
-        """Adds the gradients that are kept to the sums, all at once where all are there."""
+        """Adds the kept gradients to the sums, in one operation if all are there."""
         alike = len(self.summed) in (0, len(self.views))
         if self.gathers and alike and len(self.kept) == len(self.views):
             together = torch.cat([self.kept[number] for number in self.views])
@@ -69,7 +68,7 @@ class Bucket:
             _add(gradient, self.views[number].view(-1), adds=number in self.summed)
 
     def add_rows(self, number: int, which: Tensor, rows: Tensor, adds: bool = True) -> None:
-        """Adds to some rows of a table, or takes them instead of all that its sums hold."""
+        """Adds to some rows of a table, or without `adds` replaces all its sums by these rows."""
         table, touched = self.views[number], self.rows.get(number)
         if not adds:
             table.zero_() if touched is None else table.index_fill_(0, touched, 0.0)
@@ -79,12 +78,12 @@ class Bucket:
         table.index_add_(0, which, rows.float())
 
     def place(self, number: int) -> slice:
-        """Where the sums of a parameter lie among those of the bucket."""
+        """Returns the place of a parameter's sums among those of the bucket."""
         begin = self.views[number].storage_offset() - self.sums.storage_offset()
         return slice(begin, begin + self.views[number].numel())
 
     def find_parts(self, share: Share, without: Container[int]) -> Iterator[slice]:
-        """What a share has of the bucket's parameters, in as few parts as there are without some of them."""
+        """Yields the parts of a share, leaving out some parameters; neighbouring parameters are one part."""
         low = share.sums.storage_offset() - self.sums.storage_offset()
         begin = end = low
         for number in self.views:
@@ -99,14 +98,14 @@ class Bucket:
             yield slice(begin, end)
 
     def squares(self, share: Share) -> Tensor:
-        """The squares of a share's sums, added up; of tables that are zeros but for some rows, these alone are read."""
+        """Adds up the squares of a share's sums; of sparse tables, only the rows that are not zero are read."""
         parts = [self.sums[part] for part in self.find_parts(share, without=self.rows)]
         for number, rows in self.rows.items():
             table, begin = self.views[number], self.place(number).start
             low = share.sums.storage_offset() - self.sums.storage_offset() - begin
             high, width = min(low + len(share.sums), table.numel()), table.numel() // len(table)
             low = max(low, 0)
-            first, last = -(-low // width), high // width  # rows that lie in the share whole
+            first, last = -(-low // width), high // width  # rows that are whole in the share
             whole = table[rows[(rows >= first) & (rows < last)]]
             ends = [slice(low, min(first * width, high)), slice(max(last * width, low, first * width), high)]
             parts += [whole.flatten(), *(table.view(-1)[end] for end in ends if end.start < end.stop)]
@@ -118,7 +117,7 @@ class Bucket:
         self.came.clear()
 
     def complete(self) -> None:
-        """Ends the sums of a step: parameters without any gradient have 0."""
+        """Completes the sums of a step: those of parameters without a gradient become 0."""
         self.add_kept()
         for number in self.views.keys() - self.summed:
             self.rows.pop(number, None)
@@ -140,7 +139,7 @@ def _add(gradient: Tensor, sums: Tensor, adds: bool) -> None:
 
 
 def make_buckets(flat: Tensor, shapes: Sequence[Sequence[int]], ranks: int, limit: int) -> Iterator[Bucket]:
-    """Cuts a flat tensor of parameters of these shapes into buckets; the last come first, as in a backward pass."""
+    """Cuts a flat tensor of parameters with these shapes into buckets; the last come first, as in a backward pass."""
     sizes = [math.prod(shape) for shape in shapes]
     ends, share = list(accumulate(sizes)), flat.numel() // ranks
     stop = len(sizes)

@@ -10,12 +10,12 @@ from torch import Tensor
 from pretraining.model import cpu_kernels as kernels
 
 ROW = 1 << 14
-"""Elements whose squares are added up in fp32 where our kernels are not; sums of rows are added up in fp64. PyTorch
-on a CPU adds up all in fp32: the norm of 8 million elements is then 4e-4 off."""
+"""Without our kernels, the squares of this many elements are added up in fp32, and these sums in fp64. PyTorch on a CPU
+adds up all in fp32, which makes the norm of 8 million elements 4e-4 wrong."""
 
 
 def sum_of_squares(flat: Tensor) -> Tensor:
-    """The squares of a flat tensor's elements, added up in fp64."""
+    """Adds up the squares of a flat tensor's elements in fp64."""
     if kernels.usable(flat) and flat.dtype == torch.float32:
         added = torch.empty((), dtype=torch.float64)
         kernels.call("add_squares", flat.contiguous(), added, len(flat))
@@ -28,9 +28,9 @@ def sum_of_squares(flat: Tensor) -> Tensor:
 
 
 def find_clip_factor(norm: Tensor | float, limit: float) -> Tensor | float:
-    """The factor that brings a gradient of this norm down to the limit, as PyTorch has it; 0 is no limit.
+    """Computes the factor that clips a gradient of this norm to the limit, as PyTorch does; a limit of 0 is none.
 
-    Of a norm on a device that is not finite it makes NaN, which tells the optimizer to move nothing.
+    For a norm on a device that is not finite the factor is NaN, and the optimizer moves nothing.
     """
     if isinstance(norm, Tensor):
         factor = (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)

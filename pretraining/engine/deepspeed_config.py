@@ -13,19 +13,19 @@ from pretraining.optimizers.declaration import find_optimizer
 
 NEVER = 1 << 40
 BUCKET = 500_000_000
-"""How many elements of the gradients meet at a time: DeepSpeed's own, for which it takes memory whatever the model."""
+"""The elements of a bucket of gradients: DeepSpeed's default, for which it allocates memory in any case."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The sections of a recipe that an engine is set up from, whatever is trained with it."""
+    """The sections of a recipe that an engine needs, for any model."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
     precision: Precision = field(default_factory=Precision)
     parallel: Parallel = field(default_factory=Parallel)
     compute: Compute = field(default_factory=Compute)
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
-    """DeepSpeed's own settings, for what the sections have no name for"""
+    """settings of DeepSpeed itself"""
 
     @property
     def clip(self) -> float:
@@ -33,16 +33,16 @@ class EngineSettings:
         return find_optimizer(self.optimizer).limit(self.optimizer)
 
     def zero_stage(self, dtype: torch.dtype) -> int:
-        """The ZeRO stage that DeepSpeed runs: 1 where 0 would add up gradients in 16 bits, which computes the same."""
+        """Returns the ZeRO stage that DeepSpeed runs: 1 instead of 0 where that would add up gradients in 16 bits."""
         return 1 if self.parallel.zero == 0 and dtype != torch.float32 else self.parallel.zero
 
 
 def deepspeed_config(
     settings: EngineSettings, dtype: torch.dtype, device: torch.device, ranks: int, parameters: int
 ) -> dict[str, Any]:
-    """Makes DeepSpeed's configuration for a model of so many parameters.
+    """Makes DeepSpeed's configuration for a model with this number of parameters.
 
-    Its batch sizes are for its own books: train_step says where a step ends.
+    Its batch sizes have no effect: `train_step` decides where a step ends.
     """
     stage = settings.zero_stage(dtype)
     config: dict[str, Any] = {
@@ -56,7 +56,7 @@ def deepspeed_config(
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "data_types": {"grad_accum_dtype": "fp32"},
-        "communication_data_type": "fp32",  # gradients meet in it too, so that the number of ranks does not matter
+        "communication_data_type": "fp32",  # for gradients too, so that the number of ranks does not matter
         **_precision_config(settings.precision, dtype),
     }
     return _merge(config, settings.deepspeed)

@@ -26,8 +26,8 @@ from pretraining.optimizers.steps.flat import FlatOptimizer
 
 
 class LossScaler(TypedDict, total=False):
-    """The attributes of DeepSpeed's loss scaler that decide the scale of the loss; one that never moves has the first
-    alone."""
+    """The attributes of DeepSpeed's loss scaler that decide the scale of the loss; a constant scaler has only the
+    first."""
 
     cur_scale: float
     cur_iter: int
@@ -36,7 +36,7 @@ class LossScaler(TypedDict, total=False):
 
 
 class CollapseError(Exception):
-    """In fp16, gradients overflow whatever the scale of the loss is. All ranks find it at once."""
+    """In fp16, gradients overflow at every scale of the loss. All ranks raise it together."""
 
 
 class Engine:
@@ -48,7 +48,7 @@ class Engine:
         self.zero = settings.zero_stage(self.dtype)
         self._ranks, self._clip = dist.get_world_size(), settings.clip
         self._whole_norm: Tensor | None = None
-        """Norm of the last gradient where there is no ZeRO; otherwise DeepSpeed knows it."""
+        """The norm of the last gradient without ZeRO; with ZeRO, DeepSpeed has it."""
         self._scale_grows = False
         keep_compiled("TORCH_EXTENSIONS_DIR", cache_home() / "torch_extensions")  # operations of DeepSpeed's
         if settings.compute.compile:
@@ -61,7 +61,7 @@ class Engine:
         self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device)
         self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
-        fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them of weights that it has rounded to 16 bits
+        fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits
         shapes = {name: value.shape for name, value in exact.items()}
         self.optimizer.prepare(self.flat_tensors, model.fused_parts, shapes)
         self.optimizer.gradient_norm = self._norm_before_step
@@ -70,24 +70,24 @@ class Engine:
             self._put_off_growth()
 
     def forward(self, batch: Any) -> Any:
-        """Computes what the model makes of a micro-batch of this rank."""
+        """Computes the output of the model for a micro-batch of this rank."""
         return self.deepspeed(batch)
 
     def backward(self, loss: Tensor, last: bool, mark: Callable[[], None] = lambda: None) -> None:
-        """Adds to the gradients; the `last` micro-batch of a step joins them with those of the other ranks. `mark` is
-        called when this rank's own are there; under ZeRO 2 and 3 it has waited for others before.
+        """Adds to the gradients; the `last` micro-batch of a step adds those of the other ranks. `mark` is called when
+        this rank's own gradients are complete; under ZeRO 2 and 3 it has waited for others before.
 
-        The sum of `loss` over ranks and micro-batches is what is minimised: DeepSpeed's mean over ranks is undone.
+        The sum of `loss` over ranks and micro-batches is minimised: DeepSpeed's mean over ranks is undone.
         """
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.on_own_gradients = mark
         self.deepspeed.backward(loss * self._ranks, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> None:
-        """Moves the weights, at this learning rate, and forgets the gradients."""
+        """Moves the weights, with this learning rate, and forgets the gradients."""
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate
-        if self.zero == 0:  # DeepSpeed would clip there without telling the norm
+        if self.zero == 0:  # DeepSpeed would clip without returning the norm
             found = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
             self._whole_norm = (
                 torch.stack([sum_of_squares(gradient.flatten()) for gradient in found]).sum().sqrt().float()
@@ -103,8 +103,8 @@ class Engine:
             self._update_scale(False)
 
     def _put_off_growth(self) -> None:
-        """Lets the loss scale grow after a step: DeepSpeed lets it grow within, and divides by the new scale what the
-        old one multiplied, which halves the gradient of that step."""
+        """Lets the loss scale grow only after a step. DeepSpeed lets it grow within the step, and divides by the new
+        scale the gradients that the old one multiplied, which halves them."""
         optimizer = self.deepspeed.optimizer
         self._update_scale = optimizer._update_scale
 
@@ -116,27 +116,27 @@ class Engine:
         optimizer._update_scale = update_or_wait
 
     def forget_gradients(self) -> None:
-        """Lets go of the gradients of a step that was broken off."""
+        """Forgets the gradients of a step that was broken off."""
         self.deepspeed.optimizer.zero_grad()
 
     def close(self) -> None:
-        """Lets go of its memory, so that another can follow in the same process."""
+        """Frees its memory, so that another engine can follow in the same process."""
         self.deepspeed.destroy()
 
     def _norm_before_step(self) -> Tensor | float | None:
-        """The norm that an optimizer may ask for within its step, before DeepSpeed tells it to others."""
+        """Returns the norm of the gradient to an optimizer during its step."""
         norm: Tensor | float | None = self.deepspeed.optimizer._global_grad_norm if self.zero else self._whole_norm
         return norm
 
     @property
     def gradient_norm(self) -> Tensor | float | None:
-        """The norm of the last step's gradient, before clipping. Where it is not finite, the step has moved nothing."""
+        """The norm of the last step's gradient, before clipping. If it is not finite, the step has moved nothing."""
         norm: Tensor | float | None = self.deepspeed.get_global_grad_norm() if self.zero else self._whole_norm
         return norm
 
     @property
     def optimizer_steps(self) -> float:
-        """How many steps have moved the weights: in fp16 some do not."""
+        """The number of steps that have moved the weights: in fp16 some do not."""
         return max(float(self.optimizer.get_state(flat.tensor)["step"]) for flat in self.flat_tensors)
 
     @property
@@ -154,11 +154,11 @@ class Engine:
 
     @property
     def loss_scale(self) -> float | None:
-        """The factor that the loss is multiplied by in fp16; None in other precisions."""
+        """The factor of the loss in fp16; None in other precisions."""
         return float(self.deepspeed.optimizer.loss_scale) if self.dtype == torch.float16 else None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter in full, in fp32 on the host, one after another; all ranks must go through it."""
+        """Yields every parameter in full, in fp32 on the host; all ranks must iterate over it."""
         for name, parameter in self.model.named_parameters():
             yield name, self._gather_weight(parameter)
 
@@ -171,7 +171,7 @@ class Engine:
 
     @torch.no_grad()
     def change_weight(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
-        """Puts another value in a weight's place; all ranks call it, and `change` gives them the same."""
+        """Replaces a weight by the result of `change`, which must be the same on all ranks; all ranks call it."""
         from deepspeed.runtime.zero import GatheredParameters
 
         parameter = self.model.get_parameter(name)
@@ -223,8 +223,8 @@ def _replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def silence_deepspeed() -> Iterator[None]:
-    """Silences DeepSpeed, which tells of its every step by logging and by printing; and torch, which warns that its
-    barrier takes the GPU that this rank has chosen."""
+    """Silences DeepSpeed, which logs and prints its every step, and torch, which warns that its barrier takes the GPU
+    that this rank has chosen."""
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")
@@ -232,9 +232,9 @@ def silence_deepspeed() -> Iterator[None]:
 
 
 SHORTAGE = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
-"""How CUDA, its libraries and a CPU say that there is no memory, where torch has no error of its own for it."""
+"""Messages of CUDA, its libraries and a CPU for a lack of memory, where torch has no error class of its own."""
 
 
 def is_shortage(error: RuntimeError) -> bool:
-    """Whether memory was asked for that is not there."""
+    """Whether the error is a lack of memory."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SHORTAGE)

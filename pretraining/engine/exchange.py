@@ -1,8 +1,9 @@
-"""How the ranks of a run give one another their gradients and weights: over a network, or in memory (`neighbours.py`).
+"""Exchanges gradients and weights between the ranks of a run: over a network, or in memory (`neighbours.py`).
 
-Over a network, gradients are joined bucket by bucket while the last backward pass still runs; a sum goes to the rank
-whose share it is, alone. Between so many GPUs that a bucket has shares of many ranks, all are joined at once after it:
-NCCL reduces to one rank after another, reckoned to take 0.3 to 0.5 s between 1,024; a whole tensor takes 45 ms.
+Over a network, gradients are reduced bucket by bucket while the last backward pass still runs; only the rank that owns
+a share gets its sums. Between so many GPUs that a bucket has shares of many ranks, whole tensors are reduced after the
+backward pass: NCCL reduces to one rank after another, an estimated 0.3 to 0.5 s between 1,024; a whole tensor takes 45
+ms.
 """
 
 from __future__ import annotations
@@ -19,39 +20,39 @@ from pretraining.engine.joining import Joining, Share, launches_together
 
 
 class Exchange:
-    """Joins the gradients of all ranks, in the same buckets in the same order on each."""
+    """Adds up the gradients of all ranks, in the same buckets in the same order on each."""
 
     shares_weights: ClassVar[bool] = False
-    """whether all ranks read the same weights in memory, so that nobody needs to send what it has moved"""
+    """whether all ranks read the same weights in memory, so that no rank sends its share"""
 
     def place(self, weights: Tensor) -> Tensor:
-        """Returns flat weights where they are to lie, before parameters become views of them. All ranks call it."""
+        """Moves flat weights to their memory, before parameters become views of them. All ranks call it."""
         return weights
 
     def prepare(self, flats: Sequence[Tensor], group: Any, bucket_size: int) -> None:
-        """Learns the flat tensors of gradients, the group of ranks that share them, and the elements of a bucket."""
+        """Takes the flat tensors of gradients, the group of ranks that share them, and the elements of a bucket."""
 
     def join_full(self, buckets: Sequence[Bucket]) -> None:
-        """May start to join the buckets that are full, in the last backward pass of a step."""
+        """May start to exchange the buckets that are full, in the last backward pass of a step."""
 
     def join(self, buckets: Sequence[Bucket]) -> None:
-        """Adds the sums of all ranks up in each rank's shares of the buckets."""
+        """Adds up the sums of all ranks in each rank's shares of the buckets."""
         raise NotImplementedError
 
     def break_off(self) -> None:
-        """Forgets what is under way: the step was broken off, or is over."""
+        """Forgets the reductions that are under way, since the step was broken off or is over."""
 
 
 class Network(Exchange):
-    """Joins gradients by torch's process group."""
+    """Exchanges gradients by torch's process group."""
 
     def __init__(self, wire: torch.dtype):
         self._wire = wire
-        """the type of numbers in which gradients go from rank to rank"""
+        """the type in which gradients are sent"""
         self._under_way: list[Joining] = []
         self._broken_off: list[Joining] = []
         self._sent = 0
-        """how many buckets are under way or joined"""
+        """the number of buckets that are under way or done"""
 
     def prepare(self, flats: Sequence[Tensor], group: Any, bucket_size: int) -> None:
         self._flats, self._group, self._ranks = flats, group, dist.get_world_size(group)
@@ -73,8 +74,8 @@ class Network(Exchange):
         self._sent = 0
 
     def break_off(self) -> None:
-        """What is then on its way to other ranks keeps its memory, into which they may still write: nobody waits for
-        them, since they may have ended."""
+        """Keeps the memory of reductions that are under way, into which other ranks may still write. It does not wait
+        for them, since they may have ended."""
         self._broken_off += self._under_way
         self._under_way.clear()
         self._sent = 0
@@ -90,7 +91,7 @@ class Network(Exchange):
             self._under_way.append(Joining(flat, shares, self._wire, self._group))
 
     def _send(self, bucket: Bucket) -> None:
-        """Starts to add up the next bucket over all ranks, each part of it where its owner is."""
+        """Starts to add up the next bucket over all ranks, each share at its owner."""
         self._sent += 1
         bucket.complete()
         if self._ranks > 1:

@@ -1,14 +1,14 @@
-"""The gradients of a step under ZeRO 1: added up in fp32, joined over the ranks, measured, clipped; with little work.
+"""ZeRO 1 with fewer passes over the gradients than in DeepSpeed.
 
-DeepSpeed's optimizer for ZeRO 1 in bf16 keeps them in flat fp32 tensors, which `Zero1` leaves as they are: parameters
-end to end, cut into a share for each rank. But DeepSpeed casts and adds the gradient of every parameter by itself,
-copies all of them to join them at the end, gives every rank all sums, and measures and clips every parameter. In fp32
-it takes another optimizer, which copies each gradient several times. Here, in both, they are
+DeepSpeed's optimizer for ZeRO 1 in bf16 has flat fp32 tensors of gradients: parameters end to end, cut into a share for
+each rank. `Zero1` keeps this layout. But DeepSpeed casts and adds the gradient of every parameter by itself, copies all
+of them for the exchange at the end, gives every rank all sums, and measures and clips every parameter. In fp32 it takes
+another optimizer, which copies each gradient several times. Here, for both types, gradients are
 
-    added     a bucket of neighbouring parameters at a time; on a CPU each as it comes, in one pass while it is cached
-    joined    over the ranks, each sum at the rank whose share it is, alone (`exchange.py`)
+    added     a bucket of neighbouring parameters at a time; on a CPU each at once, while it is cached
+    exchanged between the ranks, so that only the owner of a share gets its sums (`exchange.py`)
     measured  by the norm of each rank's share
-    clipped   by a factor that the optimizer's step multiplies with in passing
+    clipped   by a factor, which the optimizer's step multiplies with
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from pretraining.optimizers.steps.flat import FlatOptimizer
 from pretraining.processes.group import add_up, wait_for_all
 
 BUCKET_SIZE = 1 << 24
-"""Elements of a bucket: enough for a network to run at full speed, few enough that many are under way."""
+"""The elements of a bucket: enough for a network to run at full speed, few enough that many buckets are under way."""
 
 
 def stays_on_device(number: Tensor) -> bool:
-    """Whether the host would have to wait for a number."""
+    """Whether a number stays on a GPU, so that the host need not wait for it."""
     return number.is_cuda
 
 
 def choose_exchange(parameters: Sequence[Tensor], wire: torch.dtype) -> Exchange:
-    """Chooses how ranks exchange gradients in numbers of the type `wire`: in memory where all share one machine.
+    """Chooses how ranks exchange gradients of the type `wire`: in memory if all are on one machine.
 
-    On CPUs, embedding tables take sparse gradients besides. All ranks must call it.
+    On CPUs it also lets embedding tables have sparse gradients. All ranks must call it.
     """
     if any(parameter.device.type != "cpu" for parameter in parameters):
         return Network(wire)
@@ -57,12 +57,12 @@ def choose_exchange(parameters: Sequence[Tensor], wire: torch.dtype) -> Exchange
 
 
 class Zero1(BF16_Optimizer):  # type: ignore[misc]
-    """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients; it does for fp32 too."""
+    """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients; also for fp32."""
 
     def __init__(self, optimizer: FlatOptimizer, engine: DeepSpeedEngine):
         parameters = [*chain.from_iterable(group["params"] for group in optimizer.param_groups)]
         self._exchange = choose_exchange(parameters, engine.communication_data_type)
-        """how ranks give one another gradients and weights"""
+        """exchanges gradients and weights between ranks"""
         super().__init__(
             optimizer,
             engine.param_names,
@@ -84,11 +84,12 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
                 found.append((bucket.sums.storage_offset() / flat.numel(), group, bucket))
         found.sort(key=lambda each: -each[0])
         self._buckets = [bucket for *_, bucket in found]
-        """all buckets, in about the order in which a backward pass fills them; every rank joins them in this order"""
+        """all buckets, in about the order in which a backward pass fills them; every rank exchanges them in this
+        order"""
         self._bucket_of = {(group, number): bucket for _, group, bucket in found for number in bucket.views}
 
     def _flatten_dense_tensors_aligned(self, tensors: Sequence[Tensor], alignment: int) -> Tensor:
-        """Lays weights end to end; DeepSpeed calls it before it lets the parameters be views of them."""
+        """Lays weights end to end; DeepSpeed calls it before parameters become views of them."""
         flat: Tensor = super()._flatten_dense_tensors_aligned(tensors, alignment)
         return self._exchange.place(flat)
 
@@ -102,20 +103,20 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             self._exchange.join_full(self._buckets)
 
     def update_hp_grads(self, **_: Any) -> None:
-        """Adds what a backward pass has left over; DeepSpeed calls it at the end of each."""
+        """Adds the remaining gradients; DeepSpeed calls it at the end of each backward pass."""
         for bucket in self._buckets:
             bucket.end_pass()
 
     def reduce_gradients(self, **_: Any) -> None:
-        """Joins the gradients of all ranks; DeepSpeed calls it after the last backward pass of a step."""
+        """Exchanges the gradients of all ranks; DeepSpeed calls it after the last backward pass of a step."""
         self._exchange.join(self._buckets)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Moves this rank's share of the weights, and gives it to the others.
+        """Moves this rank's share of the weights, and sends it to the others.
 
-        A gradient that is not finite moves nothing. On a GPU the host goes on without a look at it: then the factor of
-        the gradient is NaN, and the optimizer's step leaves everything as it is.
+        A gradient that is not finite moves nothing. On a GPU the host does not look at the norm: the factor of the
+        gradient is then NaN, and the optimizer's step leaves everything as it is.
         """
         norm = self._norm() / self._ranks  # of the mean over ranks, which DeepSpeed's other optimizers make too
         self.overflow = not isinstance(norm, Tensor) and not math.isfinite(norm)
@@ -135,7 +136,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         self.clear_hp_grads()
 
     def update_lp_params(self) -> None:
-        """Rounds this rank's share of the weights, and gives it to the others, who may have it in common already."""
+        """Rounds this rank's share of the weights, and sends it to the others unless they share its memory."""
         for own in self.fp32_groups_flat_partition:
             if id(own) not in self.optimizer.written:
                 self.optimizer.rounded[id(own)].copy_(own)
@@ -152,7 +153,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         )
 
     def _norm(self) -> Tensor | float:
-        """The norm of the sum of all ranks' gradients, over all weights; it stays on a GPU."""
+        """Computes the norm of the sum of all ranks' gradients, over all weights; it stays on a GPU."""
         if any(bucket.rows for bucket in self._buckets):
             rank = dist.get_rank(self._group)
             own = [(bucket, share) for bucket in self._buckets for share in bucket.shares if share.owner == rank]
@@ -164,14 +165,14 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:
-        """Forgets the gradients, also those of a step that was broken off; the next one overwrites the sums."""
+        """Forgets the gradients, also those of a step that was broken off; the next step overwrites the sums."""
         self._exchange.break_off()
         for bucket in self._buckets:
             bucket.forget()
 
 
 class EngineWithZero1(DeepSpeedEngine):  # type: ignore[misc]
-    """DeepSpeed's engine, with `Zero1` in bf16 and fp32 wherever it can be, which tells of its own gradients."""
+    """DeepSpeed's engine, with `Zero1` in bf16 and fp32 where possible, and a callback for this rank's gradients."""
 
     on_own_gradients: Callable[[], None] = staticmethod(lambda: None)
     """called at the end of each backward pass; under ZeRO 0 and 1 before this rank waits for the gradients of others"""

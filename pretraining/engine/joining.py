@@ -1,9 +1,8 @@
-"""Adds up the sums of a bucket over all ranks, each part of them at the rank whose share it is, alone.
+"""Adds up a bucket of gradients over all ranks; each rank gets the sums of its share alone.
 
-Between CPUs, gloo makes a reduction for each share. NCCL would take as many in a step as there are ranks, each through
-all of them, so that latency grew with the square of the ranks. It gets one launch a bucket, whatever the ranks: a
-reduce-scatter where all ranks have shares of the same size in it, as in a whole flat tensor, and else all its
-reductions together.
+Between CPUs, gloo runs a reduction for each share. With NCCL, latency would then grow with the square of the ranks: a
+reduction for each rank, through all ranks. So NCCL gets one launch for each bucket: a reduce-scatter where all ranks
+have shares of the same size, as in a whole flat tensor, and otherwise all reductions in a group.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ class Share(NamedTuple):
 
 
 class Joining:
-    """The sums of a bucket on their way."""
+    """A reduction of a bucket that is under way."""
 
     def __init__(self, sums: Tensor, shares: Sequence[Share], wire: torch.dtype, group: Any):
-        """Starts to add up `sums`, of which the shares are the parts, in numbers of the type `wire`."""
+        """Starts to add up `sums`, which the shares divide, in numbers of the type `wire`."""
         wired = sums.to(wire)
         parts = torch.split(wired, [len(share.sums) for share in shares])
         rank, pairs = dist.get_rank(group), [*zip(shares, parts, strict=True)]
@@ -48,7 +47,7 @@ class Joining:
             self._works = [together]
 
     def finish(self) -> None:
-        """Waits for the sums, and puts this rank's share where it belongs."""
+        """Waits for the sums, and copies them to this rank's share."""
         for work in self._works:
             work.wait()
         for sums, part in self._arrivals:
@@ -60,5 +59,5 @@ def _reduce(part: Tensor, owner: int, group: Any) -> Any:
 
 
 def launches_together(group: Any) -> bool:
-    """Whether several reductions between these ranks can be one launch, which NCCL alone knows."""
+    """Whether several reductions between these ranks can be one launch, which only NCCL supports."""
     return bool(dist.get_backend(group) == "nccl")

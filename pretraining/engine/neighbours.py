@@ -1,9 +1,9 @@
-"""Ranks of one machine have their weights in common and read one another's gradients in memory.
+"""The ranks of one machine share weights in memory and read one another's gradients there.
 
-Between sockets, each number would be copied four times on its way. Here each rank has a room that the others can enter.
-It shows its gradients there, waits until all have come, and reads what the others show. The weights lie in the room of
-rank 0: each rank writes its own share of them, when nobody reads. Ranks wait for one another by their bells, or
-by gloo, which notice when one has died. A room has no name in the file system, and ends when nobody has it in memory.
+Through sockets, each number would be copied four times. Here each rank has a room, memory that the other ranks map. It
+writes its gradients there, waits for the other ranks, and reads theirs. The weights are in the room of rank 0: each
+rank writes its own share while no rank reads. Ranks wait for one another by their bells, or by gloo, which both notice
+a dead rank. A room has no name in the file system, and ends with the last process that maps it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from pretraining.processes.bells import Door, system
 from pretraining.processes.group import gather, host_group, place, wait_for_all
 
 WHOLE = -1
-"""Noted of a parameter that is shown whole, where of others the number of their rows is."""
+"""The note of a parameter that is shown whole; the note of another parameter is its number of rows."""
 ALIGNED = 64
-"""Bytes of which the parts of a room are multiples."""
+"""The parts of a room are multiples of these bytes."""
 
 
 class Spot(NamedTuple):
-    """Where in a room a bucket begins."""
+    """The place of a bucket in a room."""
 
     sums: int
     notes: int
 
 
 class Neighbours(Exchange):
-    """The ranks of a run that has one machine, and their rooms."""
+    """Exchanges gradients and weights between the ranks of one machine, through their rooms."""
 
     shares_weights = True
 
     def __init__(self, rooms: Sequence[Tensor], numbers: int, notes: int, rank: int) -> None:
-        """A room of bytes of each rank has space for so many numbers in fp32, and notes in int64."""
+        """Takes the rooms of all ranks, each with space for `numbers` in fp32 and `notes` in int64."""
         ends = _align(8 * notes), _align(8 * notes) + _align(4 * numbers)
         self.notes = [room[: ends[0]].view(torch.int64) for room in rooms]
         self.sums = [room[ends[0] : ends[1]].view(torch.float32) for room in rooms]
@@ -50,7 +50,7 @@ class Neighbours(Exchange):
         self.rank, self.others = rank, [other for other in range(len(rooms)) if other != rank]
 
     def place(self, weights: Tensor) -> Tensor:
-        """Puts weights where all ranks find them, of whom rank 0 brings them."""
+        """Puts the weights of rank 0 into the memory that all ranks share."""
         mine = weights.view(-1).view(torch.uint8)
         common, self._left = self._left[: len(mine)], self._left[_align(len(mine)) :]
         if self.rank == 0:
@@ -59,8 +59,8 @@ class Neighbours(Exchange):
         return common.view(weights.dtype).view_as(weights)
 
     def join(self, buckets: Sequence[Bucket]) -> None:
-        """Adds to this rank's shares of the buckets the sums of the others. All ranks must have met again, in whatever
-        they do together, before this is called once more."""
+        """Adds the sums of the other ranks to this rank's shares of the buckets. All ranks must wait for one another
+        before the next call."""
         for bucket in buckets:
             bucket.complete()
         for number, load in enumerate(self._loads(buckets)):
@@ -74,7 +74,7 @@ class Neighbours(Exchange):
                     self._add(bucket, spot, other)
 
     def _loads(self, buckets: Sequence[Bucket]) -> Iterator[list[tuple[Bucket, Spot]]]:
-        """The buckets that a room has space for at once, each with its spot in it."""
+        """Yields lists of buckets that fit a room together, each with its place in it."""
         load: list[tuple[Bucket, Spot]] = []
         sums = notes = 0
         for bucket in buckets:
@@ -86,7 +86,8 @@ class Neighbours(Exchange):
         yield load
 
     def _show(self, bucket: Bucket, spot: Spot) -> None:
-        """Shows the others their shares of this rank's sums, and of some tables only the rows that are not zeros."""
+        """Writes this rank's sums of other ranks' shares to its room; of sparse tables, only the rows that are not
+        zero."""
         sums, notes = self.sums[self.rank][spot.sums :], self.notes[self.rank][spot.notes :]
         counts = [len(bucket.rows[number]) if number in bucket.rows else WHOLE for number in bucket.views]
         told = torch.cat(
@@ -102,7 +103,8 @@ class Neighbours(Exchange):
                     sums[part].copy_(bucket.sums[part])
 
     def _add(self, bucket: Bucket, spot: Spot, other: int) -> None:
-        """Adds what another rank shows. Its rows may be of others' shares too, whose sums nobody reads here."""
+        """Adds the sums that another rank shows. Its rows may belong to other shares too, whose sums nobody reads
+        here."""
         sums, notes = self.sums[other][spot.sums :], self.notes[other][spot.notes :]
         counts = dict(zip(bucket.views, notes[: len(bucket.views)].tolist(), strict=True))
         tables = {number: count for number, count in counts.items() if count != WHOLE}
@@ -119,8 +121,8 @@ class Neighbours(Exchange):
 
 
 def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours | None:
-    """Makes rooms where all ranks can enter one another's, for these parameters, in whose type weights are kept, and so
-    many sums at once or those of the longest parameter. All ranks must call it."""
+    """Makes the rooms for these parameters, with space for `most_sums` sums, or those of the longest parameter. Returns
+    None where a rank cannot map the room of another. All ranks must call it."""
     rank, ranks = place()
     if ranks == 1 or dist.get_backend(host_group()) != "gloo":  # a group that is pretended says nothing
         return None
@@ -141,7 +143,7 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
 
 
 def count_notes(parameters: Iterable[Tensor]) -> int:
-    """How many notes these parameters may take: a number of rows for each, and all rows."""
+    """Counts the most notes of these parameters: a number of rows for each, and all rows."""
     return sum(1 + len(parameter) for parameter in parameters)
 
 
@@ -154,7 +156,7 @@ def _align(length: int) -> int:
 
 
 def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
-    """Memory that others can enter by its file; None where the system has no such thing."""
+    """Makes memory that other processes can map by its file; None where the system does not support it."""
     with suppress(OSError, AttributeError):
         file = os.memfd_create("room")
         try:
@@ -168,7 +170,7 @@ def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
 
 
 def _enter_room(door: Door | None, length: int) -> mmap.mmap | None:
-    """Another rank's room; None where this process may not enter it."""
+    """Maps another rank's room; None where this process may not."""
     if door is not None:
         with suppress(OSError, ValueError), open(door.enter(os.O_RDWR), "r+b", buffering=0) as opened:
             return mmap.mmap(opened.fileno(), length)

@@ -1,4 +1,4 @@
-"""Which part of which parameter each flat fp32 tensor of this rank holds, however DeepSpeed has divided the model.
+"""Finds which part of which parameter each flat fp32 tensor of this rank holds, under every ZeRO stage.
 
 DeepSpeed hands the optimizer flat tensors: parameters end to end, cut wherever one rank's share ends and the next
 begins. Trust ratios, checkpoints and exports need the parameters themselves. Nothing here guesses: a layout is taken
@@ -21,7 +21,8 @@ from pretraining.processes.group import device_of
 
 
 def find_flat_tensors(engine: Any, model: nn.Module) -> list[FlatTensor]:
-    """Finds this rank's flat tensors in the order of DeepSpeed's groups; a layout that is not understood is refused."""
+    """Finds this rank's flat tensors in the order of DeepSpeed's groups; refuses a layout that it does not
+    understand."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer, kind = engine.optimizer, type(engine.optimizer).__name__
     if isinstance(optimizer, torch.optim.Optimizer):
@@ -52,7 +53,7 @@ def _refuse_layout(reason: str) -> UserError:
 
 
 def _read_whole(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iterator[FlatTensor]:
-    """ZeRO 0: every rank holds every parameter."""
+    """Reads the layout of ZeRO 0: every rank holds every parameter."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names[id(parameter)]
@@ -76,7 +77,7 @@ def _read_zero_1(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
 
 
 def _cut_flat(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimizer: Any, number: int) -> FlatTensor:
-    """Parameters end to end, cut into as many equal shares as there are ranks."""
+    """Finds this rank's share of parameters end to end, cut into equal shares for all ranks."""
     group = optimizer.real_dp_process_group[number]
     begin = dist.get_rank(group) * tensor.numel()
     parts = []
@@ -88,7 +89,7 @@ def _cut_flat(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], opt
 
 
 def _read_stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
-    """Every parameter is cut by itself, and padded by itself."""
+    """Reads the layout of ZeRO 3: every parameter is cut and padded by itself."""
     if hasattr(optimizer, "backup_optimizer"):
         raise _refuse_layout("one part of the optimizer is on the GPU, another on the CPU (ratio)")
     for number, tensor in enumerate(optimizer.fp32_partitioned_groups_flat):
@@ -113,7 +114,7 @@ _READERS = {
 
 
 def _check(flat_tensors: Sequence[FlatTensor], model: nn.Module) -> None:
-    """All ranks together hold each parameter once, and with the values that it has, but for rounding to 16 bits."""
+    """Checks that all ranks together hold each parameter once, with its values but for rounding to 16 bits."""
     parameters = dict(model.named_parameters())
     index = {name: number for number, name in enumerate(parameters)}
     held = torch.zeros(len(index), dtype=torch.int64)

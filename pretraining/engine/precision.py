@@ -1,4 +1,4 @@
-"""In which numbers a model computes, and how exactly."""
+"""The number types and the exactness in which a model computes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pretraining.model import cpu_kernels
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 WORKSPACE = ":4096:8"
-"""Buffers of the library for matrix products, with which it always adds up in the same order."""
+"""The buffers of cuBLAS with which it always adds up in the same order."""
 
 
 def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch.dtype:
-    """Chooses the numbers that the model computes in, by what the device has."""
+    """Chooses the type in which the model computes, by the support of the device."""
     if wanted == "auto":
         if device.type == "cuda":
             wanted = "bf16" if devices.has_bf16() else "fp16"
@@ -36,12 +36,12 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
 
 
 def name_dtype(dtype: torch.dtype) -> Dtype:
-    """The name that recipes have for a type of numbers."""
+    """Returns the name of a type in recipes."""
     return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 def set_arithmetic(precision: Precision, compute: Compute, device: torch.device) -> None:
-    """Sets how this process computes, before its GPU computes anything; an error for what the GPU has not."""
+    """Sets how this process computes, before its GPU computes anything; refuses what the GPU does not support."""
     cpu_kernels.allow(compute.kernels == "auto")
     choose_dtype(precision.dtype, device)
     if compute.compile:
@@ -63,7 +63,7 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
 
 
 def _require_translators(device: torch.device) -> None:
-    """Refuses torch.compile where what it needs is missing, which it would find in the first step."""
+    """Refuses torch.compile where it lacks a requirement, which it would only notice in the first step."""
     if cpu_kernels.find_compiler() is None:
         raise UserError("compute.compile = true: needs a C++ compiler; install g++, or take compute.compile = false")
     headers = Path(sysconfig.get_path("include"))

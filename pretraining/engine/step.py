@@ -1,4 +1,4 @@
-"""One step of training: the same for pre-training, fine-tuning and the benchmarks."""
+"""One step of training, for pre-training, fine-tuning and the benchmarks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from pretraining.model.batch import StepBatches
 
 @dataclass(frozen=True)
 class Seeds:
-    """The random numbers of a step: functions of the run's seed and the step, so that a resumed run draws the same."""
+    """The seeds of a step: functions of the run's seed and the step, so that a resumed run draws the same numbers."""
 
     dropout: int
-    """for our kernels, the same on all ranks: their masks are drawn by the example"""
+    """for our kernels, the same on all ranks: masks depend on the example"""
     generator: int
-    """for PyTorch's generator, which draws where our kernels do not, such as in a GPU's attention; another one for each
-    rank"""
+    """for PyTorch's generator, which a GPU's attention uses; differs between ranks"""
 
     @classmethod
     def derive(cls, seed: int, step: int, rank: int) -> Seeds:
-        """The seeds of a step of a run, counted from 0."""
+        """Derives the seeds of a step, counted from 0."""
         return cls(int(hash_key(seed, step)[0]), int(hash_key(seed, step, rank)[0]) >> 1)
 
 
@@ -39,9 +38,9 @@ class StepResult:
     """The results of a step on this rank, left on the device: nothing here waits for a GPU."""
 
     losses: list[Tensor]
-    """each micro-batch's part of what was minimised"""
+    """each micro-batch's part of the loss"""
     outputs: list[Any]
-    """outputs of the model for each micro-batch, detached"""
+    """the outputs of the model for each micro-batch, detached"""
     gradient_norm: Tensor | float | None
     """the norm over all ranks, before clipping"""
 
@@ -55,11 +54,11 @@ def train_step(
     mark: Callable[[], None] = lambda: None,
     gives_up: Callable[[], bool] = lambda: False,
 ) -> StepResult:
-    """Moves the weights once, by the gradients of this rank's micro-batches and of all other ranks'.
+    """Moves the weights once, by the gradients of the micro-batches of all ranks.
 
-    `loss_of` makes of the model's output the micro-batch's part of the loss; the sum of these over micro-batches and
-    ranks is minimised. `mark` is called before this rank may wait for others. Between micro-batches `gives_up` is
-    asked, which must say the same on all ranks; where it says yes, GivenUpError is raised.
+    `loss_of` computes a micro-batch's part of the loss from the output of the model; the sum over micro-batches and
+    ranks is minimised. `mark` is called before this rank may wait for others. `gives_up` is called between
+    micro-batches and must return the same on all ranks; GivenUpError is raised where it returns True.
     """
     engine.model.dropout_seed = seeds.dropout
     _seed(engine.device, seeds.generator)
@@ -79,8 +78,8 @@ def train_step(
 
 
 def _seed(device: torch.device, seed: int) -> None:
-    """Seeds the generators that a step may draw from. Where there is no GPU, `torch.manual_seed` would keep a note for
-    each kind of them, with the stack of its caller, at every step."""
+    """Seeds the generators of a step. Without a GPU, `torch.manual_seed` would record the stack of its caller for each
+    kind of generator, at every step."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
     else:
@@ -88,5 +87,5 @@ def _seed(device: torch.device, seed: int) -> None:
 
 
 def _detach(output: Any) -> Any:
-    """A model's output, a tensor or a named tuple of them, without what the backward pass needed."""
+    """Detaches a model's output, which is a tensor or a named tuple of tensors."""
     return output.detach() if isinstance(output, Tensor) else type(output)(*(part.detach() for part in output))

@@ -59,7 +59,8 @@ def lay_out(
     """Chooses the layout for the hidden states, (n, hidden); nothing here waits for a GPU.
 
     `starts` is (s + 1,) int32; `compiled` says whether the layers run under torch.compile, `one_way` whether a piece
-    sees only itself and those before it."""
+    sees only itself and those before it.
+    """
     if kernels.usable(states) and not compiled:
         return (ByHeads if can_multiply_heads(states, heads) else Grouped)(starts, lengths, one_way)
     if has_flash(states, heads):

@@ -214,7 +214,8 @@ class Encoder(Trainable):
         """Lets torch.compile compile the layers when they first run; a graph break is an error.
 
         All layers but the last share a compilation, and so do nearly all batches: evaluation, a single sequence and a
-        single piece have others. There are at most six; torch.compile would stop at eight."""
+        single piece have others. There are at most six; torch.compile would stop at eight.
+        """
         self.compiled = True
         for layer in self.layers:
             layer.compile(fullgraph=True, dynamic=True)

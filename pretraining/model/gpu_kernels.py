@@ -49,7 +49,8 @@ def _tail(value):
     """Computes the share of a normal distribution beyond |value|, and exp(-value² / 2).
 
     The share is the latter times a polynomial in t = 1 / (1 + |value| / √8), fitted to erfc. Its relative error is
-    2e-7, also for large values, where 1 - erf has no digits left. It takes half the instructions of `tl.erf`."""
+    2e-7, also for large values, where 1 - erf has no digits left. It takes half the instructions of `tl.erf`.
+    """
     bell = tl.exp2(value * value * HALF_IN_BITS)
     t = tl.rsqrt(tl.abs(value) * HALF_ROOT_OF_HALF + 1.0)
     t *= t

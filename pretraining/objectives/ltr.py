@@ -1,7 +1,7 @@
-"""Every piece from those before it: what a language model learns by, and half of what ELMo does.
+"""Left to right: predicts every piece from those before it, as language models do.
 
-The shards are those of masked pieces: what the masks hide is put back, so that objectives are compared on the very same
-text. Segments stay, where the data has pairs; whether B follows A is not asked.
+The shards are those of masked pieces: the pieces that masks hide are restored, so that all objectives read the same
+text. Segments stay where the data has pairs; next sentences are not predicted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PieceLosses(NamedTuple):
-    """The loss and the right predictions of all pieces, summed over a batch."""
+    """The sums over a batch: the loss, and the right predictions."""
 
     nats: Tensor
     """cross-entropy of the pieces"""
@@ -32,7 +32,7 @@ class PieceLosses(NamedTuple):
 
 
 class LeftToRight(Objective):
-    """Predicts every piece of a sequence from those before it; [CLS] begins them all, and is never predicted."""
+    """Predicts every piece of a sequence from those before it; [CLS] begins all sequences and is never predicted."""
 
     sees: ClassVar[Sees] = "before"
     logits_at_once = 1024
@@ -56,7 +56,7 @@ class LeftToRight(Objective):
         return pack(rows, text, chosen, text[predicted])
 
     def _find_predicted(self, rows: Rows) -> tuple[Array, Array]:
-        """Where the model is asked for a piece, all but the last, and where that piece stands: behind it."""
+        """Returns the places that predict a piece, all but the last, and the places of these pieces, one later."""
         import numpy as np
 
         chosen = np.delete(np.arange(len(rows.pieces)), rows.starts + rows.lengths - 1)

@@ -1,4 +1,4 @@
-"""Masked pieces, and whether B follows A where the data has pairs: what BERT learns by."""
+"""BERT's objective: masked pieces and, where the data has pairs, whether B follows A."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MaskedLosses(NamedTuple):
-    """The loss and the right predictions of a model that predicts masked pieces alone, each summed over a batch."""
+    """The sums over a batch of a model that predicts only masked pieces."""
 
     masked: Tensor
     """cross-entropy of the masked pieces"""
@@ -30,12 +30,12 @@ class MaskedLosses(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """The losses and the right predictions of a model with both heads, each summed over a batch."""
+    """The sums over a batch of a model with both heads."""
 
     masked: Tensor
     """cross-entropy of the masked pieces"""
     next_sentence: Tensor
-    """cross-entropy of whether B follows A"""
+    """cross-entropy of next-sentence prediction"""
     masked_correct: Tensor
     next_sentence_correct: Tensor
     random_next: Tensor
@@ -47,7 +47,7 @@ MaskShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class MaskedSettings(ObjectiveSettings):
-    """What masked pieces add to the settings of all objectives."""
+    """The settings of masked pieces."""
 
     next_sentences: bool = True
     """mlm: learn also whether B follows A, where the data has pairs. Without it the same pairs are read."""
@@ -63,7 +63,7 @@ class MaskedSettings(ObjectiveSettings):
 
 
 DYNAMIC = ("rate", "last_rate", "split")
-"""Settings that static masks have not: theirs are in the data."""
+"""The settings of dynamic masks; static masks are in the data."""
 
 
 class MaskedPieces(Objective):
@@ -97,17 +97,17 @@ class MaskedPieces(Objective):
 
     def used_settings(self, shape: Shape) -> list[str]:
         unused = set() if self.is_dynamic else set(DYNAMIC)
-        if self.settings.next_sentences and not shape.pairs:  # as the data decided
+        if self.settings.next_sentences and not shape.pairs:  # the data decides
             unused.add("next_sentences")
         return [name for name in super().used_settings(shape) if name not in unused]
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether masks are drawn anew in every epoch."""
+        """Whether every epoch draws new masks."""
         return self.settings.masks == "dynamic"
 
     def mask_share(self, done: float) -> float:
-        """The share of the pieces that dynamic masks hide when this share of the steps is done."""
+        """Computes the share of pieces that dynamic masks hide when this share of the steps is done."""
         first, last = self.settings.rate, self.settings.last_rate
         return first if last is None else first + (last - first) * done
 

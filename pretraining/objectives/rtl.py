@@ -1,4 +1,4 @@
-"""Every piece from those after it: the other half of what ELMo does."""
+"""Right to left: predicts every piece from those after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class RightToLeft(LeftToRight):
         return length - 2
 
     def _find_predicted(self, rows: Rows) -> tuple[Array, Array]:
-        """Where the model is asked for a piece, all but the first two, and where that piece stands: before it."""
+        """Returns the places that predict a piece, all but the first two, and the places of these pieces, one
+        earlier."""
         import numpy as np
 
         chosen = np.delete(np.arange(len(rows.pieces)), [*rows.starts, *(rows.starts + 1)])

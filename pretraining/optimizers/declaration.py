@@ -1,8 +1,8 @@
-"""What an optimizer tells of itself. Every other file of this folder is one, and whoever asks for one finds it here.
+"""The declaration of an optimizer. Every other file of this folder is an optimizer, and `find_optimizer` finds it.
 
     class Lion(Optimizer):
         title = summary = "Lion"
-        state = ("average",)             # fp32 numbers that it keeps for each weight
+        state = ("average",)             # fp32 numbers for each weight
         traffic = 26                     # bytes through memory for each parameter
 
         def update(self, name, weight, gradient, state, step, settings):
@@ -12,12 +12,12 @@
 
     OPTIMIZER = Lion()
 
-is all of a `pretraining/optimizers/lion.py`, and no other file of code changes: the recipe then takes
-`optimizer.name = "lion"`, checkpoints keep its state, and `--check` counts it (`make recipes-page` writes its name into
-docs/recipes.md). `update` hears of every parameter by its name, so that embeddings can go another way; with
-`whole_matrices = True` it gets whole matrices however ZeRO has cut them, query, key and value one by one, as in
-`muon.py`. Settings of its own are a class that derives from `OptimizerSettings`, as in `lamb.py`. Nothing here
-loads PyTorch: an optimizer that needs more than the methods of tensors has a file of the same name in `steps/`.
+is a whole `pretraining/optimizers/lion.py`, and no other code changes: recipes accept `optimizer.name = "lion"`,
+checkpoints keep its state, and `--check` counts it (`make recipes-page` writes its name into docs/recipes.md). `update`
+gets the name of every parameter, so that it can treat embeddings differently; with `whole_matrices = True` it gets
+whole matrices under every ZeRO stage, with query, key and value one by one, as in `muon.py`. Settings of its own are a
+class that derives from `OptimizerSettings`, as in `lamb.py`. Nothing here loads PyTorch: an optimizer that needs more
+than the methods of tensors has a file of the same name in `steps/`.
 """
 
 from __future__ import annotations
@@ -58,47 +58,47 @@ class OptimizerSettings(NamedSection):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an optimizer is to work: the device, and what is offloaded from it."""
+    """The device of an optimizer, and the recipe's offloading."""
 
     device: Literal["auto", "cpu", "cuda"]
     """the recipe's `parallel.device`"""
     offload: str
     found: Literal["cpu", "cuda"] | None
-    """what this machine has; None where that is not known"""
+    """the device that this machine has; None where it is not known"""
 
 
 class Optimizer(ABC):
-    """All that an optimizer must declare."""
+    """The declaration of an optimizer."""
 
     title: ClassVar[str]
     """its name in sentences"""
     summary: ClassVar[str]
-    """what the table of settings says of it: its name, and what it is for"""
+    """its name and its purpose, for the table of settings"""
     settings: ClassVar[type[OptimizerSettings]] = OptimizerSettings
     """the settings of all optimizers, and its own"""
     state: ClassVar[tuple[str, ...]]
-    """names of the fp32 numbers that it keeps for each weight; files of checkpoints begin with them"""
+    """names of the fp32 numbers that it keeps for each weight; files of checkpoints begin with these names"""
     traffic: ClassVar[int]
-    """bytes that go through memory for each parameter in a step; AdamW's 34: 8 to read and write the weight, 8 to read
-    the gradient twice (for its norm, then the step), 16 to read and write two averages, 2 for the copy in 16 bits"""
+    """bytes read and written for each parameter in a step. AdamW has 34: 8 for the weight, 8 to read the gradient twice
+    (for its norm, then the step), 16 for two averages, 2 for the copy in 16 bits"""
     whole_matrices: ClassVar[bool] = False
-    """whether `update` needs a parameter as a whole, however ZeRO has cut it"""
+    """whether `update` needs whole parameters under every ZeRO stage"""
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of its state for each parameter."""
+        """The bytes of its state for each parameter."""
         return 4 * len(self.state)
 
     def limit(self, settings: OptimizerSettings) -> float:
-        """The norm that gradients are clipped to before a step; 0 where they are not."""
+        """Returns the norm that gradients are clipped to before a step; 0 for none."""
         return settings.clip
 
     def faults(self, settings: OptimizerSettings, place: Placement) -> Iterator[str]:  # noqa: ARG002
-        """Whatever does not go together with it, each with its cure."""
+        """Yields the settings that it does not support, each with its cure."""
         yield from ()
 
     def facts(self, settings: OptimizerSettings) -> list[str]:
-        """What the model card says of its settings, besides clipping."""
+        """Lists its settings for the model card, without clipping."""
         return [
             f"betas {settings.betas[0]:g} and {settings.betas[1]:g}",
             f"epsilon {settings.epsilon:g}",
@@ -115,29 +115,30 @@ class Optimizer(ABC):
         step: Tensor,
         settings: OptimizerSettings,
     ) -> Tensor:
-        """Returns what is taken off a weight, times the learning rate and without decay; moves the state in place.
+        """Returns the update, without learning rate and decay, that is subtracted from a weight; moves the state in
+        place.
 
-        All have the shape of the parameter where `whole_matrices` says so, and are flat stretches of it otherwise.
+        With `whole_matrices` all tensors have the shape of the parameter, otherwise they are flat stretches of it.
         `name` is that of the parameter: `embeddings.word.weight`, or `layers.0.attention.qkv.weight`, whose whole
-        matrices are query, key and value, one by one. The gradient is clipped already. `step`, a tensor
-        where the weights are, counts from 1.
+        matrices are query, key and value, one by one. The gradient is clipped already. `step` is a tensor on the device
+        of the weights, and counts from 1.
         """
         raise NotImplementedError
 
 
 @lru_cache
 def optimizers() -> dict[str, Optimizer]:
-    """All optimizers, by the names that recipes have for them."""
+    """Finds all optimizers, by their names in recipes."""
     return declared_in(__file__, __package__, "OPTIMIZER")
 
 
 def find_optimizer(settings: OptimizerSettings) -> Optimizer:
-    """The optimizer that settings name."""
+    """Finds the optimizer that the settings name."""
     return optimizers()[settings.name]
 
 
 def all_settings(module: str) -> type[OptimizerSettings]:
-    """A table with the settings of all optimizers, as a class `Optimizer` of this module."""
+    """Makes a class `Optimizer` of this module with the settings of all optimizers."""
     meaning = "The algorithm: " + ", or ".join(kind.summary for kind in optimizers().values()) + "."
     return joined_settings("Optimizer", OptimizerSettings, _settings_of_all(), DEFAULT, meaning, module)
 
@@ -147,13 +148,13 @@ def _settings_of_all() -> dict[str, type[OptimizerSettings]]:
 
 
 def find_faults(settings: OptimizerSettings, place: Placement) -> Iterator[str]:
-    """Lists what does not go together with the optimizer of these settings, and what is for another one."""
+    """Yields the settings that their optimizer does not support, and those of other optimizers."""
     yield from foreign_values("optimizer", settings, OptimizerSettings, _settings_of_all())
     yield from find_optimizer(settings).faults(settings, place)
 
 
 def card_line(settings: OptimizerSettings) -> str:
-    """The algorithm with the settings that it has, for the model card."""
+    """Describes the algorithm with its settings, for the model card."""
     kind = find_optimizer(settings)
     clip = kind.limit(settings)
     facts = [*kind.facts(settings), *([f"gradients clipped to a norm of {clip:g}"] if clip else [])]

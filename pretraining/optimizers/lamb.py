@@ -30,7 +30,7 @@ class LambDeclaration(Optimizer):
     title, summary = "LAMB", "LAMB for large batches"
     settings = LambSettings
     state = ("exp_avg", "exp_avg_sq")
-    traffic = 46  # Adam's, and its update is written and read again
+    traffic = 46  # as Adam, and the update is written and read once more
 
     def limit(self, settings: OptimizerSettings) -> float:
         return 0.0 if lamb_settings(settings).normalize else settings.clip
@@ -58,13 +58,13 @@ class LambDeclaration(Optimizer):
 
 
 def lamb_settings(settings: OptimizerSettings) -> LambSettings:
-    """Settings of LAMB, which the table of a recipe always has."""
+    """Casts a recipe's settings, which have those of all optimizers."""
     assert isinstance(settings, LambSettings)
     return settings
 
 
 def apex_fault() -> str | None:
-    """Why NVIDIA apex's kernels cannot be had here, with the cure; None where they can."""
+    """Says why NVIDIA apex's kernels cannot be loaded, with the cure; None where they can."""
     try:
         importlib.import_module("amp_C")
         return None

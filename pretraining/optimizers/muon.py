@@ -1,8 +1,8 @@
 """Muon: matrices of layers move by the orthogonal matrix nearest to their momentum, all other weights by Adam's rule.
 
-Of a gradient's singular values few are large, and the rest is hardly learned. Muon gives all of them one size (Jordan
-et al., 2024), times what makes an update about as large as Adam's usually are (Liu et al., 2025): both take the same
-learning rates and the same decay.
+Few singular values of a gradient are large, and directions with small ones are hardly learned. Muon gives all of them
+one size (Jordan et al., 2024), scaled so that an update is about as large as Adam's usually are (Liu et al., 2025):
+both take the same learning rates and decay.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Jordan's: a x + b x³ + c x⁵, again and again, brings singular values near 1 fastest, to between 0.7 and 1.2."""
+"""Jordan's coefficients: repeated, a x + b x³ + c x⁵ brings singular values near 1 fastest, to between 0.7 and 1.2."""
 ROUNDS = 5
 USUAL = 0.2
-"""The root mean square that an update of Adam usually has."""
+"""The usual root mean square of an update of Adam."""
 
 
 class MuonSettings(OptimizerSettings):
@@ -63,16 +63,16 @@ class MuonDeclaration(Optimizer):
 
 
 def muon_settings(settings: OptimizerSettings) -> MuonSettings:
-    """Settings of Muon, which the table of a recipe always has."""
+    """Casts a recipe's settings, which have those of all optimizers."""
     assert isinstance(settings, MuonSettings)
     return settings
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The orthogonal matrix nearest to one, about, with its singular vectors.
+    """Approximates the nearest orthogonal matrix, with the same singular vectors.
 
-    A round multiplies the matrix X by a + b XXᵀ + c (XXᵀ)². All these factors are functions of the first XXᵀ, so that
-    they are multiplied with one another first, in the smaller of both dimensions, and with the matrix once.
+    A round multiplies the matrix X by a + b XXᵀ + c (XXᵀ)². These factors are functions of the first XXᵀ, so they are
+    multiplied with one another first, in the smaller dimension, and with the matrix once.
     """
     rows, columns = matrix.shape
     if rows > columns:
@@ -88,7 +88,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def polynomial(square: Tensor) -> Tensor:
-    """What a round multiplies a matrix with, from the matrix times itself transposed."""
+    """Computes the factor of a round, from the matrix times its transpose."""
     a, b, c = COEFFICIENTS
     factor = square.addmm(square, square, beta=b, alpha=c)
     factor.diagonal().add_(a)

@@ -13,7 +13,7 @@ from pretraining.optimizers.declaration import OptimizerSettings
 from pretraining.optimizers.steps.flat import FlatOptimizer
 
 SETTLED = 1 << 30
-"""A number of steps after which bias correction corrects nothing."""
+"""A number of steps after which bias correction has no effect."""
 
 
 class AdamW(FlatOptimizer):
@@ -22,7 +22,7 @@ class AdamW(FlatOptimizer):
     keeps_zeros = True  # it multiplies gradients in their place, by the scale; ours leaves them alone
 
     def _is_ours(self, weights: Tensor) -> bool:
-        """Whether our kernel moves them: on a CPU, where the host knows the scale."""
+        """Whether our kernel can move these weights: on a CPU, where the host knows the scale."""
         return isinstance(self.scale, float) and kernels.usable(weights) and weights.dtype == torch.float32
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
@@ -40,7 +40,8 @@ class AdamW(FlatOptimizer):
     def _move_by_our_kernel(
         self, weights: Tensor, gradients: Tensor, state: Mapping[str, Tensor], learning_rate: float, decay: float
     ) -> None:
-        """Moves averages and weights in one pass over memory, which rounds the weights too where they have a place."""
+        """Moves averages and weights in one pass over memory, which also writes the rounded weights if there is a
+        place."""
         rounded = self.rounded.get(id(weights), weights)
         flats = (rounded, weights, gradients.contiguous(), state["exp_avg"], state["exp_avg_sq"])
         factors = (self.scale, 1.0 - learning_rate * decay, learning_rate)
@@ -50,7 +51,7 @@ class AdamW(FlatOptimizer):
 
 
 def find_adam_factors(settings: OptimizerSettings, steps: float) -> tuple[float, ...]:
-    """What our kernels make of gradients by Adam: both betas, the corrections of their averages, and epsilon."""
+    """Computes the constants of Adam for our kernels: both betas, the bias corrections, and epsilon."""
     corrections = [1.0 - beta**steps if settings.bias_correction else 1.0 for beta in settings.betas]
     return (*settings.betas, *corrections, settings.epsilon)
 
@@ -67,9 +68,9 @@ def adam(
     scale: Tensor | float = 1.0,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Moves averages and weights by one step of Adam; `steps` count this one already. May overwrite the gradients.
+    """Moves averages and weights by one step of Adam; `steps` include this one. May overwrite the gradients.
 
-    A `found_inf` of 1 on the device moves nothing, and the host need not look at it.
+    If `found_inf` on the device is 1, nothing moves; the host does not read it.
     """
     before = -1.0 if settings.bias_correction else float(SETTLED)  # PyTorch adds 1
     counts = list(torch._foreach_add(list(steps), before))

@@ -1,4 +1,4 @@
-"""Moves parameters one by one, by the update that an optimizer declares; whole ones are put together from all ranks."""
+"""Moves parameters one by one, by the update that an optimizer declares; gathers whole ones from all ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WEIGHT, GRADIENT = "weight", "gradient"
 
 
 class ByParameter(FlatOptimizer):
-    """Moves parameters by the `update` that the declaration of an optimizer has.
+    """Moves parameters by the `update` of an optimizer's declaration.
 
-    A whole matrix moves on the rank that holds it. Only those that ZeRO has cut go through all ranks.
+    A matrix that one rank holds moves there. Matrices that ZeRO has cut are gathered on all ranks.
     """
 
     def prepare(
@@ -55,8 +55,8 @@ class ByParameter(FlatOptimizer):
     def _values(
         self, flat: FlatTensor, name: str, parts: list[Slice], sources: Mapping[str, Tensor]
     ) -> Iterator[dict[str, Tensor]]:
-        """Yields weight, gradient and state of a parameter, and writes back what became of them: this rank's stretches,
-        or whole matrices, one for each that lies in a fused parameter."""
+        """Yields weight, gradient and state of a parameter, and writes changes back: this rank's stretches, or whole
+        matrices, one for each part of a fused parameter."""
         if not self.kind.whole_matrices:
             for part in parts:
                 yield {kind: flat.view_part(part, source) for kind, source in sources.items()}
@@ -78,7 +78,7 @@ class ByParameter(FlatOptimizer):
 
 
 def find_cut_parameters(flat: FlatTensor) -> set[str]:
-    """Names the parameters of a flat tensor that no rank holds whole; all ranks of its group ask together."""
+    """Finds the parameters of a flat tensor that no rank holds whole; all ranks of its group call it."""
     held = {part.name: part.length for part in flat.parts}
     longest = torch.tensor([held.get(name, 0) for name in flat.sizes])
     if flat.group is not None:
@@ -88,7 +88,7 @@ def find_cut_parameters(flat: FlatTensor) -> set[str]:
 
 
 def gather_parameter(flat: FlatTensor, parts: Sequence[Slice], source: Tensor, shape: torch.Size) -> Tensor:
-    """Puts a parameter, its gradient or its state together from the parts of all ranks, which call it together."""
+    """Gathers a parameter, its gradient or its state from the parts of all ranks, which all call it."""
     whole = torch.zeros(shape, dtype=source.dtype, device=source.device)
     for part in parts:
         whole.view(-1)[part.start : part.start + part.length] = flat.view_part(part, source)

@@ -1,4 +1,4 @@
-"""What an engine trains with: an optimizer on flat fp32 tensors that hold many parameters, and parts of parameters."""
+"""The base class of optimizers on flat fp32 tensors, which hold many parameters and parts of parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pretraining.processes.group import device_of
 
 @dataclass(frozen=True)
 class Slice:
-    """What a flat tensor holds of a parameter: a part of it, or all."""
+    """The part of a parameter that a flat tensor holds."""
 
     name: str
     """name of the parameter"""
@@ -29,17 +29,17 @@ class Slice:
 
 @dataclass(frozen=True)
 class FlatTensor:
-    """A flat fp32 tensor that this rank's optimizer moves, and the parts that it holds; what is no part is padding."""
+    """A flat fp32 tensor of this rank's optimizer, and the parts of parameters in it; the rest is padding."""
 
     tensor: Tensor
     sizes: dict[str, int]
-    """how many elements of a parameter the tensors of all ranks hold together, also where this one has no part of it"""
+    """the elements of each parameter in the tensors of all ranks, also where this one has no part of it"""
     parts: tuple[Slice, ...]
     group: Any = None
-    """process group of the ranks that hold the rest; None where this rank holds all"""
+    """the process group of the ranks that hold the rest; None where this rank holds all"""
 
     def view_part(self, part: Slice, flat: Tensor) -> Tensor:
-        """Views a part in a tensor that is laid out as `tensor` is, such as an average or a gradient."""
+        """Returns the view of a part in a tensor with the layout of `tensor`, such as an average or a gradient."""
         return flat.view(-1).narrow(0, part.offset, part.length)
 
 
@@ -53,32 +53,33 @@ def add_over_group(own: Tensor, group: Any) -> Tensor:
 
 
 class FlatOptimizer(torch.optim.Optimizer):
-    """An optimizer that knows what DeepSpeed's flat tensors hold. `prepare` comes before the first step."""
+    """An optimizer that knows the parameters in DeepSpeed's flat tensors. `prepare` must be called before the first
+    step."""
 
     keeps_zeros: ClassVar[bool] = False
-    """whether a step leaves gradients 0 that are 0; other steps may write anything over them"""
+    """whether a step keeps zeros in gradients; otherwise it may overwrite them by anything"""
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         assert not {"weight", "gradient", "step"} & {*kind.state}, f"{kind.state}: names that something else has"
         super().__init__(groups, {"lr": 0.0, "weight_decay": settings.weight_decay})
         self.kind, self.settings = kind, settings
         self.flats: dict[int, FlatTensor] = {}
-        """what a flat tensor holds, found by its id"""
+        """flat tensors by the id of their tensor"""
         self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
-        """the norm over all weights and ranks, which a step may ask for"""
+        """returns the norm over all weights and ranks during a step"""
         self.scale: Tensor | float = 1.0
-        """what gradients are multiplied with in a step; NaN on a device where they are not finite, and nothing moves"""
+        """the factor of gradients in a step; on a device it is NaN if they are not finite, and nothing moves"""
         self.rounded: dict[int, Tensor] = {}
-        """where a step may write what the weights of a flat tensor become, in the type that the model has, by its id"""
+        """by the id of a flat tensor, where a step may write its new weights in the type of the model"""
         self.written: set[int] = set()
-        """the ids of those of which the last step has written it, so that nobody need copy them"""
+        """the ids of the flat tensors whose `rounded` the last step has written"""
 
     def prepare(
         self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
     ) -> None:
-        """Is told before the first step what DeepSpeed's flat tensors hold, and which shapes parameters have.
+        """Takes the layout of DeepSpeed's flat tensors and the shapes of parameters, before the first step.
 
-        `fused_parts` says how many parameters of the paper lie one after another in one of ours.
+        `fused_parts` returns the number of parameters of the paper that are joined in one of ours.
         """
         self.flats = {id(flat.tensor): flat for flat in flat_tensors}
         self.fused_parts, self.shapes = fused_parts, shapes
@@ -93,15 +94,15 @@ class FlatOptimizer(torch.optim.Optimizer):
                 self.move(tensors, group["lr"], group["weight_decay"])
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
-        """Makes one step of tensors that have the same place on every rank: stage 3 brings them one at a time."""
+        """Makes one step of tensors that have the same place on every rank: under stage 3, one tensor at a time."""
         raise NotImplementedError
 
     def found_inf(self) -> Tensor | None:
-        """(), on the device: 1 where gradients are not finite, and 0 otherwise; None where the host has looked."""
+        """Returns 1 on the device if gradients are not finite, else 0; None where the host has checked them."""
         return self.scale.isfinite().logical_not().float() if isinstance(self.scale, Tensor) else None
 
     def count_step(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Adds this step to the number of those that have moved each tensor, and returns these numbers."""
+        """Counts this step for each tensor, and returns the counts; a step with `found_inf` does not count."""
         steps, found_inf = [self.get_state(tensor)["step"] for tensor in tensors], self.found_inf()
         torch._foreach_add_(steps, 1.0)
         if found_inf is not None:
@@ -109,11 +110,11 @@ class FlatOptimizer(torch.optim.Optimizer):
         return steps
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
-        """What the last step has to show as distributions: by name, then by part of the model."""
+        """Returns distributions of the last step: by name, then by part of the model."""
         return {}
 
     def get_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Gives the state of a tensor, and the number of steps that have moved it; zeros at first."""
+        """Returns the state of a tensor, with the number of steps that have moved it; zeros at first."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)

@@ -1,9 +1,8 @@
 """LAMB, exact under every ZeRO stage: each parameter has a trust ratio of its own, wherever it is cut.
 
 The update of a parameter is Adam's with decay, times ‖weight‖ / ‖update‖: its trust ratio (You et al., 2020). ZeRO
-hands an optimizer flat tensors that hold many parameters and parts of parameters; norms of those mean nothing. So
-`Lamb` is told what they hold, sums the squares of each parameter's parts, and adds up the sums of all
-ranks in one small fp64 all-reduce.
+gives an optimizer flat tensors of many parameters and parts of parameters, whose norms mean nothing. So `Lamb` adds up
+the squares of each parameter's parts, and the sums of all ranks in one small fp64 all-reduce.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, add_ove
 
 @dataclass(frozen=True)
 class SlotTable:
-    """Which slots a flat tensor holds on all ranks, and where this rank has stretches of them.
+    """The slots of a flat tensor on all ranks, and the stretches of them on this rank.
 
-    A slot has one trust ratio: it is a parameter, or one of the parameters that lie one after another in a fused one.
+    A slot has one trust ratio: it is a parameter, or one of the parameters that are joined in a fused one.
     """
 
     slots: tuple[str, ...]
-    """names of the slots"""
+    """the names of the slots"""
     places: tuple[int, ...]
     """the slot of every stretch of this rank; no slot has two stretches"""
     stretches: Tensor
-    """(stretches, 3) int64: offset, length, whether it is all of its slot"""
+    """(stretches, 3) int64: offset, length, whether it is a whole slot"""
     group: Any
-    """the process group of the ranks that hold the rest; None where there is none"""
+    """the process group of the ranks that hold the rest; None for this rank alone"""
 
     def spread_over_slots(self, squares: Tensor) -> Tensor:
         """Spreads squares of this rank's stretches, (stretches, 2), over the slots, (slots, 2)."""
@@ -49,16 +48,16 @@ class SlotTable:
 
 
 class Lamb(FlatOptimizer):
-    """LAMB on flat tensors. `prepare` comes before the first step; a step overwrites the gradients."""
+    """LAMB on flat tensors. A step overwrites the gradients."""
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         super().__init__(kind, groups, settings)
         self.lamb = lamb_settings(settings)
         self._amp_c = load_apex(self.lamb.kernels)
         self._tables: dict[int, SlotTable] = {}
-        """the slots of a flat tensor, found by its id"""
+        """slot tables by the id of their flat tensor"""
         self._ratios: dict[tuple[str, ...], Tensor] = {}
-        """trust ratios of the last step, by the names of their slots"""
+        """the trust ratios of the last step, by the names of their slots"""
 
     def prepare(
         self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
@@ -67,13 +66,13 @@ class Lamb(FlatOptimizer):
         self._tables = {name: make_slot_table(flat, fused_parts) for name, flat in self.flats.items()}
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
-        """Trust ratios by layer."""
+        """Returns the trust ratios by layer."""
         return {"trust_ratio": group_by_layer(self.trust_ratios())}
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         looks = self._amp_c is not None or kernels.usable(tensors[0])
         if looks and (found_inf := self.found_inf()) is not None and bool(found_inf):
-            return  # only PyTorch's kernels leave a step out by themselves; with apex, the host waits for the GPU here
+            return  # only PyTorch's kernels skip a step by themselves; with apex, the host waits for the GPU here
         steps = self.count_step(tensors)[0]
         tables = [self._tables[id(tensor)] for tensor in tensors]
         move = self._move_one_by_one if kernels.usable(tensors[0]) else self._move_together
@@ -84,7 +83,7 @@ class Lamb(FlatOptimizer):
     def _move_one_by_one(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor | None:
-        """Moves tensors on a CPU: a slot that is whole here moves at once, while it is still in the cache."""
+        """Moves tensors on a CPU: a slot that is whole here moves at once, while it is cached."""
         adapts = self._adapts(decay)
         numbers = (*find_adam_factors(self.lamb, float(steps)), float(decay), float(self._find_scale()))
         limits = self._limits if adapts else (1.0, 1.0)
@@ -111,7 +110,7 @@ class Lamb(FlatOptimizer):
     def _move_together(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor | None:
-        """Moves tensors on a GPU: all stretches in one operation at a time, and no ratio comes to the host."""
+        """Moves tensors on a GPU: each operation takes all stretches, and ratios stay on the device."""
         places, lists = self._view_stretches(tensors, tables)
         slots = sum(len(table.slots) for table in tables)
         squares = torch.zeros(slots, 2, dtype=torch.float64, device=tensors[0].device)
@@ -137,7 +136,7 @@ class Lamb(FlatOptimizer):
         return bool(decay) or self.lamb.trust_all
 
     def _find_scale(self) -> Tensor | float:
-        """What gradients are multiplied with before they move the moments."""
+        """Computes the factor of gradients before they move the averages."""
         if not self.lamb.normalize:
             return self.scale
         norm = self.gradient_norm()
@@ -147,7 +146,7 @@ class Lamb(FlatOptimizer):
     def _view_stretches(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]
     ) -> tuple[list[int], list[list[Tensor]]]:
-        """The slots that this rank has stretches of, and of these the weights, gradients, and both averages."""
+        """Returns the slots of this rank's stretches, and views of their weights, gradients, and both averages."""
         begin, places = 0, []
         lists: list[list[Tensor]] = [[], [], [], []]
         for tensor, table in zip(tensors, tables, strict=True):
@@ -170,7 +169,7 @@ class Lamb(FlatOptimizer):
         return updates, _square_norms(weights, updates)
 
     def _compute_by_torch(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> list[Tensor]:
-        """Computes updates by PyTorch's fused Adam, which moves zeros by -1 times its update."""
+        """Computes updates by PyTorch's fused Adam, which moves zeros by minus the update."""
         weights, gradients, first, second = lists
         updates = [torch.zeros_like(weight) for weight in weights]
         counts = list(steps.repeat(len(weights)).unbind())
@@ -182,18 +181,18 @@ class Lamb(FlatOptimizer):
         return updates
 
     def _find_ratio(self, weight: float, update: float) -> float:
-        """The trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
+        """Computes a trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
         low, high = self._limits
         return min(max(math.sqrt(weight / update), low), high) if weight > 0 and update > 0 else 1.0
 
     def _find_ratios(self, squares: Tensor) -> Tensor:
-        """The trust ratios from the squares of weights and updates, (slots, 2)."""
+        """Computes trust ratios from the squares of weights and updates, (slots, 2)."""
         weight, update = squares.sqrt().unbind(1)
         ratios = (weight / update).clamp(*self._limits)
         return torch.where((weight > 0) & (update > 0), ratios, 1.0)
 
     def trust_ratios(self) -> dict[str, float]:
-        """The trust ratios of the last step, by the names of parameters; the same on all ranks."""
+        """Returns the trust ratios of the last step by the names of parameters; the same on all ranks."""
         return {
             name: ratio
             for names, ratios in self._ratios.items()
@@ -202,7 +201,7 @@ class Lamb(FlatOptimizer):
 
 
 def make_slot_table(flat: FlatTensor, fused_parts: Callable[[str], int]) -> SlotTable:
-    """Lists the slots of a flat tensor: a fused parameter's rows make equal blocks, a slot for each."""
+    """Lists the slots of a flat tensor: a fused parameter is divided into equal blocks of rows, a slot for each."""
     slots: list[str] = []
     places, stretches = [], []
     for name, size in flat.sizes.items():
@@ -221,7 +220,7 @@ def make_slot_table(flat: FlatTensor, fused_parts: Callable[[str], int]) -> Slot
 
 
 def group_by_layer(values: dict[str, float]) -> dict[str, list[float]]:
-    """Gathers values of parameters by the layer that they belong to."""
+    """Groups values of parameters by layer."""
     layers: dict[str, list[float]] = {}
     for name, value in values.items():
         parts = name.split(".")
@@ -234,17 +233,17 @@ def _list_slots(tables: Sequence[SlotTable]) -> tuple[str, ...]:
 
 
 def _square_norms(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:
-    """The squares of weights and updates, (stretches, 2), in fp64."""
+    """Computes the squares of weights and updates, (stretches, 2), in fp64."""
     norms = [torch._foreach_norm(list(tensors), 2, dtype=torch.float64) for tensors in (weights, updates)]
     return torch.stack([torch.stack(list(column)) for column in norms], dim=1).square()
 
 
 CHUNK = 2048 * 32
-"""How many elements a block of the GPU works on, as apex itself has it."""
+"""The elements of a block of the GPU, as in apex itself."""
 
 
 def load_apex(wanted: Literal["auto", "apex", "torch"]) -> Any:
-    """Loads apex's module of kernels; None where it is not wanted or, for `auto`, not there."""
+    """Loads apex's module of kernels; None for "torch", and for "auto" where it is missing."""
     if wanted == "torch":
         return None
     fault = apex_fault()
@@ -258,8 +257,8 @@ def compute_by_apex(
 ) -> tuple[list[Tensor], Tensor]:
     """Moves the averages; returns the updates, and the squares of weights and updates.
 
-    `lists` are weights, gradients, first and second averages. The updates have five right digits: apex takes the
-    betas' powers and 1 - beta in fp32.
+    `lists` are weights, gradients, first and second averages. The updates have five right digits: apex computes the
+    powers of the betas and 1 - beta in fp32.
     """
     weights, gradients, first, second = lists
     device = weights[0].device
