@@ -42,12 +42,13 @@ from data_prep.common.files import replacing, write_json
 from data_prep.common.launchers import World, find_world
 from data_prep.common.reading import peek_device
 from data_prep.common.storage import patience
+from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
 from data_prep.shards import MANIFEST
 from pretraining.config.overrides import FORM
 from pretraining.engine.precision import choose_dtype
 from pretraining.processes.devices import EXCLUDE
-from pretraining.processes.ending import Code, Ending, Outcome, exit_now
+from pretraining.processes.ending import Code, Ending, Outcome
 from pretraining.processes.group import NCCL_ENDS, choose_device, connect, default_threads, disconnect, gather
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import measure_flops

@@ -26,9 +26,10 @@ from typing import Literal
 
 import tyro
 
+from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
 from finetuning.session.minimal_pairs import score_pairs
-from pretraining.processes.ending import Ending, exit_now
+from pretraining.processes.ending import Ending
 
 
 @dataclass(frozen=True)

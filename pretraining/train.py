@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from data_prep.common.supervision import exit_now, outlive_mpirun
 from data_prep.common.terminal import open_console, say_at_once
-from pretraining.processes.environment import outlive_mpirun, prepare_process
+from pretraining.processes.environment import prepare_process
 
 prepare_process()
 if __name__ == "__main__":
@@ -49,7 +50,7 @@ from pretraining.devices import find_kind
 from pretraining.planning.machines import check_names, check_numbers, make_target, split_ranks
 from pretraining.planning.sweep import check_fit
 from pretraining.planning.table import render_plan
-from pretraining.processes.ending import Ending, exit_now
+from pretraining.processes.ending import Ending
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data

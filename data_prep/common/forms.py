@@ -52,16 +52,11 @@ def _faults(value: Any, form: Any, place: str) -> Iterator[str]:
         for index, item in enumerate(value):
             yield from _faults(item, form[0], f"{place}[{index}]")
     else:
-        yield from _faults_of_keys(value, form, place)
-
-
-def _faults_of_keys(value: dict[str, Any], form: dict[str, Any], place: str) -> Iterator[str]:
-    """Finds the faults of an object, key by key."""
-    for name, inner in form.items():
-        if name in value:
-            yield from _faults(value[name], inner, f"{place}.{name}" if place else name)
-        else:
-            yield f"{place or 'it'} lacks {name}"
+        for name, inner in form.items():
+            if name in value:
+                yield from _faults(value[name], inner, f"{place}.{name}" if place else name)
+            else:
+                yield f"{place or 'it'} lacks {name}"
 
 
 def _wrong(value: Any, words: str, place: str) -> str:

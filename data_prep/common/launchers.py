@@ -89,6 +89,11 @@ def mpi_rank() -> int:
     return _number(os.environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", default=0) if mpi_size() > 1 else 0
 
 
+def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the mpirun of Open MPI, MPICH or a relative of theirs started this process."""
+    return "OMPI_COMM_WORLD_SIZE" in environment or "MPI_LOCALNRANKS" in environment
+
+
 def missing_tasks(environment: Mapping[str, str], world: World) -> int:
     """How many tasks Slurm has reserved without starting them, which happens where a batch script forgets `srun`; 0 if
     all is well. The script itself has SLURM_PROCID=0 and SLURM_NTASKS=4, but must not wait for three others."""

@@ -9,8 +9,10 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import refuse_link
@@ -80,16 +82,13 @@ def deserter(path: Path) -> str | None:
         is_free = FLOCK.unpack(answer)[0] == fcntl.F_UNLCK
         here = found is not None and found[2] == socket.gethostname()
         return owner if found and here and is_free and not _lives(found[1], written) else None
-    except (OSError, ValueError, struct.error):
+    except (OSError, ValueError, struct.error, psutil.Error):
         return None
 
 
 def _lives(process: str, since: float) -> bool:
     """Whether a process of this number runs, and ran at that time already."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except FileNotFoundError:
-        return False
-    uptime = float(Path("/proc/uptime").read_text().split()[0])
-    began = time.time() - uptime + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return fields[0] != "Z" and began < since + 2.0  # as clocks count in steps
+    with suppress(psutil.NoSuchProcess):
+        found = psutil.Process(int(process))
+        return found.status() != psutil.STATUS_ZOMBIE and found.create_time() < since + 2.0  # as clocks count in steps
+    return False

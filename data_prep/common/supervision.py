@@ -19,11 +19,12 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 from data_prep.common.heartbeats import GONE, Heartbeats, Verdict, report_to
-from data_prep.common.launchers import mpi_rank, mpi_size
+from data_prep.common.launchers import mpi_rank, mpi_size, started_by_mpi
 
 GRACE = 2.0
 """Seconds that a child has to end by itself after a signal; a launcher leaves its ranks a quarter of one."""
@@ -35,6 +36,11 @@ FEWER = "run the same command again to continue where it stopped (fewer --worker
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a launcher or a shutdown, and a terminal that was closed or lost."""
+PASSED_ON = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGTSTP, signal.SIGCONT),
+)
+"""The signals that mpirun sends to ranks, besides SIGKILL."""
 PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 
 _interrupted = False
@@ -68,6 +74,38 @@ def continue_in_child() -> None:
         from data_prep.common.ranks import tell_fault
 
         sys.excepthook = tell_fault
+
+
+def outlive_mpirun() -> None:
+    """Under mpirun, continues in a child that mpirun does not kill; call it before any thread is started.
+
+    A quarter of a second after it has passed SIGTERM on, Open MPI 5 kills the processes that it started, with whatever
+    else is in their process groups, and none of its options changes that. A rank that needs time to save therefore
+    works in a child with a group of its own. The process itself never comes back: it passes signals on to the child,
+    and ends as the child ends. Where it is killed, the child gets SIGTERM, on Linux.
+    """
+    if not started_by_mpi() or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its ranks more time
+        return
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        end_with_parent(parent=parent)
+        return
+    for number in PASSED_ON:
+        signal.signal(number, lambda heard, _: send_signal(child, heard))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def send_signal(process: int, number: int) -> None:
+    """Sends a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM, parent: int | None = None) -> None:
@@ -113,8 +151,15 @@ def leave(main: Callable[[], int]) -> None:
             code = Code.MISTAKE
     if not code:
         sys.exit(code)
+    exit_now(code)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Ends the process with this code, whatever threads, sockets and destructors would still like to do."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # a closed pipe, a closed file
+            if stream.isatty() and not started_by_mpi():
+                stream.write("\x1b[?25h")  # a live display hides the cursor
             stream.flush()
     os._exit(code)
 
@@ -159,7 +204,7 @@ class _Watch:
         """Watches over the child until it ends; returns the exit code for this process."""
         self._child = child
         if self._stopped_at is not None:
-            self._pass_on(signal.SIGTERM)
+            send_signal(self._child, signal.SIGTERM)
         while True:
             waiting = [self._wake, *([self._reports] if self._reports >= 0 else [])]
             ready, _, _ = select.select(waiting, [], [], self._patience())
@@ -172,7 +217,7 @@ class _Watch:
             if ended:
                 return self._conclude(os.waitstatus_to_exitcode(status))
             if self._stopped_at is not None and time.monotonic() - self._stopped_at > (0 if mpi_size() > 1 else GRACE):
-                self._pass_on(signal.SIGKILL)
+                send_signal(self._child, signal.SIGKILL)
             verdict = self._beats.look() if self._beats is not None else None
             if verdict is not None:
                 return self._follow(verdict)
@@ -190,11 +235,7 @@ class _Watch:
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
         if self._child and mpi_size() == 1:
-            self._pass_on(signal.SIGTERM)  # the terminal sends SIGINT to the child too, which hears the first alone
-
-    def _pass_on(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self._child, number)
+            send_signal(self._child, signal.SIGTERM)  # of this and the terminal's SIGINT the child hears the first
 
     def _hear(self) -> None:
         """Reads the messages of the child, a line of JSON each."""
@@ -211,7 +252,7 @@ class _Watch:
 
     def _follow(self, verdict: Verdict) -> int:
         """Ends the child, as another rank has ended or is gone."""
-        self._pass_on(signal.SIGKILL)
+        send_signal(self._child, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self._child, 0)
         self._say(verdict.text)

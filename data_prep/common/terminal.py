@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -17,14 +17,10 @@ from rich.segment import Segment
 from rich.text import Text
 
 from data_prep.common.errors import printable
+from data_prep.common.launchers import started_by_mpi
 
 WIDTH = 140
 """Columns of tables where no terminal says how many it has."""
-
-
-def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the mpirun of Open MPI, MPICH or a relative of theirs started this process."""
-    return "OMPI_COMM_WORLD_SIZE" in environment or "MPI_LOCALNRANKS" in environment
 
 
 def is_terminal(stream: TextIO) -> bool:

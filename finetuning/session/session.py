@@ -28,6 +28,7 @@ from data_prep.common.launchers import find_world
 from data_prep.common.locks import locked
 from data_prep.common.progress import duration
 from data_prep.common.reading import peek_device
+from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
 from finetuning.model.models import RUNS, find_model, find_order, fine_tuned_head, notes_on, summary_of
@@ -46,7 +47,7 @@ from finetuning.settings import FORM, load_settings
 from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
-from pretraining.processes.ending import Ending, exit_now
+from pretraining.processes.ending import Ending
 from pretraining.processes.group import (
     agree,
     choose_device,

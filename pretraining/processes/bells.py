@@ -66,31 +66,39 @@ def system() -> str | None:
 
 
 class Bells:
-    """A rank's pipes from all others, and to them."""
+    """A rank's pipes from all others, and to them. Without pipes they ring nobody, and `ring` returns None."""
 
     def __init__(self, rank: int, heard: Mapping[int, int], rung: Mapping[int, int], patience: float) -> None:
-        """Hears others by the reading ends of pipes, rings theirs by writing ends; has so many seconds of patience."""
+        """Hears others by the reading ends of pipes and rings theirs by writing ends; waits `patience` seconds."""
         self._rank, self._heard, self._rung, self.patience = rank, heard, rung, patience
         self._polls = {other: select.poll() for other in heard}
         for other, file in heard.items():
             os.set_blocking(file, False)
             self._polls[other].register(file, select.POLLIN)
 
+    def __bool__(self) -> bool:
+        return bool(self._rung)
+
     def ring(self, message: bytes) -> list[bytes] | None:
-        """Tells all others a message, and hears theirs, which are as long: those of all ranks, in their order. None
-        where one has ended, or does not come for longer than patience lasts: then nobody must ring any more."""
-        assert 0 < len(message) <= select.PIPE_BUF  # so that it comes whole
-        try:
+        """Sends a message to all other ranks, and returns the messages of all, in the order of ranks, equally long.
+
+        None where there are no bells, where the message does not fit into a pipe at once, and where a rank has ended or
+        does not answer within `patience`: then nobody rings any more, and the caller asks by other means.
+        """
+        if not self or not 0 < len(message) <= select.PIPE_BUF:
+            return None
+        told = {self._rank: message}
+        with suppress(OSError):
             for file in self._rung.values():
                 os.write(file, message)
-        except OSError:
-            return None
-        told = {self._rank: message} | {other: self._hear(other, len(message)) for other in self._heard}
-        complete = all(len(each) == len(message) for each in told.values())
-        return [told[rank] for rank in sorted(told)] if complete else None
+            told |= {other: self._hear(other, len(message)) for other in self._heard}
+        if len(told) > len(self._heard) and all(len(each) == len(message) for each in told.values()):
+            return [told[rank] for rank in sorted(told)]
+        self.close()
+        return None
 
     def _hear(self, other: int, size: int) -> bytes:
-        """A message of another rank; nothing where none comes."""
+        """Reads a message of another rank; returns nothing where none comes."""
         awake = time.perf_counter() + SPIN
         while True:
             with suppress(BlockingIOError):
@@ -102,15 +110,19 @@ class Bells:
         """Closes the pipes; the others hear that nothing more comes."""
         for file in [*self._heard.values(), *self._rung.values()]:
             os.close(file)
+        self._heard, self._rung = {}, {}
 
 
-def hang_bells(rank: int, ranks: int, gather: Callable[[Any], list[Any]], patience: float) -> Bells | None:
-    """Opens pipes between the ranks of a machine; None, on all of them, where one of them cannot. All must call it.
+NO_BELLS = Bells(0, {}, {}, 0.0)
 
-    `gather` collects a value of each; `patience` is how many seconds one may wait for the others.
+
+def hang_bells(rank: int, ranks: int, gather: Callable[[Any], list[Any]], patience: float) -> Bells:
+    """Opens pipes between the ranks of a machine; where one of them cannot, no rank has bells. All must call it.
+
+    `gather` collects a value of each rank; `patience` is how many seconds one waits for the others.
     """
     if not 1 < ranks <= MOST:
-        return None
+        return NO_BELLS
     pipes: dict[int, tuple[int, int]] = {}
     with suppress(OSError):  # too many files are open
         for other in range(ranks):
@@ -126,7 +138,6 @@ def hang_bells(rank: int, ranks: int, gather: Callable[[Any], list[Any]], patien
     for _, write in pipes.values():
         os.close(write)  # so that a pipe ends with who rings it
     bells = Bells(rank, {other: read for other, (read, _) in pipes.items()}, rung, patience)
-    if complete:
-        return bells
-    bells.close()
-    return None
+    if not complete:
+        bells.close()
+    return bells

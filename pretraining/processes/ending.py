@@ -108,16 +108,6 @@ def conclude(outcome: Outcome, world: World, run: Path | None, rank_0_missing: b
         writer.join(WRITE_SECONDS)
 
 
-def exit_now(code: int) -> NoReturn:
-    """Ends the process with this code whatever threads, sockets and destructors would still like to do."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a closed pipe, a closed file
-            if is_terminal(stream):
-                stream.write("\x1b[?25h")  # a live display hides the cursor
-            stream.flush()
-    os._exit(code)
-
-
 def outcome_of(error: BaseException | None, rank: int) -> Outcome:
     """Turns an error that nobody caught into an exit code and a reason; no error means that the run is done."""
     if error is None:

@@ -1,5 +1,4 @@
-"""Sets up the process before PyTorch is loaded, which reads these settings only once: call `prepare_process` first, and
-`outlive_mpirun` before any thread is started."""
+"""Sets up the process before PyTorch is loaded, which reads these settings only once: call `prepare_process` first."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import ctypes
 import os
 import re
 import resource
-import signal
 import sys
 import warnings
 from contextlib import suppress
@@ -16,8 +14,7 @@ from pathlib import Path
 import psutil
 
 from data_prep.common.errors import printable
-from data_prep.common.supervision import end_with_parent
-from data_prep.common.terminal import started_by_mpi
+from data_prep.common.supervision import outlive_mpirun
 
 SPINS_ALONE, SPINS_AMONG_OTHERS = "1000000", "2000"
 """How often a thread of GNU OpenMP looks whether the others are there, before it gives up its core: many times, some
@@ -46,11 +43,6 @@ MOST_HEAP = 1 << 34
 PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 """Says with a 2 that memory counts as taken when it is asked for."""
-PASSED_ON = (
-    *(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGTSTP, signal.SIGCONT),
-)
-"""signals that mpirun sends to ranks, besides SIGKILL"""
 
 
 def prepare_process(small_steps: bool = False) -> None:
@@ -141,38 +133,3 @@ def cores_are_idle() -> bool:
         return all(busy.get(core, 0.0) < BUSY for core in os.sched_getaffinity(0))
     except (OSError, ValueError, AttributeError):
         return False
-
-
-def outlive_mpirun() -> None:
-    """Under mpirun, goes on in a child that mpirun does not kill; call it before any thread is started.
-
-    A quarter of a second after it has passed SIGTERM on, Open MPI 5 kills the processes that it started, with whatever
-    else is in their process groups, and none of its options changes that. A rank therefore works in a child with a
-    group of its own, which has the time to save. The process itself never comes back: it passes signals on to the
-    child, and ends as the child ends. Where it is killed, the child hears SIGTERM, on Linux.
-    """
-    if not started_by_mpi() or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its ranks more time
-        return
-    parent = os.getpid()
-    child = os.fork()
-    if not child:
-        os.setpgid(0, 0)
-        end_with_parent(parent=parent)
-        return
-    for number in PASSED_ON:
-        signal.signal(number, lambda heard, _: _pass_on(heard, child))
-    _end_like(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
-def _pass_on(number: int, child: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(child, number)
-
-
-def _end_like(code: int) -> None:
-    """Ends this process with the exit code of another, or by the signal that ended it."""
-    if code < 0:
-        with suppress(OSError):  # SIGKILL has no handler
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)

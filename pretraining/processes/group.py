@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import select
 import socket
 import sys
 import threading
@@ -37,7 +36,7 @@ from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.devices import explain_absence, explain_unused, find_kind, require_code
-from pretraining.processes.bells import Bells, hang_bells
+from pretraining.processes.bells import NO_BELLS, Bells, hang_bells
 from pretraining.processes.cores import own_cores
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.meeting import ask_rank_0, meet
@@ -105,8 +104,8 @@ _connection: tuple[SignedStore, SignedStore, dict[str, str | None]] | None = Non
 _host_group: Any = None
 """a group beside that of NCCL"""
 
-_bells: Bells | None = None
-"""by which ranks of one machine tell one another small things sooner than by gloo"""
+_bells: Bells = NO_BELLS
+"""Pipes by which the ranks of one machine exchange small messages sooner than by gloo."""
 
 
 def connect(
@@ -145,7 +144,7 @@ def connect(
 def disconnect() -> None:
     """Leaves the process group after work that went well, if that comes to an end; after errors use `exit_now`."""
     global _connection, _host_group
-    _take_bells_down()
+    _bells.close()
     if dist.is_initialized():
         leaving = threading.Thread(target=_leave_group, daemon=True)
         leaving.start()
@@ -178,7 +177,7 @@ def host_group() -> Any:
 
 def wait_for_all() -> None:
     """Waits until all ranks have come here on their hosts, whatever their GPUs still do."""
-    if _ring(b"!") is None:
+    if _bells.ring(b"!") is None:
         dist.barrier(host_group())
 
 
@@ -228,7 +227,7 @@ def _join_group(store: SignedStore, world: World, device: torch.device, timeout:
         if device.type == "cuda":
             _host_group = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
         find_greatest(torch.zeros(1), host_group())  # connects the ranks: one that dies from here on is noticed
-        _bells = hang_bells(world.rank, world.size, gather, timeout) if world.one_machine else None
+        _bells = hang_bells(world.rank, world.size, gather, timeout) if world.one_machine else NO_BELLS
     except RuntimeError as error:
         raise LostError(error) from error
     return watch_store
@@ -365,23 +364,6 @@ def add_up(own: Tensor, group: Any = None) -> Tensor:
 
 
 def _brought(own: Tensor) -> Tensor | None:
-    """What all ranks bring, in the order of ranks, by their bells; None where these do not ring for so much."""
-    message = own.numpy().tobytes()
-    told = _ring(message) if 0 < len(message) <= select.PIPE_BUF else None
+    """Collects the tensors of all ranks by their bells, in the order of ranks; None where these do not ring."""
+    told = _bells.ring(own.numpy().tobytes())
     return None if told is None else torch.frombuffer(bytearray(b"".join(told)), dtype=own.dtype).view(-1, *own.shape)
-
-
-def _ring(message: bytes) -> list[bytes] | None:
-    """Rings the bells of all ranks; None where there are none. Where one does not answer nobody rings any more: gloo is
-    asked instead, and says why."""
-    told = None if _bells is None else _bells.ring(message)
-    if told is None:
-        _take_bells_down()
-    return told
-
-
-def _take_bells_down() -> None:
-    global _bells
-    if _bells is not None:
-        _bells.close()
-        _bells = None

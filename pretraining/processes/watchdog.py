@@ -29,8 +29,9 @@ import torch
 import torch.distributed as dist
 
 from data_prep.common.launchers import World
+from data_prep.common.supervision import exit_now
 from pretraining.processes.devices import judged
-from pretraining.processes.ending import Code, Outcome, conclude, exit_now, interruption, outcome_of
+from pretraining.processes.ending import Code, Outcome, conclude, interruption, outcome_of
 from pretraining.processes.errors import LostError, SharedError
 from pretraining.processes.group import open_stores, wait_for_all
 from pretraining.processes.judge import Beat, Judge, LapTimer

@@ -115,7 +115,7 @@ def changed(toy: Toy, folder: Path, files: Files) -> Path:
 
 def be_entry(entry: str, command: Sequence[str], fault: Callable[[], None] | None = None) -> None:
     """What a rank does: an entry of finetuning/, with a fault."""
-    from pretraining.processes.ending import exit_now
+    from data_prep.common.supervision import exit_now
 
     if fault is not None:
         fault()

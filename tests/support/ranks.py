@@ -10,7 +10,8 @@ from pathlib import Path
 from support.processes import Done
 
 from data_prep.common.launchers import World, find_world
-from pretraining.processes.ending import Code, Ending, exit_now
+from data_prep.common.supervision import exit_now
+from pretraining.processes.ending import Code, Ending
 from pretraining.processes.group import choose_device, connect, disconnect
 
 

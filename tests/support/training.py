@@ -91,8 +91,8 @@ def connect_ranks() -> None:
 
 def be_train_py(command: Sequence[str], fault: Callable[[], None] | None = None) -> None:
     """What a rank does: pretraining/train.py, with a fault."""
+    from data_prep.common.supervision import exit_now
     from pretraining import train
-    from pretraining.processes.ending import exit_now
 
     if fault is not None:
         fault()

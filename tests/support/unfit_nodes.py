@@ -19,7 +19,7 @@ from support.faults import replace
 from cluster import findings, health, preflight
 from cluster.health import Health
 from data_prep.common.errors import UserError
-from pretraining.processes.ending import exit_now
+from data_prep.common.supervision import exit_now
 
 Fault = Callable[[], object]
 RATE = 1e12

@@ -14,7 +14,8 @@ from support.processes import ROOT, run_launcher
 
 from data_prep.common import beginning
 from data_prep.common.errors import UserError
-from data_prep.common.terminal import open_console, started_by_mpi
+from data_prep.common.launchers import started_by_mpi
+from data_prep.common.terminal import open_console
 
 PROGRAM = "from data_prep.common.terminal import open_console; open_console().print('[red]plain[/red]')"
 

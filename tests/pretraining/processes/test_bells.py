@@ -17,7 +17,7 @@ from support.ranks import take_part
 
 from data_prep.common.launchers import World, find_world
 from pretraining.processes import bells, group
-from pretraining.processes.bells import Bells, hang_bells
+from pretraining.processes.bells import NO_BELLS, hang_bells
 from pretraining.processes.group import add_up, connect, disconnect, find_greatest, gather, wait_for_all
 from pretraining.processes.watchdog import Watch
 
@@ -33,11 +33,6 @@ def meet() -> World:
     return world
 
 
-def own_bells() -> Bells:
-    assert group._bells is not None
-    return group._bells
-
-
 def not_by_gloo(*_: object, **__: object) -> None:
     raise AssertionError("gloo was asked")
 
@@ -48,7 +43,7 @@ def ring_often() -> object:
     for turn in range(TURNS):
         if (turn + world.rank) % 7 == 0:
             time.sleep(0.001)
-        heard.append(own_bells().ring(bytes([turn % 256, world.rank]) * (turn % 50 + 1)))
+        heard.append(group._bells.ring(bytes([turn % 256, world.rank]) * (turn % 50 + 1)))
     disconnect()
     return heard
 
@@ -95,7 +90,7 @@ def hang_in_vain(fault: Callable[[pytest.MonkeyPatch], object]) -> object:
         found = hang_bells(world.rank, world.size, gather, 60)
     left = len(os.listdir(FILES)) - files
     disconnect()
-    return found is None, left
+    return not found, left
 
 
 def be_elsewhere(patched: pytest.MonkeyPatch) -> None:
@@ -133,7 +128,7 @@ def test_where_one_has_no_bells_none_has(fault: Callable[[pytest.MonkeyPatch], o
 
 def wait_without_bells() -> object:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(group, "hang_bells", lambda *_: None)
+        patched.setattr(group, "hang_bells", lambda *_: NO_BELLS)
         world = meet()
     wait_for_all()
     found = float(find_greatest(torch.tensor([float(world.rank)]))), float(add_up(torch.tensor(float(world.rank))))
@@ -152,11 +147,10 @@ def test_without_bells_they_agree_by_gloo() -> None:
 def come_late() -> object:
     """Rank 1 comes when rank 0 has given up its bell; both go on by gloo, where nothing of before is heard."""
     world = meet()
-    bell = own_bells()
-    bell.patience = 0.3 if world.rank == 0 else 60
+    group._bells.patience = 0.3 if world.rank == 0 else 60
     time.sleep(1.0 * world.rank)
     wait_for_all()
-    gone = group._bells is None
+    gone = not group._bells
     found = float(find_greatest(torch.tensor([float(world.rank)]))), float(add_up(torch.tensor(1.0 + world.rank)))
     disconnect()
     return gone, found
@@ -173,7 +167,7 @@ def meet_at(ports: list[int]) -> object:
     for port in ports:
         os.environ["MASTER_PORT"] = str(port)
         meet()
-        own_bells()
+        assert group._bells
         wait_for_all()
         disconnect()
         names = [os.readlink(path) for path in FILES.iterdir() if path.is_symlink()]

@@ -18,8 +18,9 @@ from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world
+from data_prep.common.supervision import exit_now
 from pretraining.processes import group, meeting
-from pretraining.processes.ending import Code, Ending, exit_now
+from pretraining.processes.ending import Code, Ending
 from pretraining.processes.errors import SharedError
 from pretraining.processes.group import (
     agree,

@@ -14,7 +14,7 @@ from support.processes import ROOT, wait_for
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-from pretraining.processes.environment import outlive_mpirun
+from data_prep.common.supervision import outlive_mpirun
 
 folder, act = Path(sys.argv[1]), sys.argv[2]
 parent = os.getpid()
