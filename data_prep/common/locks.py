@@ -90,5 +90,6 @@ def _lives(process: str, since: float) -> bool:
     """Whether a process of this number runs, and ran at that time already."""
     with suppress(psutil.NoSuchProcess):
         found = psutil.Process(int(process))
-        return found.status() != psutil.STATUS_ZOMBIE and found.create_time() < since + 2.0  # as clocks count in steps
+        lives = found.status() != psutil.STATUS_ZOMBIE and found.create_time() < since + 2.0  # as clocks count in steps
+        return bool(lives)
     return False
