@@ -1,4 +1,4 @@
-"""What follows from the reports of all ranks: what a user must mend, which nodes are unfit, and what is odd."""
+"""Conclusions from the reports of all ranks: what a user must mend, which nodes are unfit, and warnings."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from cluster.health import CPU, LINK, Health
 from data_prep.common.terminal import open_console
 from pretraining.processes.ending import Code
 
-USERS = ("data", "device", "disk", "recipe")  # for a user to mend, where they fail on all nodes
+USERS = ("data", "device", "disk", "recipe")  # checks whose failure on all nodes is for the user to mend
 SLOW, SLOW_LINK, SKEW = 0.7, 0.5, 5.0  # shares of the median; seconds
-MANY = 16  # nodes, of which the table has only those that are unfit
+MANY = 16  # the number of nodes above which the table shows unfit ones alone
 COLUMNS = ("node", "ranks", "device", "TFLOP/s", "GB/s to others", "GB free", "MB/s written")
 
 
 @dataclass
 class Findings:
-    """What the reports of all ranks show."""
+    """Conclusions from the reports of all ranks."""
 
     nodes: dict[str, list[Health]]  # the reports of each node
     mend: list[str] = field(default_factory=list)  # what a user must mend
-    unfit: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # what is wrong with which node
-    broken: bool = False  # whether more is wrong with them than that they are slow
+    unfit: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # reasons by node
+    broken: bool = False  # whether a node is worse than slow
     notes: list[str] = field(default_factory=list)
 
     @property
     def excluded(self) -> list[str]:
-        """The nodes to leave out; none where most are unfit, since then it is not they that are odd."""
+        """The nodes to leave out; none if most are unfit, which points to another cause."""
         few = 2 * len(self.unfit) <= len(self.nodes) or len(self.nodes) == 1
         return [name for name in self.nodes if name in self.unfit] if few and not self.mend else []
 
@@ -42,16 +42,16 @@ class Findings:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all ranks can work together, be it slowly."""
+        """Whether all ranks can work together, even if slowly."""
         return not self.broken and not self.mend
 
     def blame(self, name: str, reason: str, broken: bool = True) -> None:
-        """Calls a node unfit."""
+        """Marks a node as unfit."""
         self.unfit[name].append(reason)
         self.broken |= broken
 
     def explain(self) -> list[str]:
-        """All that is wrong, in words for the user."""
+        """Lists all faults in words for the user."""
         told = [*self.mend, *(f"{name}: {'; '.join(reasons)}" for name, reasons in self.unfit.items())]
         if self.unfit and not self.excluded and not self.mend:
             told.append(f"{len(self.unfit)} of {len(self.nodes)} nodes are unfit, which is most: none is left out")
@@ -59,7 +59,7 @@ class Findings:
 
 
 def judge(reports: Sequence[Health], slow: float | None) -> Findings:
-    """Compares what the ranks have found so far; for a thousand of them it takes some milliseconds."""
+    """Compares the reports so far, which takes milliseconds for a thousand ranks."""
     found = Findings({report.node: [] for report in reports})
     for report in reports:
         found.nodes[report.node].append(report)
@@ -67,15 +67,15 @@ def judge(reports: Sequence[Health], slow: float | None) -> Findings:
     find_differences(found)
     find_faults(found)
     find_skew(found)
-    if found.is_sound:  # what is wrong may be why something is slow
+    if found.is_sound:  # a fault may be the cause of slowness
         find_slow_devices(found, slow)
         find_slow_links(found)
     return found
 
 
 def find_differences(found: Findings) -> None:
-    """Finds what differs between nodes but must be alike; the value on most nodes counts as right."""
-    values: dict[str, dict[str, str]] = defaultdict(dict)  # by what they are of, and by node
+    """Finds values that differ between nodes but must be equal. The value on most nodes counts as right."""
+    values: dict[str, dict[str, str]] = defaultdict(dict)  # by name, then by node
     for name, reports in found.nodes.items():
         for what in {what: None for report in reports for what in report.same}:
             values[what][name] = " and ".join(sorted({report.same[what] for report in reports if what in report.same}))
@@ -91,8 +91,8 @@ def find_differences(found: Findings) -> None:
 
 
 def find_faults(found: Findings) -> None:
-    """Finds what failed: on all nodes it may be the user's to mend, on some it makes those unfit."""
-    failed: dict[str, dict[str, str]] = defaultdict(dict)  # by what failed, and by node
+    """Finds failed checks. On all nodes some are for the user to mend; on some nodes they make these unfit."""
+    failed: dict[str, dict[str, str]] = defaultdict(dict)  # by check, then by node
     for name, reports in found.nodes.items():
         for what, text in [fault for report in reports for fault in report.faults.items()]:
             failed[what][name] = text
@@ -105,7 +105,7 @@ def find_faults(found: Findings) -> None:
 
 
 def find_slow_devices(found: Findings, share: float | None) -> None:
-    """Finds nodes that are slow, as the slowest of their ranks; CPUs may have other work, so there it is a note."""
+    """Finds slow nodes by their slowest rank. CPUs may have other work, so that a slow one is only a note."""
     rates = {name: min(report.rate for report in reports) for name, reports in found.nodes.items()}
     usual = median(report.rate for reports in found.nodes.values() for report in reports)
     for name, rate in rates.items():
@@ -118,8 +118,8 @@ def find_slow_devices(found: Findings, share: float | None) -> None:
 
 
 def find_slow_links(found: Findings) -> None:
-    """Finds nodes all of whose links are slow: one slow link may be the fault of either end."""
-    best = {name: link for name, reports in found.nodes.items() if (link := best_link(reports)) is not None}
+    """Finds nodes whose links are all slow: a single slow link may be the fault of either end."""
+    best = {name: link for name, reports in found.nodes.items() if (link := find_best_link(reports)) is not None}
     for name, link in best.items():
         if not link:
             why = next((report.faults[LINK] for report in found.nodes[name] if LINK in report.faults), "")
@@ -128,17 +128,17 @@ def find_slow_links(found: Findings) -> None:
             found.blame(name, f"its links reach {link / median(best.values()):.0%} of the median", broken=False)
 
 
-def best_link(reports: Sequence[Health]) -> float | None:
-    """The best link of a node, each taken as that of the slowest of its ranks; None where it has no neighbour."""
+def find_best_link(reports: Sequence[Health]) -> float | None:
+    """Returns the speed of a node's best link, each by its slowest rank; None without a neighbour."""
     links = zip(*(report.links for report in reports), strict=False)
     rounds = [[link for link in own if link is not None] for own in links]
     return max((min(own) for own in rounds if own), default=None)
 
 
 def find_skew(found: Findings) -> None:
-    """All ranks were in the meeting at some moment: clocks for which there is none differ, however long they waited.
+    """Finds clocks that differ. All ranks were in the meeting at one moment; a clock that shows none such is off.
 
-    That spoils logs and time limits, but no training.
+    A wrong clock spoils logs and time limits, but no training.
     """
     clocks = {name: reports[0].met for name, reports in found.nodes.items()}
     usual_begin, usual_end = (median_low(clock[at] for clock in clocks.values()) for at in range(2))
@@ -149,16 +149,16 @@ def find_skew(found: Findings) -> None:
 
 
 def show(found: Findings, seconds: float) -> None:
-    """Prints a line for each node, of many only the unfit ones, then all together, and what is wrong."""
+    """Prints a line for each node (of many, for the unfit ones), one for all together, and the faults."""
     console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
     table, reports = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), list(chain(*found.nodes.values()))
     for title in COLUMNS:
         table.add_column(title, justify="left" if title in ("node", "device") else "right")
     for name, own in found.nodes.items():
         if len(found.nodes) <= MANY or name in found.unfit:
-            table.add_row(name, *figures(own))
+            table.add_row(name, *format_figures(own))
     if len(found.nodes) > 1:
-        table.add_row(f"the least of {len(found.nodes)}", *figures(reports))
+        table.add_row(f"the least of {len(found.nodes)}", *format_figures(reports))
     console.print(table)
     bandwidth, latency = reports[0].all_reduce
     speed = f"all-reduce {bandwidth / 1e9:.2f} GB/s, latency {1e3 * latency:.2f} ms; " if latency else ""
@@ -169,9 +169,9 @@ def show(found: Findings, seconds: float) -> None:
         errors.print("error: " + "\n".join(found.explain()), markup=False)
 
 
-def figures(reports: Sequence[Health]) -> list[str]:
-    """The figures of some ranks in the table: the least of those that differ."""
-    link, disks = best_link(reports), [report for report in reports if report.free is not None]
+def format_figures(reports: Sequence[Health]) -> list[str]:
+    """Formats the figures of ranks for the table: the lowest of each."""
+    link, disks = find_best_link(reports), [report for report in reports if report.free is not None]
     return [
         str(len(reports)),
         reports[0].same.get("device", "?"),

@@ -1,4 +1,4 @@
-"""What a rank finds out: the project, the data and the disk as its node sees them, its GPU, its network."""
+"""The checks of a rank: code, data and disk as its node sees them, its GPU, and its network."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Result = TypeVar("Result")
 ROOT = Path(__file__).parent.parent
 FOLDERS, SOURCES = ("data_prep", "pretraining", "finetuning", "cluster"), {".py", ".toml", ".cpp", ".h"}
 CPU, LINK = "CPU", "link"
-BLOCK, MOST, WRITE_SECONDS = 8 << 20, 128 << 20, 0.7  # bytes written at once and in all, and for how long at most
-CHECKPOINTS, BYTES = 2, 12  # there must be room for so many, of so many bytes a parameter
-TAKEN, CONTEXT = 0.1, 2 << 30  # share of a GPU's memory, or bytes, that may be taken before: CUDA itself needs some
+BLOCK, MOST, WRITE_SECONDS = 8 << 20, 128 << 20, 0.7  # bytes of a write and of all writes, and their time limit
+CHECKPOINTS, BYTES = 2, 12  # number of checkpoints that need room, and their bytes a parameter
+TAKEN, CONTEXT = 0.1, 2 << 30  # share of a GPU's memory, and bytes, that may be in use before: CUDA itself needs some
 SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # nvidia-smi's bits for a clock that hardware, heat or power slows down
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # of newer and of older drivers
 ROUNDS, REPEATS = 3, 5
@@ -42,26 +42,28 @@ ROUNDS, REPEATS = 3, 5
 
 @dataclass
 class Health:
-    """The report of a rank; what concerns the whole node stands in that of the node's first rank."""
+    """The report of a rank. The first rank of a node also reports on the node."""
 
     node: str
-    met: tuple[float, float]  # when it came to the meeting of all ranks and when it left, by its own clock
-    same: dict[str, str] = field(default_factory=dict)  # what all nodes must have alike: code, data, versions, GPUs
-    faults: dict[str, str] = field(default_factory=dict)  # what failed, by its part
-    gone: bool = False  # whether the data is not to be seen at all
+    met: tuple[float, float]  # when it entered and left the meeting of all ranks, by its own clock
+    same: dict[str, str] = field(
+        default_factory=dict
+    )  # values that must be equal on all nodes: code, data, versions, GPUs
+    faults: dict[str, str] = field(default_factory=dict)  # messages of failed checks, by check
+    gone: bool = False  # whether the data is missing altogether
     notes: list[str] = field(default_factory=list)
     rate: float = 0.0  # FLOP/s of matrix products
-    free: float | None = None  # bytes, where this rank can write into the folder of the run
+    free: float | None = None  # free bytes, if this rank can write into the folder of the run
     written: float = 0.0  # bytes a second, there
     links: list[float | None] = field(default_factory=list)  # bytes a second to a neighbour, by round; 0 for nothing
     all_reduce: tuple[float, float] = (0.0, 0.0)  # bytes a second on the bus; seconds for a single number
-    seconds: dict[str, float] = field(default_factory=dict)  # by the part that took them
+    seconds: dict[str, float] = field(default_factory=dict)  # by check
 
     def look(self, deadline: float, part: str, work: Callable[[], Result]) -> Result | None:
-        """Does a part in a thread, since a broken GPU, network or disk may never answer; its failure is a fault."""
+        """Runs a check in a thread, since a broken GPU, network or disk may never answer. A failure becomes a fault."""
         start, done = time.monotonic(), Future[Result]()
         if start > deadline:
-            return None  # what was looked at before gave no answer
+            return None  # an earlier check did not end
 
         def do() -> None:
             try:
@@ -81,8 +83,8 @@ class Health:
         return None
 
 
-def code_and_versions() -> dict[str, str]:
-    """A digest of the code and the recipes as this node sees them, and the versions of all that they stand on."""
+def describe_code() -> dict[str, str]:
+    """Returns a digest of the code and recipes as this node sees them, and the versions of the libraries."""
     digest, driver = hashlib.sha256(), Path("/sys/module/nvidia/version")
     for path in sorted(path for folder in FOLDERS for path in _sources(ROOT / folder)):
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
@@ -98,11 +100,11 @@ def code_and_versions() -> dict[str, str]:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    """The files of code and recipes in a folder. Where Python keeps what it has compiled nobody looks: there files and
-    folders come and go while other processes begin."""
+    """Yields the files of code and recipes in a folder. Skips __pycache__, where files come and go while other
+    processes start."""
 
     def fail(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # what is not there makes another digest
+        if not isinstance(error, FileNotFoundError):  # a missing folder changes the digest
             raise error
 
     for place, folders, names in os.walk(folder, onerror=fail):
@@ -111,7 +113,7 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def check_data(folder: Path) -> Manifest:
-    """The manifest of the shards, all of whose files are there in their sizes; what they hold is not read."""
+    """Reads the manifest of the shards, and checks that all files exist with their sizes. Contents are not read."""
     manifest = Manifest.read(folder)
     manifest.require_examples(folder)
     for record in manifest.files():
@@ -123,9 +125,9 @@ def check_data(folder: Path) -> Manifest:
 
 
 def try_disk(folder: Path) -> tuple[float, float]:
-    """The bytes that are free for a folder, and how many a second are written there, each block to the disk itself.
+    """Returns the free bytes of a folder's file system, and the bytes a second that are written there with fsync.
 
-    The file has no name, so that nothing stays of it whatever ends this process.
+    The file has no name, so that nothing of it remains however this process ends.
     """
     block, written, start = os.urandom(BLOCK), 0, time.perf_counter()
     try:
@@ -141,7 +143,7 @@ def try_disk(folder: Path) -> tuple[float, float]:
 
 
 def check_room(free: float, recipe: Path, overrides: Sequence[str], manifest: Manifest, ranks: int) -> None:
-    """Raises an error where a disk has no room for checkpoints; the sizes of a base model are not looked for."""
+    """Raises UserError if the disk has no room for checkpoints. Does not look up the sizes of a base model."""
     settings = load_recipe(recipe, overrides, ranks=ranks, lengths=manifest.lengths())
     shape = settings.shape(manifest)
     needed = CHECKPOINTS * BYTES * num_parameters(shape)
@@ -151,7 +153,7 @@ def check_room(free: float, recipe: Path, overrides: Sequence[str], manifest: Ma
 
 
 def describe_gpu(report: Health, device: torch.device) -> str:
-    """Describes the GPUs that this rank sees; faults of its own go into the report."""
+    """Describes the GPUs that this rank sees. Faults of its own GPU go into the report."""
     if device.type == "cpu":
         return CPU
     free, total = torch.cuda.mem_get_info(device)
@@ -165,8 +167,8 @@ def describe_gpu(report: Health, device: torch.device) -> str:
 
 
 def ask_nvidia_smi(uuid: str) -> tuple[int, int]:
-    """A GPU's uncorrected ECC errors since its driver was loaded, and the bits of what slows its clock down; 0 where
-    nvidia-smi is missing or does not say."""
+    """Returns a GPU's uncorrected ECC errors since its driver was loaded, and the bits of what slows down its clock; 0
+    if nvidia-smi is missing or does not know."""
     for reasons in REASONS:
         query = f"--query-gpu=ecc.errors.uncorrected.volatile.total,{reasons}"
         command = ["nvidia-smi", f"--id=GPU-{uuid}", query, "--format=csv,noheader,nounits"]
@@ -180,10 +182,10 @@ def ask_nvidia_smi(uuid: str) -> tuple[int, int]:
     return 0, 0
 
 
-def partners(names: Sequence[str], rank: int) -> list[int | None]:
-    """The ranks on other nodes with which a rank exchanges data, by round; None where it rests.
+def find_partners(names: Sequence[str], rank: int) -> list[int | None]:
+    """Returns the rank on another node with which a rank exchanges data, for each round; None if it pauses.
 
-    Nodes form a ring, so that each has two links: two rounds try them all, but for one of a ring of odd length.
+    Nodes form a ring, so that each has two links. Two rounds test all links, but for one of a ring of odd length.
     """
     ranks: dict[str, list[int]] = {}
     for other, name in enumerate(names):
@@ -199,26 +201,26 @@ def partners(names: Sequence[str], rank: int) -> list[int | None]:
 
 
 def exchange(other: int, device: torch.device, group: Any) -> float:
-    """Bytes a second to a rank and back, the best of a few: the first also makes the connection."""
+    """Measures bytes a second to a rank and back, the best of several: the first also opens the connection."""
     payload = torch.zeros((64 if device.type == "cuda" else 4) << 20, dtype=torch.uint8, device=device)
 
     def there_and_back() -> None:
         for send in (True, False) if dist.get_rank() < other else (False, True):
             dist.send(payload, other, group) if send else dist.recv(payload, other, group)
 
-    return 2 * payload.nbytes / min(times(there_and_back, device))
+    return 2 * payload.nbytes / min(time_repeats(there_and_back, device))
 
 
 def reduce_all(device: torch.device, group: Any) -> tuple[float, float]:
-    """The bandwidth of the bus in an all-reduce, in bytes a second, and the seconds of one of a single number."""
+    """Measures the bus bandwidth of an all-reduce in bytes a second, and the seconds of one of a single number."""
     large, small = torch.zeros((16 if device.type == "cuda" else 1) << 20, device=device), torch.zeros(1, device=device)
-    seconds = min(times(lambda: dist.all_reduce(large, group=group), device))
-    latency = median(times(lambda: dist.all_reduce(small, group=group), device))
+    seconds = min(time_repeats(lambda: dist.all_reduce(large, group=group), device))
+    latency = median(time_repeats(lambda: dist.all_reduce(small, group=group), device))
     return 2 * (1 - 1 / dist.get_world_size()) * large.nbytes / seconds, latency
 
 
-def times(work: Callable[[], object], device: torch.device) -> list[float]:
-    """The seconds of each of a few repeats."""
+def time_repeats(work: Callable[[], object], device: torch.device) -> list[float]:
+    """Measures the seconds of each of REPEATS calls."""
     found = []
     for _ in range(REPEATS):
         start = time.perf_counter()

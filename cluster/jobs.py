@@ -1,4 +1,4 @@
-"""The Slurm jobs of runs: what job scripts have noted of them in jobs.jsonl, and what the queue says of them now."""
+"""The Slurm jobs of runs: the notes of job scripts in jobs.jsonl, and the current state in the queue."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 JOBS = "jobs.jsonl"
-"""The file of a run's folder in which job scripts note every start and every end of the run."""
+"""The file in a run's folder to which job scripts append every start and end of the run."""
 ANSWER_SECONDS = 5.0
-"""A squeue that needs longer has a controller that does not answer."""
+"""Time limit of squeue, whose controller may not answer."""
 LARGEST = 1e12
-"""No step, time or figure of a run is larger."""
+"""The largest step, time or figure of a run that is taken as valid."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ EVENT = TypeAdapter(Event)
 
 @dataclass(frozen=True)
 class JobNotes:
-    """What jobs.jsonl says of the starts of a run."""
+    """A summary of the starts of a run in jobs.jsonl."""
 
     job: str
     """the job of the last start: 123, or 123_4 of an array"""
@@ -48,15 +48,15 @@ class JobNotes:
     code: int | None
     """the exit code of the last start; None where no end was noted"""
     code_before: int | None
-    """the exit code of the start before it, likewise"""
+    """the exit code of the start before it; None where no end was noted"""
     ended: float | None = None
     """when the last start ended; None where no end was noted"""
     beside: JobNotes | None = None
-    """what is known of an earlier job that has noted no end: where it goes on, the last start was refused"""
+    """notes of an earlier job without a noted end: if it still runs, the last start was refused"""
 
 
 def read_notes(run: Path) -> JobNotes | None:
-    """What job scripts have noted of a run; None for one that was started without them."""
+    """Reads the notes of job scripts in a run's folder; None for a run that was started without them."""
     events: list[Event] = []
     with suppress(OSError):
         for line in (run / JOBS).read_bytes().splitlines():
@@ -64,16 +64,16 @@ def read_notes(run: Path) -> JobNotes | None:
                 events.append(EVENT.validate_json(line))
     if not any(event.event == "start" for event in events):
         return None
-    last = notes_of(events)
+    last = summarise_events(events)
     going = {event.job: event.event == "start" for event in events}
     others = [event.job for event in events if event.event == "start" and going[event.job] and event.job != last.job]
     if last.code is None or not others:
         return last
-    return replace(last, beside=notes_of([event for event in events if event.job == others[-1]]))
+    return replace(last, beside=summarise_events([event for event in events if event.job == others[-1]]))
 
 
-def notes_of(events: list[Event]) -> JobNotes:
-    """What these events say of their last start."""
+def summarise_events(events: list[Event]) -> JobNotes:
+    """Summarises events up to the last start and its end."""
     starts = [number for number, event in enumerate(events) if event.event == "start"]
     last, end = events[starts[-1]], events[-1] if events[-1].event == "end" else None
     before = events[starts[-1] - 1] if len(starts) > 1 else None
@@ -89,31 +89,31 @@ def notes_of(events: list[Event]) -> JobNotes:
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job as the queue has it."""
+    """A job in the queue."""
 
     job: str
     state: str
-    """RUNNING, PENDING, COMPLETING, … as Slurm calls it"""
+    """as Slurm names it: RUNNING, PENDING, COMPLETING, …"""
     reason: str
-    """why it waits: Resources, Priority, Dependency, …; None where it does not"""
+    """why it waits: Resources, Priority, Dependency, …; "None" if it does not"""
     nodes: str
-    """node[1-2]; empty where it waits"""
+    """such as node[1-2]; empty while it waits"""
     excluded: str = ""
-    """the nodes that it must not have"""
+    """the nodes that it may not use"""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """What squeue says of some jobs."""
+    """The answer of squeue."""
 
     jobs: dict[str, QueuedJob] | None
-    """those that wait or run, by their ids; None where nothing is known, since there is no squeue, or it fails"""
+    """jobs that wait or run, by id; None if there is no squeue, or it fails"""
     fault: str = ""
-    """why squeue has said nothing, where it should have"""
+    """why squeue gave no answer; empty if it did, or is not installed"""
 
 
 def ask_queue(jobs: Collection[str]) -> Queue:
-    """Asks squeue once for all these jobs."""
+    """Asks squeue for the state of jobs, in one call."""
     ids = ",".join(sorted(job for job in jobs if re.fullmatch(r"\d+(_\d+)?", job, re.ASCII)))
     if not ids or shutil.which("squeue") is None:
         return Queue(None)

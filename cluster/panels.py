@@ -1,4 +1,4 @@
-"""How a run looks in a terminal: where it stands, its figures under their names, and the curve of its loss."""
+"""Panels of runs in a terminal: progress, figures, and the curve of the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.jobs import JobNotes, QueuedJob
-from cluster.runs import RunStatus, State, ago
+from cluster.runs import RunStatus, State, format_age
 from data_prep.common.codes import Code, explained
 from pretraining.objectives.declaration import loss_curves
 from pretraining.reporting.console import draw_progress, format_number
@@ -28,47 +28,47 @@ COLOURS: dict[State, str] = {
     "failed": "red",
 }
 GOING_ON = ("queued", "starting", "running", "stopped")
-"""States in which the time left means something."""
+"""States in which the remaining time is shown."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 HEIGHT, WIDEST = 3, 100
-"""Lines and columns of a curve; where the terminal is narrower, so is the curve."""
+"""Lines of a curve, and its largest number of columns."""
 MARGIN = 2
 NAMES = len("ended with") + 2
-"""Columns of the names before the figures."""
+"""Width of the column of names."""
 
 
-def panel(status: RunStatus, width: int) -> RenderableType:
-    """How a run is doing, in some ten lines of this width."""
+def build_panel(status: RunStatus, width: int) -> RenderableType:
+    """Builds the panel of a run, about ten lines of this width."""
     room = width - MARGIN - NAMES
     left = status.last_line.get("seconds_left") if status.state in GOING_ON else None
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, width=NAMES - 2)
     table.add_row("progress", draw_progress("step", status.step, status.total_steps, left, room))
-    for name, text in rows(status):
+    for name, text in list_rows(status):
         table.add_row(name, Text(text))
     if status.losses:
-        for mark, line in curve(status.losses, min(WIDEST, room)):
+        for mark, line in draw_curve(status.losses, min(WIDEST, room)):
             table.add_row(f"{mark:>{NAMES - 2}}", Text(line, "cyan", no_wrap=True))
-    return framed(status.run, status.state, status.why, table)
+    return frame_table(status.run, status.state, status.why, table)
 
 
-def framed(run: str, state: State, why: str, table: Table) -> RenderableType:
-    """A table below the name of a run and its state."""
+def frame_table(run: str, state: State, why: str, table: Table) -> RenderableType:
+    """Puts a table below the name and the state of a run."""
     head = Text.assemble((run, "bold"), "  ", (state, f"bold {COLOURS[state]}"), f"  {why}".rstrip())
     return Group(head, Padding(table, (0, 0, 1, MARGIN), expand=False))
 
 
-def rows(status: RunStatus) -> Iterator[tuple[str, str]]:
-    """What is known of a run, under names."""
+def list_rows(status: RunStatus) -> Iterator[tuple[str, str]]:
+    """Yields the rows of a panel: names and texts."""
     if status.ended is not None and status.ended["code"] != Code.DONE:
         yield "ended with", f"{explained(status.ended['code'])}: {status.ended['reason']}"
     if status.phases:
         yield "phase", f"{status.phase} of {status.phases}: {status.phase_name}, length {status.length}"
-    if losses := list(last_losses(status.last_line, status.last_evaluation)):
+    if losses := list(format_losses(status.last_line, status.last_evaluation)):
         yield "loss", "   ".join(losses)
-    if speed := list(pace(status.last_line)):
+    if speed := list(format_speed(status.last_line)):
         yield "speed", "   ".join(speed)
-    if written := list(files(status)):
+    if written := list(describe_files(status)):
         yield "written", "   ".join(written)
     if status.rollbacks:
         count = len(status.rollbacks)
@@ -79,16 +79,16 @@ def rows(status: RunStatus) -> Iterator[tuple[str, str]]:
         yield "restarts", describe_restarts(status.notes)
 
 
-def last_losses(line: dict[str, Any], evaluation: dict[str, Any]) -> Iterator[str]:
-    """The loss of a logged step, and that of an evaluation: the sum over the same heads."""
+def format_losses(line: dict[str, Any], evaluation: dict[str, Any]) -> Iterator[str]:
+    """Yields the loss of the last logged step, and that of the last evaluation, summed over the same heads."""
     if line.get("loss") is not None:
         yield f"{line['loss']:.4f}"
     if losses := [evaluation[name] for name in loss_curves() if evaluation.get(name) is not None]:
         yield f"validation {sum(losses):.4f} at step {evaluation.get('step', 0):,}"
 
 
-def pace(line: dict[str, Any]) -> Iterator[str]:
-    """The speed of a logged step, in the words that the line of a run has for it."""
+def format_speed(line: dict[str, Any]) -> Iterator[str]:
+    """Yields the speed of a logged step, worded as in the output of a run."""
     if (pieces := line.get("pieces_per_second")) is not None:
         yield f"{format_number(pieces)} pieces/s"
     if (use := line.get("flops_utilisation")) is not None:
@@ -97,16 +97,16 @@ def pace(line: dict[str, Any]) -> Iterator[str]:
         yield f"wait {wait:.0%}"
 
 
-def files(status: RunStatus) -> Iterator[str]:
-    """What a run has written last, and how long ago."""
+def describe_files(status: RunStatus) -> Iterator[str]:
+    """Yields the ages of the last line and the last checkpoint."""
     if status.last_line_age is not None:
-        yield f"last line {ago(status.last_line_age)}"
+        yield f"last line {format_age(status.last_line_age)}"
     if status.checkpoint is not None:
-        yield f"checkpoint {ago(status.checkpoint_age or 0.0)}, of step {status.checkpoint:,}"
+        yield f"checkpoint {format_age(status.checkpoint_age or 0.0)}, of step {status.checkpoint:,}"
 
 
 def describe_job(job: QueuedJob) -> str:
-    """A job as the queue has it."""
+    """Describes a job in the queue."""
     if job.nodes:
         return f"{job.job} {job.state} on {job.nodes}"
     waits = f"{job.job} {job.state}: {job.reason}"
@@ -116,17 +116,17 @@ def describe_job(job: QueuedJob) -> str:
 
 
 def describe_restarts(notes: JobNotes) -> str:
-    """How often job scripts have started a run again, and how it had ended the last time."""
+    """Describes the restarts of a run by job scripts, and how the start before the last ended."""
     if not notes.restarts:
         return "none"
     before = "an end that was not noted" if notes.code_before is None else explained(notes.code_before)
     return f"{notes.restarts}, the last after {before}"
 
 
-def curve(losses: Sequence[tuple[int, float]], width: int) -> list[tuple[str, str]]:
-    """Losses over all steps so far as lines of blocks, the highest first, each with its mark on the scale.
+def draw_curve(losses: Sequence[tuple[int, float]], width: int) -> list[tuple[str, str]]:
+    """Draws losses over all steps as lines of block characters, the highest first, each with its mark on the scale.
 
-    The highest tenth is cut off, since the steep beginning would press all that follows into the lowest line.
+    The highest tenth is cut off: the steep beginning would press all that follows into the lowest line.
     """
     first, last = losses[0][0], losses[-1][0]
     columns: list[list[float]] = [[] for _ in range(width)]
@@ -137,7 +137,7 @@ def curve(losses: Sequence[tuple[int, float]], width: int) -> list[tuple[str, st
     low, high = ordered[0], ordered[len(ordered) * 9 // 10]
     levels, level, steps = [], 0, len(BLOCKS) - 1
     for mean in means:
-        if mean is not None:  # where no step was logged, the curve goes on as before
+        if mean is not None:  # without a logged step, the curve continues at its level
             share = min(1.0, (mean - low) / (high - low)) if high > low else 0.5
             level = max(1, round(share * steps * HEIGHT))
         levels.append(level)

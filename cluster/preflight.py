@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Finds out in seconds whether the nodes of a job are fit to train, and names those that are not.
+"""Checks in seconds whether the nodes of a job are fit to train, and names those that are not.
 
     srun python cluster/preflight.py --data data/wiki --out runs/base --recipe bert_base_lamb
 
-with the ranks of the training that follows, and likewise under torchrun and mpirun, and alone. It ends with 0 where all
-is well, with 2 where something must be mended first, and with 76 where nodes are broken, or slow beside the others:
-RUN/preflight/exclude names them, for the next start to leave them out. RUN/preflight/JOB-RESTART.json has all figures.
+with the ranks of the training that follows; or under torchrun or mpirun, or alone. The exit code is 0 if all is well, 2
+if the user must mend something first, and 76 if nodes are broken or slower than the others: RUN/preflight/exclude names
+them, so that the next start leaves them out. RUN/preflight/JOB-RESTART.json has all figures.
 """
 
 import sys
@@ -53,16 +53,16 @@ from pretraining.processes.group import NCCL_ENDS, choose_device, connect, defau
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import measure_flops
 
-FOLDER, KEPT = EXCLUDE.parent, 20  # where reports go, how many stay
+FOLDER, KEPT = EXCLUDE.parent, 20  # folder of reports, and how many are kept
 STORAGE = {"data", "disk"}
-AGAIN_SECONDS, FEW = 5.0, 3  # pauses between looks at storage, and how many where only some nodes find it amiss
-LONGEST = 86400.0  # seconds, of patience
-SCARCE = 10e9  # bytes free, where no recipe says what checkpoints take
+AGAIN_SECONDS, FEW = 5.0, 3  # pause between checks of storage, and their number while only some nodes miss it
+LONGEST = 86400.0  # largest --patience, in seconds
+SCARCE = 10e9  # free bytes below which to warn, without a recipe that tells the size of checkpoints
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """Finds out whether nodes are fit to train; a value of the recipe can be given as --section.key VALUE."""
+    """Checks whether nodes are fit to train. Values of the recipe can be given as --section.key VALUE."""
 
     data: Path
     """Folder of shards."""
@@ -73,11 +73,11 @@ class Preflight:
     slow: float | None = None
     """Leave out nodes below this share of the median matrix rate; 0: none (default: 0.7, and on CPUs a warning)."""
     patience: float = 120.0
-    """Seconds within which nodes are named that do not answer."""
+    """Seconds after which nodes that do not answer are named."""
 
 
 class NodeWatch(Watch):
-    """Ends all ranks where one dies, as in training, and names the node of that one to be left out."""
+    """Ends all ranks if one dies, as in training, and reports its node to be left out."""
 
     def __init__(self, world: World, patience: float, names: Sequence[str], out: Path):
         super().__init__(world, every=min(1.0, patience / 40), silence=patience / 4)
@@ -98,12 +98,12 @@ class NodeWatch(Watch):
         found = Findings({name: [] for name in self._names})
         for rank in ranks:
             found.blame(self._names[rank], reason)
-        keep(self._out, found)
+        write_report(self._out, found)
         return found.excluded
 
 
 def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
-    """Looks at everything together with the other ranks; each hears all reports, and finds the same in them."""
+    """Runs all checks together with the other ranks. Each rank gets all reports, and draws the same conclusions."""
     start, limit = time.monotonic(), wanted.patience / 4
     torch.set_num_threads(default_threads(world))
     # By gloo, since GPUs may not work.
@@ -122,7 +122,7 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
             show(found, time.monotonic() - start)
         writers = [rank for rank, own in enumerate(reports) if own.free is not None]
         if world.rank in writers[:1]:
-            keep(wanted.out, found)
+            write_report(wanted.out, found)
     if found.code == Code.DONE:
         disconnect()
     return found.code
@@ -131,22 +131,22 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
 def look_around(
     report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float
 ) -> torch.device:
-    """Looks at all that is here, on all ranks at the same time; returns where this one computes."""
+    """Checks this rank and its node, on all ranks at the same time; returns the device of this rank."""
     look, choice = partial(report.look, time.monotonic() + limit), peek_device(FORM, wanted.recipe, overrides)
     if world.local_rank == 0:
         look_at_storage(report, look, wanted, overrides, world)
     device = look("device", lambda: choose_device(choice, world)) or torch.device("cpu")
     report.rate = look("matrix rate", lambda: measure_flops(device, choose_dtype("auto", device))) or 0.0
     gpus = look("GPU", lambda: health.describe_gpu(report, device))
-    if gpus:  # hot from its work
+    if gpus:  # after the matrix products, when it is hot
         report.same["device"] = gpus
     return device
 
 
 def look_at_storage(report: Health, look: Any, wanted: Preflight, overrides: Sequence[str], world: World) -> None:
-    """Looks at what all nodes share: the run's folder, the code and the data."""
+    """Checks what all nodes share: the run's folder, the code and the data."""
     free, report.written = look("disk", lambda: health.try_disk(wanted.out)) or (None, 0.0)
-    report.same |= look("code", health.code_and_versions) or {}
+    report.same |= look("code", health.describe_code) or {}
     manifest, recipe = look("data", lambda: health.check_data(wanted.data)), wanted.recipe
     if manifest:
         report.same["data"] = manifest.fingerprint[:12]
@@ -159,12 +159,12 @@ def look_at_storage(report: Health, look: Any, wanted: Preflight, overrides: Seq
 
 
 def look_again(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Health]:
-    """Lets all ranks look again at data and disk while some nodes find them amiss: storage goes for all nodes, and
-    comes back, but not at the same moment for each. Where all have lost it, a job waits for it. Returns all reports."""
+    """Repeats the checks of data and disk while they fail on some nodes: shared storage vanishes and returns for all
+    nodes, but not at the same moment. If all nodes have lost it, the job waits. Returns all reports."""
     looks, parted, reports = 0, 0, gather_reports(report)
     while any(STORAGE & own.faults.keys() for own in reports):
         seeing = {own.node for own in reports} - {own.node for own in reports if own.gone}
-        parted = parted + 1 if seeing else 0  # looks in a row at which some nodes saw the data
+        parted = parted + 1 if seeing else 0  # consecutive checks at which some nodes saw the data
         if parted > FEW or (not seeing and looks * AGAIN_SECONDS >= patience(0)):
             break
         looks += 1
@@ -177,20 +177,20 @@ def look_again(report: Health, wanted: Preflight, overrides: Sequence[str], worl
 
 
 def gather_reports(own: Health) -> list[Health]:
-    """The reports of all ranks, which call it together."""
+    """Gathers the reports of all ranks, which call this together."""
     return [Health(**report) for report in gather(asdict(own))]
 
 
 def try_network(report: Health, device: torch.device, names: Sequence[str], limit: float) -> None:
-    """Exchanges data with neighbouring nodes, then joins an all-reduce of all ranks unless that would hang too.
+    """Exchanges data with neighbouring nodes, then joins an all-reduce of all ranks unless an exchange failed.
 
-    All ranks begin a round together. An exchange is the same work however many ranks there are.
+    All ranks begin a round together. The work of an exchange does not depend on the number of ranks.
     """
     group, fine = None, True
     if device.type == "cuda":
         os.environ.update(dict.fromkeys(NCCL_ENDS, "0"))  # torch would end the rank that is to name another
         group = dist.new_group(backend="nccl", timeout=timedelta(hours=1))
-    for other in health.partners(names, dist.get_rank()):
+    for other in health.find_partners(names, dist.get_rank()):
         look, speed = partial(report.look, time.monotonic() + limit), None
         if other is not None:
             speed = look(LINK, partial(health.exchange, other, device, group)) or 0.0
@@ -201,8 +201,8 @@ def try_network(report: Health, device: torch.device, names: Sequence[str], limi
         report.all_reduce = joined or report.all_reduce
 
 
-def keep(out: Path, found: Findings) -> None:
-    """Writes the report of this start, and which nodes the next one leaves out; removes what is out of date."""
+def write_report(out: Path, found: Findings) -> None:
+    """Writes the report of this start and the nodes that the next one leaves out; removes old reports."""
     folder, ranks = out / FOLDER, [asdict(report) for own in found.nodes.values() for report in own]
     job, restart = os.environ.get("SLURM_JOB_ID", "local"), os.environ.get("SLURM_RESTART_COUNT", "0")
     content = {"code": found.code, "excluded": found.excluded, "reasons": found.explain(), "notes": found.notes}

@@ -1,4 +1,4 @@
-"""Runs of pre-training as their folders show them: to anyone, on any machine that sees the files, and without torch."""
+"""Reads the status of pre-training runs from their folders, on any machine that sees the files, without torch."""
 
 from __future__ import annotations
 
@@ -34,49 +34,49 @@ FIGURES = (
     *loss_curves(),
     *("pieces_per_second", "flops_utilisation", "waiting_for_data", "epoch", "items_per_second"),
 )
-"""What is a number in lines of metrics.jsonl."""
+"""Keys of metrics.jsonl that have numbers."""
 DEPTH = 3
-"""Levels of folders in which runs are looked for below the one that is named."""
+"""The number of levels below a named folder that are searched for runs."""
 PLACES = 200
-"""Places at which a long metrics.jsonl is read for its curve."""
+"""The number of records that are read of a long metrics.jsonl for its curve."""
 LATE, LATE_SECONDS = 3, 120.0
-"""A run is silent where its next line takes so many times as long as lines do, and so many seconds at least."""
+"""A run is silent if its next line takes LATE times as long as lines usually do, and at least LATE_SECONDS."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run stands; what is not known or not there is None, or empty."""
+    """The status of a run. Unknown values are None or empty."""
 
     run: str
     state: State
     why: str
     """the reason for the state, in words"""
     phase: int
-    """the phase, counted from 1"""
+    """number of the current phase, from 1"""
     phases: int
-    """how many the recipe has; 0 where that is not known"""
+    """number of phases in the recipe; 0 if unknown"""
     phase_name: str | None
     length: int | None
     step: int
     total_steps: int
-    """steps of all phases; 0 where that is not known, or the clock decides"""
+    """steps of all phases; 0 if unknown, or if the clock ends the run"""
     last_line: dict[str, Any]
-    """the last line of a step in metrics.jsonl, as it is there"""
+    """the last record of a step in metrics.jsonl"""
     last_evaluation: dict[str, Any]
-    """the last line of an evaluation, likewise"""
+    """the last record of an evaluation"""
     last_line_age: float | None
     """seconds since the later of both"""
     checkpoint: int | None
     """the step of the last checkpoint"""
     checkpoint_age: float | None
     rollbacks: list[str]
-    """what went wrong each time that the run went back to a checkpoint"""
+    """the reason of each rollback to a checkpoint"""
     notes: JobNotes | None
-    """what job scripts have noted; None for a run that they did not start"""
+    """notes of the job scripts; None for a run that they did not start"""
     job: QueuedJob | None
-    """the job of the last start, where it waits or runs"""
+    """the job of the last start, if it waits or runs"""
     ended: dict[str, Any] | None
-    """what ended.json says: code, reason, rank, time"""
+    """content of ended.json: code, reason, rank, time"""
     losses: list[tuple[int, float]]
     """steps with their training losses: all of them, or a sample"""
 
@@ -87,7 +87,7 @@ CURE = (
 
 
 def find_runs(named: Path) -> list[Path]:
-    """The run that a folder is, or those below it, the newest last; UserError where there is no such folder."""
+    """Finds the runs in a folder, which may be a run itself, the newest last. UserError if there is no such folder."""
     if not os.path.isdir(named) or not os.access(named, os.R_OK | os.X_OK):
         found = absence(named, "folder") if not os.path.isdir(named) else "permission denied"
         raise UserError(f"{named}: {found}" + f"\n{CURE}" * (found == "no such folder"))
@@ -95,16 +95,16 @@ def find_runs(named: Path) -> list[Path]:
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
-    """A folder that is a run, or the runs below it; what lies in a run belongs to that."""
+    """Yields a folder that is a run, or else the runs below it. Folders within a run are not searched."""
     if is_run(folder):
         yield folder
     elif depth:
-        for inner in folders_in(folder):
+        for inner in list_folders(folder):
             yield from _runs_below(inner, depth - 1)
 
 
-def folders_in(folder: Path) -> list[Path]:
-    """The folders in a folder by their names; none where it is somebody else's."""
+def list_folders(folder: Path) -> list[Path]:
+    """Lists the folders in a folder by name; none if it may not be read."""
     with suppress(OSError):
         return sorted(path for path in folder.iterdir() if path.is_dir())
     return []
@@ -125,14 +125,14 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> RunStatus:
-    """Reads where a run stands; `notes` and `queue` say what is known of its jobs, `now` is in seconds since 1970."""
+    """Reads the status of a run. `notes` and `queue` describe its jobs; `now` is in seconds since 1970."""
     lines, recipe = newest_lines(run), read_recipe(run / RECIPE)
     line, evaluation = (lines.get(kind, {}) for kind in LINES)
     written = max((line.get("time") or _modified(run / METRICS) for line in lines.values()), default=None)
     if (
         notes is not None
         and notes.beside is not None
-        and goes_on(notes, queue, written, patience(line, evaluation, recipe))
+        and is_going_on(notes, queue, written, compute_patience(line, evaluation, recipe))
     ):
         notes = notes.beside
     started = notes.started if notes else 0.0
@@ -166,17 +166,17 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
     return replace(status, state=state, why=why)
 
 
-def goes_on(notes: JobNotes, queue: Queue, written: float | None, wait: float) -> bool:
-    """Whether the job beside the last one works on, in whose folder that one was refused. Where no queue says so, its
-    last line, for as long as no next one is due."""
+def is_going_on(notes: JobNotes, queue: Queue, written: float | None, wait: float) -> bool:
+    """Whether an earlier job still works on the run, so that the last one was refused. The queue says so; without one,
+    the time of the last line does."""
     is_there = notes.beside is not None and notes.beside.job in (queue.jobs or {})
     if written is None or notes.ended is None:
         return is_there
     return is_there or written > notes.ended + 1.0 or (queue.jobs is None and written > notes.ended - wait)
 
 
-def patience(line: dict[str, Any], evaluation: dict[str, Any], recipe: Recipe) -> float:
-    """Seconds that may go by without a line: some times what lines take, and an evaluation."""
+def compute_patience(line: dict[str, Any], evaluation: dict[str, Any], recipe: Recipe) -> float:
+    """Seconds without a line after which a run is silent: a multiple of what a line and an evaluation take."""
     if line.get("seconds_per_step") is None:  # there is none yet
         return recipe.guards.hang
     between_lines: float = line["seconds_per_step"] * recipe.logging.every
@@ -187,16 +187,16 @@ def patience(line: dict[str, Any], evaluation: dict[str, Any], recipe: Recipe) -
 def judge(
     status: RunStatus, recipe: Recipe, queue: Queue, gone: str | None, begun: float, written: float | None, now: float
 ) -> tuple[State, str]:
-    """Whether a run waits, trains, has fallen silent or has ended, and what there is to say of that.
+    """Returns the state of a run, and the reason in words.
 
-    `gone` is the process that worked here, where it is known to be gone; `begun` is when the run was last started, as
-    far as its files tell, and `written` when its last line was.
+    `gone` names the process of the run if it has ended; `begun` is the time of the last start by its files, and
+    `written` that of its last line.
     """
     job, notes, age = status.job, status.notes, status.last_line_age
     if job is not None and job.state == "PENDING":
         return "queued", f"({job.reason})"
     if status.ended is not None:
-        code, when = status.ended["code"], ago(now - status.ended["seconds"])
+        code, when = status.ended["code"], format_age(now - status.ended["seconds"])
         if code == Code.DONE and status.step < status.total_steps:
             return "stopped", f"{when}, where it was told to stop"
         return STATES.get(code, "failed"), when
@@ -210,19 +210,19 @@ def judge(
     if age is None or written is None or written < begun:
         since, is_late = duration(max(0.0, now - begun)), now - begun > recipe.guards.hang
         return ("silent", f"no line in the {since} since its start") if is_late else ("starting", f"since {since}")
-    if age > patience(status.last_line, status.last_evaluation, recipe):
+    if age > compute_patience(status.last_line, status.last_evaluation, recipe):
         return "silent", f"no line for {duration(age)}, and no word of its end"
     return "running", ""
 
 
-def ago(seconds: float) -> str:
-    """How long something has been over."""
+def format_age(seconds: float) -> str:
+    """Formats a number of seconds as a time ago."""
     days = int(seconds // 86400)
     return f"{days} days ago" if days >= 2 else f"{duration(max(0.0, seconds))} ago"
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe of a run; one without phases where it cannot be read."""
+    """Reads the recipe of a run; returns one without phases if it cannot be read."""
     try:
         return Recipe.model_validate(read_toml(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -230,7 +230,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def read_end(path: Path, started: float) -> dict[str, Any] | None:
-    """How a run has ended, with `seconds` since 1970; None where it has not, or was started since."""
+    """Reads how a run has ended, with `seconds` since 1970. None if it has not, or was started since."""
     try:
         ended: dict[str, Any] = read_json(path)
         ended["seconds"] = datetime.fromisoformat(ended["time"]).timestamp()
@@ -254,7 +254,7 @@ def _losses(run: Path) -> list[tuple[int, float]]:
 
 
 def newest_lines(run: Path, kinds: Collection[str] = LINES) -> dict[str, dict[str, Any]]:
-    """The last line of these kinds in metrics.jsonl, without those of its figures and counts that are none."""
+    """Reads the last record of each kind in metrics.jsonl, without values that are not valid numbers."""
     try:
         found = read_newest_records(run / METRICS, kinds)
     except OSError:
@@ -267,17 +267,17 @@ def newest_lines(run: Path, kinds: Collection[str] = LINES) -> dict[str, dict[st
 
 
 def is_number(value: Any) -> bool:
-    """Whether something is a number that means something: files may be damaged, or of another version."""
+    """Whether a value is a number of at most LARGEST: files may be damaged, or of another version."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def is_count(value: Any) -> bool:
-    """Whether something is a whole number from 0 on."""
+    """Whether a value is a whole number from 0."""
     return isinstance(value, int) and is_number(value) and value >= 0
 
 
 def _modified(path: Path) -> float:
-    """When a file was last written, in seconds since 1970; 0 where it is missing."""
+    """The modification time of a file in seconds since 1970; 0 if it is missing."""
     try:
         return path.stat().st_mtime
     except OSError:

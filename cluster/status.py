@@ -33,9 +33,9 @@ from rich.live import Live
 from rich.text import Text
 
 from cluster.jobs import Queue, ask_queue, read_notes
-from cluster.panels import panel
+from cluster.panels import build_panel
 from cluster.runs import CURE, RunStatus, find_runs, read_run
-from cluster.tuning import TuningStatus, find_tunings, read_tuning, tuning_panel
+from cluster.tuning import TuningStatus, build_tuning_panel, find_tunings, read_tuning
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
 from pretraining.objectives.declaration import loss_curves
@@ -62,7 +62,7 @@ class Status:
 
 
 class Observer:
-    """Looks at runs, once or again and again; the queue, which all users share, it asks now and then only."""
+    """Reads runs, once or repeatedly. Asks the queue, which all users share, at most every QUEUE_SECONDS."""
 
     def __init__(self, named: tuple[Path, ...]) -> None:
         self._named, self._queue = named, Queue(None)
@@ -85,15 +85,15 @@ class Observer:
             raise UserError(f"{names}: no run, and none in it: they have {METRICS} once they train\n{CURE}")
         return found
 
-    def panels(self, width: int) -> list[RenderableType]:
-        """What there is to show: a panel for each run, and warnings."""
+    def build_panels(self, width: int) -> list[RenderableType]:
+        """Builds a panel for each run, and a line for each warning."""
         found = self.look()
-        shown = [panel(each, width) if isinstance(each, RunStatus) else tuning_panel(each) for each in found]
-        return [*shown, *(Text(warning, "yellow") for warning in self.warnings)]
+        panels = (build_panel(run, width) if isinstance(run, RunStatus) else build_tuning_panel(run) for run in found)
+        return [*panels, *(Text(warning, "yellow") for warning in self.warnings)]
 
     @property
     def warnings(self) -> list[str]:
-        """Why the last look knew nothing of jobs, where the queue should have said something."""
+        """Why the queue gave no answer at the last look; empty where it did."""
         return [f"warning: {self._queue.fault}; nothing is known of jobs"] if self._queue.fault else []
 
 
@@ -103,16 +103,16 @@ def watch(observer: Observer, every: float, console: Console) -> None:
     footer = Text(f"every {every:g} s; Ctrl-C ends this", "dim")
     with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while True:
-            shown = observer.panels(console.width)
+            shown = observer.build_panels(console.width)
             if live is None:
                 console.print(*shown, sep="\n")
             else:
-                live.update(Group(*fitting(shown, console), footer), refresh=True)
+                live.update(Group(*fit_panels(shown, console), footer), refresh=True)
             time.sleep(every)
 
 
-def fitting(shown: list[RenderableType], console: Console) -> list[RenderableType]:
-    """The last of them, as many as the terminal has room for; what is left out is told."""
+def fit_panels(shown: list[RenderableType], console: Console) -> list[RenderableType]:
+    """Returns the last panels that the terminal has room for, below a line with the number of those left out."""
     room, kept = console.height - 3, list[RenderableType]()
     for renderable in reversed(shown):
         room -= len(console.render_lines(renderable))
@@ -147,7 +147,7 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
         for warning in observer.warnings:
             errors.print(warning, markup=False)
     else:
-        console.print(*observer.panels(console.width), sep="\n")
+        console.print(*observer.build_panels(console.width), sep="\n")
 
 
 def main(arguments: list[str]) -> int:

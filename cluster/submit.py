@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Submits the way from text to scores as a chain of Slurm jobs, each of which waits for the one before.
+"""Submits the steps from text to scores as a chain of Slurm jobs, each of which waits for the one before.
 
     python cluster/submit.py pipeline --text wiki/ --dry-run
     python cluster/submit.py pipeline --text wiki/ --script pretrain_base --tasks rte cola --seeds 3
     python cluster/submit.py pipeline --from finetune --run runs/bert_large_lamb
     python cluster/submit.py tables --shares 4 --table 5 --scale base
 
-Words that it does not know go to train.py, those of tables to reproduce.py. It needs Python and sbatch alone, so it
+Unknown words are passed on to train.py, those of `tables` to reproduce.py. It needs Python and sbatch alone, so that it
 runs on any login node.
 """
 
@@ -33,32 +33,32 @@ from finetuning.files.splits import FOLDERS as GLUE
 from finetuning.files.splits import find_task
 
 CLUSTER = Path("cluster")
-"""Jobs run where they are submitted, which is Cloze's folder."""
+"""Relative to Cloze's folder, in which jobs are submitted and run."""
 TABLES = Path(__file__).resolve().parents[1] / "benchmarks" / "reproduction" / "tables"
-"""The tables of the paper that can be made, a file each."""
+"""Folder with a file for each table of the paper that can be made."""
 STEPS = ("prepare", "pretrain", "finetune", "gather")
 OURS = ("CLOZE_", "SBATCH_")
-"""How the names of variables begin that the jobs or sbatch read."""
+"""Prefixes of the variables that the jobs or sbatch read."""
 OTHERS = ("squad", "swag", "ner")
 
 
 @dataclass(frozen=True)
 class ChainJob:
-    """One job of the chain, as sbatch is told of it."""
+    """A job of the chain."""
 
     step: str
     script: str
     what: str
-    """what it does, for a reader of the plan"""
+    """what it does, in words"""
     variables: Mapping[str, str] = field(default_factory=dict)
     options: Sequence[str] = ()
     words: Sequence[str] = ()
-    """what follows the script, for the program that it runs"""
+    """arguments of the script, for the program that it runs"""
     waits: Mapping[str, str] = field(default_factory=dict)
-    """how earlier steps must have ended, by their names"""
+    """how earlier steps must have ended, by name"""
 
     def command(self, submitted: Mapping[str, str]) -> list[str]:
-        """The words of sbatch, where these jobs are in the queue already, by their steps."""
+        """Builds the sbatch command, where `submitted` has the ids of earlier jobs by step."""
         how = [f"{how}:{submitted[step]}" for step, how in self.waits.items() if step in submitted]
         waits = [f"--dependency={','.join(how)}", "--kill-on-invalid-dep=yes"] if how else []
         script = f"cluster/{self.script}.slurm"
@@ -67,12 +67,12 @@ class ChainJob:
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 submitted, 2 something to mend."""
-    wanted, words = parser().parse_known_args(arguments)
+    wanted, words = build_parser().parse_known_args(arguments)
     try:
         if not (CLUSTER / "functions.sh").exists():
             raise UserError(f"{Path.cwd()} is not Cloze's folder, in which the jobs are to run; submit them from there")
         site = read_site()
-        jobs = plan_tables(wanted, words, site) if wanted.chain == "tables" else plan(wanted, words, site)
+        jobs = plan_tables(wanted, words, site) if wanted.chain == "tables" else plan_pipeline(wanted, words, site)
         check(jobs, words, site)
         submit(jobs, site, wanted.dry_run)
     except UserError as error:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="submit.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_site() -> dict[str, str]:
-    """What cluster/site.env says to Cloze and to sbatch, and the environment, which counts more."""
+    """Reads the variables of Cloze and sbatch from cluster/site.env; the environment takes precedence."""
     command = ["bash", "-c", ". cluster/functions.sh; read_site >&2; env -0"]
     shown = subprocess.run(command, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False)
     if shown.returncode:
@@ -113,8 +113,8 @@ def read_site() -> dict[str, str]:
     return site | {name: value for name, value in os.environ.items() if name.startswith(OURS)}
 
 
-def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
-    """The jobs from the first to the last step that is wanted."""
+def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
+    """Plans the jobs from the first to the last requested step."""
     if not (CLUSTER / f"{wanted.script}.slurm").exists():
         raise UserError(f"--script {wanted.script}: there is no cluster/{wanted.script}.slurm")
     steps = STEPS[STEPS.index(wanted.first) : STEPS.index(wanted.last) + 1]
@@ -132,20 +132,20 @@ def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, st
     preparing = {"CLOZE_TEXT": text, "CLOZE_SHARDS": shards}
     training = {"CLOZE_RECIPE": recipe, "CLOZE_SHARDS": shards, "CLOZE_RUN": run}
     tasks = {"CLOZE_MODEL": model, "CLOZE_TASKS": " ".join(names), "CLOZE_SEEDS": str(seeds)}
-    runs, tuning = len(names) * seeds, parted("--for-finetune", wanted.for_finetune)
+    runs, tuning = len(names) * seeds, split_words("--for-finetune", wanted.for_finetune)
     prepared, trained = {"prepare": "afterok"}, {"pretrain": "afterok"}
-    preparing_words, every = parted("--for-prepare", wanted.for_prepare), [f"--array=0-{runs - 1}"]
+    preparing_words, every = split_words("--for-prepare", wanted.for_prepare), [f"--array=0-{runs - 1}"]
     jobs = [
         ChainJob("prepare", "prepare", f"{text} -> {shards}", preparing, words=preparing_words),
         ChainJob("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), words, prepared),
         ChainJob("finetune", "finetune", f"{runs} runs of {model}", tasks, every, tuning, trained),
         ChainJob("gather", "gather", f"results in {model}", tasks, (), tuning, {**trained, "finetune": "afterany"}),
     ]
-    return [with_options(job, site) for job in jobs if job.step in steps]
+    return [add_options(job, site) for job in jobs if job.step in steps]
 
 
 def plan_tables(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
-    """The jobs that make a table of the paper: an array for its runs, then one that puts it beside the paper's."""
+    """Plans the jobs for a table of the paper: an array for its runs, then a job that makes the table."""
     shares = read_number("--shares", wanted.shares)
     variables, every = {"CLOZE_SHARES": wanted.shares}, [f"--array=1-{shares}"]
     said = " ".join(words)
@@ -157,17 +157,17 @@ def plan_tables(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[
         ChainJob("tables", "reproduce", f"{wanted.shares} shares of {said}", variables, every, words),
         ChainJob("conclude", "reproduce", f"the tables of {said}", {}, (), words, {"tables": "afterany"}),
     ]
-    return [with_options(job, site) for job in jobs]
+    return [add_options(job, site) for job in jobs]
 
 
-def with_options(job: ChainJob, site: Mapping[str, str]) -> ChainJob:
-    """The job with what the site has for its step, such as CLOZE_PREPARE_OPTIONS="--partition=cpu"."""
+def add_options(job: ChainJob, site: Mapping[str, str]) -> ChainJob:
+    """Adds the site's options for the step of a job, such as CLOZE_PREPARE_OPTIONS="--partition=cpu"."""
     name = f"CLOZE_{job.step.upper()}_OPTIONS"
-    return replace(job, options=[*parted(name, site.get(name, "")), *job.options])
+    return replace(job, options=[*split_words(name, site.get(name, "")), *job.options])
 
 
-def parted(name: str, text: str) -> list[str]:
-    """The words of a text, as a shell parts them; `name` is what the user calls it."""
+def split_words(name: str, text: str) -> list[str]:
+    """Splits a text into words as a shell does; `name` is used in the message of an error."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -175,14 +175,14 @@ def parted(name: str, text: str) -> list[str]:
 
 
 def read_number(name: str, text: str) -> int:
-    """Reads a whole number; `name` is what the user calls it."""
+    """Reads a whole number; `name` is used in the message of an error."""
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
         raise UserError(f"{name} {text}: give a whole number from 1 to 9999")
     return int(text)
 
 
 def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str]) -> None:
-    """Refuses what would fail hours later, when its turn comes."""
+    """Refuses mistakes that would make a job fail hours later."""
     variables = {job.step: job.variables for job in jobs}
     if words and not {"pretrain", "tables"} & {*variables}:
         raise UserError(f"{' '.join(words)}: not understood")
@@ -194,11 +194,11 @@ def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str
 
 
 def find_tasks(named: Sequence[str], site: Mapping[str, str]) -> list[str]:
-    """The tasks to fine-tune on, whose data is there: those that were named, or those of GLUE that are complete."""
+    """Returns the tasks to fine-tune on: those named, whose data must exist, or those of GLUE that are complete."""
     unknown = [name for name in named if name not in (*GLUE, *OTHERS)]
     if unknown:
         raise UserError(f"--tasks {' '.join(unknown)}: there is {', '.join([*GLUE, *OTHERS])}")
-    looks = {name: fault_of(name, site) for name in named or GLUE}
+    looks = {name: find_fault(name, site) for name in named or GLUE}
     faults = {name: fault for name, fault in looks.items() if fault}
     if faults and (named or len(faults) == len(GLUE)):
         raise UserError("\n".join(dict.fromkeys(faults.values())))
@@ -207,8 +207,8 @@ def find_tasks(named: Sequence[str], site: Mapping[str, str]) -> list[str]:
     return [name for name in named or GLUE if name not in faults]
 
 
-def fault_of(name: str, site: Mapping[str, str]) -> str:
-    """What is missing of the data of a task, with the cure; nothing where it is complete."""
+def find_fault(name: str, site: Mapping[str, str]) -> str:
+    """Describes missing data of a task, with the cure; empty if it is complete."""
     place = "glue" if name in GLUE else name
     places = [Path(base) / place for base in ("data", site.get("CLOZE_DATA", "data"))]
     found = [folder for folder in places if folder.exists()]
@@ -224,7 +224,7 @@ def fault_of(name: str, site: Mapping[str, str]) -> str:
 
 
 def check_recipe(recipe: str, words: Sequence[str], site: Mapping[str, str]) -> None:
-    """Lets train.py look at the recipe with its overrides, where the Python of the jobs is at hand."""
+    """Checks the recipe and its overrides by train.py, if the Python of the jobs is available here."""
     python = site.get("CLOZE_PYTHON", ".venv/bin/python")
     if site.get("CLOZE_IMAGE") or not shutil.which(python):
         print("the recipe is not checked here: the job does it", file=sys.stderr)
@@ -237,13 +237,13 @@ def check_recipe(recipe: str, words: Sequence[str], site: Mapping[str, str]) -> 
 
 
 def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None:
-    """Submits the jobs in their order, or prints the commands; where one is refused, those before are cancelled."""
+    """Submits the jobs in order, or prints the commands. If one is refused, those before it are cancelled."""
     submitted: dict[str, str] = {}
     for job in jobs:
         command = job.command(submitted)
         if dry:
             submitted[job.step] = f"${job.step}"
-            print(as_typed(job, command, site))
+            print(format_command(job, command, site))
             continue
         after = f", after {submitted[list(submitted)[-1]]}" if submitted else ""
         try:
@@ -273,11 +273,11 @@ def hand_over(command: Sequence[str], environment: Mapping[str, str]) -> str:
     if not ids:
         told = done.stdout.strip() or done.stderr.strip() or "nothing"
         raise UserError(f"sbatch ended well, and printed no id but: {told}\nsqueue --me shows whether it took the job")
-    return ids[-1]  # some sites greet before it
+    return ids[-1]  # some sites print a greeting first
 
 
 def take_back(jobs: Iterable[str]) -> str:
-    """Cancels jobs of this chain, those that wait first; returns what is left of them, in words."""
+    """Cancels jobs of this chain, the last first; describes those that remain."""
     left: list[str] = []
     told = ""
     for job in reversed(list(jobs)):
@@ -292,8 +292,8 @@ def take_back(jobs: Iterable[str]) -> str:
     return "nothing is left in the queue of this chain"
 
 
-def as_typed(job: ChainJob, command: Sequence[str], site: Mapping[str, str]) -> str:
-    """The command as it can be typed into a shell, where it keeps the job's id for the one that follows."""
+def format_command(job: ChainJob, command: Sequence[str], site: Mapping[str, str]) -> str:
+    """Formats a command for a shell, which stores the id of the job for the next command."""
     of_site = {name: value for name, value in site.items() if name.startswith("SBATCH_") and name not in os.environ}
     variables = [f"{name}={shlex.quote(value)}" for name, value in {**of_site, **job.variables}.items()]
     words = [word if ":$" in word else shlex.quote(word) for word in command]

@@ -1,4 +1,4 @@
-"""Fine-tuning as its folders show it: how many of the runs are done, how far the others are, and the scores so far."""
+"""Reads the status of fine-tuning from its folders: runs that are done, progress of the others, scores so far."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.panels import framed
-from cluster.runs import DEPTH, LATE_SECONDS, STATES, State, ago, folders_in, is_number, newest_lines, read_end
+from cluster.panels import frame_table
+from cluster.runs import DEPTH, LATE_SECONDS, STATES, State, format_age, is_number, list_folders, newest_lines, read_end
 from data_prep.common.codes import ENDED, explained
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
@@ -23,12 +23,12 @@ from finetuning.results import BEGUN, PLAN, RESULTS, RunResult
 from pretraining.reporting.metrics_file import METRICS
 
 SILENT_SECONDS = 5 * LATE_SECONDS
-"""Reading a model and scoring a large split write no line."""
+"""Seconds without a line, which reading a model and scoring a large split may take."""
 
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """Where the runs of a task stand."""
+    """The status of the runs of a task."""
 
     task: str
     planned: int
@@ -37,12 +37,12 @@ class TaskStatus:
     metric: str
     best: float | None
     at_work: dict[str, dict[str, Any]]
-    """the last line of each run that was begun and is not done, by its name"""
+    """the last record of each run that has begun and is not done, by name"""
 
 
 @dataclass(frozen=True)
 class TuningStatus:
-    """Where a folder of fine-tuning stands."""
+    """The status of a folder of fine-tuning."""
 
     run: str
     state: State
@@ -51,17 +51,17 @@ class TuningStatus:
 
 
 def find_tunings(folder: Path, depth: int = DEPTH + 1) -> Iterator[Path]:
-    """The folders of commands of fine-tuning in a folder, or that itself; runs of pre-training have them inside."""
+    """Yields the folders of fine-tuning commands in a folder, which may be one itself, within pre-training runs too."""
     with suppress(OSError):  # somebody else's
         if (folder / PLAN).is_file() or any(folder.glob(f"*/*/{BEGUN}")):
             yield folder
             return
-    for inner in folders_in(folder) if depth else ():
+    for inner in list_folders(folder) if depth else ():
         yield from find_tunings(inner, depth - 1)
 
 
 def read_tuning(folder: Path, now: float) -> TuningStatus:
-    """Reads where a command of fine-tuning stands."""
+    """Reads the status of a fine-tuning command."""
     plan = _read(folder / PLAN)
     names = {task: set(runs) for task, runs in plan.items() if _are_names([task]) and _are_names(runs)}
     newest = (folder / PLAN).stat().st_mtime if (folder / PLAN).exists() else 0.0
@@ -90,7 +90,7 @@ def _judge(folder: Path, tasks: list[TaskStatus], newest: float, now: float) -> 
     left, ended = sum(task.planned - task.done for task in tasks), read_end(folder / ENDED, 0.0)
     if ended is not None and ended["seconds"] >= newest - 1.0:
         told = "" if ended["code"] == 0 else f": {explained(ended['code'])}: {ended['reason']}"
-        return STATES.get(ended["code"], "failed"), ago(now - ended["seconds"]) + told
+        return STATES.get(ended["code"], "failed"), format_age(now - ended["seconds"]) + told
     if left and (gone := deserter(folder / LOCK)):
         return "gone", f"{gone} has ended without a word; the same command goes on"
     if not left:
@@ -100,8 +100,8 @@ def _judge(folder: Path, tasks: list[TaskStatus], newest: float, now: float) -> 
     return "running", ""
 
 
-def tuning_panel(status: TuningStatus) -> RenderableType:
-    """How fine-tuning is doing: a line for each task, and one for each run that is at work."""
+def build_tuning_panel(status: TuningStatus) -> RenderableType:
+    """Builds the panel of a fine-tuning command: a line for each task, and for each run in progress."""
     done, planned = (sum(getattr(task, name) for task in status.tasks) for name in ("done", "planned"))
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_row("fine-tuning", Text(f"{done} of {planned} runs done"))
@@ -111,7 +111,7 @@ def tuning_panel(status: TuningStatus) -> RenderableType:
         table.add_row(Text(task.task), Text(f"{task.done} of {task.planned} runs{best}{failed}"))
         for name, line in sorted(task.at_work.items()):
             table.add_row("", Text(f"{name}: {_progress(line)}"))
-    return framed(status.run, status.state, status.why, table)
+    return frame_table(status.run, status.state, status.why, table)
 
 
 def _progress(line: dict[str, Any]) -> str:
@@ -124,7 +124,7 @@ def _progress(line: dict[str, Any]) -> str:
 
 
 def _result(run: Path) -> RunResult | None:
-    """What came of a run; None while it has no results, or where they are damaged."""
+    """Reads the results of a run; None if there are none yet, or they are damaged."""
     with suppress(OSError, UserError):
         return RunResult.read(run / RESULTS)
     return None
@@ -137,14 +137,14 @@ def _epochs(run: Path) -> float | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON file; nothing where it is missing, damaged or no record."""
+    """Reads a JSON object; returns an empty one if the file is missing or damaged."""
     with suppress(OSError, UserError):
         return read_table(path)
     return {}
 
 
 def _are_names(runs: Any) -> bool:
-    """Whether these may be the names of runs."""
+    """Whether a value is a list of valid names of runs."""
     if not isinstance(runs, list):
         return False
     return all(isinstance(name, str) and len(name) < 200 and not set("/\0") & set(name) for name in runs)

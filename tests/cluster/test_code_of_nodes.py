@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster import health
-from cluster.health import code_and_versions
+from cluster.health import describe_code
 
 
 @pytest.fixture
@@ -24,18 +24,18 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_other_code_is_seen_and_another_place_is_not(root: Path) -> None:
-    before = code_and_versions()["code"]
+    before = describe_code()["code"]
     elsewhere = shutil.copytree(root, root.parent / "elsewhere")
     health.ROOT = elsewhere  # undone with the fixture
-    assert code_and_versions()["code"] == before
+    assert describe_code()["code"] == before
     (elsewhere / health.FOLDERS[0] / "more").mkdir()
     (elsewhere / health.FOLDERS[0] / "more" / "code.py").write_text("more = 1\n")
-    assert code_and_versions()["code"] != before
+    assert describe_code()["code"] != before
 
 
 def test_what_python_compiles_meanwhile_is_no_matter(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others begin at the same time: folders of caches come and go while this node looks."""
-    before, scan = code_and_versions()["code"], os.scandir
+    before, scan = describe_code()["code"], os.scandir
 
     def scan_or_miss(path: str) -> object:
         if "__pycache__" in str(path):
@@ -44,13 +44,13 @@ def test_what_python_compiles_meanwhile_is_no_matter(root: Path, monkeypatch: py
 
     (root / health.FOLDERS[0] / "__pycache__" / "code.py").write_text("compiled = 1\n")
     monkeypatch.setattr(os, "scandir", scan_or_miss)
-    assert code_and_versions()["code"] == before
+    assert describe_code()["code"] == before
 
 
 def test_code_that_is_missing_is_other_code(root: Path) -> None:
-    before = code_and_versions()["code"]
+    before = describe_code()["code"]
     shutil.rmtree(root / health.FOLDERS[0])
-    assert code_and_versions()["code"] != before
+    assert describe_code()["code"] != before
 
 
 def test_code_that_may_not_be_read_is_a_fault(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,4 +59,4 @@ def test_code_that_may_not_be_read_is_a_fault(root: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(PermissionError, match=str(root / health.FOLDERS[0])):
-        code_and_versions()
+        describe_code()

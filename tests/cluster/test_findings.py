@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.findings import judge
-from cluster.health import Health, partners
+from cluster.health import Health, find_partners
 from pretraining.processes.ending import Code
 
 MET = (0.0, 1.0)
@@ -69,7 +69,7 @@ def test_a_link_is_as_slow_as_the_slowest_pair_of_ranks_on_it() -> None:
 def test_a_node_whose_links_are_all_slow_is_blamed_alone() -> None:
     for count in (3, 4, 5, 8):
         names = [f"node{number}" for number in range(count)]
-        others = [partners(names, rank) for rank in range(count)]
+        others = [find_partners(names, rank) for rank in range(count)]
         links = [
             [None if other is None else 1.9 if 1 in (rank, other) else 4.0 for other in others[rank]]
             for rank in range(count)

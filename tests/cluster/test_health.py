@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.health import ask_nvidia_smi, partners
+from cluster.health import ask_nvidia_smi, find_partners
 
 
 @pytest.mark.parametrize("nodes", range(1, 10))
 def test_neighbours_meet_once_each_in_rounds(nodes: int) -> None:
     names = [f"node{rank % nodes}" for rank in range(2 * nodes)]  # as mpirun may place them
-    found = [partners(names, rank) for rank in range(2 * nodes)]
+    found = [find_partners(names, rank) for rank in range(2 * nodes)]
     met = []
     for number in range(3):
         for rank, own in enumerate(found):

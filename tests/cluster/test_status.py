@@ -22,8 +22,8 @@ from support.processes import wait_for
 from support.run_folders import Look, end, make_running, note, start, status, strip
 from support.training import records
 
-from cluster.panels import panel
-from cluster.status import fitting, main
+from cluster.panels import build_panel
+from cluster.status import fit_panels, main
 from pretraining.model.shape import Shape
 from pretraining.processes.context import Context
 from pretraining.reporting.metrics_file import METRICS
@@ -161,11 +161,11 @@ def test_a_run_that_goes_while_it_is_watched_is_told(run: Path) -> None:
 
 
 def test_a_low_window_shows_the_newest_runs(run: Path) -> None:
-    panels = [panel(status(run), 80)] * 3
+    panels = [build_panel(status(run), 80)] * 3
     for height, told in ((15, "2 more above"), (30, "1 more above")):
         output = io.StringIO()
         console = Console(file=output, width=80, height=height)
-        console.print(*fitting(panels, console), sep="\n")
+        console.print(*fit_panels(panels, console), sep="\n")
         assert output.getvalue().startswith(told)
         assert len(output.getvalue().splitlines()) < height
-    assert fitting(panels, Console(width=80, height=60)) == panels
+    assert fit_panels(panels, Console(width=80, height=60)) == panels

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from cluster.jobs import JOBS, Queue, read_notes
-from cluster.panels import panel
+from cluster.panels import build_panel
 from cluster.runs import RunStatus, read_run
 from data_prep.common.codes import ENDED
 from data_prep.common.locks import LOCK
@@ -35,7 +35,7 @@ def status(run: Path, later: float = 0.0, queue: Queue | None = None) -> RunStat
 def shown(status: RunStatus, width: int) -> list[str]:
     """The lines of a run's panel in a terminal of this width."""
     output = io.StringIO()
-    Console(file=output, width=width, force_terminal=True, color_system=None).print(panel(status, width))
+    Console(file=output, width=width, force_terminal=True, color_system=None).print(build_panel(status, width))
     return output.getvalue().splitlines()
 
 

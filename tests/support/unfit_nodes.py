@@ -104,12 +104,12 @@ def multiply_slowly() -> None:
 
 
 def exchange_slowly() -> None:
-    times = health.times
+    measure = health.time_repeats
 
     def slowly(work: Callable[[], object], device: torch.device) -> list[float]:
-        return [seconds + 0.2 for seconds in times(work, device)]
+        return [seconds + 0.2 for seconds in measure(work, device)]
 
-    replace(health, "times", slowly)
+    replace(health, "time_repeats", slowly)
 
 
 def exchange_nothing() -> None:
