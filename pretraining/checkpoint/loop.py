@@ -1,4 +1,4 @@
-"""The part that the loops of pre-training and fine-tuning share: the log, checkpoints, and stopping in good order."""
+"""Base of the training loops of pre-training and fine-tuning: logging, checkpoints, and stopping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pretraining.reporting.run_log import RunLog
 
 
 class Loop:
-    """One rank's part of a training that logs, saves and stops in a folder of its own."""
+    """One rank's part of a training with a folder of its own: logs, saves and stops."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Loop:
         logging: Logging,
         checkpoints: Checkpoints,
     ) -> None:
-        """`step` is the last that is done: what the log says of later ones will be written again."""
+        """`step` is the last step done: log entries of later steps are removed, and written again."""
         self.context, self.engine, self.meter = context, engine, meter
         self.log = RunLog(
             folder,
@@ -52,28 +52,27 @@ class Loop:
             warn_of_cpus(context)
 
     def look_at_cores(self) -> None:
-        """Says once where other programs slow this rank down. A run on a GPU hardly minds them."""
+        """Warns once if other programs slow this rank down. It hardly matters on a GPU."""
         if self.context.world.rank == 0 and self.engine.device.type == "cpu" and (word := self._cores.word()):
             self.context.warn(word)
 
     def write_checkpoint(self, step: int, section: Section) -> None:
-        """Copies the state, and writes it while training goes on."""
+        """Copies the state, and writes the copy while training continues."""
         with self.meter.watch.pause():
             self.log.sync()
             self.saver.save(self.engine, step, section, self.meter.state())
 
     def end(self, decision: Decision, step: int, name: str = "") -> NoReturn:
-        """Ends a run before its end, once what it has saved is written."""
+        """Stops a run early, after its checkpoint is written."""
         self.saver.finish()
         stopped = f"{name}stopped by {decision.cause} after step {step:,}, and saved"
         raise StoppedError(f"{stopped}; the same command continues from there", decision)
 
 
 class GarbageCollection:
-    """Surrounds a loop in which Python's collector looks for garbage at the same steps on all ranks.
+    """Within a loop, runs Python's garbage collector at the same steps on all ranks.
 
-    It would otherwise look whenever it has counted enough, at another step on each rank, for up to half a second where
-    many modules are loaded, while all others wait.
+    Otherwise each rank collects at steps of its own, for up to half a second, while the others wait.
     """
 
     EVERY = 1000
@@ -84,8 +83,8 @@ class GarbageCollection:
         return self
 
     def after_step(self, step: int) -> None:
-        """Collects garbage after the first step that is made and after each 1,000th. Objects that are alive after the
-        first are frozen: later collections pass over them."""
+        """Collects garbage after the first step and after each 1,000th. Objects that are alive after the first step are
+        frozen: later collections ignore them."""
         if not self._is_frozen:
             gc.collect()
             gc.freeze()
@@ -101,12 +100,12 @@ class GarbageCollection:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether something that happens every so many steps happens after this one; 0 is never."""
+    """Whether an action with a period of `every` steps is due after this step; 0 is never."""
     return bool(every) and step % every == 0
 
 
 def warn_of_cpus(context: Context) -> None:
-    """Says once where ranks compute in different ways, or have more threads than cores. All ranks call it together."""
+    """Warns if ranks compute in different ways, or have more threads than cores. All ranks call it together."""
     ways, threads, cores = sorted({*gather(cpu_kernels.describe_arithmetic())}), torch.get_num_threads(), num_cores()
     if context.world.rank:
         return

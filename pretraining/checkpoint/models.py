@@ -1,7 +1,4 @@
-"""A model that is there: a folder of transformers, a run, a checkpoint, or a name on the Hugging Face hub.
-
-Pre-training and fine-tuning begin with one. Its weights are read when they are asked for.
-"""
+"""Finds a stored model: a folder of transformers, a run, a checkpoint, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -32,42 +29,42 @@ from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import gather
 
 SHOWN = 10
-"""Pieces that were added, of which a card has the first."""
+"""Number of added pieces that a model card lists."""
 LANGUAGE = "masked_head."
 """How the names of the weights begin that predict pieces."""
 PARTS = "*-of-*"
-"""Files of weights in parts, between the name of the whole and its ending."""
+"""Pattern for the numbers in the names of weight files in parts."""
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model that somebody names. Its weights are read when they are asked for, by all ranks together."""
+    """A stored model. Its weights are read on demand, by all ranks together."""
 
     name: str
     """as the user names it"""
     folder: Path
-    """a folder of transformers, or a checkpoint"""
+    """its folder of transformers, or its checkpoint"""
     shape: Shape
-    """sizes of its encoder, with a row of the embeddings for every piece and no more"""
+    """sizes of its encoder, with exactly one row of embeddings for each piece"""
     rows: int
-    """rows of its embeddings, of which the last may belong to no piece"""
+    """rows of its stored embeddings; the last may belong to no piece"""
     vocabulary: Vocabulary
-    """the pieces that text must be cut into"""
+    """its vocabulary"""
     trained: int
-    """the longest text that it was trained on, as far as that is known"""
+    """longest text that it was trained on, as far as known"""
     known: int
-    """positions whose embeddings are worth keeping: of a run those that were trained, otherwise all"""
+    """positions with trained embeddings: of a run those that were trained, otherwise all"""
     on_hub: bool
     from_hub: str | None = None
-    """the model on the hub that it was made from itself, where that is known"""
+    """model on the hub that it was made from, if known"""
     licence: str | None = None
-    """its licence, where its card or its recipe names one"""
+    """its licence, if its card or recipe names one"""
 
     @classmethod
     def open(cls, name: str, found: Path | None = None) -> StoredModel:
-        """Reads all of a model but its weights: one of this folder, run, checkpoint or name on the hub.
+        """Reads all of a model but its weights. `name` is a folder, a run, a checkpoint or a name on the hub.
 
-        `found` is its folder where it was found already; if not, all ranks call this together.
+        `found` is its folder if it was found before; otherwise all ranks call this together.
         """
         folder, on_hub = found or find_model_folder(name), not Path(name).exists()
         if (folder / CONFIG).is_file() or on_hub:
@@ -95,7 +92,7 @@ class StoredModel:
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether the weights are those of a checkpoint, not in a folder of transformers."""
+        """Whether the weights are in a checkpoint rather than in a folder of transformers."""
         return not (self.folder / CONFIG).exists()
 
     @property
@@ -106,13 +103,13 @@ class StoredModel:
 
     @cached_property
     def head(self) -> TaskHead | None:
-        """The head it was fine-tuned with; None where it was not fine-tuned."""
+        """The head that it was fine-tuned with; None if it was not fine-tuned."""
         return None if self.is_checkpoint else folders.read_head(self.folder)
 
     def summary(self, vocabulary: Vocabulary | None = None) -> BaseSummary:
-        """Summarises it for the card of a model that began with it; a checkpoint and an export are called as their run.
+        """Summarises it for the card of a model that began with it. Checkpoints and exports have the name of their run.
 
-        `vocabulary` is that of the model which began with it, where it may have more pieces.
+        `vocabulary` is the vocabulary of that model, which may have more pieces.
         """
         added = [] if vocabulary is None else vocabulary.pieces[len(self.vocabulary) :]
         name, folder = self.name, self.folder.resolve()
@@ -126,7 +123,7 @@ class StoredModel:
         return BaseSummary(name, self.on_hub, from_hub, self.licence, len(added), added[:SHOWN])
 
     def read_weights(self) -> dict[str, Tensor]:
-        """Reads all weights, by our names; those of whole heads may be missing."""
+        """Reads all weights, by our names; whole heads may be missing."""
         if not self.is_checkpoint:
             return folders.read_folder(self.fetch_weights())[1]
         require_whole_weights(self.folder)
@@ -136,7 +133,7 @@ class StoredModel:
         return repeat_segment(weights) if saved.run.state.trained_segments == 1 else weights
 
     def build_pretrained(self) -> Bert:
-        """Builds the model with the heads that it was pre-trained with; UserError where it lacks one of them."""
+        """Builds the model with its pre-training heads; raises UserError if one is missing."""
         missing: tuple[str, ...] = ()
         cure = "name a model with the heads of pre-training: a run, or what export.py made of it"
         if self.head is not None:
@@ -154,7 +151,7 @@ class StoredModel:
 
     @cached_property
     def encoder(self) -> dict[str, Tensor]:
-        """The weights of the encoder, and of the pooler where it has one that was trained."""
+        """The weights of the encoder, and of the pooler if there is a trained one."""
         if not self.is_checkpoint:
             return self.cut_embeddings(folders.read_encoder(self.fetch_weights())[1])
         weights = self.read_weights()
@@ -165,7 +162,7 @@ class StoredModel:
 
     @cached_property
     def language_head(self) -> dict[str, Tensor]:
-        """The weights of the head that predicts pieces, by our names; empty where it has none, as after fine-tuning."""
+        """The weights of the head that predicts pieces, by our names; empty if there is none, as after fine-tuning."""
         if self.head is not None:
             return {}
         return self.cut_embeddings(
@@ -183,8 +180,8 @@ class StoredModel:
         return weights
 
     def fetch_weights(self) -> Path:
-        """Its folder of transformers, into which the weights are fetched from the hub: of the same commit, safetensors
-        or what PyTorch wrote before."""
+        """Returns its folder of transformers, after fetching the weights of the same commit if it is on the hub:
+        safetensors, or the older format of PyTorch."""
         for whole in (folders.WEIGHTS, folders.OLD_WEIGHTS) if self.on_hub else ():
             stem, _, end = whole.rpartition(".")
             files = [CONFIG, whole, f"{whole}{folders.INDEX}", f"{stem}{PARTS}.{end}"]
@@ -195,17 +192,17 @@ class StoredModel:
 
 
 def find_model_folder(name: str) -> Path:
-    """The folder of a model that is there, or was fetched from the hub. All ranks call it together."""
+    """Finds the folder of a model, here or on the hub. All ranks call it together."""
     if any(there := gather(Path(name).exists())) and not all(there):
         raise UserError(f"{name}: no such folder on some machines; ranks that lack it: {there.count(False)}")
     return find_folder(name, [CONFIG, CARD, *FILES], fetch_together)
 
 
 def fetch_together(name: str, files: Sequence[str], revision: str | None = None) -> Path:
-    """Fetches files of a model as `fetch_model` does; where ranks are connected, all of them call it together.
+    """Fetches files of a model as `fetch_model` does; if ranks are connected, all of them call it together.
 
-    Rank 0 finds the commit, then the first rank of every other machine fetches the same; the others find it in the
-    cache. So a thousand ranks ask the hub as often as there are machines. An error is raised on all ranks alike.
+    Rank 0 finds the commit, then the first rank of every other machine fetches the same; the other ranks read the
+    cache. So each machine asks the hub once. An error is raised on all ranks.
     """
     if not dist.is_initialized():
         return fetch_model(name, files, revision)
@@ -216,7 +213,7 @@ def fetch_together(name: str, files: Sequence[str], revision: str | None = None)
 
 
 def _fetch_in_turn(mine: bool, name: str, files: Sequence[str], revision: str | None) -> str:
-    """Fetches if it is this rank's turn, while the others wait; returns the commit. The first error is everybody's."""
+    """Fetches if it is this rank's turn, while the others wait; returns the commit. All ranks raise the first error."""
     found: tuple[str | None, str | None] = (revision, None)
     if mine:
         try:

@@ -1,4 +1,4 @@
-"""Reads checkpoints on any number of ranks and under any ZeRO stage. `record.py` says what they consist of."""
+"""Reads checkpoints on any number of ranks and under any ZeRO stage. `record.py` describes their format."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from pretraining.processes.errors import SharedError
 from pretraining.processes.group import gather, host_group, place
 
 REPLACED = ".old"
-"""The end of a checkpoint's name while another takes its place."""
+"""Suffix of a checkpoint's name while another takes its place."""
 
 
 def find_newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
-    """Finds the newest checkpoint whose files are what they were when they were written. All ranks call it together.
+    """Finds the newest checkpoint whose files have their recorded checksums. All ranks call it together.
 
-    Damaged checkpoints are named, marked and left where they are. None where there is no checkpoint; where all are
-    damaged, an error: a run that begins anew is not what the user expects.
+    Damaged checkpoints are named, marked and left in place. Returns None if there is no checkpoint; raises SharedError
+    if all are damaged, since the user does not expect the run to begin anew.
     """
     rank, ranks = place()
     if rank == 0:
@@ -53,7 +53,7 @@ def find_newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
         if rank == 0:
             reason = "\n".join(sorted(faults))
             warn(f"{reason}\n{checkpoint} is left as it is, and the checkpoint before it is taken")
-            with suppress(OSError):  # then it is found damaged again next time
+            with suppress(OSError):  # the next start will find it damaged again
                 (checkpoint / DAMAGED).write_text(f"{reason}\nRemove this file if the checkpoint was repaired.\n")
     if there:
         raise SharedError(
@@ -64,7 +64,7 @@ def find_newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
 
 
 def restore_replaced(run: Path) -> None:
-    """Gives its name again to a checkpoint that was about to be replaced when the run was killed."""
+    """Restores the name of a checkpoint if the run was killed while replacing it."""
     for old in (run / FOLDER).glob(f"step-*{REPLACED}"):
         if not old.with_suffix("").exists():
             with suppress(OSError):
@@ -72,15 +72,15 @@ def restore_replaced(run: Path) -> None:
 
 
 def require_whole_weights(checkpoint: Path) -> None:
-    """Raises an error unless the weights are what they were when they were written, whatever became of the rest.
+    """Raises an error unless the weight files have their recorded checksums; other files are not checked.
 
-    Where ranks are connected, all of them call it together, and each checks its part.
+    If ranks are connected, all of them call it together, and each checks its part.
     """
     gather(None, find_fault(checkpoint, *place(), f"{WEIGHT}-"))
 
 
 def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str = "") -> str | None:
-    """Says what is wrong with a checkpoint, or its files of this beginning; every rank checks its part of them."""
+    """Describes a fault in a checkpoint, or in its files whose names begin so; each rank checks its part."""
     try:
         files = [file for file in read_record(checkpoint).files if file.path.startswith(beginning)]
         for file in files[rank::ranks]:
@@ -93,10 +93,10 @@ def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str =
 
 
 class StoredTensors:
-    """The tensors of one kind in a checkpoint, such as the weights, whichever ranks wrote their slices.
+    """The tensors of one kind in a checkpoint, such as the weights, written in slices by any number of ranks.
 
-    A file is opened when something is read that no open one has, those first whose place among all files is this rank's
-    among all ranks: with as many ranks as wrote them, a rank opens no file but its own.
+    Files are opened on demand, first those whose place among the files is nearest to this rank's place among the ranks:
+    with as many ranks as wrote them, a rank opens its own file only.
     """
 
     def __init__(self, checkpoint: Path, record: CheckpointRecord, kind: str):
@@ -115,7 +115,7 @@ class StoredTensors:
             raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name} are not in it")
 
     def _open(self, path: Path) -> dict[str, list[StoredSlice]]:
-        """Opens a file; what it has of each parameter."""
+        """Opens a file; returns its slices by parameter."""
         found: dict[str, list[StoredSlice]] = defaultdict(list)
         try:
             file: Any = safe_open(path, "pt")
@@ -130,7 +130,7 @@ class StoredTensors:
 
 
 class StoredSlice(NamedTuple):
-    """Elements of a parameter that lie in one file."""
+    """Consecutive elements of a parameter in one file."""
 
     start: int
     length: int
@@ -139,7 +139,7 @@ class StoredSlice(NamedTuple):
 
 
 def _copy(slices: Iterable[StoredSlice], into: Tensor, start: int) -> int:
-    """Copies what slices have of a parameter's elements from `start` on; returns how many that were."""
+    """Copies a parameter's elements from `start` on out of slices; returns the number of elements found."""
     copied, end = 0, start + into.numel()
     for first, length, file, key in slices:
         begin, stop = max(start, first), min(end, first + length)
@@ -150,7 +150,7 @@ def _copy(slices: Iterable[StoredSlice], into: Tensor, start: int) -> int:
 
 
 def _sort_by_distance(paths: list[Path]) -> list[Path]:
-    """Orders the files of all ranks of a checkpoint so that the one comes last that is most likely this rank's."""
+    """Sorts the files of a checkpoint so that the one most likely to hold this rank's slices is last."""
     rank, ranks = place()
     own = (rank + 0.5) / ranks
     distance = {path: abs((number + 0.5) / len(paths) - own) for number, path in enumerate(paths)}
@@ -158,14 +158,14 @@ def _sort_by_distance(paths: list[Path]) -> list[Path]:
 
 
 def restore_model(checkpoint: Path, model: nn.Module) -> None:
-    """Gives a model the weights of a checkpoint; what is no weight stays as it is. All ranks call it together."""
+    """Loads the weights of a checkpoint into a model; buffers stay as they are. All ranks call it together."""
     sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.load_state_dict({**model.state_dict(), **read_weights_together(checkpoint, sizes)})
 
 
 @torch.no_grad()
 def restore_engine(checkpoint: Path, engine: Engine) -> CheckpointRecord:
-    """Gives an engine the optimizer's state of a checkpoint; the model has had its weights since before the engine."""
+    """Loads the optimizer's state of a checkpoint into an engine, whose model has its weights already."""
     record = read_record(checkpoint)
     for kind in engine.optimizer.kind.state:
         stored = StoredTensors(checkpoint, record, kind)
@@ -179,8 +179,7 @@ def restore_engine(checkpoint: Path, engine: Engine) -> CheckpointRecord:
 
 
 def load_checkpoint(run: Path, name: str | None = None) -> tuple[Saved, dict[str, Tensor]]:
-    """Reads a checkpoint, that of a run which is called so, or its newest: what it says and the fp32 weights, checked
-    before."""
+    """Reads a checkpoint of a run, by default the newest: its record and fp32 weights, after checking all files."""
     checkpoint = find_checkpoint(run, name)
     if fault := find_fault(checkpoint):
         raise DamageError(fault)
@@ -191,7 +190,7 @@ def load_checkpoint(run: Path, name: str | None = None) -> tuple[Saved, dict[str
 
 
 def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Reads fp32 weights of these names and sizes in full."""
+    """Reads whole fp32 weights of these names and sizes."""
     stored = StoredTensors(checkpoint, read_record(checkpoint), WEIGHT)
     weights = {}
     for name, size in sizes.items():
@@ -201,8 +200,8 @@ def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str,
 
 
 def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Reads fp32 weights of these names and sizes on rank 0, which hands them to the others: read by each, they would
-    come from the disk as often as there are ranks. Where ranks are connected, all of them call it together."""
+    """Reads whole fp32 weights of these names and sizes on rank 0 and broadcasts them, so that the disk is read once.
+    If ranks are connected, all of them call it together."""
     rank, ranks = place()
     if ranks == 1:
         return read_weights(checkpoint, sizes)
@@ -219,6 +218,6 @@ def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> 
 
 
 def list_parameter_sizes(shape: Shape) -> dict[str, torch.Size]:
-    """The parameters of a pre-trained model with its heads."""
+    """Lists the names and sizes of the parameters of a pre-trained model with its heads."""
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in build_model(shape).named_parameters()}

@@ -1,14 +1,14 @@
-"""The record of a checkpoint, and where checkpoints lie.
+"""The format of a checkpoint, and its record.
 
     RUN/checkpoints/step-00001000/
       checkpoint.json                        the record: sizes, step, checksums of the files beside it and of itself,
-                                             and what the caller adds; written last
-      weight-00000-of-00002.safetensors      what each rank held of the fp32 weights
+                                             and the caller's section; written last
+      weight-00000-of-00002.safetensors      each rank's part of the fp32 weights
       exp_avg-00000-of-00002.safetensors     and of the optimizer's state, such as Adam's two averages
       exp_avg_sq-00000-of-00002.safetensors
 
-Each tensor in a file is a slice of a parameter, called NAME:START. So a checkpoint belongs to no number of ranks and
-no ZeRO stage: whoever reads it takes the slices that its own flat tensors need. Nothing in it is executed.
+Each tensor in a file is a slice of a parameter, called NAME:START. So a checkpoint is independent of the number of
+ranks and the ZeRO stage: a reader takes the slices that its own flat tensors need. Nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -35,46 +35,46 @@ RECORD = CHECKPOINT
 TOKENIZER = IN_A_RUN
 """The folder of a run that holds the vocabulary."""
 RECIPE = "recipe.toml"
-"""The file of a run with its recipe as it was understood, written anew by every start."""
+"""The file of a run with its recipe as it was understood; every start rewrites it."""
 EXPORT = "export"
 """The folder of a run that its model is exported into."""
 DAMAGED = "DAMAGED"
-"""A file in a checkpoint that was found damaged, with the reason."""
+"""A file in a damaged checkpoint, with the reason."""
 FORMAT = 2
-"""The version of checkpoint.json; it changes when a reader of older ones would misread newer ones."""
+"""The version of checkpoint.json; it changes when older readers would misread newer files."""
 CHECKSUM = "sha256"
 """The key in checkpoint.json of the checksum of all other keys."""
 NAME = re.compile(r"step-(\d{8,})")
 WEIGHT = "weight"
-"""How the names of the files with weights begin; those of the optimizer's state begin with its own names."""
+"""Prefix of the names of weight files; files of the optimizer's state have the names of that state."""
 
 
 @dataclass(frozen=True)
 class MadeBy:
-    """How the work was shared when a checkpoint was made; whoever continues may share it otherwise."""
+    """How the work was divided when a checkpoint was made; a later start may divide it differently."""
 
     ranks: int
     zero: int
     dtype: Dtype
     threads: int = 0
-    """threads of a rank on a CPU, which decide how sums are rounded; 0 on a GPU, and where it is not known"""
+    """threads of a rank on a CPU, which decide how sums are rounded; 0 on a GPU or if unknown"""
     kernels: str = ""
     """how the CPU computed, as `cpu_kernels.describe_arithmetic` has it; empty likewise"""
 
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """The record of a checkpoint: the core that every reader needs, and a section that belongs to whoever trains."""
+    """The record of a checkpoint: the part that every reader needs, and a section of the program that trains."""
 
     shape: Shape
     step: int
     """optimizer steps done"""
     optimizer_steps: float
-    """steps that moved the weights, which in fp16 may be fewer"""
+    """steps that changed the weights; in fp16 there may be fewer"""
     loss_scaler: LossScaler | None
     made_by: MadeBy
     caller: dict[str, Any]
-    """the section of whoever trains, who alone reads it"""
+    """the section of the program that trains, which alone reads it"""
     files: tuple[FileRecord, ...] = ()
     rank_states: tuple[MeterState, ...] = ()
     """the measurements of every rank since the last logged step"""
@@ -82,7 +82,7 @@ class CheckpointRecord:
 
 
 def read_record(checkpoint: Path) -> CheckpointRecord:
-    """Reads checkpoint.json, which must be as it was written."""
+    """Reads checkpoint.json; raises DamageError if it is not as it was written."""
     path = checkpoint / RECORD
     try:
         content: Any = read_json(path)
@@ -101,7 +101,7 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
         content["shape"], content["made_by"] = Shape(**content["shape"]), MadeBy(**content["made_by"])
         content["files"] = tuple(FileRecord(**file) for file in content["files"])
         return CheckpointRecord(**{**content, "rank_states": tuple(content["rank_states"])})
-    except (KeyError, TypeError) as error:  # as it was written, so that nothing is damaged
+    except (KeyError, TypeError) as error:  # its checksum is right, so it is not damaged
         raise UserError(
             f"{path}: not a record of this version: {error}; go on with the version of this program that wrote it, or "
             "begin anew in another --out folder"
@@ -119,28 +119,28 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def parse_step(checkpoint: Path) -> int:
-    """The step that a checkpoint's name says; -1 if it is no such name."""
+    """Parses the step in a checkpoint's name; -1 if it is not such a name."""
     found = NAME.fullmatch(checkpoint.name)
     return int(found[1]) if found else -1
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run, the newest last; each was complete when it got its name, but may be damaged since."""
+    """Lists the checkpoints of a run, the newest last; some may be damaged."""
     return sorted((path for path in (run / FOLDER).glob("step-*") if parse_step(path) >= 0), key=parse_step)
 
 
 def list_finished(run: Path) -> list[Path]:
-    """The checkpoints of a run that are complete and were not found damaged, the newest last."""
+    """Lists the checkpoints of a run that are complete and not known to be damaged, the newest last."""
     return [path for path in list_checkpoints(run) if is_finished(path)]
 
 
 def is_finished(checkpoint: Path) -> bool:
-    """Whether a checkpoint is complete and was not found damaged."""
+    """Whether a checkpoint is complete and not known to be damaged."""
     return (checkpoint / RECORD).exists() and not (checkpoint / DAMAGED).exists()
 
 
 def find_checkpoint(run: Path, name: str | None = None) -> Path:
-    """Finds a checkpoint of a run by its name, by default the newest; a checkpoint's own folder is taken as it is."""
+    """Finds a checkpoint of a run by name, by default the newest. `run` may be the folder of a checkpoint itself."""
     if not os.path.isdir(run):
         raise UserError(f"{run}: {absence(run, 'folder')}")
     if (run / RECORD).exists():

@@ -1,4 +1,4 @@
-"""Where a run stands, and what its checkpoints say of that."""
+"""The progress of a run, and the section of its checkpoints that records it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pretraining.reporting.records import EvaluationRecord
 
 @dataclass(frozen=True)
 class FoundMicroBatch:
-    """The micro-batch of a phase that has "auto", and what it was found for."""
+    """The micro-batch that was found for a phase with "auto", and the conditions of the search."""
 
     sequences: int
     conditions: dict[str, object]
@@ -28,7 +28,7 @@ class FoundMicroBatch:
 
 @dataclass
 class RunState:
-    """Where a run stands: all that moves while it trains, besides the engine."""
+    """The progress of a run: all state that changes in training, except the engine's."""
 
     phase: int = 0
     """number of the phase, counted from 0"""
@@ -41,16 +41,16 @@ class RunState:
     examples_seen: int = 0
     """examples of all these steps, over all ranks"""
     pieces_seen: int = 0
-    """pieces of the steps up to the last that was logged, likewise"""
+    """pieces of these examples, up to the last logged step"""
     trained_length: int = 0
-    """the longest sequences that the weights were trained on, in this run or before it"""
+    """longest sequences that the weights were trained on, in this run or before"""
     begun_positions: int = 0
-    """positions that the model which the run began with had embeddings of, trained as far as anybody knows"""
+    """positions with embeddings in the base model, which count as trained"""
     trained_segments: int = 2
-    """segments that they were trained on, in this run or before it: 1 where there never were pairs"""
+    """segments that the weights were trained on, in this run or before: 1 without pairs"""
 
     def advance(self, examples: int, length: int) -> None:
-        """Counts one more step, on so many examples of this length."""
+        """Counts one more step, on a number of examples of this length."""
         self.step += 1
         self.phase_step += 1
         self.trained_length = max(self.trained_length, length)
@@ -58,11 +58,11 @@ class RunState:
 
     @property
     def known_positions(self) -> int:
-        """Positions from the first on whose embeddings are worth keeping; those beyond were never trained."""
+        """Number of positions with trained embeddings."""
         return max(self.trained_length, self.begun_positions)
 
     def begin_phase(self, number: int) -> None:
-        """Stands at the beginning of a phase."""
+        """Moves to the beginning of a phase."""
         self.phase, self.phase_step, self.phase_seconds = number, 0, 0.0
 
 
@@ -76,21 +76,21 @@ class RunRecord:
     scores: EvaluationRecord | None
     """the latest evaluation"""
     logged_losses: list[float]
-    """the latest losses of this phase, against which a leap is measured"""
+    """latest losses of this phase; leaps are measured against their median"""
     micro_batches: dict[str, FoundMicroBatch] = field(default_factory=dict)
-    """micro-batches that were found, by the names of their phases"""
+    """micro-batches that were found, by phase name"""
     base: BaseSummary | None = None
-    """the model whose weights the run began with; None where they were drawn"""
+    """base model of the run; None if its weights were drawn at random"""
     leapt: float | None = None
-    """the loss of the last step where it leapt over those before it, so that no run goes back there"""
+    """loss of the last step if it leapt, so that no run returns to this checkpoint; otherwise None"""
 
     @property
     def is_trained(self) -> bool:
-        """Whether all phases of its own recipe are."""
+        """Whether all phases of its own recipe are trained."""
         return self.state.phase >= len(self.recipe.phases)
 
     def as_json(self) -> dict[str, Any]:
-        """The section as checkpoint.json has it."""
+        """Converts the section to JSON."""
         return {
             "progress": asdict(self.state),
             "recipe": self.recipe.as_dict(),
@@ -104,7 +104,7 @@ class RunRecord:
 
     @classmethod
     def from_checkpoint(cls, record: CheckpointRecord) -> RunRecord:
-        """Reads the section."""
+        """Parses the section; raises UserError if another version wrote it."""
         section = record.caller
         try:
             return cls(
@@ -130,16 +130,16 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint of pre-training, with what it says."""
+    """A checkpoint of pre-training, with its parsed record."""
 
     folder: Path
     record: CheckpointRecord
     run: RunRecord
-    """the section of the record that says where the run stands"""
+    """the section of the record on the progress of the run"""
 
     @classmethod
     def read(cls, folder: Path) -> Saved:
-        """Reads all but the tensors."""
+        """Reads a checkpoint except its tensors."""
         record = read_record(folder)
         try:
             return cls(folder, record, RunRecord.from_checkpoint(record))

@@ -1,8 +1,8 @@
-"""Writes checkpoints while training goes on: the state is copied, and a thread of each rank writes its copy.
+"""Writes checkpoints while training continues: a thread of each rank writes a copy of the state.
 
-A checkpoint is made beside its place. Every rank puts its files on the disk, reads them back and notes their checksums
-in a small file; when the notes of all ranks are there, rank 0 writes the record, gives the checkpoint its name, and
-removes checkpoints that are no longer kept. A run that is killed in the middle of this loses nothing.
+A checkpoint is written to a temporary folder. Every rank syncs its files to the disk, reads them back and notes their
+checksums in a small file; when the notes of all ranks are there, rank 0 writes the record, renames the folder, and
+removes old checkpoints. If the run is killed meanwhile, the earlier checkpoints are intact.
 """
 
 from __future__ import annotations
@@ -55,68 +55,68 @@ from pretraining.reporting.hardware import synchronize
 from pretraining.reporting.meter import MeterState
 
 UNFINISHED, ASIDE = ".tmp", ".damaged"
-"""Ends of the names of a checkpoint that is being made, and of a damaged one whose place was needed."""
+"""Suffixes of an unfinished checkpoint, and of a damaged one that was moved out of the way."""
 FULL = 1 << 16
-"""A disk with fewer bytes left than this counts as full."""
+"""A disk with fewer free bytes counts as full."""
 EVERYTHING = "*"
 POLL_SECONDS = 0.02
-"""The pause between two looks for the files of other ranks."""
+"""Interval at which rank 0 looks for the notes of other ranks."""
 COMPLETE_SECONDS = 60.0
-"""How long an error waits for the checkpoint that is being written."""
+"""How long an error waits until the checkpoint that is being written is complete."""
 
 
 class Section(Protocol):
-    """Where a training stands: its own section of a checkpoint's record."""
+    """The section of a checkpoint's record on the progress of a training."""
 
     def as_json(self) -> dict[str, Any]:
-        """The section as checkpoint.json has it."""
+        """Converts the section to JSON."""
 
 
 @dataclass(frozen=True)
 class Save:
-    """One checkpoint in the making, on this rank."""
+    """A checkpoint that this rank is writing."""
 
     folder: Path
-    """its place, which it takes when it is complete"""
+    """its final folder"""
     unfinished: Path
-    """the folder beside it that it is made in"""
+    """its temporary folder"""
     tensors: dict[str, dict[str, Tensor]]
-    """copies of what this rank holds, by kind"""
+    """copies of this rank's tensors, by kind"""
     record: CheckpointRecord
     rank_state: MeterState
     begin: float
 
     def note(self, rank: int) -> Path:
-        """The file in which a rank notes what it has written."""
+        """The file in which a rank notes the files it has written."""
         return self.unfinished / f"rank-{rank:05}.json"
 
 
 class Saver:
-    """This rank's part of saving; all ranks call `save` and `finish` together.
+    """Saves this rank's part of checkpoints; all ranks call `save` and `finish` together.
 
-    An error of the user within `with saver:` leaves it only when the checkpoint that is being written is complete.
+    A UserError within `with saver:` is held back until the checkpoint that is being written is complete.
     """
 
     def __init__(self, run: Path, settings: Checkpoints, say: Callable[[str], None]):
-        """`say` is told the name of every checkpoint that is complete."""
+        """`say` is called with a line on every complete checkpoint."""
         self._run, self._settings, self._say = run, settings, say
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saved: list[Path] = []
-        self._unfinished: Path | None = None  # the folder of the last save, while nothing went wrong with it
+        self._unfinished: Path | None = None  # the folder of the last save, unless it failed
         self._closed = threading.Event()
         self._snapshots = Snapshots()
         self.stalled = 0.0
-        """seconds for which training has waited for saving in all"""
+        """total seconds that training has waited for saving"""
         self.longest = 0.0
-        """seconds that the slowest checkpoint took from its beginning to its name"""
+        """seconds that the slowest checkpoint took"""
 
     def __enter__(self) -> Saver:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Lets the ranks complete what they are writing where an error of the user ends the run: the state is good."""
+        """After a UserError, waits until all ranks have written the checkpoint: its state is good."""
         if not isinstance(error, UserError) or isinstance(error, UnreachedError):  # other ranks may be gone
             return
         deadline = time.monotonic() + COMPLETE_SECONDS
@@ -124,15 +124,15 @@ class Saver:
             self._thread.join(COMPLETE_SECONDS)
         while self._unfinished is not None and self._unfinished.exists() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        with suppress(UserError):  # the one that is on its way says why the run ends
+        with suppress(UserError):  # the first error says why the run ends
             self.report()
 
     def save(self, engine: Engine, step: int, section: Section, rank_state: MeterState) -> None:
-        """Copies the state of the engine and where training stands, and writes it from then on."""
+        """Copies the state of the engine and the progress, and starts writing the copy."""
         begin = time.monotonic()
         self.finish_thread()
         folder = self._run / FOLDER / f"step-{step:08}"
-        # a name that no other run knows: ranks of one that was killed may still be writing
+        # a unique name: ranks of a run that was killed may still be writing
         unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
         with clear_error(unfinished):
             patiently(partial(self._make_room, unfinished), self._run)
@@ -148,25 +148,25 @@ class Saver:
         self.stalled += time.monotonic() - begin
 
     def report(self) -> None:
-        """Tells what was saved since the last report, and raises what went wrong, without waiting."""
+        """Reports what was saved since the last call, and raises errors of writing, without waiting."""
         if self._thread is not None and not self._thread.is_alive():
             self.finish_thread()
 
     def finish(self) -> None:
-        """Waits until every rank has written all."""
+        """Waits until all ranks have finished writing."""
         begin = time.monotonic()
         self.finish_thread()
         wait_for_all()
         self.stalled += time.monotonic() - begin
 
     def close(self) -> None:
-        """Gives up what is not written."""
+        """Abandons what is not written yet."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
 
     def finish_thread(self) -> None:
-        """Waits for this rank's writing, tells what was saved, and raises what went wrong."""
+        """Waits for this rank's thread, reports what was saved, and raises its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -177,16 +177,16 @@ class Saver:
             self._say(f"saved {self._saved.pop(0)}")
 
     def _make_room(self, unfinished: Path) -> None:
-        """Removes what killed runs have left half done, and makes the new folder."""
+        """Removes unfinished checkpoints of killed runs, and makes the new folder."""
         if self._rank == 0:
-            unfinished.parent.mkdir(exist_ok=True)  # in the run's folder, which is there unless its storage is gone
+            unfinished.parent.mkdir(exist_ok=True)  # not its parents: if the run's folder is gone, so is its storage
             for left in unfinished.parent.glob("step-*"):
                 if left.suffix in (UNFINISHED, REPLACED):
                     shutil.rmtree(left)
             unfinished.mkdir()
 
     def _work(self, save: Save) -> None:
-        """Writes this rank's files, and on rank 0 completes the checkpoint: what the thread does."""
+        """The thread: writes this rank's files, and on rank 0 completes the checkpoint."""
         try:
             with clear_error(save.unfinished, EVERYTHING if self._ranks == 1 else self._own("*")):
                 self._write(save)
@@ -201,26 +201,26 @@ class Saver:
     def _write(self, save: Save) -> None:
         files = []
         for kind in list(save.tensors):
-            tensors = save.tensors.pop(kind)  # so that its memory is free when it is written, on a CPU
+            tensors = save.tensors.pop(kind)  # on a CPU, frees its memory when written
             record = patiently(partial(_write_file, save.unfinished, self._own(kind), tensors), save.unfinished)
             files.append(record.as_json())
         note = {"files": files, "state": save.rank_state}
         patiently(partial(write_json, save.note(self._rank), note), save.unfinished)
 
     def _own(self, kind: str) -> str:
-        """The name of the file with this rank's tensors of a kind."""
+        """Names the file of this rank's tensors of a kind."""
         return f"{kind}-{self._rank:05}-of-{self._ranks:05}.safetensors"
 
     def _others_have_written(self, save: Save) -> bool:
-        """Waits for the notes of all ranks. False if the run ends before."""
-        for rank in range(self._ranks):  # one after another: each look is a question to the file system
+        """Waits for the notes of all ranks; False if the run ends before."""
+        for rank in range(self._ranks):  # in turn: each look is a file system call
             while not patiently(save.note(rank).exists, save.unfinished):
                 if self._closed.wait(POLL_SECONDS):
                     return False
         return True
 
     def _complete(self, save: Save) -> None:
-        """Writes the record, gives the checkpoint its name, and removes those that are no longer kept."""
+        """Writes the record, renames the folder to its final name, and removes old checkpoints."""
         paths = [save.note(rank) for rank in range(self._ranks)]
         notes = [read_json(path) for path in paths]
         for path in paths:
@@ -232,7 +232,7 @@ class Saver:
         folder = save.folder
         replaced = folder.with_name(folder.name + REPLACED)
         if folder.exists():
-            shutil.move(folder, replaced if is_finished(folder) else find_free_name(folder))  # copies where it must
+            shutil.move(folder, replaced if is_finished(folder) else find_free_name(folder))  # or copies
         save.unfinished.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -240,22 +240,22 @@ class Saver:
 
 
 def describe_making(engine: Engine, ranks: int) -> MadeBy:
-    """How the work is shared among so many ranks now, and how a CPU computes."""
+    """Describes how the work is divided among ranks now, and how a CPU computes."""
     on_cpu = engine.device.type == "cpu"
     threads, way = (torch.get_num_threads(), cpu_kernels.describe_arithmetic()) if on_cpu else (0, "")
     return MadeBy(ranks, engine.zero, name_dtype(engine.dtype), threads, way)
 
 
 class Snapshots:
-    """Copies of what this rank writes, in the host's memory. From a GPU each flat tensor is copied whole, into memory
-    that is pinned and kept: thousands of small copies into new memory would hold up training for longer."""
+    """Copies this rank's state into the host's memory. From a GPU each flat tensor is copied whole, into pinned memory
+    that is reused: thousands of small copies into new memory would delay training for longer."""
 
     def __init__(self) -> None:
         self._pinned: dict[str, Tensor] = {}
         """by kind"""
 
     def take(self, engine: Engine) -> dict[str, dict[str, Tensor]]:
-        """Copies the state of an engine, by kind. From a GPU it comes to where the last copies were."""
+        """Copies the state of an engine, by kind. From a GPU, copies overwrite the last ones."""
         found = {kind: self._copy(engine, kind) for kind in (WEIGHT, *engine.optimizer.kind.state)}
         synchronize(engine.device)
         return found
@@ -285,13 +285,13 @@ class Snapshots:
         if kind not in self._pinned:
             try:
                 self._pinned[kind] = torch.empty(size, dtype=like.dtype, pin_memory=True)
-            except RuntimeError:  # no more of it may be pinned
+            except RuntimeError:  # the limit of pinned memory is reached
                 self._pinned[kind] = torch.empty(size, dtype=like.dtype)
         return self._pinned[kind]
 
 
 def _cut_own_share(parts: tuple[Slice, ...]) -> Iterator[Slice]:
-    """Cuts parts that every rank holds whole, so that each rank writes its share of them."""
+    """Selects this rank's share of parts that every rank holds whole."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for part in parts:
         first, end = part.length * rank // ranks, part.length * (rank + 1) // ranks
@@ -301,8 +301,8 @@ def _cut_own_share(parts: tuple[Slice, ...]) -> Iterator[Slice]:
 
 @contextmanager
 def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
-    """Tells a full disk as what it is, and gives back the room of what was written in vain: files of these names. Where
-    others may be writing too, the folder and their files stay, or they would tell that these are gone."""
+    """Explains errors of writing, such as a full disk, and removes the unfinished files of these names. While others
+    may be writing, their files and the folder stay, or they would report them as missing."""
     try:
         yield
     except (OSError, SafetensorError, UserError) as error:
@@ -316,8 +316,8 @@ def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
 
 
 def _explain_failure(unfinished: Path, error: BaseException) -> UserError:
-    """Words an error of writing for the user; a disk counts as full if it is when this is called."""
-    within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
+    """Makes the UserError for an error of writing; checks now whether the disk is full."""
+    within = re.search(r"os error (\d+)", str(error))  # the wording of safetensors
     number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
     reason, cure = os.strerror(number) if number else str(error), "find out why"
     free = FULL
@@ -329,13 +329,13 @@ def _explain_failure(unfinished: Path, error: BaseException) -> UserError:
 
 
 def find_free_name(folder: Path) -> Path:
-    """Finds a name for a damaged checkpoint whose place is needed, or one that nobody is to go on from."""
+    """Finds a free name to move a checkpoint to that no run must continue from."""
     names = (folder.with_name(f"{folder.name}{ASIDE}{number or ''}") for number in itertools.count())
     return next(name for name in names if not name.exists())
 
 
 def _write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> FileRecord:
-    """Writes a file, puts it on the disk and reads it back."""
+    """Writes a file, syncs it to the disk, reads it back and compares."""
     save_tensors(tensors, folder / name)
     _sync(folder / name)
     _compare(folder / name, tensors)
@@ -343,7 +343,7 @@ def _write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> FileReco
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file is on the disk, not only in memory."""
+    """Syncs a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -352,7 +352,7 @@ def _sync(path: Path) -> None:
 
 
 def _compare(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Reads a file back and compares it with what was written, bit for bit."""
+    """Compares a file with the tensors that were written, bit for bit."""
     with safe_open(path, "pt") as file:
         for name, tensor in tensors.items():
             if not torch.equal(file.get_tensor(name).view(torch.int32), tensor.view(torch.int32)):
@@ -360,23 +360,23 @@ def _compare(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def remove_old(run: Path, settings: Checkpoints) -> None:
-    """Removes checkpoints that are no longer kept; never one that was found damaged."""
+    """Removes checkpoints beyond the number to keep, except damaged ones."""
     for old in list_finished(run)[: -settings.keep]:
         if not settings.keep_every or parse_step(old) % settings.keep_every:
-            gone = old.with_name(old.name + UNFINISHED)  # a kill while it is removed must not leave half a checkpoint
-            with suppress(OSError):  # what is left of it, the next save removes
+            gone = old.with_name(old.name + UNFINISHED)  # a kill meanwhile must not leave half a checkpoint
+            with suppress(OSError):  # the next save removes the rest
                 try:
                     old.rename(gone)
                 except OSError as error:
                     if error.errno != errno.EXDEV:  # overlayfs renames no folder of a lower layer
                         raise
-                    (old / RECORD).unlink()  # first, so that half of it is no checkpoint
+                    (old / RECORD).unlink()  # first: without a record it is no checkpoint
                     gone = old
                 shutil.rmtree(gone)
 
 
 def require_room(run: Path) -> None:
-    """Raises UserError where nothing can be written among the checkpoints of a run, if it has any."""
+    """Raises UserError if the folder of checkpoints exists but cannot be written to."""
     if (folder := run / FOLDER).exists():
         try:
             with tempfile.TemporaryFile(dir=folder):

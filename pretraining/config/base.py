@@ -1,4 +1,4 @@
-"""What a recipe takes over from the model that it begins with: sizes, and dropout where it says nothing of that."""
+"""Fills a recipe with the sizes of its base model, and with its dropout if the recipe gives none."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pretraining.model.shape import SIZES, Shape
 FindShape = Callable[[str], Shape]
 """Finds the sizes of a model by its folder or name, or raises UserError."""
 FREE = ("dropout", "attention_dropout")
-"""Settings of the model that a recipe may have otherwise."""
+"""Settings that may differ from those of the base model."""
 KEY = "base_model"
 
 
 def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
-    """Fills the model of a recipe as it was read with the sizes of its base model, where it names one.
+    """Fills the model of a raw recipe with the sizes of its base model, if it names one.
 
-    Returns what is wrong, as `load_recipe` words it: the text that follows the key.
+    Returns faults by key, each as the text that follows the key in a message.
     """
     name, model = raw.get(KEY), raw.setdefault("model", {})
     if not isinstance(name, str) or not name or not isinstance(model, dict):
-        return {}  # nothing to take over, or a fault that is found elsewhere
+        return {}  # no base model, or a fault that is reported elsewhere
     try:
         sizes = list_sizes(find_shape(name))
     except UserError as error:
@@ -39,12 +39,12 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
 
 
 def list_sizes(shape: Shape) -> dict[str, float]:
-    """The settings of a recipe's model that make this shape."""
+    """Lists the model settings of a recipe for this shape."""
     return {name: getattr(shape, name) for name in Model.model_fields if name != "size"}
 
 
 def _find_differences(model: Mapping[str, Any], sizes: Mapping[str, float], base: str) -> Iterator[tuple[Key, str]]:
-    """The sizes that a recipe gives and its base model has otherwise. More positions may be added, as new ones."""
+    """Finds sizes in a recipe that differ from those of its base model; more positions are allowed."""
     for setting, theirs in sizes.items():
         given = model.get(setting, theirs)
         if setting in FREE or not isinstance(given, int | float) or given == theirs:

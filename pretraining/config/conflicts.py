@@ -1,4 +1,4 @@
-"""What cannot be in a recipe: settings that exclude each other, the hardware, the data or DeepSpeed."""
+"""Finds settings of a recipe that contradict each other, the hardware, the data or DeepSpeed."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ OWNED = {
     "zero_allow_untested_optimizer": "optimizer.name",
     "zero_force_ds_cpu_optimizer": "parallel.offload",
 }
-"""Settings of DeepSpeed's that follow from the recipe, and what they follow from."""
+"""Settings of DeepSpeed that follow from the recipe, with the keys that they follow from."""
 
 TRACKERS = {"wandb": "wandb", "comet": "comet_ml"}
-"""Sections of DeepSpeed's that send metrics to a service, and the packages that do it."""
+"""Sections of DeepSpeed that send metrics to a service, with the packages that they need."""
 OPEN = (
     "aio", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor", "disable_allgather",
     "dump_state", "flops_profiler", "memory_breakdown",
     "seq_parallel_communication_data_type", "wall_clock_breakdown", "wandb", "zero_optimization",
 )  # fmt: skip
-"""Settings of DeepSpeed's that a recipe may give. It ignores names that it does not know, so we look first."""
+"""Settings of DeepSpeed that a recipe may give. DeepSpeed ignores unknown names, so they are checked here."""
 
 
 def find_faults(
@@ -64,7 +64,7 @@ def find_faults(
     device: Literal["cpu", "cuda"] | None = None,
     lengths: Collection[int] | None = None,
 ) -> list[str]:
-    """Lists all that cannot be, with its cure; an argument that is None is not known yet and not looked at."""
+    """Lists all faults with their cures; an argument that is None is unknown and not checked."""
     faults = [*_find_model_faults(recipe), *_find_duration_faults(recipe), *_find_hardware_faults(recipe, device)]
     for number, phase in enumerate(recipe.phases):
         faults += _find_phase_faults(recipe, number, phase)
@@ -75,7 +75,7 @@ def find_faults(
                 f"make it with shard.py --lengths {needed}, or take less"
             )
         try:
-            count_micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
+            count_micro_batches(phase, ranks or 1, number)  # what does not divide for one rank does not for more
         except UserError as error:
             faults.append(str(error))
     faults += find_objective_faults(recipe.objective, timed=recipe.hours is not None)
@@ -84,7 +84,7 @@ def find_faults(
 
 
 def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | None) -> list[str]:
-    """Lists what cannot be of the optimizer and the hardware, with its cure; device None is not known yet."""
+    """Lists faults of the optimizer and the hardware, with their cures; device None: unknown."""
     return [*_find_hardware_faults(settings, device), *_find_optimizer_faults(settings, device)]
 
 
@@ -112,7 +112,7 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _find_duration_faults(recipe: Recipe) -> Iterator[str]:
-    """Looks at how long the phases are, taken together."""
+    """Checks the lengths of the phases together."""
     if not recipe.phases:
         needed = "name, length, batch, micro_batch, steps and learning_rate"
         yield f"phases: is missing: give at least one [[phases]] with {needed}"
@@ -132,7 +132,7 @@ def _find_duration_faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _find_length_faults(number: int, phase: Phase, total: str | None) -> Iterator[str]:
-    """Looks at how long a phase is; `total` names what the recipe gives for all phases, of which they have shares."""
+    """Checks the length of a phase; `total`: the key that gives the length of all phases, if any."""
     if phase.steps is not None and phase.share is not None:
         yield f"phases.{number}.steps = {phase.steps}: phases.{number}.share is given too; keep one of them"
     elif total is not None and phase.share is None:
@@ -180,7 +180,7 @@ def _find_warmup_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[s
 
 
 def _find_hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
-    """Looks at precision, ZeRO and the device; `found` is what `auto` would take, "cpu" where there is no GPU."""
+    """Checks precision, ZeRO and the device; `found`: the device that `auto` takes."""
     parallel, wanted = recipe.parallel, recipe.parallel.device
     device = found if wanted == "auto" else wanted
     if wanted == "cuda" and found == "cpu":
@@ -207,7 +207,7 @@ def _find_hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | Non
 
 
 def _find_tracker_faults(recipe: Recipe) -> Iterator[str]:
-    """Looks for the services that DeepSpeed is to send metrics to, on the machine that trains."""
+    """Checks the packages for services that DeepSpeed sends metrics to, on the machine that trains."""
     for section, package in TRACKERS.items():
         options = recipe.deepspeed.get(section)
         if isinstance(options, dict) and options.get("enabled") and not find_spec(package):

@@ -1,8 +1,8 @@
-"""Reads recipes of pre-training, with what their base model and their data have to do with them.
+"""Reads recipes of pre-training, and checks them against their base model and data.
 
     python pretraining/train.py --recipe bert_mini --phases.0.steps 100 --parallel.zero 2
 
-What a recipe may say is in `settings.py`, and what cannot be together in `conflicts.py`.
+The settings are in `settings.py`, contradictions between them in `conflicts.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_recipe_and_data(
     device: Literal["cpu", "cuda"] | None = None,
     find_shape: FindShape | None = None,
 ) -> tuple[Recipe, Manifest | None]:
-    """Reads both and checks them against each other; every fault of them is reported at once."""
+    """Reads recipe and data and checks them against each other; reports all faults at once."""
     manifest, faults = None, []
     if data is not None:
         try:
@@ -80,10 +80,10 @@ def load_recipe(
     lengths: Collection[int] | None = None,
     find_shape: FindShape | None = None,
 ) -> Recipe:
-    """Reads a recipe from its file and `--section.key value` flags; every fault of both is reported at once.
+    """Reads a recipe from its file and `--section.key value` flags; reports all faults of both at once.
 
-    The number of ranks, the device found and the lengths of the data are checked against it where they are given.
-    `find_shape` finds the sizes of the base model, where the recipe names one; without it they are not looked for.
+    Checks it against the number of ranks, the device and the lengths of the data if given. `find_shape` finds the sizes
+    of the base model; without it they are not filled in.
     """
     return read_settings(
         FORM,

@@ -1,8 +1,8 @@
-"""Writes docs/recipes.md: every key of a recipe with its meaning, what it takes and its default.
+"""Writes docs/recipes.md: every key of a recipe with its meaning, its values and its default.
 
     python -m pretraining.config.reference
 
-All of it is read off the settings, so that a key is described where it is defined, and nowhere else.
+All of it comes from the settings, so that a key is described only where it is defined.
 """
 
 import sys
@@ -25,7 +25,7 @@ from pretraining.config.settings import Recipe
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "recipes.md"
 MACHINE = 1 << 31
-"""Limits from here on are those of a machine's whole numbers, and no news to a reader."""
+"""Limits from here on are those of machine integers, and are left out."""
 KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
 LIMITS = {
     "minimum": "of at least {}",
@@ -33,7 +33,7 @@ LIMITS = {
     "maximum": "at most {}",
     "exclusiveMaximum": "below {}",
 }
-"""What JSON Schema calls the limits of a number, and how a reader is told."""
+"""The limits of numbers in JSON Schema, and their wording."""
 OPENING = """\
 <!-- Written by `python -m pretraining.config.reference` from pretraining/config/settings.py: change that, not this. -->
 
@@ -55,12 +55,12 @@ recipe, such as batches, precision and the ZeRO stage, is refused here with the 
 
 
 def make_reference() -> str:
-    """The whole page of pre-training."""
+    """Makes the page of pre-training."""
     return make_page(Recipe, OPENING, {"deepspeed": DEEPSPEED})
 
 
 def make_page(settings: type[Section], opening: str, others: Mapping[str, str]) -> str:
-    """A page of all that settings can say; `others` has the parts on tables that are not ours, by their names."""
+    """Makes a page of all settings; `others`: sections on tables that are not ours, by name."""
     inner = tables(settings)
     values = [name for name in settings.model_fields if name not in {*inner, *others}]
     parts = [opening, "## At the top\n\n" + make_table(settings, values)]
@@ -71,13 +71,13 @@ def make_page(settings: type[Section], opening: str, others: Mapping[str, str]) 
 
 
 def make_section(title: str, settings: type[Section], own: Section | None) -> str:
-    """A heading, what the table is for, and its keys; `own` has the values where the whole table is left out."""
+    """Makes a section: heading, purpose and keys; `own`: defaults if the whole table is left out."""
     about = "\n\n".join(" ".join(part.split()) for part in (settings.__doc__ or "").split("\n\n"))
     return f"## {title}\n\n{about}\n\n{make_table(settings, list(settings.model_fields), own)}"
 
 
 def make_table(settings: type[Section], names: list[str], own: Section | None = None) -> str:
-    """Some keys of a section, a row each."""
+    """Makes a table of keys, a row each."""
     rows = [make_row(name, settings, own) for name in names]
     return "\n".join(["| key | meaning | takes | default |", "|---|---|---|---|", *rows]) + "\n"
 
@@ -91,12 +91,12 @@ def make_row(name: str, settings: type[Section], own: Section | None = None) -> 
 
 
 def format_code(value: Any) -> str:
-    """A value as a recipe has it."""
+    """Formats a value as in a recipe."""
     return f"`{toml_value(value)}`"
 
 
 def describe_values(schema: dict[str, Any]) -> Iterator[str]:
-    """The values that a setting may have, one text for each kind of them."""
+    """Describes the values of a setting, one text for each kind."""
     if "anyOf" in schema:
         for kind in schema["anyOf"]:
             yield from describe_values(kind)

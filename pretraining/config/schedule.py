@@ -1,9 +1,10 @@
 """The learning rate, as a pure function of the step, or of the seconds used where a run goes by the clock.
 
-Conventions, where others differ by one: step k counts from 0. In a warm-up of w steps its rate is peak * (k + 1) / w,
-so that no step is lost at a rate of 0. Of T steps with decay it is peak * shape((k - w) / (T - w)): step w has the
-peak, and the last step more than the final rate. transformers' schedules have k / w in the warm-up and the same decay.
-By the clock, seconds stand for steps and the warm-up is peak * seconds / warmup.
+Conventions, where others differ by one: step k counts from 0. In a warm-up of w steps its learning rate is
+peak * (k + 1) / w, so that no step has a learning rate of 0. Of T steps with decay it is
+peak * shape((k - w) / (T - w)): step w has the peak, and the last step more than the final one. transformers'
+schedules have k / w in the warm-up and the same decay. By the clock, seconds replace steps and the warm-up is
+peak * seconds / warmup.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ class Schedule:
     power: float = 1.0
     """Exponent of the polynomial decay."""
     final: float = 0.0
-    """The rate at the end, as a share of the peak."""
+    """Learning rate at the end, as a share of the peak."""
     decay_share: float = 0.1
-    """Share of the total in which the rate of `wsd` falls."""
+    """Share of the total in which the learning rate of `wsd` falls."""
     decay_from: Literal["warmup", "start"] = "warmup"
     """Where the decay counts from."""
     by_clock: bool = False
     """Whether seconds count instead of steps."""
 
     def learning_rate(self, step: int, elapsed: float = 0.0) -> float:
-        """The learning rate of a step, counted from 0, that begins after so many seconds of the schedule."""
+        """The learning rate of a step, counted from 0, that begins `elapsed` seconds into the schedule."""
         now = elapsed if self.by_clock else step
         if now < self.warmup:
             return self.peak * (now if self.by_clock else step + 1) / self.warmup
         return self.peak * (self.final + (1 - self.final) * self._left(now))
 
     def _left(self, now: float) -> float:
-        """What the decay leaves of the rate, from 1 to 0."""
+        """The factor of the decay, from 1 to 0."""
         if self.decay == "constant":
             return 1.0
         begin = 0.0 if self.decay_from == "start" else self.warmup
@@ -63,11 +64,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class PhaseSchedule:
-    """The part of a schedule that is a phase; steps and seconds count from the beginning of the phase."""
+    """The part of a schedule in one phase; steps and seconds count from the beginning of the phase."""
 
     schedule: Schedule
     begin: float
-    """Where in the schedule the phase begins: its step, or its second."""
+    """Step or second of the schedule at which the phase begins."""
     length: float
     """Steps of the phase, or seconds."""
 
@@ -77,18 +78,18 @@ class PhaseSchedule:
         return None if self.schedule.by_clock else int(self.length)
 
     def learning_rate(self, step: int, elapsed: float = 0.0) -> float:
-        """The learning rate of a step of the phase, which begins after so many seconds of the phase."""
+        """The learning rate of a step of the phase that begins `elapsed` seconds into the phase."""
         if self.schedule.by_clock:
             return self.schedule.learning_rate(step, self.begin + elapsed)
         return self.schedule.learning_rate(int(self.begin) + step)
 
     def is_over(self, step: int, elapsed: float = 0.0) -> bool:
-        """Whether so many steps, or seconds, are the whole phase."""
+        """Whether the phase is over after these steps or, by the clock, seconds."""
         return (elapsed if self.schedule.by_clock else step) >= self.length
 
 
 def build_schedules(recipe: Recipe) -> tuple[PhaseSchedule, ...]:
-    """Gives every phase its part of a schedule; a phase without a rate goes on in that of the phase before."""
+    """Builds the schedules of all phases; a phase without a learning rate continues that of the phase before."""
     seconds = recipe.phase_seconds()
     lengths = seconds if seconds is not None else recipe.phase_steps() or ()
     owners = recipe.schedule_owners()

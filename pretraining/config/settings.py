@@ -1,7 +1,7 @@
-"""What a recipe can say: every setting, its meaning and its limits; and the arithmetic that follows from it.
+"""The settings of a recipe with their meaning and limits, and the arithmetic of steps and batches.
 
-`overrides.py` reads recipes, and `conflicts.py` knows which settings do not go together. The docstring of a setting is
-shown to users where the setting is missing.
+`overrides.py` reads recipes, `conflicts.py` finds contradictory settings. Messages on a missing setting show its
+docstring.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pretraining.optimizers import declaration as optimizers
 
 
 def _check_size(value: Any) -> Any:
-    """Takes a whole number from 1 on, or "auto"; one error for both, where pydantic would have one for each."""
+    """Accepts a whole number from 1 on, or "auto"; raises one error for both, where pydantic would raise two."""
     number = whole(value)
     if number == "auto" or (type(number) is int and 1 <= number < 2**31):
         return number
@@ -30,7 +30,7 @@ def _check_size(value: Any) -> Any:
 
 
 def check_licence(value: str) -> str:
-    """Takes a licence as the hub spells it."""
+    """Accepts a licence as the hub spells it."""
     if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", value):
         return value
     raise PydanticCustomError("licence", LICENCE_HINT)
@@ -40,14 +40,14 @@ LICENCE_HINT: Final = (
     "a licence as the hub spells it is needed, in small letters and without spaces: apache-2.0, mit, other"
 )
 VOCABULARY = 30522
-"""Pieces of the published models' vocabulary; assumed where there is no data."""
+"""Size of the published models' vocabulary; assumed without data."""
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
 PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_check_size)]
 
 
 class Model(Section):
-    """The encoder: a published size, or numbers; a number that is given beside a size takes the size's place."""
+    """The encoder: a published size, or numbers. A number replaces that of the size."""
 
     size: Literal["tiny", "mini", "small", "medium", "base", "large"] | None = None
     """One of the published sizes."""
@@ -71,7 +71,7 @@ class Model(Section):
     """Added to the variance in layer norms."""
 
     def shape(self, vocabulary: int, pairs: bool = True, objective: ObjectiveSettings | None = None) -> Shape:
-        """Works out the sizes for a vocabulary of so many pieces; `pairs` says whether the data has pairs."""
+        """Computes the sizes for a vocabulary; `pairs`: whether the data has pairs."""
         given, objective = self.model_dump(exclude={"size"}, exclude_none=True), objective or Objective()
         learns = objectives.configure_objective(objective)
         layers, hidden = SIZES[self.size] if self.size else (0, 0)
@@ -98,13 +98,13 @@ if TYPE_CHECKING:
     Optimizer = OptimizerSettings
 else:
     Objective = objectives.all_settings(__name__)
-    """The settings of all objectives, which lie with them."""
+    """The settings of all objectives, defined in their files."""
     Optimizer = optimizers.all_settings(__name__)
     """The settings of all optimizers, likewise."""
 
 
 class Precision(Section):
-    """In which numbers the model computes. Gradients accumulate in fp32, and the weights are kept in fp32."""
+    """The precision of the computation. Gradients accumulate in fp32, and the weights are kept in fp32."""
 
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """`auto`: bf16 where the hardware has it, otherwise fp16 on a GPU and fp32 on a CPU."""
@@ -113,9 +113,9 @@ class Precision(Section):
     loss_scale_window: Positive = 1000
     """fp16: steps without overflow after which the scale doubles."""
     loss_scale_min: Annotated[float, Field(gt=0)] = 1.0
-    """fp16: the scale never falls below."""
+    """fp16: smallest scale."""
     tf32: bool = False
-    """fp32 on a GPU: let matrix products round what they multiply to the 10 bits of TF32, which is faster."""
+    """fp32 on a GPU: let matrix products round their inputs to the 10 bits of TF32, which is faster."""
 
 
 class Parallel(Section):
@@ -124,22 +124,22 @@ class Parallel(Section):
     zero: Annotated[int, Field(ge=0, le=3), BeforeValidator(whole)] = 1
     """ZeRO stage: 1 divides the optimizer's state among the ranks, 2 the gradients too, 3 the weights too."""
     offload: Offload = "none"
-    """What lives in the host's memory instead of the GPU's; `all` is optimizer and weights."""
+    """State that is kept in the host's memory instead of the GPU's; `all` is optimizer and weights."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU of the rank where there is one."""
 
 
 class Compute(Section):
-    """How the arithmetic is done: faster or slower, the same but for rounding and the draws of dropout."""
+    """How the arithmetic is done: affects speed, rounding and the draws of dropout only."""
 
     compile: bool = False
     """Compile the layers with torch.compile, which replaces our own kernels there; on a CPU these are faster."""
     checkpoint_activations: bool = False
     """Compute the layers again in the backward pass instead of keeping their activations."""
     kernels: Literal["auto", "torch"] = "auto"
-    """`auto`: our fused operations, on a GPU where Triton can compile them; `torch`: torch's own alone."""
+    """`auto`: our fused operations, on a GPU where Triton can compile them; `torch`: only those of torch."""
     deterministic: bool = False
-    """Take only operations that give the same bits every time: slower on a GPU; on a CPU all of them do anyway."""
+    """Use only deterministic operations: slower on a GPU; on a CPU all are deterministic anyway."""
     threads: Positive | None = None
     """CPU threads of a rank (default: the cores divided by the ranks of this machine)."""
 
@@ -147,14 +147,14 @@ class Compute(Section):
 class Phase(Section):
     """A stretch of training on sequences of one length.
 
-    A phase with a `learning_rate` starts a schedule. A phase without one goes on in the schedule of the phase before
-    it, which then spans the steps of both.
+    A phase with a `learning_rate` starts a schedule. A phase without one continues the schedule of the phase before,
+    which then spans the steps of both.
     """
 
     name: Annotated[str, Field(min_length=1)]
     """What logs and checkpoints call it."""
     length: Positive
-    """Length of the sequences, at most the longest of the data; one that it lacks is cut out of the next longer."""
+    """Length of the sequences, at most the longest of the data; a missing length is cut out of the next longer."""
     batch: Positive
     """Sequences of a step, over all ranks."""
     micro_batch: PositiveOrAuto
@@ -166,26 +166,26 @@ class Phase(Section):
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Highest learning rate."""
     warmup: Fraction = 0.0
-    """Share of the schedule in which the rate grows to its highest."""
+    """Share of the schedule in which the learning rate rises to its highest."""
     warmup_steps: Count | None = None
     """Steps of the warm-up, instead of its share."""
     decay: Literal["linear", "polynomial", "cosine", "constant", "wsd"] = "linear"
-    """What follows the warm-up; `wsd` is constant and then linear. A recipe with `hours` goes by the clock."""
+    """Decay after the warm-up; `wsd` is constant and then linear. A recipe with `hours` goes by the clock."""
     power: Annotated[float, Field(gt=0)] = 1.0
-    """Exponent of the polynomial decay: (what is left of the schedule) to this power."""
+    """Exponent of the polynomial decay: (remaining share of the schedule) to this power."""
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The rate at the end, as a share of the highest."""
+    """Learning rate at the end, as a share of the highest."""
     decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Share of the schedule in which the rate of `wsd` falls."""
+    """Share of the schedule in which the learning rate of `wsd` falls."""
     new_positions: Literal["drawn", "copied"] = "drawn"
-    """How positions begin that no phase before has trained: `drawn` with all weights at the start, as in the paper, or
-    `copied` from those before them, so that what is known of neighbours holds for them at once."""
+    """Initial embeddings of positions that no phase before has trained: `drawn` at random with all weights, as in the
+    paper, or `copied` from the trained positions, so that relations between neighbours hold at once."""
     decay_from: Literal["warmup", "start"] = "warmup"
-    """Where the decay counts from; `start` as the original BERT and NVIDIA's: the warm-up hides its first part."""
+    """Begin of the decay; `start`, as in the original BERT and NVIDIA's: the warm-up replaces its first part."""
 
 
 SCHEDULE_KEYS = ("warmup", "warmup_steps", "decay", "power", "final", "decay_share", "decay_from")
-"""Settings that a phase may only have together with a `learning_rate`."""
+"""Settings that a phase may have only with a `learning_rate`."""
 
 
 class Evaluation(Section):
@@ -196,11 +196,11 @@ class Evaluation(Section):
     examples: Count = 4096
     """Examples of an evaluation, over all ranks; 0: all there are."""
     pairs: Annotated[str, Field(min_length=1)] | None = None
-    """File of minimal pairs, as run_pairs.py takes it, of which 20 a paradigm are asked at the ends of phases."""
+    """File of minimal pairs, as for run_pairs.py, of which 20 a paradigm are scored at the ends of phases."""
 
 
 class Logging(Section):
-    """What is written while the run goes on."""
+    """What is logged during the run."""
 
     every: Positive = 10
     """Steps between lines of metrics."""
@@ -216,36 +216,36 @@ class Checkpoints(Section):
     every: Count = 1000
     """Steps between checkpoints; 0: at the end of phases alone."""
     keep: Positive = 3
-    """How many checkpoints are kept; the newest are."""
+    """Number of newest checkpoints to keep."""
     keep_every: Count = 0
-    """Checkpoints of steps that divide by it are kept too; 0: none."""
+    """Also keep checkpoints of steps that are multiples of this; 0: none."""
 
 
 class Card(Section):
-    """What the model card says that nothing else tells."""
+    """Entries of the model card that follow from nothing else."""
 
     licence: Annotated[str, AfterValidator(check_licence)] | None = None
     """Licence of the model, as the hub spells it: apache-2.0, mit, cc-by-sa-4.0 (default: not specified)."""
 
 
 class Guards(Section):
-    """What is done when training goes wrong."""
+    """What is done when training diverges or hangs."""
 
     rollbacks: Count = 3
-    """How often a run goes back to its last checkpoint, and leaves out the batches that did it, before it gives up."""
+    """How often a run returns to its last checkpoint and skips the batches concerned, before it gives up."""
     spike: Annotated[float, Field(ge=0)] = 2.0
-    """A logged loss that is so much above the median of the last 20 has gone wrong; 0: never."""
+    """Training has diverged if a logged loss is this much above the median of the last 20; 0: never."""
     hang: Annotated[float, Field(gt=0)] = 1800.0
-    """Seconds without any progress after which the run ends, naming the rank that the others wait for."""
+    """Seconds without progress after which the run ends, naming the rank that the others wait for."""
 
 
 class Computing(Section):
     """The sections that settings of pre-training and of fine-tuning share."""
 
     optimizer: Optimizer = Optimizer()
-    """What turns gradients into weights."""
+    """How gradients change the weights."""
     precision: Precision = Precision()
-    """In which numbers the model computes."""
+    """The precision of the computation."""
     parallel: Parallel = Parallel()
     """How the ranks share the work."""
     compute: Compute = Compute()
@@ -258,41 +258,41 @@ class Recipe(Computing):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12345
     """Decides the weights at the start, the order of the data, and dropout."""
     steps: Positive | None = None
-    """Steps of all phases, where these give shares."""
+    """Steps of all phases, if these give shares."""
     hours: Annotated[float, Field(gt=0)] | None = None
-    """Hours of all phases, where these give shares: phases and learning rate then go by the clock."""
+    """Hours of all phases, if these give shares: phases and learning rate then go by the clock."""
     base_model: Annotated[str, Field(min_length=1)] | None = None
     """The model whose weights a run begins with, and which gives the sizes: a folder of transformers, a run, a
     checkpoint, or a name on the Hugging Face hub. `--init` is short for it."""
     objective: Objective = Objective()
-    """What the model learns by."""
+    """The training objective."""
     model: Model = Model()
     """The encoder."""
     data: Data = Data()
     """The shards."""
     phases: Annotated[tuple[Phase, ...], Field(strict=False)] = ()
-    """The stretches of training, in their order."""
+    """The phases of training, in order."""
     evaluation: Evaluation = Evaluation()
     """Validation."""
     logging: Logging = Logging()
-    """What is written."""
+    """What is logged."""
     checkpoints: Checkpoints = Checkpoints()
     """When the state is saved."""
     guards: Guards = Guards()
-    """What is done when training goes wrong."""
+    """What is done when training diverges or hangs."""
     card: Card = Card()
-    """What the model card says that nothing else tells."""
+    """Entries of the model card that follow from nothing else."""
     deepspeed: dict[str, Any] = Field(default={})
     """Settings of DeepSpeed's own, for what the recipe has no name for."""
 
     def shape(self, manifest: Manifest | None) -> Shape:
-        """The sizes of the model, with the heads that this data can train; without data, the published vocabulary."""
+        """Computes the sizes of the model with the heads that this data can train; without data, for `VOCABULARY`."""
         if manifest is None:
             return self.model.shape(VOCABULARY, objective=self.objective)
         return self.model.shape(manifest.vocabulary_size, manifest.has_pairs, self.objective)
 
     def phase_steps(self) -> tuple[int, ...] | None:
-        """The steps of the phases; None where the clock decides."""
+        """Steps of the phases; None by the clock."""
         if self.hours is not None:
             return None
         if self.steps is None:
@@ -301,18 +301,18 @@ class Recipe(Computing):
         return tuple(end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True))
 
     def phase_seconds(self) -> tuple[float, ...] | None:
-        """The seconds of the phases; None where steps decide."""
+        """Seconds of the phases; None if steps are given."""
         return None if self.hours is None else tuple(3600 * self.hours * (phase.share or 0.0) for phase in self.phases)
 
     def schedule_owners(self) -> tuple[int, ...]:
-        """The number of the phase whose schedule a phase follows, for every phase."""
+        """For each phase, the number of the phase whose schedule it follows."""
         owners: list[int] = []
         for number, phase in enumerate(self.phases):
             owners.append(number if phase.learning_rate is not None or not owners else owners[-1])
         return tuple(owners)
 
     def as_dict(self) -> dict[str, Any]:
-        """All settings but those of the schedule in phases that have none of their own."""
+        """Returns all settings, without those of the schedule in phases that have none of their own."""
         content = super().as_dict()
         for phase, given in zip(content["phases"], self.phases, strict=True):
             if given.learning_rate is None:  # it follows the schedule of another
@@ -327,9 +327,9 @@ def _sum_running(values: Sequence[float]) -> list[float]:
 
 
 def count_micro_batches(phase: Phase, ranks: int, number: int = 0, found: int = 1) -> int:
-    """Counts the micro-batches that a rank accumulates in a step; UserError where the batch does not divide.
+    """Counts the micro-batches that a rank accumulates in a step; raises UserError if the batch does not divide.
 
-    `found` is the micro-batch where the phase has "auto"; by default one sequence.
+    `found`: the micro-batch if the phase has "auto"; by default one sequence.
     """
     micro_batch = found if phase.micro_batch == "auto" else phase.micro_batch
     together = micro_batch * ranks
@@ -346,11 +346,11 @@ def count_micro_batches(phase: Phase, ranks: int, number: int = 0, found: int = 
 
 
 def find_divisor(number: int, limit: int) -> int:
-    """The largest divisor of a number that is not above the limit."""
+    """Finds the largest divisor of a number up to a limit."""
     return max(divisor for divisor in list_divisors(number) if divisor <= limit)
 
 
 def list_divisors(number: int) -> list[int]:
-    """All divisors of a number, the smallest first."""
+    """Lists all divisors of a number, the smallest first."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})

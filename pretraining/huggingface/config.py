@@ -1,4 +1,4 @@
-"""config.json of transformers: the sizes of an encoder and what stands on it, in its words and in ours."""
+"""Converts config.json of transformers: the sizes of an encoder and its heads."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from data_prep.vocabulary.vocabulary import Special
 
 OWN_TYPES: dict[Sees, str] = {"before": "cloze-ltr", "after": "cloze-rtl"}
-"""The types of models that no class of transformers computes, by which pieces one sees. It refuses to load them, where
-it would take them for an ordinary BERT."""
+"""The `model_type` of models that no class of transformers computes, by the direction of attention. transformers
+refuses to load them, rather than take them for an ordinary BERT."""
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert", *OWN_TYPES.values()),
     "is_decoder": (False, True),
@@ -29,7 +29,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "pruned_heads": (None, {}),
 }
-"""Settings of a config with the values that our encoder computes; where a config does not say, it means the first."""
+"""Settings of a config with the values that our encoder supports, the default first."""
 SIZES = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -39,28 +39,28 @@ SIZES = {
     "positions": "max_position_embeddings",
     "segments": "type_vocab_size",
 }
-"""Whole numbers of a config: our names, and those in transformers."""
+"""Integers in a config: our names, and those in transformers."""
 RATES = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "epsilon": "layer_norm_eps",
 }
-"""Shares and other small numbers of a config: our names, and those in transformers."""
+"""Fractions in a config: our names, and those in transformers."""
 DEFAULTS = {field.name: field.default for field in fields(Shape) if field.default is not MISSING}
 PROBLEMS: dict[str, Kind] = {
     "single_label_classification": "classes",
     "multi_label_classification": "labels",
     "regression": "score",
 }
-"""What transformers calls the kinds of a head for whole sequences."""
+"""The `problem_type` in transformers of the kinds of heads for whole sequences."""
 OWN_NAMES = ("Bert", "Cloze")
-"""How the names of classes of transformers begin, and what stands there for a model that only has the same heads."""
+"""Prefix of classes of transformers, and its replacement for a model that only has the same heads."""
 GENERIC = re.compile(r"LABEL_\d+")
-"""What transformers calls labels that nobody has named."""
+"""The names that transformers gives to unnamed labels."""
 
 
 def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHead | None = None) -> dict[str, Any]:
-    """Makes the config.json of a folder, whose model has the heads of pre-training or that of a task."""
+    """Makes the config.json of a model with the heads of pre-training or that of a task."""
     architecture = head.architecture if head else find_objective(shape).architecture(shape)
     theirs = is_theirs(shape, head)
     ends = {"bos_token_id": special.cls, "eos_token_id": special.sep}  # of what transformers generates
@@ -80,14 +80,14 @@ def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHe
 
 
 def is_theirs(shape: Shape, head: TaskHead | None = None) -> bool:
-    """Whether a class of transformers computes the same model: there pieces see both ways or those before them, and
-    the pooler sees [CLS], which must see all."""
+    """Whether a class of transformers computes the same model: attention to both sides, or to earlier pieces only
+    without a pooler, which reads [CLS]."""
     pooled = head.has_pooler if head else "pooler" in find_objective(shape).exported_heads(shape)
     return shape.sees == "both" or (shape.sees == "before" and not pooled)
 
 
 def _write_labels(head: TaskHead) -> dict[str, Any]:
-    """What a config says of a head: the names of its outputs, and of whole sequences what they are."""
+    """Makes the entries of a config on a head: the names of its outputs and, for whole sequences, their type."""
     if head.kind in ("choice", "spans"):
         return {}
     labels = head.labels or ("LABEL_0",)
@@ -100,13 +100,13 @@ def _write_labels(head: TaskHead) -> dict[str, Any]:
 
 
 def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
-    """Reads the sizes in a config.json; UserError where its model is not one that ours computes."""
+    """Parses the sizes in a config.json; raises UserError for a model that ours cannot compute."""
     faults = [
         f"{name} is {config[name]!r}; only {values[0]!r} is supported"
         for name, values in SUPPORTED.items()
         if config.get(name, values[0]) not in values
     ]
-    refuse_faults(where, faults)  # alone, since another kind of model may have other sizes too
+    refuse_faults(where, faults)  # first: another kind of model may have other sizes too
     sizes = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in SIZES.items()}
     rates = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in RATES.items()}
     faults += [
@@ -131,13 +131,13 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
 
 
 def _parse_sees(config: Mapping[str, Any]) -> Sees:
-    """Which pieces one sees in the model of a config.json."""
+    """Parses the direction of attention in a config.json."""
     own: list[Sees] = [sees for sees, name in OWN_TYPES.items() if name == config.get("model_type")]
     return own[0] if own else "before" if config.get("is_decoder") else "both"
 
 
 def _parse_class(config: Mapping[str, Any]) -> str:
-    """The class of transformers whose heads a config.json names; nothing where it names none."""
+    """Parses the class of transformers that a config.json names; empty if none."""
     named = config.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else ""
     theirs, ours = OWN_NAMES
@@ -145,8 +145,8 @@ def _parse_class(config: Mapping[str, Any]) -> str:
 
 
 def _add_objective(shape: Shape, architecture: str, where: str) -> Shape:
-    """The shape with an objective whose pieces look the same way, if possible one that exports this class; the usual
-    one where several do."""
+    """Adds an objective with the same direction of attention, if possible one that exports this class; of several the
+    default."""
     looking = [name for name, objective in objectives().items() if objective.sees == shape.sees]
     if not looking:
         seen = {"both": "both ways", "before": "those before it alone", "after": "those after it alone"}[shape.sees]
@@ -164,7 +164,7 @@ def _add_objective(shape: Shape, architecture: str, where: str) -> Shape:
 
 
 def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
-    """Reads what stands on the encoder by a config.json; None where it is not a head for a task."""
+    """Parses the head of a task in a config.json; None if there is none."""
     kinds = [kind for kind, name in ARCHITECTURES.items() if name == _parse_class(config)]
     if not kinds:
         return None
@@ -184,7 +184,7 @@ def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
 
 
 def _read_labels(config: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """The names of the labels in the order of their ids; without names, those that transformers would give."""
+    """Reads the names of the labels in the order of their ids; by default those of transformers."""
     count, names = config.get("num_labels", 2), config.get("id2label")
     if names is None and type(count) is int and count > 0:
         return tuple(f"LABEL_{number}" for number in range(count))

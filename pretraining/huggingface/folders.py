@@ -1,18 +1,18 @@
-"""Folders of transformers, out and in: the names and sizes of its weights, its config, its files.
+"""Reads and writes folders of transformers.
 
     BERT/
       config.json              the sizes, as transformers' BertConfig names them
       model.safetensors        the weights of BertForPreTraining, of BertForMaskedLM where the model has no
                                next-sentence head, or of a model that was fine-tuned; read also in parts, or from
-                               pytorch_model.bin; what is written here has its checksum in it, and those of all other
-                               files but the model card, which is for people to edit
+                               pytorch_model.bin; files written here contain their checksum, and those of all other
+                               files except the model card, which people may edit
       vocab.txt  tokenizer.json  tokenizer_config.json
       README.md                the model card
-      task.json                what was fine-tuned here: what must be known to use it, besides its config
+      task.json                of a fine-tuned model: what else is needed to use it
 
-Ours differ from theirs in three ways: query, key and value are one weight, rows of the vocabulary are padded, and the
-decoder of the masked head is the word embeddings themselves, never a copy. Nothing else knows their names, and
-transformers itself is not needed. Nothing that is read is ever executed: safetensors, or torch.load of tensors alone.
+Our weights differ from those of transformers in three ways: query, key and value are one weight, rows of the vocabulary
+are padded, and the decoder of the masked head is the word embeddings themselves. transformers itself is not needed.
+Nothing that is read is executed: safetensors, or torch.load with weights_only.
 """
 
 from __future__ import annotations
@@ -50,21 +50,20 @@ from pretraining.model.shape import Shape
 CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "task.json"
 FILES = (CONFIG, WEIGHTS, VOCABULARY, TOKENIZER, TOKENIZER_CONFIG, CARD, TASK)
 OF_SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-"""What sentence-transformers lays beside an encoder that gives vectors of sentences. It is never copied: how pieces
-become a vector was trained together with the weights, which are others after training; and of a folder that is exported
-anew the heads of pre-training are what is checked, which say nothing of such vectors."""
+"""Files that sentence-transformers adds to an encoder of sentence vectors. They are never copied: the pooling was
+trained together with weights that change in training, and an export checks the heads of pre-training only."""
 OLD_WEIGHTS = "pytorch_model.bin"
 PARTS = [unfinished_name(Path(name)).name for name in FILES]
 INDEX = ".index.json"
 SMALL = 1 << 20
-"""Up to this many weights beyond the files' size a model is built: then the first faulty weight is named instead."""
+"""Excess of weights over the size of the files up to which the weights are read, to name the first faulty one."""
 
 
 def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]]:
-    """Reads the sizes and weights in a folder of transformers, and names the weights that it lacks.
+    """Reads the sizes and weights in a folder of transformers; returns also the names of missing weights.
 
-    Only whole heads may be missing. A model with neither pooler nor next-sentence head does not lack them: it is one
-    without next-sentence prediction.
+    Only whole heads may be missing. A model with neither pooler nor next-sentence head is one without next-sentence
+    prediction, which lacks nothing.
     """
     shape, weights = read_shape(folder), _read_weights(folder)
     shape = replace(shape, pairs=has_pairs(weights))
@@ -73,13 +72,13 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]
 
 
 def read_encoder(folder: Path) -> tuple[Shape, dict[str, Tensor]]:
-    """Reads an encoder, with its pooler where there is one, in a folder of transformers; heads are left out."""
+    """Reads an encoder, with its pooler if there is one, but without heads, from a folder of transformers."""
     shape = read_shape(folder).encoder
     return shape, import_weights(_read_weights(folder), shape, str(folder), "none")[0]
 
 
 def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
-    """Reads a model that was fine-tuned for a task, here or by transformers; what is missing of it is an error."""
+    """Reads a model that was fine-tuned for a task, here or by transformers; no weight may be missing."""
     shape, head = read_shape(folder).encoder, read_head(folder)
     if head is None:
         raise UserError(f"{folder / CONFIG}: names none of {', '.join(ARCHITECTURES.values())}: not fine-tuned")
@@ -87,12 +86,12 @@ def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
 
 
 def read_head(folder: Path) -> TaskHead | None:
-    """Reads for which task the config of a folder says that its model was fine-tuned; None where for none."""
+    """Reads the head that the config of a folder names; None if it is not that of a task."""
     return parse_head(read_table(folder / CONFIG), str(folder / CONFIG))
 
 
 def read_shape(folder: Path) -> Shape:
-    """Reads the sizes in a folder of transformers; which heads there are, its weights alone say."""
+    """Reads the sizes in a folder of transformers; the heads follow from its weights."""
     if not os.path.isdir(folder):
         raise UserError(f"{folder}: {absence(folder, 'folder')}")
     if not (folder / CONFIG).is_file():
@@ -108,7 +107,7 @@ def read_shape(folder: Path) -> Shape:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Reads the weights from the first of the files that transformers would take."""
+    """Reads the weights from the file that transformers would prefer."""
     for name in (WEIGHTS, OLD_WEIGHTS):
         if (folder / name).is_file():
             return _read_file(folder / name)
@@ -120,7 +119,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_parts(index: Path) -> dict[str, Tensor]:
-    """Reads weights from several files; the index says in which one a weight is."""
+    """Reads weights from several files by their index."""
     places = read_table(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise UserError(f"{index}: no weight_map in it")
@@ -137,7 +136,7 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
-    """Reads the tensors of a file, whose ending says how."""
+    """Reads the tensors of a file in the format of its suffix."""
     if not path.is_file():
         raise UserError(f"{path}: missing; download the folder again")
     if path.suffix == ".safetensors":
@@ -154,7 +153,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             f"{path}: damaged, or holds more than tensors, which is never executed here: where you trust it, "
             f"load it with transformers and save it as {WEIGHTS}"
         ) from error
-    except Exception as error:  # whatever a damaged file makes torch raise
+    except Exception as error:  # any error that torch raises for a damaged file
         raise UserError(f"{path}: cannot be read: {error}; download or copy it again") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path}: not a dictionary of weights")
@@ -171,11 +170,11 @@ def write_folder(
     length: int | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes a folder that transformers loads, whole or not at all.
+    """Writes a folder that transformers loads, atomically.
 
-    The files of the vocabulary are those of the folder `vocabulary`: one of shards, or an earlier export. `length` is
-    what the tokenizer is to cut texts to (default: the positions). `check` sees the finished folder before it takes its
-    name and the place of an earlier export; what it raises prevents that.
+    `vocabulary`: folder of the vocabulary's files, of shards or an earlier export. `length`: limit of the tokenizer
+    (default: the positions). `check` is called with the finished folder before it replaces an earlier export; an error
+    that it raises prevents that.
     """
     pieces = read_vocabulary(vocabulary)
     _check_size(pieces, shape, vocabulary / VOCABULARY)
@@ -201,10 +200,10 @@ def write_fine_tuned(
     dtype: torch.dtype = torch.float32,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes a fine-tuned model as a folder that transformers loads, whole or not at all, as `write_folder` does.
+    """Writes a fine-tuned model as a folder that transformers loads, atomically, as `write_folder` does.
 
-    `task` is what must be known to use it besides the names of its labels, and becomes task.json. Of scores all is
-    written in fp32: their scale is in the head, which transformers would put into the type of all else.
+    `task`: what is needed to use it besides the names of its labels, written as task.json. A model of scores is written
+    in fp32, since the head contains their scale and transformers would convert it with the rest.
     """
     dtype = torch.float32 if head.kind == "score" else dtype
     _check_size(vocabulary, shape, folder)
@@ -224,8 +223,8 @@ def write_bare(
     task: Mapping[str, Any],
     vocabulary: Vocabulary | None = None,
 ) -> None:
-    """Writes weights that no class of transformers has, with a card and task.json, whole or not at all, and with the
-    vocabulary where they need no other folder."""
+    """Writes weights that no class of transformers has, with a card and task.json, atomically; with the vocabulary if
+    they need no other folder."""
     checked = _convert_checked(folder, weights, torch.float32)
     with _make_model_folder(folder, checked, card) as unfinished:
         if vocabulary is not None:
@@ -234,12 +233,12 @@ def write_bare(
 
 
 def read_task(folder: Path) -> dict[str, Any]:
-    """Reads what must be known to use a fine-tuned model; empty where it was not fine-tuned here."""
+    """Reads task.json of a fine-tuned model; empty if it was not fine-tuned here."""
     return read_table(folder / TASK) if (folder / TASK).is_file() else {}
 
 
 def list_sentence_files(folder: Path) -> list[str]:
-    """The files and folders by which sentence-transformers makes vectors of sentences, of those in a folder."""
+    """Lists the files and folders of sentence-transformers in a folder."""
     if not (folder / OF_SENTENCES[0]).is_file():
         return []
     files = [name for name in OF_SENTENCES if (folder / name).is_file()]
@@ -247,7 +246,7 @@ def list_sentence_files(folder: Path) -> list[str]:
 
 
 def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
-    """Raises UserError unless the vocabulary has a piece for every row of the embeddings."""
+    """Raises UserError unless the vocabulary has exactly one piece for each row of the embeddings."""
     if len(vocabulary) != shape.vocabulary:
         raise UserError(
             f"{where}: {len(vocabulary):,} pieces, but the model has {shape.vocabulary:,}: "
@@ -256,7 +255,7 @@ def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
 
 
 def _convert_checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Weights as they are written; UserError where some are no numbers."""
+    """Converts weights to the dtype of the file; raises UserError if some are not finite."""
     weights = {name: weight.to(dtype) for name, weight in weights.items()}
     check_finite(str(folder), weights)
     return weights
@@ -266,7 +265,7 @@ def _convert_checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.d
 def _make_model_folder(
     folder: Path, weights: dict[str, Tensor], card: str, check: Callable[[Path], None] | None = None
 ) -> Iterator[Path]:
-    """Makes a folder for the other files of a model; it takes its name with card and weights, once `check` saw it."""
+    """Yields a temporary folder for other files of a model; then adds card and weights, calls `check`, renames it."""
     with _replacing_folder(folder.resolve()) as unfinished:
         yield unfinished
         with replacing(unfinished / CARD) as file:
@@ -288,7 +287,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def read_length(folder: Path, shape: Shape) -> int:
-    """Reads what the tokenizer of a folder cuts texts to; the positions of the model where it does not say, or more."""
+    """Reads the limit of a folder's tokenizer, at most the positions of the model."""
     path = folder / TOKENIZER_CONFIG
     length = read_table(path).get("model_max_length") if path.is_file() else None
     return int(min(length, shape.positions)) if isinstance(length, int | float) and length >= 1 else shape.positions
@@ -296,13 +295,13 @@ def read_length(folder: Path, shape: Shape) -> int:
 
 @contextmanager
 def _replacing_folder(folder: Path) -> Iterator[Path]:
-    """Makes a new folder beside `folder`, which takes its name and place when it is complete."""
+    """Yields a temporary folder beside `folder`, which replaces it when complete."""
     unfinished, replaced = unfinished_name(folder), replaced_name(folder)
     try:
         for place in (folder, unfinished, replaced):
             _check_ours(place)
         if replaced.exists() and not folder.exists():
-            replaced.rename(folder)  # a run was killed between the two renames below
+            replaced.rename(folder)  # the program was killed between the two renames below
         for left in (unfinished, replaced):
             _remove(left)
         unfinished.mkdir(parents=True)
@@ -324,7 +323,7 @@ def _replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def _check_ours(folder: Path) -> None:
-    """Raises UserError unless nothing is there, or only what an export consists of."""
+    """Raises UserError if there is a file, or a folder with files that an export does not have."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file; name a folder that is new, empty or an earlier export")
     names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []

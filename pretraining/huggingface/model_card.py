@@ -1,6 +1,6 @@
-"""Model cards: the README.md of a folder that is exported or fine-tuned, with sizes, data, recipe and scores.
+"""Makes model cards: the README.md of an exported or fine-tuned model, with sizes, data, recipe and scores.
 
-They tell what a reader of the model wants to know. How a run was made fast, safe or watched is not in them.
+Settings of speed, safety and logging are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pretraining.objectives.declaration import MINIMAL_PAIRS, find_objective, nu
 from pretraining.reporting.records import EvaluationRecord
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs", "weight")
-"""The settings of the data that its readers want to know."""
+"""The settings of the data that a card contains."""
 USES: dict[Kind, tuple[str, str]] = {
     "classes": ("text-classification", "one label of a text or a pair"),
     "labels": ("text-classification", "any of several labels of a text or a pair"),
@@ -34,31 +34,31 @@ USES: dict[Kind, tuple[str, str]] = {
     "spans": ("question-answering", "where in a text the answer to a question is"),
     "tags": ("token-classification", "a tag for every word"),
 }
-"""What the hub calls the use of a head, and what it says."""
+"""The use of each kind of head on the hub, and its output."""
 HELD_OUT = ", held out"
-"""The end of the name of the examples of a length that are held out."""
+"""Suffix of the names of held-out examples."""
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What is told of the shards that a model was trained on; a run keeps it with its checkpoints."""
+    """Summary of the shards that a model was trained on, stored with checkpoints."""
 
     sources: Mapping[str, int]
-    """Documents of each source of the text."""
+    """Number of documents of each source of the text."""
     pieces: int
     """Pieces of the whole text."""
     examples: Mapping[str, int]
-    """Examples of each length; those held out are counted apart."""
+    """Number of examples of each length, and of held-out ones."""
     settings: Mapping[str, Any]
-    """How the shards were made: the values of `SETTINGS`, None where one was not given."""
+    """The values of `SETTINGS`; None: not given."""
     vocabulary: str
     """SHA-256 of the vocabulary."""
     fingerprint: str
-    """Names the content of the shards: the same text and settings have the same."""
+    """Identifies the content of the shards: equal for the same text and settings."""
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> DataSummary:
-        """Summarises a folder of shards."""
+        """Summarises shards by their manifest."""
         examples: dict[str, int] = {}
         for shards in manifest.figures:
             name = str(shards.length) + (HELD_OUT if shards.validation else "")
@@ -73,45 +73,45 @@ class DataSummary:
         )
 
     def length_for(self, length: int) -> int:
-        """The length of the examples that a phase of this length reads, which are cut if they are longer."""
+        """Finds the length of the stored examples that a phase of this length reads."""
         stored = {int(name.removesuffix(HELD_OUT)) for name in self.examples}
         return min((longer for longer in stored if longer >= length), default=length)
 
 
 @dataclass(frozen=True)
 class BaseSummary:
-    """What is told of the model whose weights a run began with; a run keeps it with its checkpoints."""
+    """Summary of the base model of a run, stored with checkpoints."""
 
     name: str
-    """Its name on the hub, or that of its folder or run."""
+    """Name on the hub, or of its folder or run."""
     on_hub: bool
     """Whether it is a name on the Hugging Face hub."""
     from_hub: str | None = None
-    """The model on the hub that it was made from itself, where that is known."""
+    """The model on the hub that it was made from, if known."""
     licence: str | None = None
-    """Its licence, where its own card or recipe names one."""
+    """Its licence, if its card or recipe names one."""
     added: int = 0
-    """Pieces that the vocabulary has beyond those of this model."""
+    """Number of pieces that the new vocabulary has beyond those of this model."""
     some_added: Sequence[str] = ()
     """The first of them."""
 
     @property
     def hub_model(self) -> str | None:
-        """The model on the hub that all began with; None where none is known."""
+        """The model on the hub that the run goes back to; None if unknown."""
         return self.name if self.on_hub else self.from_hub
 
     def __str__(self) -> str:
-        """Its name; of a folder, without what lies above it on this machine."""
+        """Its name; of a folder, without the path on this machine."""
         return self.name if self.on_hub else Path(self.name).resolve().name
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """How the weights of a model came to be."""
+    """How the weights of a model were trained."""
 
     data: DataSummary
     recipe: str
-    """What it was trained with, as TOML."""
+    """Settings of the training, as TOML."""
     scores: EvaluationRecord | None
     """The latest validation."""
     step: int
@@ -119,27 +119,27 @@ class Provenance:
     examples_seen: int
     """Examples of all steps."""
     dtype: str
-    """The numbers that the model computed in: bf16, fp16 or fp32."""
+    """The precision of the computation: bf16, fp16 or fp32."""
     optimizer: str
-    """What the weights were moved by, in a line."""
+    """The optimizer in one line."""
     scored_length: int | None = None
     """Length of the examples of the latest validation."""
     segments: int = 2
-    """Segments that were trained; the embeddings of others are those of the first."""
+    """Number of trained segments; all others have the embedding of the first."""
     base: BaseSummary | None = None
-    """The model whose weights the run began with; None where they were drawn."""
+    """The base model; None if weights were drawn at random."""
 
 
 @dataclass(frozen=True)
 class TaskProvenance:
-    """How a fine-tuned model came to be."""
+    """How a fine-tuned model was made."""
 
     task: str
     """The name of the task."""
     base: BaseSummary
     """The model that was fine-tuned."""
     pretrained: bool = True
-    """Whether its weights were taken; otherwise only its sizes and its vocabulary were."""
+    """Whether its weights were used, or only its sizes and vocabulary."""
     items: Mapping[str, int] = field(default_factory=dict)
     """Items of each split: train, dev."""
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -153,9 +153,9 @@ class TaskProvenance:
 def make_model_card(
     shape: Shape, folder: Path, length: int, licence: str | None = None, provenance: Provenance | None = None
 ) -> str:
-    """Writes the card of a model that lies in a folder; how it came to be is left out where that is not known.
+    """Makes the card of a model in a folder, without its provenance if unknown.
 
-    `length` is the longest text that it was trained on, or that its tokenizer lets through.
+    `length`: longest text that it was trained on, or the limit of its tokenizer.
     """
     objective, theirs, made = find_objective(shape), is_theirs(shape), provenance
     base, settings = (made.base, made.data.settings) if made else (None, {})
@@ -184,7 +184,7 @@ def make_model_card(
 
 
 def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance) -> str:
-    """Writes the card of a fine-tuned model that lies in a folder; `length` is the longest sequence in pieces."""
+    """Makes the card of a fine-tuned model in a folder; `length`: longest sequence in pieces."""
     use, says = USES[head.kind]
     theirs, parameters = is_theirs(shape, head), sum(math.prod(weight.size) for weight in list_weights(shape, head))
     labels = {"labels": ", ".join(head.labels)} if head.labels else {}
@@ -206,7 +206,7 @@ def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made
 
 
 def warn_of_classifiers(shape: Shape) -> str:
-    """Says why a classifier of transformers learns nothing on top of a model that it loads; empty where it learns."""
+    """Returns a warning if a classifier of transformers cannot learn on top of this model; otherwise empty."""
     if shape.sees != "before" or not is_theirs(shape):
         return ""
     return (
@@ -220,20 +220,19 @@ def read_front_matter(card: Path, key: Literal["base_model", "license"]) -> str 
     none, or several."""
     try:
         value = (metadata_load(card) or {}).get(key) if card.is_file() else None
-    except Exception:  # whatever a card by anybody makes YAML raise: nothing depends on it
+    except Exception:  # any error of YAML in a foreign card: nothing depends on it
         return None
     return value if isinstance(value, str) else None
 
 
 def _list_facts(shape: Shape, parameters: int, licence: str | None, more: Mapping[str, str]) -> dict[str, Any]:
-    """The table at the top: how large a model is, and whether it may be used."""
+    """Lists the facts of the table at the top: sizes and licence."""
     sizes = {name: getattr(shape, name) for name in SIZES}
     return {"parameters": parameters, **sizes, "licence": licence or "not specified", **more}
 
 
 def _write_front(use: str, licence: str | None, base: BaseSummary | None, theirs: bool, language: Any = None) -> str:
-    """The YAML that the hub reads: what the model is used for, its licence and what it was made from; and that
-    transformers loads it, where a class of transformers does."""
+    """Makes the YAML for the hub: use, licence and base model, and the library if transformers loads the model."""
     content = ModelCardData(
         library_name="transformers" if theirs else None,
         pipeline_tag=use if theirs else None,
@@ -246,7 +245,7 @@ def _write_front(use: str, licence: str | None, base: BaseSummary | None, theirs
 
 
 def _render(template: str, *, folder: Path, **parts: Any) -> str:
-    """Fills in a template of `cards/`. Of an absolute folder only the name is told, not what lies above it."""
+    """Renders a template of `cards/`. Of an absolute folder only the name appears."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("cards"), encoding="utf-8"),
         undefined=jinja2.StrictUndefined,
@@ -264,7 +263,7 @@ def _render(template: str, *, folder: Path, **parts: Any) -> str:
 
 
 def _format(value: Any) -> str:
-    """A value in one line of text, with separators of thousands, and safe in a table."""
+    """Formats a value in one line, with thousands separators, safe in a Markdown table."""
     if isinstance(value, int):
         return f"{value:,}"
     return " ".join(str(value).split()).replace("|", "\\|")

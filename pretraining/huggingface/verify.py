@@ -1,4 +1,4 @@
-"""Reads an exported folder back, by us and by transformers, and compares what both compute."""
+"""Reads an exported folder back, by our code and by transformers, and compares the logits."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, build_model, find_objective
 
 TOLERANCE, RELATIVE = 1e-4, 1e-5
-"""How far logits may be apart, and how much more by the size of the largest: sums in another order differ by that."""
+"""Absolute and relative tolerance of logits, for sums in another order."""
 PREDICTIONS = 16
-"""Positions of a test sequence whose logits are compared."""
+"""Number of positions of a test sequence whose logits are compared."""
 LogitsOf = Callable[[Shape, TaskHead, Mapping[str, Tensor], Batch], Tensor]
-"""Computes the logits of a fine-tuned model from its weights: a row for every sequence, or, where the head sees pieces
-and not sequences, for every piece."""
+"""Computes the logits of a fine-tuned model from its weights: a row for every sequence, or for every piece if the head
+reads pieces."""
 
 
 def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> list[tuple[str, float]]:
-    """Reads a written folder back into fresh models and compares their logits with those of its source.
+    """Reads a folder back into new models and compares their logits with those of its source.
 
-    Returns who read it with the largest difference found; raises UserError if one is larger than it may be.
+    Returns the largest difference for each reader; raises UserError if one exceeds the tolerance.
     """
     batch = make_probe(shape)
     wanted = _compute_our_logits(shape, state, batch)
     read_shape, read_state, missing = read_folder(folder)
-    read_shape = replace(read_shape, objective=shape.objective)  # of which a folder tells the class alone
+    read_shape = replace(read_shape, objective=shape.objective)  # a folder names only its class
     if read_shape != shape or missing:
         raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
     found = {"Cloze": _compute_our_logits(read_shape, read_state, batch)}
@@ -62,9 +62,9 @@ def verify_fine_tuned(
     logits_of: LogitsOf,
     dtype: torch.dtype = torch.float32,
 ) -> list[tuple[str, float]]:
-    """Does what `verify_export` does for a model that was fine-tuned, and whose weights were written as `dtype`."""
+    """Does the same for a fine-tuned model whose weights were written as `dtype`."""
     batch, shape = make_probe(shape), shape.encoder
-    with torch.inference_mode(), torch.random.fork_rng(devices=[]):  # a trainer that goes on draws as before
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):  # leaves the random state of a trainer alone
         wanted = logits_of(shape, head, {name: value.to("cpu", dtype).float() for name, value in state.items()}, batch)
         read_shape, read_head, read_state = read_fine_tuned(folder)
         if (read_shape, read_head) != (shape, head):
@@ -76,7 +76,7 @@ def verify_fine_tuned(
 
 
 def make_probe(shape: Shape) -> PretrainingBatch:
-    """Makes a few sequences of random pieces, always the same: one as long as the model takes, and shorter ones."""
+    """Makes a fixed batch of random pieces: one sequence of the maximum length, and shorter ones."""
     draw = np.random.default_rng(0)
     lengths = np.array([shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)])
     positions = [np.unique(np.linspace(0, length - 1, PREDICTIONS).astype(int)) for length in lengths]
@@ -96,8 +96,8 @@ def make_probe(shape: Shape) -> PretrainingBatch:
 
 @torch.inference_mode()
 def _compute_our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBatch) -> dict[str, Tensor]:
-    """Our logits of the heads that were exported; other heads stay as they are drawn."""
-    with torch.random.fork_rng(devices=[]):  # a trainer that goes on draws as if nothing had been
+    """Computes our logits of the exported heads."""
+    with torch.random.fork_rng(devices=[]):  # leaves the random state of a trainer alone
         model = build_model(shape)
     model.load_state_dict(model.state_dict() | dict(state))
     model.eval()
@@ -105,7 +105,7 @@ def _compute_our_logits(shape: Shape, state: Mapping[str, Tensor], batch: Pretra
 
 
 def _load_theirs(folder: Path, kind: str) -> Any:
-    """Loads a folder into a class of transformers, which must find every weight; None where it is not installed."""
+    """Loads a folder into a class of transformers, which must find every weight; None without transformers."""
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:
@@ -117,7 +117,7 @@ def _load_theirs(folder: Path, kind: str) -> Any:
         model, report = getattr(transformers, kind).from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
-    except Exception as error:  # whatever it finds wrong
+    except Exception as error:  # any fault that it finds
         raise UserError(f"{folder}: not exported: transformers cannot load it: {error}") from error
     finally:
         if shown:
@@ -128,7 +128,7 @@ def _load_theirs(folder: Path, kind: str) -> Any:
 
 
 def _split_sequences(batch: Batch) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
-    """Yields where every sequence begins and ends, and what transformers' models take of it."""
+    """Yields begin, end and inputs for transformers of every sequence."""
     for start, end in pairwise(batch.starts.tolist()):
         pieces, segments = batch.pieces[None, start:end], batch.segments[None, start:end]
         given = {"input_ids": pieces, "token_type_ids": segments, "attention_mask": torch.ones_like(pieces)}
@@ -137,7 +137,7 @@ def _split_sequences(batch: Batch) -> Iterator[tuple[int, int, dict[str, Tensor]
 
 @torch.inference_mode()
 def _compute_their_logits(model: Any, objective: Objective, batch: PretrainingBatch) -> dict[str, Tensor]:
-    """Computes the logits of pre-training by transformers itself, sequence by sequence."""
+    """Computes the logits of pre-training by transformers, sequence by sequence."""
     found = []
     for start, end, given in _split_sequences(batch):
         chosen = batch.chosen[(batch.chosen >= start) & (batch.chosen < end)] - start
@@ -146,7 +146,7 @@ def _compute_their_logits(model: Any, objective: Objective, batch: PretrainingBa
 
 
 def _compute_their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tensor:
-    """Computes the logits of a task by transformers itself: a row for every sequence, or for every piece."""
+    """Computes the logits of a task by transformers: a row for every sequence, or for every piece."""
     rows = []
     for _, _, given in _split_sequences(batch):
         if head.kind == "choice":
@@ -160,7 +160,7 @@ def _compute_their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tens
 
 
 def _compare_logits(folder: Path, reader: str, called: str, wanted: Tensor, found: Tensor) -> float:
-    """Measures the largest difference of two models' logits; UserError if rounding does not explain it."""
+    """Measures the largest difference of two models' logits; raises UserError if it exceeds the tolerance."""
     assert wanted.shape == found.shape, f"{called} logits of {tuple(wanted.shape)} and {tuple(found.shape)}"
     allowed = TOLERANCE + RELATIVE * float(wanted.abs().max())
     difference = float((wanted - found).abs().max())

@@ -1,4 +1,4 @@
-"""The names and sizes of weights, in transformers and here."""
+"""The names and sizes of weights in transformers and here, and the conversion between them."""
 
 from __future__ import annotations
 
@@ -24,73 +24,73 @@ ARCHITECTURES: dict[Kind, str] = {
     "spans": "BertForQuestionAnswering",
     "tags": "BertForTokenClassification",
 }
-"""The classes of transformers that have the same heads."""
+"""The classes of transformers with the same heads."""
 
 
 @dataclass(frozen=True)
 class TaskHead:
-    """A linear layer that makes of hidden states what a task asks for, with the names of its outputs."""
+    """The head of a task: a linear layer on hidden states, with the names of its outputs."""
 
     kind: Kind
     labels: tuple[str, ...] = ()
-    """The names of classes, labels or tags, in the order of the outputs; the other kinds have none."""
+    """Names of classes, labels or tags, in the order of the outputs; empty for other kinds."""
 
     @property
     def outputs(self) -> int:
-        """How many numbers it gives for a sequence, for a text to choose, or for a piece."""
+        """Number of outputs for a sequence, for a text to choose, or for a piece."""
         return {"score": 1, "choice": 1, "spans": 2}.get(self.kind, len(self.labels))
 
     @property
     def has_pooler(self) -> bool:
-        """Whether it sees [CLS] through BERT's pooler; otherwise it sees the pieces themselves."""
+        """Whether it reads [CLS] through BERT's pooler; otherwise it reads the pieces."""
         return self.kind not in ("spans", "tags")
 
     @property
     def architecture(self) -> str:
-        """Names the class of transformers that has the same head."""
+        """The class of transformers with the same head."""
         return ARCHITECTURES[self.kind]
 
 
 HEADS = {"pooler": "bert.pooler.", "masked_head": "cls.predictions.", "next_head": "cls.seq_relationship."}
-"""The heads of pre-training: how our names begin, and how those in transformers do."""
+"""The heads of pre-training: prefixes of our names, and of those in transformers."""
 TASK_HEADS = ("classifier.", "qa_outputs.")
-"""How the names of a task's head begin in transformers; ours is always `head`."""
+"""Prefixes of the names of a task's head in transformers; ours is always `head`."""
 Heads = Literal["pre-training", "none"] | TaskHead
-"""What stands on an encoder: what it learned from; nothing but a pooler, where there is one; or the head of a task."""
+"""The heads on an encoder: those of pre-training; none but a pooler, if there is one; or the head of a task."""
 COPIES = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-"""Weights that some versions store twice; both must be the same."""
+"""Weights that some versions store twice; both must be equal."""
 OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 PADDED = ("embeddings.word.weight", "masked_head.bias")
-"""Our weights that have a row for every piece of the padded vocabulary."""
+"""Our weights with a row for every piece of the padded vocabulary."""
 LISTED = 10
-"""How many faults a message lists."""
+"""Number of faults that a message lists."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of ours, and the weights of transformers that hold the same."""
+    """A weight of ours, and its counterparts in transformers."""
 
     ours: str
     theirs: tuple[str, ...]
-    """Names in transformers: several where our weight has their rows one after another."""
+    """Names in transformers; if several, our weight is their rows in order."""
     size: tuple[int, ...]
     """The size of our weight without padding."""
 
     @property
     def part(self) -> tuple[int, ...]:
-        """The size that each weight of transformers has."""
+        """The size of each weight of transformers."""
         return (self.size[0] // len(self.theirs), *self.size[1:])
 
     def pad_size(self, shape: Shape) -> tuple[int, ...]:
-        """The size of our weight as the model holds it."""
+        """Computes the size of our weight in the model, with padding."""
         return (shape.padded_vocabulary if self.ours in PADDED else self.size[0], *self.size[1:])
 
 
 def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
-    """Lists every weight of an encoder with what stands on it."""
+    """Lists all weights of an encoder with its heads."""
     h = shape.hidden
     weights = [
         Weight("embeddings.word.weight", ("bert.embeddings.word_embeddings.weight",), (shape.vocabulary, h)),
@@ -112,7 +112,7 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
 
 
 def _list_heads(shape: Shape) -> dict[str, list[Weight]]:
-    """The weights of the heads that classes of transformers have, by our names."""
+    """Lists the weights of the heads of pre-training, by our names of the heads."""
     h, prediction = shape.hidden, "cls.predictions"
     return {
         "pooler": _list_affine("pooler", ["bert.pooler.dense"], h, h),
@@ -126,7 +126,7 @@ def _list_heads(shape: Shape) -> dict[str, list[Weight]]:
 
 
 def has_pairs(names: Iterable[str]) -> bool:
-    """Whether weights of these names, transformers' or older ones, have anything that only pairs train."""
+    """Whether weights of these names include a head that only pairs train."""
     return any(name.removeprefix("bert.").startswith(("pooler.", "cls.seq_relationship.")) for name in names)
 
 
@@ -143,19 +143,19 @@ def _list_layer(ours: str, theirs: str, hidden: int, inner: int) -> list[Weight]
 
 
 def count_segments(state: Mapping[str, Tensor]) -> int:
-    """Counts the segments that our weights tell apart: 1 where all have the embedding of the first."""
+    """Counts the segments with embeddings of their own: 1 if all equal the first."""
     rows = state["embeddings.segment.weight"]
     return 1 if torch.equal(rows, rows[:1].expand_as(rows)) else len(rows)
 
 
 def repeat_segment(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gives every segment the embedding of the first, where no other was trained."""
+    """Gives every segment the embedding of the first, since no other was trained."""
     rows = state["embeddings.segment.weight"]
     return {**state, "embeddings.segment.weight": rows[:1].expand_as(rows).clone()}
 
 
 def _list_affine(ours: str, theirs: Sequence[str], rows: int, *columns: int) -> list[Weight]:
-    """The weight and the bias of a linear layer, or of a norm, which has no columns."""
+    """Lists the weight and the bias of a linear layer, or of a norm, which has no columns."""
     return [
         Weight(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), (rows, *columns)),
         Weight(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), (rows,)),
@@ -163,7 +163,7 @@ def _list_affine(ours: str, theirs: Sequence[str], rows: int, *columns: int) -> 
 
 
 def export_weights(state: Mapping[str, Tensor], shape: Shape, heads: Heads = "pre-training") -> dict[str, Tensor]:
-    """Makes of our weights those that transformers saves: new tensors, no padding, no copy of the decoder."""
+    """Converts our weights to those of transformers: new tensors, without padding and copies of the decoder."""
     weights = list_weights(shape, heads)
     assert state.keys() == {weight.ours for weight in weights}, "not the weights of a whole model of ours"
     theirs: dict[str, Tensor] = {}
@@ -178,11 +178,11 @@ def export_weights(state: Mapping[str, Tensor], shape: Shape, heads: Heads = "pr
 def import_weights(
     state: Mapping[str, Tensor], shape: Shape, where: str = "these weights", heads: Heads = "pre-training"
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Makes of the weights of any BERT ours, in fp32, and names those of ours that it does not have.
+    """Converts the weights of any BERT to ours, in fp32; returns also the names of ours that are missing.
 
-    Only whole heads of pre-training may be missing; whoever loads the rest gives them fresh values. Heads that are not
-    among those asked for are left out, but of pre-training all are asked for. Everything else is an error: a weight
-    without a place, a weight of another size, a layer or half a head that is not there.
+    Only whole heads of pre-training may be missing; the caller initialises them. Other heads than `heads` are left out,
+    unless `heads` are those of pre-training. Raises UserError for an unknown weight, a wrong size, a missing layer or
+    half a head.
     """
     unasked = () if heads == "pre-training" else (*HEADS.values(), *TASK_HEADS)
     found = _rename_weights(state, where, unasked)
@@ -212,16 +212,16 @@ def import_weights(
 
 
 def _name_heads(shape: Shape, heads: Heads) -> str:
-    """Display name of the heads."""
+    """Names the heads for messages."""
     if heads == "pre-training":
         return find_objective(shape).describe_heads(shape)
     return f"the head of {heads.architecture}" if isinstance(heads, TaskHead) else "whatever head"
 
 
 def _rename_weights(state: Mapping[str, Tensor], where: str, unasked: tuple[str, ...]) -> dict[str, tuple[str, Tensor]]:
-    """Finds weights by the names that transformers gives them today; with every one the given name, for messages.
+    """Returns the weights by their current names in transformers, each with its given name for messages.
 
-    A decoder of its own is refused where its head is asked for.
+    Raises UserError for a decoder that is not tied to the word embeddings, unless its head is left out.
     """
     found: dict[str, tuple[str, Tensor]] = {}
     for given, tensor in state.items():
@@ -246,13 +246,13 @@ def _rename_weights(state: Mapping[str, Tensor], where: str, unasked: tuple[str,
 
 
 def _may_be_missing(weight: Weight, found: Mapping[str, object]) -> bool:
-    """Whether the weight is part of a head of pre-training of which nothing is there."""
+    """Whether the weight belongs to a head of pre-training that is missing as a whole."""
     prefix = HEADS.get(weight.ours.partition(".")[0])
     return prefix is not None and not any(name.startswith(prefix) for name in found)
 
 
 def check_finite(where: str, weights: Mapping[str, Tensor]) -> None:
-    """Raises UserError with the names of weights that have values which are not finite."""
+    """Raises UserError with the names of weights that are not finite."""
     wrong = [name for name, weight in weights.items() if not weight.isfinite().all()]
     refuse_faults(where, [f"{name} has values that are no numbers" for name in wrong])
 

@@ -1,7 +1,6 @@
-"""A file of weights with its own checksum and those of files beside it in its header, where transformers reads past.
+"""Weight files with checksums in their header, of themselves and of the files beside them; transformers ignores these.
 
-Its own is that of the whole file with zeros in its place, and goes with the file wherever that is copied to. Files of
-others have none, and are read as they are.
+The checksum of a file is computed with zeros in its own place. Files without checksums are read unchecked.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from data_prep.common.errors import DamageError
 from data_prep.common.files import BLOCK, sha256
 
 SIZE = 8
-"""Bytes before the header, which say how long it is."""
+"""Bytes before the header, with its length."""
 BEFORE, DIGITS = b'{"__metadata__":{"format":"pt","cloze_sha256":"', 64
-"""How the header of a file with a checksum begins."""
+"""Begin of the header of a file with a checksum."""
 BESIDE = "cloze_files"
-"""The key in the header of the files beside it, as NAME=CHECKSUM."""
+"""Key in the header for the checksums of files beside it, as NAME=CHECKSUM."""
 EDITED = ("config.json", "tokenizer_config.json")
-"""Files that people change by hand, as to name labels: what else they say is compared with the weights."""
+"""Files that people edit, for example to name labels; their other content is compared with the weights."""
 CHANGED = 8
-"""Bytes by which such a beginning may differ and still be taken for one that was damaged."""
+"""Number of bytes by which that begin may differ and still count as a damaged one."""
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes tensors into a file with the mode that new files have here: safetensors gives it to its owner alone."""
+    """Writes tensors into a file with the mode of new files; safetensors makes it readable by its owner only."""
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     save_file(dict(tensors), path, metadata=metadata)
@@ -43,8 +42,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, 
 
 
 def write_weights(weights: Mapping[str, Tensor], path: Path, beside: Iterable[str] = ()) -> None:
-    """Writes a file of weights with its checksum, and with those of the files of these names that lie beside it; what
-    it holds decides every byte."""
+    """Writes a weight file with its checksum and those of files beside it. Equal contents have equal bytes."""
     there = [f"{name}={sha256(path.with_name(name))}" for name in beside if path.with_name(name).is_file()]
     files = {BESIDE: " ".join(there)} if there else {}
     save_tensors(weights, path, {"format": "pt", "cloze_sha256": "0" * DIGITS, **files})
@@ -53,7 +51,7 @@ def write_weights(weights: Mapping[str, Tensor], path: Path, beside: Iterable[st
         file.seek(SIZE)
         assert file.read(len(BEFORE)).startswith(b'{"__metadata__":{"')
         file.seek(SIZE)
-        file.write(BEFORE + b"0" * DIGITS + f'"{after}}}'.encode())  # safetensors puts them in any order
+        file.write(BEFORE + b"0" * DIGITS + f'"{after}}}'.encode())  # safetensors writes them in random order
         checksum = _checksum(file)
         file.seek(SIZE + len(BEFORE))
         file.write(checksum)
@@ -62,7 +60,7 @@ def write_weights(weights: Mapping[str, Tensor], path: Path, beside: Iterable[st
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Reads a file of safetensors; DamageError where it, or a file beside it, is not what its checksum says."""
+    """Reads a safetensors file; raises DamageError if it, or a file beside it, does not have its checksum."""
     weights = load_file(path)
     with path.open("rb") as file:
         file.seek(SIZE)
@@ -88,7 +86,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _checksum(file: BinaryIO) -> bytes:
-    """The checksum of a file with zeros where it stands."""
+    """Computes the checksum of a file with zeros in its place."""
     file.seek(0)
     digest = hashlib.sha256(file.read(SIZE + len(BEFORE)) + b"0" * DIGITS)
     file.seek(DIGITS, os.SEEK_CUR)

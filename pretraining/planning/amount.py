@@ -1,4 +1,4 @@
-"""How much a run still has to do, and whether it reads its text so often that it learns it by heart."""
+"""The remaining work of a run, and a warning if it reads its text too often."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pretraining.objectives.declaration import configure_objective
 
 
 class RemainingWork:
-    """How much of a run is left, from where it stands."""
+    """The remaining operations or seconds of a run."""
 
     def __init__(self, recipe: Recipe, manifest: Manifest) -> None:
         self._schedules = build_schedules(recipe)
@@ -24,11 +24,11 @@ class RemainingWork:
 
     @property
     def total_steps(self) -> int:
-        """The steps of all phases; 0 where the clock decides."""
+        """Steps of all phases; 0 by the clock."""
         return sum(schedule.steps or 0 for schedule in self._schedules)
 
     def flops(self, phase: int, phase_step: int) -> float | None:
-        """The operations that are left; None where the clock decides."""
+        """Counts the remaining operations; None by the clock."""
         total = 0.0
         for number in range(phase, len(self._schedules)):
             steps = self._schedules[number].steps
@@ -38,7 +38,7 @@ class RemainingWork:
         return total
 
     def seconds(self, phase: int, phase_seconds: float) -> float | None:
-        """The seconds that are left where the clock decides; None where steps do."""
+        """Counts the remaining seconds by the clock; None if steps are given."""
         if any(schedule.steps is not None for schedule in self._schedules):
             return None
         this, *later = (schedule.length for schedule in self._schedules[phase:])
@@ -49,14 +49,14 @@ USUAL_EPOCHS = 40
 """How often BERT read its text (Devlin et al. 2019, A.2); beyond that, more steps on the same text hardly
 help a language model (Muennighoff et al. 2023)."""
 MOST_EPOCHS = 100
-"""How often a run may read its text without a warning: more than any published BERT has."""
+"""Number of epochs without a warning: more than any published BERT has."""
 FEW_STEPS = 100
 """A phase of fewer steps has hardly left its warm-up."""
 
 
 def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[float | None]) -> str | None:
-    """Says that phases of so many steps read the text too often, and what to type instead; None where they do not, or
-    where that is not known."""
+    """Returns a warning if these steps read the text too often, with better options; None if they do not,
+    or if unknown."""
     if manifest is None:
         return None
     texts = _measure_all(recipe, manifest)
@@ -79,21 +79,20 @@ def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequ
 
 
 def _measure_all(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]:
-    """The average sequences of all phases."""
+    """Measures the average sequences of all phases."""
     shape = recipe.shape(manifest)
     return [measure_phase(recipe, phase, shape, manifest) for phase in recipe.phases]
 
 
 def measure_phase(recipe: Recipe, phase: Phase, shape: Shape, manifest: Manifest | None) -> SequenceStatistics:
-    """The average sequence of a phase; what it predicts is that of its middle."""
+    """Measures the average sequence of a phase, with the predictions in the middle of the phase."""
     return measure_sequences(
         shape, phase.length, manifest, configure_objective(recipe.objective), find_middle(recipe, phase)
     )
 
 
 def find_middle(recipe: Recipe, phase: Phase) -> float:
-    """The share of the run's steps that lies behind in the middle of a phase; where the clock decides, which lets
-    nothing move with the steps, that of the whole run."""
+    """Finds the share of the run's steps that is done in the middle of a phase; by the clock, one half."""
     steps, names = recipe.phase_steps() or (), [each.name for each in recipe.phases]
     if not sum(steps):
         return HALF_WAY
@@ -102,7 +101,7 @@ def find_middle(recipe: Recipe, phase: Phase) -> float:
 
 
 def _list_options(recipe: Recipe, steps: Sequence[float], share: float) -> Iterator[str]:
-    """What to type for this share of the steps, or of the hours, in every phase."""
+    """Lists the options for this share of the steps, or of the hours, in every phase."""
     if recipe.hours is not None:
         yield f"--hours {recipe.hours * share:.2g}"
     elif recipe.steps is not None:
@@ -112,5 +111,5 @@ def _list_options(recipe: Recipe, steps: Sequence[float], share: float) -> Itera
 
 
 def _round(steps: float) -> int:
-    """To two figures, and a step at least."""
+    """Rounds to two digits, and to at least one step."""
     return max(1, int(float(f"{steps:.2g}")))

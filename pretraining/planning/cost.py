@@ -1,11 +1,11 @@
-"""How long a step takes on a cluster: a model of its parts, in plain arithmetic. docs/planning.md has the formulas.
+"""Estimates the time of a step on a cluster, in plain arithmetic. docs/planning.md has the formulas.
 
-compute    matrix products at the share of the matrix rate that encoders reach, and what is no product at the speed
-           of memory: a roofline of two parts, one after the other; the host's work is hidden on a GPU, if it is less
-stragglers all wait for the slowest rank, which is the slower the more there are
+compute    matrix products at the share of peak FLOP/s that encoders reach, then all other operations at memory
+           bandwidth; on a GPU the work of the host overlaps with them
+stragglers all ranks wait for the slowest, which is slower the more ranks there are
 joining    gradients and weights between ranks: rings within a node, rings or trees between nodes
 optimizer  memory-bound: the bytes of every parameter, once a step
-data       what the loading thread of a rank does not have ready in time
+data       loading that the thread of a rank does not finish in time
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from pretraining.model.shape import Shape
 from pretraining.planning.memory import plan_activations
 
 REACH = 0.53
-"""Share of a GPU's matrix rate that the products of an encoder reach: the median of what follows from the published
-single-GPU rows at 128 (benchmarks/published.toml; from 0.43 to 0.65)."""
+"""Share of a GPU's peak FLOP/s that the products of an encoder reach: the median over the published single-GPU rows at
+length 128 (benchmarks/published.toml; 0.43 to 0.65)."""
 TRAFFIC = 4.0
-"""How often a byte of activations that is kept goes through memory: written and read on the way forward, read on the
-way back, and its gradient written."""
+"""Memory accesses per byte of kept activations: written and read in the forward pass, read in the backward pass, and
+its gradient written."""
 OF_DATASHEET = 0.8
-"""Share of the bandwidth on a datasheet that is reached, of memory and of links: nccl-tests on a DGX A100 show 235 of
-300 GB/s, and copies within its memory 1.6 of 2.0 TB/s."""
+"""Share of datasheet bandwidth that memory and links reach: nccl-tests on a DGX A100 show 235 of 300 GB/s, copies
+within its memory 1.6 of 2.0 TB/s."""
 LAUNCH = 4e-3
-"""Seconds in which the host gives a GPU the work of a layer, forward and backward: a step of large took 101 ms with so
-few pieces that an H200 waited (benchmarks/results/throughput-nvidia-h200.json, at 512), beside a virtual Xeon. By this
-model the seven contests there take 0.90 to 1.09 times what it says."""
+"""Seconds for the host to launch the kernels of a layer, forward and backward: a step of large took 101 ms with so few
+pieces that an H200 waited for a virtual Xeon (benchmarks/results/throughput-nvidia-h200.json, at 512). The seven
+contests there took 0.90 to 1.09 times as long as this model says."""
 HIDDEN = 0.5
-"""Share of the communication that overlaps with computing that costs nothing: both take memory and multiprocessors."""
+"""Share of overlapping communication that costs no time: it competes for memory and multiprocessors."""
 SLOWEST = 0.01
-"""How much slower a rank is than the mean, as a standard deviation: the median of what follows from the published rows
-of 1 and of all GPUs of a node, with long steps (benchmarks/published.toml)."""
+"""Relative standard deviation of the speed of ranks: the median over the published rows of 1 and of all GPUs of a node,
+with long steps (benchmarks/published.toml)."""
 BACKWARD = 2 / 3
-"""Share of the time of a micro-batch that its backward pass takes."""
+"""Share of the backward pass in the time of a micro-batch."""
 BUCKET_BYTES = 4 * 2**24
-"""Gradients are joined in buckets of so many bytes."""
+"""Size of the buckets in which gradients are joined."""
 LOADED_PIECES = 20e6
-"""Pieces a second that the loading thread of a rank makes batches of: 18 to 19 million were measured on a core of an
-EPYC, with 8,192 sequences in a step."""
+"""Pieces a second that the loading thread of a rank batches: 18 to 19 million were measured on a core of an EPYC, with
+8,192 sequences in a step."""
 DEALT = 5e-7
-"""Seconds for each sequence of the global batch, whose length every rank knows and deals out: 0.2 to 0.9 us there, with
-65,536 of them."""
+"""Seconds per sequence of the global batch to distribute sequences among ranks: 0.2 to 0.9 us there, with 65,536
+sequences."""
 
 WITHIN = 3.4e-6
 """Seconds of a hop of a collective within a node: NCCL's table for its own choices (tuning.cc, Simple, NVLink)."""
@@ -57,7 +57,7 @@ fitted without the series' source (tests/benchmarks/test_published.py). The spre
 
 
 def describe_range(seconds: float, by_clock: float) -> str:
-    """The range of a plan's time: of `seconds` that follow from the speed, and of those that the clock decides."""
+    """Describes the range of a plan's time: of `seconds` that follow from the speed, and of seconds by the clock."""
     least, most = PUBLISHED
     said = f"published runs of other software took {least:.2f} to {most:.2f} times as long as this model says"
     if not seconds:
@@ -68,19 +68,19 @@ def describe_range(seconds: float, by_clock: float) -> str:
 
 @dataclass(frozen=True)
 class Device:
-    """What a rank computes with."""
+    """The speed of a rank's device."""
 
     products: float
-    """operations a second that the products of an encoder reach"""
+    """FLOP/s that the products of an encoder reach"""
     bandwidth: float
-    """bytes a second that work which is no product moves"""
+    """bytes a second for all other operations"""
     launch: float = LAUNCH
-    """seconds of the host for a layer of a micro-batch"""
+    """seconds of the host per layer of a micro-batch"""
 
 
 @dataclass(frozen=True)
 class Network:
-    """What joins nodes."""
+    """The network between nodes."""
 
     name: str
     bandwidth: float
@@ -91,7 +91,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ranks with a device each, so many to a node."""
+    """Nodes with `per_node` ranks each, and a device per rank."""
 
     device: Device
     nodes: int = 1
@@ -99,7 +99,7 @@ class Cluster:
     link: float = math.inf
     """bytes a second between the ranks of a node, in each direction"""
     network: Network | None = None
-    """what joins the nodes"""
+    """the network between nodes"""
     jitter: float = SLOWEST
 
     @property
@@ -108,14 +108,14 @@ class Cluster:
 
     @property
     def alone(self) -> Cluster:
-        """A cluster of one of its ranks."""
+        """A cluster of a single rank."""
         return replace(self, nodes=1, per_node=1)
 
     def scatter_seconds(self, size: float) -> float:
-        """Sums so many bytes over all ranks, and leaves each its part of the sum; gathering takes as long.
+        """Estimates a reduce-scatter of `size` bytes over all ranks; an all-gather takes as long.
 
-        Within a node the parts go round a ring, and then each rank's part between the nodes, at the same time: through
-        all ports of a node goes all of it once. Trees have shorter ways than rings where nodes are many.
+        Within a node in a ring, then between nodes with all ranks of a node at once, so that all bytes pass its ports
+        once. With many nodes trees have fewer hops than rings.
         """
         buckets, seconds = max(1.0, size / BUCKET_BYTES), 0.0
         if self.per_node > 1:
@@ -130,19 +130,19 @@ class Cluster:
 
     @property
     def waiting(self) -> float:
-        """How far the slowest rank is behind the mean, as a share of its time: the largest of as many normal draws."""
+        """Relative delay of the slowest rank: the expected maximum of as many normal draws as there are ranks."""
         return self.jitter * math.sqrt(2 * math.log(self.ranks))
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The work of a micro-batch on a rank."""
+    """The work of a micro-batch on one rank."""
 
     sequences: int
     flops: float
-    """operations of its matrix products, forward and backward"""
+    """FLOPs of its matrix products, forward and backward"""
     traffic: float
-    """bytes through memory for all else"""
+    """bytes through memory for all other operations"""
     pieces: float
     layers: int
 
@@ -157,46 +157,46 @@ class MicroBatch:
         recompute: bool = False,
         predictions: float | None = None,
     ) -> MicroBatch:
-        """So many sequences, with the pieces, operations and predictions of the average one."""
-        # with masks, as in the software whose published speeds the model is fitted to
+        """Computes the work of `sequences` with the pieces, FLOPs and predictions of the average one."""
+        # with dropout masks, as in the software whose published speeds the model is fitted to
         kept = plan_activations(shape, dtype, sequences, pieces, predictions=predictions, by_kernels=False).kept
         again = 4 / 3 if recompute else 1.0
         return cls(sequences, again * sequences * flops, again * TRAFFIC * kept, sequences * pieces, shape.layers)
 
     def seconds(self, device: Device) -> float:
-        """How long a device computes it."""
+        """Estimates how long a device computes it."""
         arithmetic = self.flops / device.products + self.traffic / device.bandwidth
         return max(arithmetic, device.launch * self.layers)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What ranks exchange in a step, and what the optimizer of each moves."""
+    """The bytes that ranks exchange in a step, and those that their optimizers read and write."""
 
     parameters: float
     zero: int
     weight_bytes: int
-    """bytes of a weight in the type that computes"""
+    """bytes of a weight in the precision of the computation"""
     optimizer_bytes: float
-    """bytes through memory for a parameter in a step"""
+    """bytes through memory per parameter and step"""
     gradient_bytes: int = 4
-    """bytes of a gradient on its way between ranks"""
+    """bytes of a gradient between ranks"""
     hides: bool = True
-    """whether gradients are joined while the backward pass runs"""
+    """whether gradients are joined during the backward pass"""
 
     @classmethod
     def for_stage(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Exchange:
-        """What the engine exchanges: under ZeRO 1 it joins gradients while the last backward pass runs, but in fp16."""
+        """Describes the engine's exchange: ZeRO 1 joins gradients during the last backward pass, except in fp16."""
         stage = zero if dtype == "fp32" else max(zero, 1)
         size = 4 if dtype == "fp32" else 2
         hides = stage == 3 or (stage == 1 and dtype != "fp16")
         return cls(parameters, stage, size, optimizer_bytes, hides=hides)
 
     def joining(self, cluster: Cluster, accumulation: int, backward: float) -> float:
-        """Seconds of a step in which ranks exchange and do not compute; `backward` are those of a backward pass.
+        """Estimates the seconds of a step in exchanges without computing; `backward`: seconds of a backward pass.
 
-        Without ZeRO all get all sums; otherwise each gets its part, and then all get all weights. ZeRO 2 and 3 join the
-        gradients of every micro-batch; ZeRO 3 gathers the weights for every pass, and none afterwards.
+        Without ZeRO gradients are all-reduced; otherwise they are reduce-scattered, and the weights all-gathered.
+        ZeRO 2 and 3 join the gradients of every micro-batch; ZeRO 3 gathers the weights for every pass instead.
         """
         gradients = cluster.scatter_seconds(self.gradient_bytes * self.parameters)
         weights = cluster.scatter_seconds(self.weight_bytes * self.parameters)
@@ -212,14 +212,14 @@ class Exchange:
         return (accumulation if self.zero == 2 else 1) * seen(gradients) + weights
 
     def optimizer(self, cluster: Cluster) -> float:
-        """Seconds of the optimizer: ZeRO divides its work among the ranks."""
+        """Estimates the seconds of the optimizer, whose work ZeRO divides among the ranks."""
         share = self.parameters / (cluster.ranks if self.zero else 1)
         return share * self.optimizer_bytes / cluster.device.bandwidth
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a step, by what they go to."""
+    """The seconds of a step, by part."""
 
     compute: float
     stragglers: float
@@ -233,7 +233,7 @@ class StepTime:
 
 
 def estimate_step(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> StepTime:
-    """How long a step of so many micro-batches on every rank takes."""
+    """Estimates the time of a step of `accumulation` micro-batches on every rank."""
     one = work.seconds(cluster.device)
     compute = accumulation * one
     waiting = compute * cluster.waiting
@@ -244,6 +244,6 @@ def estimate_step(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumu
 
 
 def find_efficiency(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> float:
-    """What a rank gets done, as a share of what one alone does that computes the whole batch."""
+    """Finds the throughput of a rank as a share of that of a single rank with the whole batch."""
     alone = estimate_step(cluster.alone, work, exchange, accumulation * cluster.ranks)
     return alone.total / cluster.ranks / estimate_step(cluster, work, exchange, accumulation).total

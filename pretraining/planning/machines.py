@@ -1,4 +1,4 @@
-"""The GPUs and networks that a plan can name, as their makers have them, and clusters as a command names them."""
+"""The GPUs and networks that a plan can name, with data from their makers, and the clusters of commands."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pretraining.planning.memory import Room
 from pretraining.planning.plan import Target, name_numbers
 
 PER_NODE = 8
-"""GPUs of a node, where nothing else is said."""
+"""GPUs of a node by default."""
 MOST_RANKS = 10_000
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its datasheet has it: matrix products without sparsity."""
+    """The data of a GPU; matrix products without sparsity."""
 
     products: float
-    """operations a second in 16 bits"""
+    """FLOP/s in 16 bits"""
     products_fp32: float
-    """operations a second in fp32 proper, without TF32"""
+    """FLOP/s in fp32 without TF32"""
     memory: float
     """bytes"""
     bandwidth: float
@@ -36,9 +36,9 @@ class Gpu:
     link: float
     """bytes a second to the other GPUs of the node, in each direction"""
     network: str
-    """what the maker's own nodes of 8 are joined by: taken where no other network is named"""
+    """network between the maker's own nodes of 8, taken by default"""
     bf16: bool = True
-    """whether it multiplies in bf16 and TF32; otherwise fp16 is taken"""
+    """whether it has bf16 and TF32; otherwise fp16 is taken"""
 
 
 GPUS = {
@@ -57,8 +57,8 @@ GPUS = {
 
 
 INFINIBAND, ETHERNET = 14e-6, 50e-6
-"""Seconds of a hop of a collective between nodes: NCCL's table for its own choices (tuning.cc, protocol Simple, NET),
-and TCP through the kernel."""
+"""Seconds of a hop of a collective between nodes: from NCCL's tuning table (tuning.cc, protocol Simple, NET), and of
+TCP through the kernel."""
 LINKS = {  # of one port: bytes a second, and latency
     "edr100": (12.5e9, INFINIBAND),  # InfiniBand EDR, 100 Gbit/s
     "hdr200": (25.0e9, INFINIBAND),  # InfiniBand HDR, 200 Gbit/s
@@ -73,19 +73,19 @@ LINKS = {  # of one port: bytes a second, and latency
 
 
 def check_names(gpu: str | None, network: str | None) -> None:
-    """UserError for a GPU and a network that no table has."""
+    """Raises UserError for an unknown GPU or network."""
     check_all(*[partial(find, name) for find, name in ((find_gpu, gpu), (find_network, network)) if name is not None])
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of this name; UserError where the table has none."""
+    """Finds the GPU of this name; raises UserError if it is unknown."""
     if name.lower() not in GPUS:
         raise UserError(f"--gpu {name}: unknown{_suggest(name, GPUS)}; there is {', '.join(GPUS)}")
     return GPUS[name.lower()]
 
 
 def find_network(name: str) -> Network:
-    """The network of this name, such as hdr200x8: a kind of port, and how many of them a node has (one by default)."""
+    """Finds the network of this name, such as hdr200x8: a kind of port, and the ports of a node (default: one)."""
     match = re.fullmatch(r"(\w+?)(?:x(\d{1,2}))?", name.lower())
     kind, count = (match[1], int(match[2] or 1)) if match else ("", 0)
     if kind not in LINKS or not count:
@@ -103,7 +103,7 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 def make_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Network, tf32: bool = False) -> Cluster:
-    """Nodes of GPUs, at what encoders reach of them."""
+    """Makes a cluster of nodes with these GPUs, at the speed that encoders reach."""
     products = gpu.products
     if dtype == "fp32":
         products = gpu.products / 2 if tf32 else gpu.products_fp32
@@ -120,7 +120,7 @@ def make_target(
     network_name: str | None = None,
     gpu_memory: float | None = None,
 ) -> Target:
-    """A run on so many nodes with these GPUs; `gpu_memory`, in GB, takes the place of what the table has."""
+    """Makes the target of a run on nodes with these GPUs; `gpu_memory`, in GB, replaces that of the table."""
     if nodes < 1 or per_node < 1 or nodes * per_node > MOST_RANKS:
         raise UserError(
             f"--nodes {nodes} --gpus-per-node {per_node}: {nodes * per_node:,} GPUs; plans go from 1 to {MOST_RANKS:,}"
@@ -139,8 +139,7 @@ def make_target(
 
 
 def check_numbers(**options: float | None) -> None:
-    """UserError for options, by their names, that cannot have their value: whole numbers count something, and others
-    measure it."""
+    """Raises UserError for options, by name, that are below 1 if whole, or not above 0 otherwise."""
     faults = []
     for name, value in options.items():
         if value is not None and not 0 < value < math.inf:
@@ -151,7 +150,7 @@ def check_numbers(**options: float | None) -> None:
 
 
 def split_ranks(ranks: int, per_node: int | None) -> tuple[int, int]:
-    """Nodes, and ranks of a node, of so many ranks."""
+    """Divides ranks among nodes; returns the number of nodes and the ranks of each."""
     each = min(ranks, PER_NODE) if per_node is None else per_node
     if each < 1 or ranks % each:
         raise UserError(f"--gpus-per-node {each}: {ranks} ranks do not divide into nodes of {each}; give what does")
@@ -159,7 +158,7 @@ def split_ranks(ranks: int, per_node: int | None) -> tuple[int, int]:
 
 
 def choose_dtype_on(gpu: Gpu, name: str, recipe: Recipe) -> Dtype:
-    """The numbers that a recipe computes in on a GPU; UserError where it has none of them."""
+    """Chooses the dtype of a recipe on a GPU; raises UserError if the GPU lacks it."""
     wanted = recipe.precision.dtype
     if wanted == "auto":
         return "bf16" if gpu.bf16 else "fp16"

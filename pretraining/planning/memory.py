@@ -1,4 +1,4 @@
-"""How much memory a rank needs, and which micro-batches fit into it: arithmetic, an estimate.
+"""Estimates the memory that a rank needs, and which micro-batches fit into it.
 
 Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2:
 
@@ -6,20 +6,20 @@ Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2:
     gradients   4      their sums in fp32, divided by ZeRO 2 and 3. In fp16 ZeRO 1 has those of a micro-batch besides, 2
     optimizer   12     fp32 weights and what the optimizer keeps, such as two averages; divided by ZeRO 1, 2 and 3
 
-and what the gradients take for a moment, at the peak of a step:
+and temporarily, at the peak of a step, for gradients:
 
-    ZeRO 0, 1   the word embeddings' gradient twice, from the lookup and from the loss over the vocabulary; or later
-                what ZeRO 0 joins, a bucket of all in fp32, and a copy of its part that the optimizer makes under ZeRO 1
-    ZeRO 2      a bucket of `reduce_bucket_size` in 16 bits, its copy, and in fp32 what goes over the wire; in fp32 the
-                bucket, and the word embeddings' gradient three times, before there are sums
+    ZeRO 0, 1   the word embeddings' gradient twice, from the lookup and from the loss over the vocabulary; or later,
+                if that is more, an fp32 bucket of ZeRO 0, or the optimizer's copy of its part under ZeRO 1
+    ZeRO 2      a bucket of `reduce_bucket_size` in 16 bits, its copy, and the fp32 buffer that is sent; in fp32 the
+                bucket, and the word embeddings' gradient three times, before sums are allocated
     ZeRO 3      three such buckets in fp32
 
 tests/pretraining/planning/test_memory_peaks.py compares this with the peaks of an allocator. In fp32 without ZeRO the
 weights are the fp32 weights; ZeRO keeps a copy of its part all the same. In 16 bits without ZeRO the engine takes ZeRO
 1, since DeepSpeed would add the gradients up in 16 bits.
 
-The heaviest micro-batch decides: every sequence full, with the most predictions that the data has. Text fills less, so
-what fits once fits in every step.
+The heaviest micro-batch decides: full sequences with the most predictions of the data. Real text fills less, so what
+fits once fits in every step.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from pretraining.objectives.declaration import find_objective, num_parameters
 from pretraining.optimizers.declaration import DEFAULT, Optimizer, optimizers
 
 LIVE, BUCKET = 1e9, 5e8
-"""DeepSpeed's own, in parameters; the engine takes no bucket that is larger than the model."""
+"""Defaults of DeepSpeed, in parameters; the engine uses no bucket larger than the model."""
 MARGIN = 0.05
 """Share of a GPU's memory that is left free, for its fragments and for the buffers between ranks."""
 HOST_MARGIN = 0.5
-"""Share of a machine's memory that is left free: others need it too, and what takes too much is killed."""
+"""Share of a machine's memory that is left free for other programs; a process that takes too much is killed."""
 CPU_PIECES = 4096
 """Pieces of a micro-batch beyond which a CPU is hardly faster: a core makes 8,400 a second of mini with 1,024, 11,700
 with 4,096, and 12,300 with 65,536, at length 128 in bf16."""
@@ -62,7 +62,7 @@ class Memory:
 
     @property
     def device(self) -> float:
-        """What stays on the device."""
+        """Bytes that stay on the device."""
         return self.weights + self.gradients + self.optimizer - self.host
 
 
@@ -71,9 +71,9 @@ class Activations:
     """Bytes that the activations of a micro-batch take."""
 
     kept: float
-    """bytes where all layers keep theirs for the backward pass"""
+    """bytes if all layers keep activations for the backward pass"""
     recomputed: float
-    """bytes where they are computed again, layer by layer (`compute.checkpoint_activations`)"""
+    """bytes if they are computed again, layer by layer (`compute.checkpoint_activations`)"""
 
 
 def plan_memory(
@@ -95,7 +95,7 @@ def plan_memory(
     bucket = _read_number(options, "reduce_bucket_size", min(parameters, BUCKET))
     weights = size * (parameters if stage < 3 else part + live)
     state = (4 + optimizer.state_bytes) * part if stage else optimizer.state_bytes * parameters
-    if optimizer.whole_matrices:  # one at a time is put together, of which the word embeddings are the largest
+    if optimizer.whole_matrices:  # one at a time is gathered whole; the word embeddings are the largest
         state += (8 + optimizer.state_bytes) * shape.padded_vocabulary * shape.hidden
     accumulated = 4 * (part if stage > 1 else parameters)
     gradients = _plan_gradients(shape, dtype, stage, parameters, part, bucket)
@@ -108,7 +108,7 @@ def plan_memory(
 
 
 def _plan_gradients(shape: Shape, dtype: Dtype, stage: int, parameters: float, part: float, bucket: float) -> float:
-    """Bytes of gradients besides their sums, at the peak of a step."""
+    """Plans the bytes of gradients besides their sums, at the peak of a step."""
     size = 4 if dtype == "fp32" else 2
     embeddings = shape.padded_vocabulary * shape.hidden
     if stage == 3:
@@ -121,7 +121,7 @@ def _plan_gradients(shape: Shape, dtype: Dtype, stage: int, parameters: float, p
 
 
 def count_parameters(shape: Shape) -> int:
-    """All parameters, with those that pad the vocabulary."""
+    """Counts all parameters, including the padding of the vocabulary."""
     return num_parameters(replace(shape, vocabulary=shape.padded_vocabulary))
 
 
@@ -142,10 +142,9 @@ def plan_activations(
 ) -> Activations:
     """Plans for a micro-batch of full sequences. Fused attention keeps no probabilities; that of a CPU does.
 
-    `predictions` are those of a sequence: by default as many as its objective makes without a recipe; `seen`, of how
-    many of its pieces the heads see the last states: by default those that its objective asks for. `by_kernels`,
-    whether our kernels compute: PyTorch's operations keep the masks of dropout besides, a byte for each number, and
-    three tensors as large as the logits instead of one.
+    `predictions`: number of predictions of a sequence (default: the objective's without a recipe). `seen`: number of
+    its last states that the heads read (default: the objective's). `by_kernels`: whether our kernels compute: PyTorch's
+    operations also keep dropout masks, a byte per element, and three tensors of the size of the logits, not one.
     """
     size = 4 if dtype == "fp32" else 2
     pieces, h = sequences * length, shape.hidden
@@ -157,7 +156,7 @@ def plan_activations(
         predictions = find_objective(shape).predictions(length, PREDICTED_SHARE * length, HALF_WAY)
     if seen is None:
         seen = find_objective(shape).num_needed(shape, 1, predictions)
-    # of the last layer, what the heads see: picked out of its input and of attention's result, and what lies behind
+    # of the last layer, the states that the heads read: selected from its input and from attention's result, and beyond
     last = pieces * 5 * size * h + sequences * seen * (2 * size * h + behind)
     if not fused_attention:
         layer, last = (each + pieces * size * shape.heads * length for each in (layer, last))
@@ -183,21 +182,21 @@ which the model was 0.1."""
 
 @dataclass(frozen=True)
 class Room:
-    """The memory of a rank that a micro-batch is to fit into."""
+    """The memory of a rank that a micro-batch must fit into."""
 
     size: float
-    """bytes: all that the GPU has, or this rank's part of what the machine has"""
+    """bytes of the GPU, or this rank's part of those of the machine"""
     on_cpu: bool = False
 
     @property
     def usable(self) -> float:
-        """What a rank may take of it."""
+        """Bytes that a rank may use."""
         return (1 - (HOST_MARGIN if self.on_cpu else MARGIN)) * self.size
 
 
 @dataclass(frozen=True)
 class Heaviest:
-    """The heaviest micro-batches of a phase: full sequences, each with the most predictions."""
+    """The heaviest micro-batches of a phase: full sequences with the most predictions."""
 
     shape: Shape
     dtype: Dtype
@@ -210,7 +209,7 @@ class Heaviest:
     """whether our kernels may compute (`compute.kernels`)"""
 
     def sizes(self, share: int, on_cpu: bool) -> list[int]:
-        """What may be tried, in sequences, the smallest first: all that divides the share of a rank in the batch."""
+        """Lists the possible micro-batches, the smallest first: divisors of a rank's share of the batch."""
         widest = max(3 * self.shape.hidden, self.shape.intermediate)
         in_chunks = find_objective(self.shape).logits_at_once is not None
         logits = 0 if in_chunks else self.predictions * self.shape.padded_vocabulary
@@ -230,6 +229,6 @@ class Heaviest:
 
 
 def find_largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest of these sizes, given in their order, that fits; None where none does. Few are tried."""
+    """Finds the largest of the sorted sizes that fits, by bisection; None if none does."""
     count = bisect_left(sizes, True, key=lambda size: not fits(size))
     return sizes[count - 1] if count else None

@@ -1,6 +1,6 @@
-"""What a run will be, worked out without training: `train.py --check` prints it.
+"""Plans a run without training: `train.py --check` prints the plan.
 
-This is arithmetic alone, in plain Python: a login node without a GPU will do.
+Plain arithmetic without PyTorch, so that a login node without a GPU suffices.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from pretraining.planning.memory import (
 STAGES = (0, 1, 2, 3)
 """The ZeRO stages."""
 USEFUL_SHARE = 0.5
-"""How much of the measured matrix rate a run reaches, where nothing better is known."""
+"""Share of the measured FLOP/s that a run reaches, if nothing better is known."""
 
 
 def name_numbers(recipe: Recipe, dtype: Dtype) -> str:
-    """What a recipe computes in, where its type is `dtype`."""
+    """Names the precision of a recipe that computes in `dtype`."""
     return "fp32 with products in TF32" if recipe.precision.tf32 else dtype
 
 
 @dataclass(frozen=True)
 class Target:
-    """A run that is planned, and the ranks that are to train it."""
+    """A run to plan, and the ranks that train it."""
 
     recipe: Recipe
     manifest: Manifest | None
@@ -59,7 +59,7 @@ class Target:
     room: Room
     ranks: int
     cluster: Cluster | None = None
-    """what the ranks compute with; None where that is not known"""
+    """speed of the ranks; None if unknown"""
     where: str = ""
     """the cluster in words"""
     pieces_per_second: float | None = None
@@ -72,16 +72,16 @@ class Target:
         return self.recipe.shape(self.manifest)
 
     def statistics(self, phase: Phase) -> SequenceStatistics:
-        """The average sequence of a phase."""
+        """Measures the average sequence of a phase."""
         return measure_phase(self.recipe, phase, self.shape, self.manifest)
 
     def change_section(self, section: str, **values: Any) -> Target:
-        """The run with other values in a section of its recipe."""
+        """Returns the run with other values in a section of its recipe."""
         settings = getattr(self.recipe, section).model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={section: settings}))
 
     def memory(self, zero: int) -> Memory:
-        """What a rank needs besides activations under a ZeRO stage."""
+        """Plans a rank's memory under a ZeRO stage, without activations."""
         recipe, options = self.recipe, self.recipe.deepspeed.get("zero_optimization")
         optimizer = find_optimizer(recipe.optimizer)
         return plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
@@ -97,19 +97,19 @@ class Target:
         return replace(self.heaviest(phase), predictions=full.predictions).plan(micro_batch, self.room.on_cpu)
 
     def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
-        """What a rank needs with so many full sequences."""
+        """Estimates the bytes of a rank with a micro-batch of full sequences."""
         return self.memory(zero).device + self.heaviest(phase).activations(micro_batch, self.room.on_cpu)
 
     def sizes(self, phase: Phase) -> list[int]:
-        """The micro-batches that there can be."""
+        """Lists the possible micro-batches."""
         return self.heaviest(phase).sizes(phase.batch // self.ranks, self.room.on_cpu)
 
     def fits(self, phase: Phase, zero: int, micro_batch: int) -> bool:
-        """Whether so many full sequences probably fit into the memory of a rank."""
+        """Whether a micro-batch of full sequences probably fits into the memory of a rank."""
         return self.bytes_needed(phase, zero, micro_batch) <= self.room.usable
 
     def step(self, phase: Phase, zero: int, micro_batch: int) -> tuple[StepTime, float]:
-        """The time of a step on the cluster, and what a rank gets done of what one alone does."""
+        """Estimates the time of a step on the cluster, and the efficiency of a rank."""
         assert self.cluster is not None
         average = self.statistics(phase)
         accumulation = phase.batch // (micro_batch * self.ranks)
@@ -123,7 +123,7 @@ class Target:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase with a micro-batch, in numbers. What follows from the speed is None where that is not known."""
+    """The figures of a phase with a micro-batch. Those that follow from the speed are None if it is unknown."""
 
     phase: Phase
     micro_batch: int
@@ -134,9 +134,9 @@ class PhasePlan:
     steps: float | None
     seconds: float | None
     step: StepTime | None = None
-    """The time of a step on a cluster, where the speed follows from that."""
+    """Time of a step on the cluster, if the speed follows from it."""
     efficiency: float = 1.0
-    """What a rank of the cluster gets done, as a share of what one alone does."""
+    """Throughput of a rank, as a share of that of a single rank."""
 
     @property
     def sequences(self) -> float | None:
@@ -149,7 +149,7 @@ class PhasePlan:
 
     @property
     def epochs(self) -> float | None:
-        """How often the text is read; another duplicate of it every time, until all were read."""
+        """Number of times that the text is read, each time from another duplicate if there are several."""
         examples = self.statistics.examples
         return None if self.sequences is None or not examples else self.sequences / examples
 
@@ -167,11 +167,11 @@ class Plan:
     target: Target
     zero: int
     phases: tuple[PhasePlan, ...]
-    """The phases; fewer than the recipe has where not even one sequence of another fits."""
+    """The phases in which at least one sequence fits."""
     notes: tuple[str, ...] = ()
-    """What was assumed."""
+    """Assumptions."""
     warning: str | None = None
-    """What is out of proportion."""
+    """A warning if the text is read too often."""
 
     @property
     def fits(self) -> bool:
@@ -185,18 +185,18 @@ class Plan:
 
     @property
     def activations(self) -> Activations:
-        """Activations of the phase that needs most."""
+        """Activations of the phase that needs the most."""
         every = [self.target.activations(each.phase, each.micro_batch) for each in self.phases]
         return max(every, key=lambda activations: activations.kept)
 
     @property
     def seconds(self) -> float | None:
-        """What all phases take; None where the speed is not known."""
+        """Seconds of all phases; None if the speed is unknown."""
         return sum_known(phase.seconds for phase in self.phases)
 
     @property
     def range(self) -> str:
-        """How long the run may take on its cluster, by what the model has been compared with."""
+        """Range of the time on the cluster, from comparisons of the model with published runs."""
         by_clock = sum(phase.seconds or 0.0 for phase in self.phases if phase.schedule.steps is None)
         return describe_range((self.seconds or 0.0) - by_clock, by_clock)
 
@@ -207,12 +207,12 @@ class Plan:
 
     @property
     def efficiency(self) -> float:
-        """Efficiency of all phases together, each for as long as it takes."""
+        """Efficiency of all phases, weighted by their time."""
         return sum((phase.seconds or 0.0) * phase.efficiency for phase in self.phases) / (self.seconds or math.inf)
 
 
 def build_plan(target: Target, assumed: Sequence[str] = ()) -> Plan:
-    """Plans a run as its recipe has it. `assumed`: by the caller, for the notes."""
+    """Plans a run. `assumed`: assumptions of the caller, for the notes."""
     recipe, zero, phases = target.recipe, target.recipe.parallel.zero, list[PhasePlan]()
     for number, phase in enumerate(recipe.phases):
         micro_batch = _estimate_micro_batch(target, phase) if phase.micro_batch == "auto" else phase.micro_batch
@@ -245,20 +245,20 @@ def plan_phase(target: Target, number: int, zero: int, micro_batch: int) -> Phas
 
 
 def _estimate_micro_batch(target: Target, phase: Phase) -> int:
-    """The largest micro-batch that probably fits; one sequence where not even that does, which the run will say."""
+    """Estimates the largest micro-batch that fits; 1 if none does, which the run will report."""
     zero = target.recipe.parallel.zero
     return find_largest_that_fits(target.sizes(phase), lambda size: target.fits(phase, zero, size)) or 1
 
 
 def _find_length(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:
-    """How long a phase is; what is not given follows from the speed, as far as that is known."""
+    """Finds the steps and the seconds of a phase; the one that is not given follows from the speed, if known."""
     if schedule.steps is None:
         return None if steps_per_second is None else schedule.length * steps_per_second, schedule.length
     return schedule.steps, None if steps_per_second is None else schedule.steps / steps_per_second
 
 
 def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
-    """What a plan rests on: the objective's own note, the data, the speed, and what was estimated for which memory."""
+    """Lists the assumptions of a plan: on the objective, the data, the speed, and the memory."""
     target, room, flops = plan.target, plan.target.room, plan.target.flops_per_second
     yield from (configure_objective(target.recipe.objective).note(target.shape) or "").splitlines()
     if target.manifest is None:
@@ -282,7 +282,7 @@ def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
 
 
 def sum_known(values: Iterable[float | None]) -> float | None:
-    """The sum; None where one of the values is not known."""
+    """Sums values; None if one of them is None."""
     values = list(values)
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

@@ -1,4 +1,4 @@
-"""What to take on a cluster: the fastest micro-batches of each ZeRO stage, and cures where a plan does not fit."""
+"""Searches the fastest micro-batches of each ZeRO stage on a cluster, and cures for a plan that does not fit."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pretraining.planning.plan import STAGES, Plan, Target, plan_phase
 
 
 def plan_stages(target: Target) -> list[Plan]:
-    """The fastest plans of all ZeRO stages that the recipe could have, of its own first."""
+    """Finds the fastest plan of each ZeRO stage that the recipe permits, its own first."""
     return [find_fastest(target, zero) for zero in (target.recipe.parallel.zero, *list_other_stages(target))]
 
 
 def list_other_stages(target: Target) -> Iterator[int]:
-    """The ZeRO stages that the recipe could have besides its own."""
+    """Lists the other ZeRO stages that the recipe permits."""
     for zero in STAGES:
         if zero != target.recipe.parallel.zero and not find_faults(target.change_section("parallel", zero=zero).recipe):
             yield zero
 
 
 def find_fastest(target: Target, zero: int) -> Plan:
-    """The plan with the fastest micro-batches that fit under a ZeRO stage, of equals the largest."""
+    """Finds the fastest micro-batches that fit under a ZeRO stage; of equally fast ones the largest."""
     found = []
     for number, phase in enumerate(target.recipe.phases):
         sizes = [size for size in target.sizes(phase) if target.fits(phase, zero, size)]
@@ -38,8 +38,8 @@ def find_fastest(target: Target, zero: int) -> Plan:
 
 
 def plan_sizes(target: Target) -> list[Plan]:
-    """The same run on one rank of the cluster, on a node, on 2 of them, on 4 and so on, and on the cluster itself; of
-    the recipe's own stage what fits."""
+    """Plans the run on 1 rank, on 1, 2, 4, ... nodes, and on the cluster itself, under the recipe's ZeRO stage; returns
+    the plans that fit."""
     own = target.cluster
     assert own is not None
     sizes = {(1, 1), (own.nodes, own.per_node)}
@@ -54,7 +54,7 @@ def plan_sizes(target: Target) -> list[Plan]:
 
 
 def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
-    """UserError where the batches of a recipe do not divide among so many GPUs: it says which numbers of nodes do."""
+    """Raises UserError if the batches of a recipe do not divide among the GPUs, with numbers of nodes that do."""
     ranks = nodes * per_node
     for phase in recipe.phases:
         if phase.batch % ranks:
@@ -65,7 +65,7 @@ def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
 
 
 def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> str:
-    """The numbers of nodes on either side that all batches divide among, or batches that divide among these."""
+    """Suggests the next numbers of nodes that divide all batches, or batches that these nodes divide."""
     fitting = [
         count
         for count in list_divisors(recipe.phases[0].batch)
@@ -81,8 +81,8 @@ def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> str:
 
 
 def _find_divisible_batches(recipe: Recipe, ranks: int) -> str:
-    """The largest batches below those of a recipe that divide among so many ranks, as words of a command; nothing where
-    a batch has fewer sequences than there are ranks."""
+    """Returns command-line options for the largest batches below those of a recipe that `ranks` divides; empty if a
+    batch has fewer sequences than ranks."""
     if any(phase.batch < ranks for phase in recipe.phases):
         return ""
     batches = (phase.batch // ranks * ranks for phase in recipe.phases)
@@ -90,7 +90,7 @@ def _find_divisible_batches(recipe: Recipe, ranks: int) -> str:
 
 
 def check_fit(target: Target) -> None:
-    """UserError where a phase needs more memory than a rank has: it says what would fit."""
+    """Raises UserError if a phase needs more memory than a rank has, with settings that fit."""
     for number, phase in enumerate(target.recipe.phases):
         needed, most = find_demand(target, phase)
         if needed > most:
@@ -105,8 +105,8 @@ def check_fit(target: Target) -> None:
 
 
 def find_demand(target: Target, phase: Phase) -> tuple[float, float]:
-    """The bytes of a rank that a phase needs, and how many it may take: a micro-batch of the recipe's own may go to the
-    limit, and one that a run finds leaves a margin."""
+    """Finds the bytes that a phase needs and those that it may use: all for a given micro-batch, less a margin for
+    "auto"."""
     zero, room = target.recipe.parallel.zero, target.room
     if phase.micro_batch == "auto":
         return target.bytes_needed(phase, zero, 1), room.usable
@@ -119,7 +119,7 @@ def fits(target: Target) -> bool:
 
 
 def list_cures(target: Target, number: int) -> Iterator[str]:
-    """Settings and GPUs with which a phase would fit that does not."""
+    """Lists settings and GPUs with which a phase would fit."""
     phase = target.recipe.phases[number]
     needed, most = find_demand(target, phase.model_copy(update={"micro_batch": "auto"}))
     if phase.micro_batch != "auto" and needed <= most:
@@ -134,7 +134,7 @@ def list_cures(target: Target, number: int) -> Iterator[str]:
 
 
 def _find_gpu(target: Target) -> Iterator[str]:
-    """The smallest GPU that the plan fits into, with the numbers that it would compute in there."""
+    """Finds the smallest GPU that the plan fits into, in the precision that it would have there."""
     for name, gpu in sorted(GPUS.items(), key=lambda item: item[1].memory):
         try:
             dtype = choose_dtype_on(gpu, name, target.recipe)

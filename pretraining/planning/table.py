@@ -1,4 +1,4 @@
-"""Plans as a person reads them: that of a run, and that of a cluster with what to take and other clusters."""
+"""Renders plans as tables: of a run, of the ZeRO stages on a cluster, and of clusters of other sizes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pretraining.planning.plan import STAGES, PhasePlan, Plan, Target, name_numb
 
 UNKNOWN = "?"
 BAR = 40
-"""Letters of a bar that is a whole step."""
+"""Length in characters of the bar of a whole step."""
 PARTS = {"compute": "█", "stragglers": "▓", "joining": "▒", "optimizer": "░", "data": "·"}
-"""What a step's time goes to, and how a bar shows it."""
+"""The parts of a step's time, and their characters in a bar."""
 TOLD = 0.03
-"""Share by which times must differ for the model to tell: about its mean error."""
+"""Relative difference of times that the model can resolve: about its mean error."""
 COLUMNS = 6
-"""Micro-batches that the table of memory shows."""
+"""Number of micro-batches in the table of memory."""
 
 
 def render_plan(plan: Plan) -> RenderableType:
-    """Lays out the plan of a run: the model, the phases, the memory, and what was assumed."""
+    """Renders the plan of a run: the model, the phases, the memory, and the assumptions."""
     notes = [Padding(f"- {note}", (0, 0)) for note in plan.notes]
     warning: list[RenderableType] = [] if plan.warning is None else ["", Text(f"warning: {plan.warning}")]
     return Group(_describe_model(plan.target), "", _phase_table(plan), "", _memory_table(plan), "", *notes, *warning)
 
 
 def render_cluster(target: Target, plans: Sequence[Plan], hour_price: float | None) -> RenderableType:
-    """Lays out the plans of a cluster: memory, the ZeRO stages beside each other, and where a step's time goes."""
+    """Renders the plans of a cluster: memory, the ZeRO stages, and the parts of a step's time."""
     own, parts = plans[0], list[RenderableType]()
     for number in range(len(target.recipe.phases)):
         parts += [_needs_table(target, number), ""]
@@ -48,7 +48,7 @@ def render_cluster(target: Target, plans: Sequence[Plan], hour_price: float | No
 
 
 def render_scale(plans: Iterable[Plan], hour_price: float | None) -> RenderableType:
-    """Lays out what a run takes on other numbers of GPUs."""
+    """Renders the time and cost of a run on other numbers of GPUs."""
     rows = (
         [
             f"{plan.target.ranks:,}",
@@ -62,7 +62,7 @@ def render_scale(plans: Iterable[Plan], hour_price: float | None) -> RenderableT
 
 
 def _make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table without lines: the first column to the left, the others to the right."""
+    """Makes a table without lines, the first column left-aligned, the others right-aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
@@ -122,7 +122,7 @@ def _name_stage(target: Target, zero: int) -> str:
 
 
 def _format_learning_rates(schedule: PhaseSchedule) -> str:
-    """The first, the highest and the last learning rate of a phase."""
+    """Formats the first, the highest and the last learning rate of a phase."""
     by_clock = schedule.schedule.by_clock
     places = [place * schedule.length / 1000 for place in range(1001)]
     top = schedule.schedule.warmup - schedule.begin
@@ -133,7 +133,7 @@ def _format_learning_rates(schedule: PhaseSchedule) -> str:
 
 
 def _format_number(value: float | None) -> str:
-    """A number with a thousand separator, or in millions and billions."""
+    """Formats a number with thousands separators, or in millions or billions."""
     if value is None:
         return UNKNOWN
     for unit, name in ((1e9, "B"), (1e6, "M")):
@@ -151,7 +151,7 @@ def _format_gigabytes(size: float) -> str:
 
 
 def _needs_table(target: Target, number: int) -> Table:
-    """What a rank needs in a phase, for every ZeRO stage and the micro-batches around what fits."""
+    """Makes a table of a rank's memory in a phase, by ZeRO stage and micro-batch."""
     phase, rows = target.recipe.phases[number], []
     sizes = _choose_sizes(target, number)
     for zero in STAGES:
@@ -162,7 +162,7 @@ def _needs_table(target: Target, number: int) -> Table:
 
 
 def _choose_sizes(target: Target, number: int) -> list[int]:
-    """The micro-batches around the largest that fits under any stage, a factor of two apart or more."""
+    """Chooses micro-batches around the largest that fits under any stage, at least a factor of two apart."""
     phase, spaced = target.recipe.phases[number], list[int]()
     for size in target.sizes(phase):
         if not spaced or size >= 2 * spaced[-1]:
@@ -172,7 +172,7 @@ def _choose_sizes(target: Target, number: int) -> list[int]:
 
 
 def _stage_table(plans: Iterable[Plan], hour_price: float | None) -> Table:
-    """The fastest micro-batches of every ZeRO stage."""
+    """Makes a table of the fastest micro-batches of every ZeRO stage."""
     columns, rows = ["micro x accumulated", "GB a GPU", "sequences/s", "efficiency"], []
     for plan in plans:
         cells = [["does not fit"], [""], [""], [""]]
@@ -193,7 +193,7 @@ def _list_choice(plan: Plan, planned: PhasePlan) -> tuple[str, ...]:
 
 
 def _advise(plans: Sequence[Plan]) -> Iterator[str]:
-    """The recipe's own stage in words of the command line, and another where that is faster by what can be told."""
+    """Returns the options for the recipe's own stage, and for another if that is clearly faster."""
     own, *others = plans
     yield f"to take: {_write_flags(own)}"
     faster = min((plan for plan in others if plan.fits), key=lambda plan: plan.step_seconds, default=own)
@@ -207,7 +207,7 @@ def _write_flags(plan: Plan) -> str:
 
 
 def _step_table(plan: Plan) -> Table:
-    """Where the time of a step goes, in each phase."""
+    """Makes a table of the parts of a step's time in each phase."""
     rows = []
     for planned in plan.phases:
         parts = [getattr(planned.step, name) for name in PARTS]
@@ -217,7 +217,7 @@ def _step_table(plan: Plan) -> Table:
 
 
 def _draw_bar(step: StepTime) -> str:
-    """The parts of a step side by side; a part that is little still shows, where it is 1% at least."""
+    """Draws the parts of a step as a bar; a part of at least 1% has at least one character."""
     shown = ""
     for name, letter in PARTS.items():
         share = getattr(step, name) / step.total
@@ -226,5 +226,5 @@ def _draw_bar(step: StepTime) -> str:
 
 
 def _format_price(plan: Plan, hour_price: float | None) -> str:
-    """The price of all GPUs for the time of a plan; nothing where no price of an hour is given."""
+    """Formats the price of all GPUs for the time of a plan; empty without a price per hour."""
     return "" if hour_price is None else f"{(plan.seconds or 0) / 3600 * plan.target.ranks * hour_price:,.0f}"

@@ -1,4 +1,4 @@
-"""What records share on the console: lines in files and pipes, and panels that change in place in a terminal."""
+"""Formats progress for the console: lines for files and pipes, panels for terminals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def format_seconds_left(seconds: float | None) -> list[str]:
 
 
 def draw_progress(title: str, done: int, total: int, seconds_left: float | None, width: int) -> Table:
-    """How far a run is, in one line with a bar; without a bar where the total is 0, since the clock decides."""
+    """Draws progress in one line with a bar; without a bar if the total is 0, since the run goes by the clock."""
     table, time_left = Table.grid(padding=(0, 1)), "".join(format_seconds_left(seconds_left))
     if not total:
         table.add_row(f"{title} {done:,} ", time_left)
@@ -32,12 +32,12 @@ def draw_progress(title: str, done: int, total: int, seconds_left: float | None,
 
 
 def crop(line: str) -> Text:
-    """A line of a panel, cut off where the terminal ends."""
+    """Crops a line of a panel at the width of the terminal."""
     return Text(line, no_wrap=True, overflow="ellipsis")
 
 
 class Waiting:
-    """A line that says, whenever it is drawn, for how long something goes on already."""
+    """A line that says for how long something has been going on, updated whenever it is drawn."""
 
     def __init__(self, what: str) -> None:
         self._what, self._begin = what, time.monotonic()
@@ -47,14 +47,14 @@ class Waiting:
 
 
 def show_waiting(console: Console, what: str, active: bool = True) -> AbstractContextManager[object]:
-    """Shows in a terminal what takes its time and for how long already; `active` on one rank alone."""
+    """Shows in a terminal what is going on and for how long; `active` on one rank only."""
     if not (active and console.is_terminal):
         return nullcontext()
     return Live(Waiting(what), console=console, transient=True)
 
 
 def format_number(value: float) -> str:
-    """Three figures and a unit: 12.3k, 4.56M."""
+    """Formats a number with three digits and a unit: 12.3k, 4.56M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             value /= size

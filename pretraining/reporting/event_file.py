@@ -1,6 +1,6 @@
-"""TensorBoard's files, written by the thread that has the figures, which can tell that the disk is full.
+"""Writes TensorBoard's files in the calling thread, so that a full disk raises an error there.
 
-TensorBoard's own writer leaves the writing to a thread of its own, which prints a traceback then.
+TensorBoard's own writer uses a thread, which prints a traceback instead.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from data_prep.common.errors import UserError
 POWERS = itertools.accumulate(itertools.repeat(1.1), operator.mul, initial=1e-12)
 LIMITS = list(itertools.takewhile(lambda power: power < 1e20, POWERS))
 BINS = [*(-limit for limit in reversed(LIMITS)), 0.0, *LIMITS]
-"""What TensorBoard divides a histogram at: finer near 0."""
+"""TensorBoard's limits of histogram bins: finer near 0."""
 NUMBERS = itertools.count()
-"""Numbers in the names of this process's files, since two may be opened in the same second."""
+"""Numbers the files of this process: two may be opened in the same second."""
 
 
 class EventFile:
-    """A file of figures that TensorBoard shows. Those of `first_step` and later in older files beside it are hidden."""
+    """A file of figures for TensorBoard. Steps from `first_step` on in older files beside it are hidden."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         if util.find_spec("tensorboard") is None:
@@ -43,7 +43,7 @@ class EventFile:
         self._records.flush()
 
     def scalars(self, step: int, figures: Mapping[str, float | None]) -> None:
-        """Adds the figures that are known, each under its name."""
+        """Adds the figures that are not None, each under its name."""
         for name, value in figures.items():
             if value is not None:
                 self._add(step=step, summary=self._kinds.scalar(name, value))
@@ -56,7 +56,7 @@ class EventFile:
         self._records.flush()
 
     def text(self, name: str, step: int, content: str) -> None:
-        """Adds a text, which TensorBoard takes for Markdown: as a block of code, in which every character stays."""
+        """Adds a text as a block of code: TensorBoard renders Markdown."""
         block = "".join(f"    {line}\n" for line in content.splitlines())
         self._add(step=step, summary=self._kinds.text(name, block))
         self._records.flush()

@@ -1,6 +1,6 @@
-"""What all charts share: their size, colours that people tell apart who see red and green alike, and files.
+"""Size, colours and files of all charts. The colours suit readers with red-green colour blindness.
 
-Matplotlib is loaded when the first one is drawn, so that training does not wait for it.
+Matplotlib is imported when the first chart is drawn, so that training does not wait for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#B0B0B0"
 
 
 def new_figure(height: float) -> Figure:
-    """An empty figure that finds room for its labels, and belongs to no window."""
+    """Makes an empty figure with room for labels, without a window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -33,15 +33,15 @@ def new_figure(height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure whole or not at all. Letters that the font lacks are boxes in it."""
+    """Writes a figure atomically. Letters that the font lacks become boxes."""
     with warnings.catch_warnings(), replacing(path) as file:
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
 
 
 def draw(path: Path, make: Callable[[], Figure | None]) -> list[str]:
-    """Saves the figure that `make` returns, if any. Returns a line on why that failed, as for a font, and
-    raises nothing: what was computed is worth more than a chart of it."""
+    """Saves the figure that `make` returns, if any. Never raises: returns a line on the error, such as a missing
+    font."""
     try:
         if (figure := make()) is not None:
             save(figure, path)
@@ -51,7 +51,7 @@ def draw(path: Path, make: Callable[[], Figure | None]) -> list[str]:
 
 
 def smooth(values: Array, window: int) -> Array:
-    """The means of so many values before each, itself included."""
+    """Computes the moving average over the last `window` values."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, len(values) + 1)
     begins = np.maximum(ends - window, 0)

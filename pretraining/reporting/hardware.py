@@ -1,4 +1,4 @@
-"""What the hardware has, can do and has done: memory and its peak, the rate of matrix products."""
+"""Measures the hardware: memory and its peak, FLOP/s of matrix products, memory bandwidth."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from statistics import median
 import torch
 
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""Where Linux tells of groups of processes, such as containers and the jobs of a batch system; and this one's."""
+"""Control groups of Linux, used by containers and batch systems; and the group of this process."""
 
 
 def synchronize(device: torch.device | None) -> None:
-    """Waits until the GPU has done all that it was given."""
+    """Waits until the GPU has finished its work."""
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def read_peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held: on its GPU, or in main memory."""
+    """Reads the peak memory of this process in bytes: on its GPU, or in main memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    try:  # of this program alone; getrusage would begin with what the program held that started it
+    try:  # of this program alone; getrusage would include that of the program that started it
         status = Path("/proc/self/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
     except (OSError, StopIteration):
@@ -35,14 +35,14 @@ def read_peak_memory(device: torch.device) -> int:
 
 
 def read_total_memory(device: torch.device) -> int:
-    """The bytes that the GPU has; on a CPU, those of the machine, or what this container or job may take of them."""
+    """Reads the memory in bytes: of the GPU, or of the machine within the limits of this container or job."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_read_memory_limits()])
 
 
 def _read_memory_limits() -> Iterator[int]:
-    """What Linux lets the groups that this process is in take of the memory, from the innermost outwards."""
+    """Reads the memory limits of the control groups of this process, from the innermost outwards."""
     with suppress(OSError, StopIteration):  # another system, or an older one
         own = next(line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
         for group in (Path(own), *Path(own).parents):
@@ -52,9 +52,9 @@ def _read_memory_limits() -> Iterator[int]:
 
 
 def measure_flops(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:
-    """Floating-point operations a second of matrix products such as an encoder makes: the ceiling of a training step.
+    """Measures the FLOP/s of matrix products as in an encoder: the ceiling of a training step.
 
-    A few shapes are tried, and the best of their medians counts; it takes about `budget` seconds.
+    Tries a few shapes and returns the best of their medians; takes about `budget` seconds.
     """
     shapes = [(2048, 768, 3072), (2048, 1024, 4096)]  # pieces, from, to
     if device.type == "cuda":  # more pieces at once, until all of the GPU is at work
@@ -77,14 +77,14 @@ def _measure_product(device: torch.device, dtype: torch.dtype, shape: tuple[int,
 
 
 def measure_memory_bandwidth(device: torch.device, budget: float = 0.5) -> float:
-    """Bytes a second that memory gives and takes when a large tensor is copied: the ceiling of what is no product."""
+    """Measures the bytes a second read and written when a large tensor is copied: the ceiling of other operations."""
     source = torch.ones(1 << 28 if device.type == "cuda" else 1 << 26, device=device)  # larger than any cache
     copy = torch.empty_like(source)
     return 2.0 * source.nbytes / _measure_seconds(device, lambda: copy.copy_(source), budget)
 
 
 def _measure_seconds(device: torch.device, work: Callable[[], object], budget: float) -> float:
-    """What some work takes that is repeated for `budget` seconds; the first time, which warms up, does not count."""
+    """Measures the median seconds of some work, repeated for `budget` seconds after a warm-up."""
     seconds: list[float] = []
     deadline = time.perf_counter() + budget
     while len(seconds) < 2 or time.perf_counter() < deadline:

@@ -1,4 +1,4 @@
-"""The chart of a run of pre-training: its losses over the steps of all phases, with those of validation."""
+"""Draws the training and validation losses of a run over the steps of all phases."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 LOSS_CHART = "loss.png"
 PLACES = 1000
-"""Where a long metrics.jsonl is read: some 5,000 lines, which is more than the chart has dots across."""
+"""Number of places at which a long metrics.jsonl is sampled: some 5,000 lines, more than the chart has dots across."""
 TRIAL = 20
-"""Logged steps with which a run is drawn at its end without being asked; with fewer it was a trial."""
+"""Logged steps from which on a finished run is drawn automatically; with fewer it was a trial."""
 
 
 def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
-    """Draws the losses of a run with so many logged steps into its folder; returns a line on what came of it, which
-    fails nothing. `called` has the names of losses, and what charts call them."""
+    """Draws the losses of a run with at least `least` logged steps into its folder; returns a line on the result and
+    never raises. `called`: names of the losses with their labels."""
     path = run / LOSS_CHART
     try:
         trained, scored = read_step_records(run / METRICS, PLACES), list(read_evaluations(run / METRICS))
@@ -40,7 +40,7 @@ def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
 
 
 def draw_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, called: Mapping[str, str]) -> Figure:
-    """Every loss of the model in a plot of its own. A line stands where a phase begins."""
+    """Draws each loss of the model in a plot of its own, with a line where a phase begins."""
     names = [name for name in called if any(name in logged.figures for logged in trained)] or [*called][:1]
     figure = figures.new_figure(0.6 + 2.6 * len(names))
     plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
@@ -64,21 +64,21 @@ def draw_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, 
 
 
 def _list_points(records: Sequence[Logged], name: str) -> tuple[Array, Array]:
-    """Where a loss is known, and what it is; what is no number is left out."""
+    """Lists the steps and values of a loss, without values that are not finite."""
     pairs = [(logged.step, logged.figures[name]) for logged in records if name in logged.figures]
     found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
 def _find_limits(losses: Array) -> tuple[float, float]:
-    """The range in which a loss is drawn: single leaps of training do not press all else together."""
+    """Finds the range to draw from smoothed losses, so that single leaps do not compress the rest."""
     low, high = (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 1.0)
     room = 0.08 * (high - low) or 0.1
     return low - room, high + room
 
 
 def _mark_phases(axes: Axes, trained: Sequence[Logged]) -> None:
-    """Names the phases where there are several, each where the one before it ends."""
+    """Marks the phases if there are several, each where the one before it ends."""
     begins: dict[int, int] = {}
     done = 0
     for logged in trained:

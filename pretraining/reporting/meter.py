@@ -1,4 +1,4 @@
-"""What training does, measured without waiting for the GPU: the device adds up, and logged steps read the sums."""
+"""Measures training without waiting for the GPU: the device adds up, and only logged steps read the sums."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch.distributed as dist
 from pretraining.reporting.hardware import read_peak_memory, synchronize
 
 NEWEST_SHARE = 0.3
-"""How much the newest interval counts in the pace that the time left is reckoned with; older ones fade away."""
+"""Weight of the newest interval in the moving average of the pace, from which the time left follows."""
 
 
 class Stopwatch:
-    """Measures the time of the work alone: what happens inside `pause` is not counted."""
+    """Measures time, except that inside `pause`."""
 
     def __init__(self, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._device, self._clock = device, clock
@@ -33,14 +33,14 @@ class Stopwatch:
         return max(seconds, 1e-9)
 
     def elapsed(self) -> float:
-        """The seconds of the lap so far; in a pause, those before it."""
+        """Returns the seconds of the current lap; in a pause, those before it."""
         now = self._clock() if self._pause_began is None else self._pause_began
         return now - self._start - self._paused
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Stops for evaluation and saving; a pause within another is a part of it. What the GPU still has to do when it
-        begins is counted."""
+        """Stops the watch for evaluation and saving. A pause within a pause is part of it. Waits for the GPU first, so
+        that its pending work is counted."""
         if self._pause_began is not None:
             yield
             return
@@ -56,26 +56,26 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast all ranks trained in the steps between two logged ones, and what it took."""
+    """Speed and memory of all ranks in the steps between two logged ones."""
 
     pieces_per_second: float
     """Real pieces, without padding."""
     padded_pieces_per_second: float
-    """Pieces that a trainer with padding would count."""
+    """Pieces with padding to the length of the phase."""
     flops_utilisation: float | None
-    """Useful model FLOPs, as a share of what the matrix products of all ranks could do."""
+    """Useful FLOPs of the model, as a share of the measured FLOP/s of all ranks."""
     waiting_for_data: float
-    """Share of the time for which ranks waited for data."""
+    """Share of the time that ranks waited for data."""
     peak_memory_bytes: int
-    """The peak of the rank that needed most."""
+    """Peak of the rank that needed most."""
     seconds_per_step: float
-    """What an optimizer step took, without evaluation and saving."""
+    """Seconds of an optimizer step, without evaluation and saving."""
     seconds_left: float | None
-    """How long the rest of the run will take; None where that is not known."""
+    """Estimated seconds of the rest of the run; None if unknown."""
 
 
 class MeterState(TypedDict):
-    """What the steps since the last logged one did on a rank, for a checkpoint: numbers that JSON keeps exactly."""
+    """Sums of a rank since the last logged step, for a checkpoint: numbers that JSON keeps exactly."""
 
     sums: list[float]
     counts: list[float]
@@ -84,10 +84,10 @@ class MeterState(TypedDict):
 
 
 class Meter:
-    """Adds up what the steps between two logged ones did, on this rank and then over all.
+    """Adds up the figures of the steps between two logged ones, on this rank and then over all.
 
-    What training adds up, it names itself: `sums` are what its model gives for a batch, `counts` what they are divided
-    by. The meter itself counts pieces, with and without padding, and FLOPs.
+    `sums` names the outputs of the model for a batch, `counts` their divisors. The meter itself counts pieces, with and
+    without padding, and FLOPs.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Meter:
         ceiling: float | None = None,
         watch: Stopwatch | None = None,
     ) -> None:
-        """`ceiling` is this rank's `measure_flops`; all ranks give one or none does."""
+        """`ceiling`: the result of `measure_flops` on this rank; given on all ranks or on none."""
         self._device, self._ceiling = device, ceiling
         self.watch = watch or Stopwatch(device)
         self._sum_names, self._count_names = tuple(sums), (*counts, "pieces", "padded", "flops", "waited")
@@ -117,19 +117,19 @@ class Meter:
         """Optimizer steps since the interval began."""
 
     def add(self, sums: Sequence[torch.Tensor], **counts: float) -> None:
-        """Adds a micro-batch of this rank: its sums as the model gives them, left where they are, and its counts."""
+        """Adds a micro-batch of this rank: the sums of the model, which stay on the device, and its counts."""
         self._sums += torch.stack([value.detach().double() for value in sums])
         for name, count in counts.items():
             self._counts[name] += count
 
     def step(self, learning_rate: float, waited: float = 0.0) -> None:
-        """Counts an optimizer step at this learning rate, for whose data this rank waited so many seconds."""
+        """Counts an optimizer step, for whose data this rank waited `waited` seconds."""
         self.learning_rate = learning_rate
         self.steps += 1
         self._counts["waited"] += waited
 
     def state(self) -> MeterState:
-        """What the interval has so far."""
+        """Returns the sums of the interval so far."""
         return {
             "sums": self._sums.tolist(),
             "counts": list(self._counts.values()),
@@ -138,7 +138,7 @@ class Meter:
         }
 
     def restore(self, states: Sequence[MeterState], rank: int, ranks: int) -> None:
-        """Goes on from what the ranks of a checkpoint had added up; other ranks than then give it all to the first."""
+        """Restores the sums of the ranks of a checkpoint; if their number differs, rank 0 takes them all."""
         same_ranks = len(states) == ranks
         for state in [states[rank]] if same_ranks else states if rank == 0 else []:
             self._sums += torch.tensor(state["sums"], dtype=torch.float64, device=self._device)
@@ -147,15 +147,15 @@ class Meter:
         self.steps, self._earlier = states[0]["steps"], states[0]["seconds"]
 
     def begin(self) -> None:
-        """Begins to count time, on top of what a checkpoint had of the interval."""
+        """Starts the watch, on top of the restored seconds of the interval."""
         self.watch.lap(self._earlier)
         self._earlier = 0.0
 
     def estimate(self, flops_left: float | None, seconds_left: float | None) -> tuple[float | None, float | None]:
         """Returns the pieces a second of the interval, None before its first step, and the seconds left.
 
-        They are estimates from what the host of this rank knows, as if all ranks had as many pieces: neither the GPU
-        nor another rank is waited for.
+        Estimated from the counts of this rank, as if all ranks had as many pieces, without waiting for the GPU or
+        other ranks.
         """
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         seconds, flops = self.watch.elapsed(), ranks * self._counts["flops"]
@@ -167,10 +167,10 @@ class Meter:
     def flush(
         self, flops_left: float | None = None, seconds_left: float | None = None
     ) -> tuple[dict[str, float], Speed]:
-        """Returns the totals of the interval by their names, and its speed, and begins the next.
+        """Returns the totals of the interval by name, and its speed, and begins the next interval.
 
-        All ranks call it at the same step, once steps were added. `flops_left` is all that this run still has to do;
-        `seconds_left` is given instead where the clock decides.
+        All ranks call it at the same step. `flops_left`: the operations left in the run; a run by the clock gives
+        `seconds_left` instead.
         """
         totals, memory, ranks = self._reduce()
         seconds = self.watch.lap()  # after the reduction, which waits for the GPU
@@ -193,9 +193,9 @@ class Meter:
         return totals, speed
 
     def _reduce(self) -> tuple[dict[str, float], int, int]:
-        """Totals over ranks, the largest memory of a rank, and how many ranks there are, in one small all-reduce."""
+        """Returns totals over ranks, the largest peak memory, and the number of ranks, by one small all-reduce."""
         ranks = dist.get_world_size() if dist.is_initialized() else 1
-        memory = torch.zeros(ranks, dtype=torch.float64)  # a place for each rank: their sum is all, not a sum
+        memory = torch.zeros(ranks, dtype=torch.float64)  # a place for each rank: the all-reduce gathers them
         memory[dist.get_rank() if ranks > 1 else 0] = read_peak_memory(self._device)
         counts = torch.tensor([*self._counts.values(), self._ceiling or 0.0], dtype=torch.float64)
         vector = torch.cat([self._sums, torch.cat([counts, memory]).to(self._device)])

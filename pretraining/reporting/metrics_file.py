@@ -1,6 +1,6 @@
-"""metrics.jsonl for those who look at a run from outside: quickly, however long it is, and while it is being written.
+"""Reads metrics.jsonl from outside a run: quickly, however long it is, and while it is being written.
 
-`RunLog` writes the file. A last line without its end is still being written, and counts for nothing here.
+`RunLog` writes the file. A last line without a newline is still being written, and is ignored.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 METRICS = "metrics.jsonl"
 REACHES = (1 << 16, 1 << 21)
-"""Bytes from the end in which the newest records are looked for: some 100 lines, and where that is too few, 3,000."""
+"""Bytes at the end that are searched for the newest records: some 100 lines, then 3,000."""
 EVALUATION = b'{"kind": "evaluation"'
-"""How the line of a record of validation begins."""
+"""Prefix of the lines of validation."""
 SAMPLE = 1 << 12
-"""Bytes that are read at each place of a file which is too long to be read as a whole: some 5 lines."""
+"""Bytes to read at each place of a long file: some 5 lines."""
 
 
 class Logged(NamedTuple):
@@ -29,14 +29,14 @@ class Logged(NamedTuple):
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Logged:
-        """Takes the numbers of a record; what is not known is left out."""
+        """Takes the numbers of a record, without None."""
         figures = {name: value for name, value in record.items() if isinstance(value, int | float)}
         phase = record.get("phase")  # a file may be damaged
         return cls(int(figures["step"]), phase if isinstance(phase, int) else 0, figures)
 
 
 def read_newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The newest record of each kind, by its kind; of those older than some 3,000 lines, none."""
+    """Reads the newest record of each kind among the last 3,000 lines or so."""
     found: dict[str, dict[str, Any]] = {}
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -49,13 +49,13 @@ def read_newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[st
 
 
 def read_all_records(path: Path) -> Iterator[dict[str, Any]]:
-    """All records of a file that is not long, if it is there."""
+    """Reads all records of a short file, if it exists."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         yield from _read_records(file, 0, file.seek(0, 2))
 
 
 def read_evaluations(path: Path) -> Iterator[Logged]:
-    """All records of validation, which are few: every other line is passed over unread."""
+    """Reads the records of validation, which are few; other lines are not parsed."""
     with path.open("rb") as file:
         for line in file:
             if line.startswith(EVALUATION) and line.endswith(b"\n"):
@@ -64,10 +64,10 @@ def read_evaluations(path: Path) -> Iterator[Logged]:
 
 
 def read_step_records(path: Path, places: int) -> list[Logged]:
-    """The logged steps of the whole run that have a loss; of steps that were done again, the last.
+    """Reads the step records of a run that have a loss; of steps that were repeated, the last.
 
-    A long file is read at so many places alone, 4 kB at each: with 200 places, about 1,000 lines of 1,000,000. A leap
-    that is over within the 5,000 lines between two places is then as likely as not missing.
+    A long file is sampled at `places`, 4 kB each: with 200 places, about 1,000 lines of 1,000,000. A short leap between
+    two places may be missed.
     """
     curve: list[Logged] = []
     with path.open("rb") as file:
@@ -87,7 +87,7 @@ def read_step_records(path: Path, places: int) -> list[Logged]:
 
 
 def _read_records(file: BinaryIO, begin: int, end: int) -> Iterator[dict[str, Any]]:
-    """The records whose lines lie wholly in a stretch of the file; damaged lines are left out."""
+    """Reads the records whose lines lie wholly between two offsets, without damaged lines."""
     file.seek(begin)
     lines = file.read(end - begin).split(b"\n")
     for line in lines[1 if begin else 0 : -1]:

@@ -1,4 +1,4 @@
-"""What pre-training tells of itself: the figures of a logged step, and the scores of an evaluation."""
+"""The records of pre-training: the figures of a logged step, and the scores of an evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pretraining.reporting.meter import Speed
 from pretraining.reporting.run_log import Record
 
 IN_NO_FILE = ("speed", "learns", "said", "total_steps", "phases")
-"""Fields of records that are taken apart for files, or are for people alone."""
+"""Fields of records that are split up for files, or only printed."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LearningRecord(Record):
 
 @dataclass(frozen=True)
 class StepRecord(LearningRecord):
-    """The figures of a logged step, over all steps since the one logged before. None: not known, or not there."""
+    """The figures of the steps since the last logged one. None: unknown, or does not exist."""
 
     kind: ClassVar[str] = "step"
     group: ClassVar[str] = "train"
@@ -40,16 +40,16 @@ class StepRecord(LearningRecord):
     """What is minimised."""
     learning_rate: float
     gradient_norm: float | None
-    """The norm of the whole gradient before it was clipped."""
+    """Norm of the whole gradient before clipping."""
     loss_scale: float | None
-    """What the loss is multiplied by; in fp16 alone."""
+    """Scale of the loss; in fp16 only."""
     speed: Speed
     examples_seen: int = 0
-    """Examples that the run has trained on so far, over all ranks; one that came again counts again."""
+    """Examples that the run has trained on so far, over all ranks, with repetitions."""
     pieces_seen: int = 0
     """Pieces of these examples, without padding."""
     total_steps: int = 0
-    """Steps of the whole run; 0 where the clock decides. In no file."""
+    """Steps of the whole run; 0 by the clock. In no file."""
     phases: int = 1
     """Phases of the whole run. In no file."""
     said: Sequence[str] = field(default=(), compare=False)
@@ -59,17 +59,17 @@ class StepRecord(LearningRecord):
         return {**super().figures(), **vars(self.speed)}
 
     def line(self) -> str:
-        """At most 165 columns for the numbers that runs have."""
+        """Formats the record in one line of at most 165 columns."""
         done = format_steps(self.step, self.total_steps)
         return "  ".join([done, self._losses(), *self._pace(), *format_seconds_left(self.speed.seconds_left)])
 
     def panel(self, width: int) -> Group:
-        """Three lines, for terminals of 80 columns and more."""
+        """Draws three lines, for terminals of at least 80 columns."""
         head = draw_steps(self.step, self.total_steps, self.phase, self.phases, self.speed.seconds_left, width)
         return Group(head, *self.details())
 
     def details(self) -> list[RenderableType]:
-        """The lines of the panel that say how well and how fast it goes."""
+        """Formats the lines of the panel on losses and speed."""
         pace = "  ".join([*self._pace(), f"{self.speed.peak_memory_bytes / 1e9:.1f} GB"])
         return [crop(f"  {self._losses()}"), crop(f"  {pace}")]
 
@@ -77,7 +77,7 @@ class StepRecord(LearningRecord):
         return "  ".join([f"loss {self.loss:.4f}", *self.said])
 
     def _pace(self) -> list[str]:
-        """Learning rate, speed and what else there is to tell of how the training goes."""
+        """Formats learning rate, norm, loss scale and speed."""
         return [
             f"rate {self.learning_rate:.2e}",
             *([] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]),
@@ -90,30 +90,30 @@ class StepRecord(LearningRecord):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is between two records, as far as its host knows that without asking the GPU."""
+    """The progress of a run between two records, as known without waiting for the GPU."""
 
     doing: str
-    """What goes on now."""
+    """Current activity."""
     step: int
     """Optimizer steps that the run has done."""
     total_steps: int
-    """Steps of the whole run; 0 where the clock decides."""
+    """Steps of the whole run; 0 by the clock."""
     phase: int
     """The phase of the run, counted from 1."""
     phases: int
     """Phases of the whole run."""
     next_record: int
-    """The step of the next record, which has losses."""
+    """Step of the next record, which has losses."""
     pieces_per_second: float | None
-    """Real pieces of all ranks since the last record, an estimate; None where no step was done since."""
+    """Estimated real pieces a second of all ranks since the last record; None before a step is done."""
     seconds_left: float | None
-    """How long the rest of the run will take, an estimate; None where that is not known."""
+    """Estimated seconds of the rest of the run; None if unknown."""
     latest: StepRecord | None
     """The last record of steps; None before the first."""
 
     @property
     def has_news(self) -> bool:
-        """Whether it tells more than the last record."""
+        """Whether it has figures beyond the last record."""
         return self.pieces_per_second is not None
 
     def line(self) -> str:
@@ -121,7 +121,7 @@ class Progress:
         return "  ".join([done, *self._pace(), *format_seconds_left(self.seconds_left), follow])
 
     def panel(self, width: int) -> Group:
-        """Three lines, or four once there are losses, the last says how long the present work goes on."""
+        """Draws three lines, or four once there are losses; the last shows the time of the current activity."""
         head = draw_steps(self.step, self.total_steps, self.phase, self.phases, self.seconds_left, width)
         first = crop("  " + "  ".join([*self._pace(), f"losses follow at step {self.next_record:,}"]))
         return Group(head, *([first] if self.latest is None else self.latest.details()), Waiting(f"  {self.doing}"))
@@ -131,20 +131,20 @@ class Progress:
 
 
 def format_steps(step: int, total: int) -> str:
-    """How many of its steps a run has done, as wide as it will ever be."""
+    """Formats the number of steps done, padded to the width of the total."""
     return f"{step:>{len(str(total))}}/{total}" if total else f"{step:>6}"
 
 
 def draw_steps(
     step: int, total: int, phase: int, phases: int, seconds_left: float | None, width: int
 ) -> RenderableType:
-    """How many of its steps a run has done, in which of its phases."""
+    """Draws the number of steps done, and the phase."""
     return draw_progress(f"phase {phase} of {phases}  step" if phases > 1 else "step", step, total, seconds_left, width)
 
 
 @dataclass(frozen=True)
 class EvaluationRecord(LearningRecord):
-    """What the model scores on examples held out from training."""
+    """The scores of the model on held-out examples."""
 
     kind: ClassVar[str] = "evaluation"
     group: ClassVar[str] = "validation"
@@ -152,7 +152,7 @@ class EvaluationRecord(LearningRecord):
     scored_examples: int
     """Examples that were scored, over all ranks."""
     evaluation_seconds: float
-    """What the evaluation took."""
+    """Seconds of the evaluation."""
     said: Sequence[str] = field(default=(), compare=False)
     """The figures of the objective in words of the console."""
 
@@ -165,7 +165,7 @@ class EvaluationRecord(LearningRecord):
         return cls(int(step), int(phase), learns, int(examples), seconds)
 
     def join(self, later: EvaluationRecord) -> EvaluationRecord:
-        """These figures with those that were asked for later at the same step."""
+        """Joins these figures with those of a later evaluation at the same step."""
         learns = {**self.learns, **later.learns}
         seconds = self.evaluation_seconds + later.evaluation_seconds
         return replace(self, learns=learns, evaluation_seconds=seconds, said=[*self.said, *later.said])

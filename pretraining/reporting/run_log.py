@@ -1,4 +1,4 @@
-"""Where the records of a run go: lines of JSON, TensorBoard's files, the console."""
+"""Writes the records of a run to metrics.jsonl, TensorBoard's files and the console."""
 
 from __future__ import annotations
 
@@ -23,59 +23,59 @@ from pretraining.reporting.metrics_file import METRICS
 
 TENSORBOARD = "tensorboard"
 FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
-"""Seconds without a line after which one says how far a run is, where the output is no terminal: after the line of the
-first step, and at most; they double in between."""
+"""Seconds of silence after which a line of progress is printed if the output is no terminal: at first, and at most.
+They double in between."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a run tells of itself after a step: figures for files, and lines for people.
+    """A record of a run after a step: figures for files, and lines for the console.
 
-    Each kind of training derives records of its own, whose fields are the figures.
+    Each kind of training derives its own records, whose fields are the figures.
     """
 
     kind: ClassVar[str]
-    """What the record is called in lines of JSON."""
+    """Name of the kind in JSON."""
     group: ClassVar[str]
-    """What TensorBoard shows its figures under, as GROUP/NAME."""
+    """Group of its figures in TensorBoard, as GROUP/NAME."""
     no_curve: ClassVar[frozenset[str]] = frozenset({"step", "phase"})
-    """Figures that would say nothing as a curve, which TensorBoard does not get."""
+    """Figures that make no useful curve and are not sent to TensorBoard."""
     step: int
     """Optimizer steps that the run has done."""
 
     def figures(self) -> dict[str, float | None]:
-        """All that files keep of the record; None is not known, or does not exist."""
+        """Returns the figures for files; None: unknown, or does not exist."""
         return dict(vars(self))
 
     def curves(self) -> dict[str, float | None]:
-        """What TensorBoard gets, under the names that it shows."""
+        """Returns the figures for TensorBoard, by the names shown there."""
         return {f"{self.group}/{name}": value for name, value in self.figures().items() if name not in self.no_curve}
 
     def line(self) -> str:
-        """The record as one line of the console."""
+        """Formats the record in one line of the console."""
         raise NotImplementedError
 
     def panel(self, width: int) -> RenderableType | None:  # noqa: ARG002
-        """What a terminal of this width shows until the next record; None for a line that stays."""
+        """Draws what a terminal of this width shows until the next record; None: print a line instead."""
         return None
 
 
 class News(Protocol):
-    """How far a run is between two records."""
+    """The progress of a run between two records."""
 
     @property
     def has_news(self) -> bool:
-        """Whether it tells more than the last record."""
+        """Whether it has figures beyond the last record."""
 
     def line(self) -> str:
-        """The news as one line of the console."""
+        """Formats the progress in one line of the console."""
 
     def panel(self, width: int) -> RenderableType:
-        """What a terminal of this width shows until the next news or record."""
+        """Draws what a terminal of this width shows until the next progress or record."""
 
 
 class RunLog:
-    """Writes the records of a run. On ranks other than 0 it writes nothing: make it there with `active=False`."""
+    """Writes the records of a run. With `active=False`, as on ranks other than 0, it writes nothing."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class RunLog:
         active: bool = True,
         name: str = "",
     ) -> None:
-        """`first_step` is the first that will be logged from now on: what the files say of it and later steps was
-        written before a stop, and is cut away. With a `name` other runs print on the console too: it stands before
-        every line, and records that a terminal would not keep are in the files alone."""
+        """`first_step`: the first step that will be logged; entries of it and later steps, from before a stop, are
+        removed. `name`: for runs that share a console; it precedes every line, and records that would be shown as a
+        panel are written to the files only."""
         self._path, self._events_folder, self._console = folder / METRICS, folder / TENSORBOARD, console
         self._first, self._active, self._name = first_step, active, name
         self._noted = 0
@@ -102,8 +102,7 @@ class RunLog:
         self._opened = ExitStack()
 
     def keep(self, kind: str, last_step: int) -> None:
-        """Says, before the log is opened, that records of this kind stay up to a step alone: a run that goes on writes
-        later ones again."""
+        """Sets, before the log is opened, the last step up to which records of a kind are kept."""
         self._last[kind] = last_step
 
     def __enter__(self) -> RunLog:
@@ -127,7 +126,7 @@ class RunLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Closes all; a fault in that is told unless there is an error already."""
+        """Closes all files; an error in that is raised unless there is one already."""
         try:
             self._opened.close()
         except UserError:
@@ -135,7 +134,7 @@ class RunLog:
                 raise
 
     def write(self, record: Record) -> None:
-        """Writes a record to the file, to TensorBoard and to the console at once."""
+        """Writes a record to the file, to TensorBoard and to the console."""
         if not self._active:
             return
         plain = {name: _drop_infinite(value) for name, value in record.figures().items()}
@@ -152,8 +151,8 @@ class RunLog:
         self._note_lost_readers(record.step)
 
     def show(self, news: News) -> None:
-        """Tells how far the run is between two records, in no file: a terminal shows all news, and elsewhere a line is
-        printed after the first step, and then where there was none for ever longer."""
+        """Shows progress between two records, in no file. A terminal shows all; elsewhere a line is printed after the
+        first step, and then after ever longer silence."""
         if self._live is not None:
             with _as_user_error("the console"):
                 self._live.update(news.panel(self._console.width))
@@ -162,25 +161,25 @@ class RunLog:
             self.say(news.line())
 
     def sync(self) -> None:
-        """Puts what was written on the disk: a checkpoint that follows must not be ahead of it after a power cut."""
+        """Syncs the file to the disk, so that after a power cut it is not behind the next checkpoint."""
         if self._file is not None:
             with _as_user_error(self._path):
                 os.fsync(self._file.fileno())
 
     def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
-        """Adds distributions, which TensorBoard alone shows."""
+        """Adds distributions to TensorBoard."""
         if self._events is not None:
             with _as_user_error(self._events_folder):
                 self._events.histograms(group, step, samples)
 
     def text(self, name: str, content: str) -> None:
-        """Adds a text that TensorBoard alone shows, as it is."""
+        """Adds a text to TensorBoard."""
         if self._events is not None:
             with _as_user_error(self._events_folder):
                 self._events.text(name, self._first, content)
 
     def say(self, text: str) -> None:
-        """Prints a line that is for the reader alone and in no file."""
+        """Prints a line that is in no file."""
         if self._active:
             text = f"{self._name}  {text}" if self._name else text
             with _as_user_error("the console"):  # a whole line, in one write
@@ -189,7 +188,7 @@ class RunLog:
             self._last_line = time.monotonic()
 
     def _note_lost_readers(self, step: int) -> None:
-        """Notes in the file that nobody reads any more what is printed."""
+        """Notes in the file that the reader of the output is gone."""
         for text in unread.notes[self._noted :]:
             self._write_line({"kind": "note", "step": step, "text": text, "time": round(time.time(), 3)})
         self._noted = len(unread.notes)
@@ -203,7 +202,7 @@ class RunLog:
 
 @contextmanager
 def _as_user_error(what: object) -> Iterator[None]:
-    """Turns what a full disk raises into a UserError."""
+    """Converts an OSError, as of a full disk, into a UserError."""
     try:
         yield
     except OSError as error:
@@ -213,20 +212,20 @@ def _as_user_error(what: object) -> Iterator[None]:
 
 
 def _drop_infinite(value: float | None) -> float | None:
-    """The value as JSON can have it, which knows no NaN and no infinity."""
+    """Replaces NaN and infinity, which JSON lacks, by None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def cut_metrics(path: Path, first_step: int, last_steps: Mapping[str, int] | None = None) -> None:
-    """Leaves only the lines of steps before `first_step`, so that no step is there twice when it is done again; of
-    kinds that `last_steps` has, only those up to its step."""
+    """Removes the lines of `first_step` and later steps, which will be logged again; of the kinds in `last_steps`, also
+    those after the given step."""
     if not path.exists():
         return
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    torn = lines.pop()  # what follows the last line's end: a line that was not finished
+    torn = lines.pop()  # what follows the last newline: an unfinished line
     last = {} if last_steps is None else last_steps
     kept = []
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""What a pre-trained model would write where a text has [MASK]."""
+"""Predicts the pieces at each [MASK] of a text by a pre-trained model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pretraining.scoring.sentences import Sentences, require_pieces
 
 
 class Filling(NamedTuple):
-    """A piece that may stand at a [MASK], and how likely it is."""
+    """A piece for a [MASK], and its probability."""
 
     piece: str
     probability: float
@@ -27,7 +27,7 @@ class Filling(NamedTuple):
 
 @torch.inference_mode()
 def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -> list[list[Filling]]:
-    """The likeliest pieces for every [MASK] of a text, the likeliest first."""
+    """Returns the `best` likeliest pieces for every [MASK] of a text, the likeliest first."""
     parts = text.split(MASK)
     if len(parts) < 2:
         raise UserError(f"--fill {text!r}: has no {MASK}, which stands for what the model is to say")
@@ -52,7 +52,7 @@ def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -
 
 
 def insert_masks(parts: Sequence[str], model: StoredModel) -> tuple[Sentences, Array]:
-    """A sentence of parts that are joined by [MASK], and where its masks stand."""
+    """Joins parts of a text by [MASK]; returns the sentence in pieces, and the places of its masks."""
     from data_prep.vocabulary.wordpiece import FastWordPiece  # compiled by numba, which training does without
 
     vocabulary, special = model.vocabulary, model.vocabulary.special

@@ -1,7 +1,7 @@
-"""Minimal pairs: two sentences that differ in what makes one of them good, of which a model should find that likelier.
+"""Minimal pairs: an acceptable sentence and an unacceptable one that differs from it in one point of grammar.
 
-A file of pairs is a table (JSON lines, TSV, CSV, Parquet; compressed or not) with columns `good` and `bad`, and where
-they are there `paradigm` and `phenomenon`, as BLiMP has them.
+A model should find the acceptable one likelier. A file of pairs is a table (JSON lines, TSV, CSV, Parquet; compressed
+or not) with the columns `good` and `bad` and optionally `paradigm` and `phenomenon`, as in BLiMP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHANCE = 0.5
 
 
 class Pair(NamedTuple):
-    """Two sentences of the same words but for what makes one of them good."""
+    """An acceptable and an unacceptable sentence."""
 
     good: str
     bad: str
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Tally:
-    """How many of some pairs a model gets right."""
+    """The number of pairs, and of those that a model gets right."""
 
     right: int
     pairs: int
@@ -46,7 +46,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Asked:
-    """How many pairs a model is asked about, and how many of them say nothing of it."""
+    """The number of pairs that a model is scored on, and of those that cannot tell models apart."""
 
     pairs: int
     equal: int
@@ -54,7 +54,7 @@ class Asked:
     too_long: int
     """pairs with more pieces in a sentence than the model has positions"""
     without_pieces: int
-    """other pairs with a sentence that has no pieces"""
+    """other pairs with a sentence without pieces"""
     telling: int
     """pairs that a model can get right"""
     longest: int
@@ -76,20 +76,20 @@ class Asked:
         )
 
     def list_left_out(self) -> Iterator[str]:
-        """Lines on pairs without a score."""
+        """Lists lines on pairs without a score."""
         if self.too_long:
             yield f"pairs with more than {self.longest} pieces in a sentence: {self.too_long:,}; they are left out"
         if self.without_pieces:
             yield f"pairs with no piece in a sentence: {self.without_pieces:,}; they are left out"
 
     def list_doubts(self) -> Iterator[str]:
-        """Lines on all that say nothing of the model."""
+        """Lists lines on all pairs that cannot be right."""
         yield from self.list_left_out()
         if self.equal:
             yield f"pairs of two equal sentences: {self.equal:,}; they count as wrong"
 
     def require_telling(self, where: str) -> None:
-        """Raises UserError where no pair is left that says anything."""
+        """Raises UserError if no pair can be right."""
         if not self.telling:
             said = "\n".join(
                 [f"{where}: none of its {self.pairs:,} pairs says anything of this model", *self.list_doubts()]
@@ -98,7 +98,7 @@ class Asked:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Reads a file of pairs; UserError with file and line for a sentence that is not there."""
+    """Reads a file of pairs; raises UserError with file and line for an empty sentence."""
     table = read_table(path)
     sentences = [table.column(name) for name in ("good", "bad")]
     for name, column in zip(("good", "bad"), sentences, strict=True):
@@ -121,25 +121,24 @@ def take_pairs(pairs: Iterable[Pair], count: int) -> list[Pair]:
 
 
 def list_sentences(pairs: Sequence[Pair]) -> list[str]:
-    """The good sentence and the bad one of every pair, one pair after another."""
+    """Lists the good and the bad sentence of every pair, pair by pair."""
     return [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
 
 
 def are_right(scores: Array) -> Array:
-    """Whether a model finds the good sentence of every pair likelier, by (pairs, 2) scores; a tie is wrong."""
+    """Whether the good sentence of each pair has the higher score, of (pairs, 2); a tie is wrong."""
     right: Array = scores[:, 0] > scores[:, 1]
     return right
 
 
 def are_scored(scores: Array) -> Array:
-    """Whether both sentences of every pair have a score."""
+    """Whether both sentences of each pair have a score."""
     scored: Array = np.asarray(np.isfinite(scores).all(axis=1))
     return scored
 
 
 def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, Tally]:
-    """Counts right pairs by names, such as their paradigms, in the order of the names; what was not scored is left
-    out."""
+    """Counts right pairs by name, such as their paradigm, in the order of first appearance, without unscored pairs."""
     kinds, numbers = np.unique(np.array(names, dtype=object), return_inverse=True)
     counts = np.bincount(numbers, scored).astype(int).tolist()
     rights = np.bincount(numbers, right & scored).astype(int).tolist()
@@ -149,5 +148,5 @@ def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, 
 
 
 def split_pairs(pairs: Sequence[Pair], size: int) -> Iterator[Sequence[Pair]]:
-    """Cuts pairs into parts of a size, in their order."""
+    """Splits pairs into parts of `size`, in order."""
     return (pairs[begin : begin + size] for begin in range(0, len(pairs), size))

@@ -1,9 +1,8 @@
-"""How likely a pre-trained model finds sentences, without any task: the sum of the log-probabilities of their pieces.
+"""Scores sentences by a pre-trained model: the sum of the log-probabilities of their pieces.
 
-A model that sees both directions is asked for one piece after another, each in a copy of its sentence in which this
-piece and the later pieces of its own word are masked (Kauf and Ivanova, 2023): unmasked, the rest of a rare word would
-give the piece away. One that sees one direction is asked for all pieces at once. [CLS] and [SEP] stand around a
-sentence as in pre-training, and are not predicted.
+A bidirectional model predicts each piece in a copy of the sentence in which this piece and the later pieces of its word
+are masked (Kauf and Ivanova, 2023): unmasked, the rest of a rare word would give the piece away. A model of one
+direction predicts all pieces at once. [CLS] and [SEP] surround the sentence as in pre-training, and are not predicted.
 
     the  em  ##bar  ##go     ->     [MASK]   em    ##bar   ##go
                                      the   [MASK]  [MASK] [MASK]
@@ -31,9 +30,9 @@ from pretraining.model.shape import PIECE_HEAD
 from pretraining.objectives.declaration import find_objective
 
 PIECES, PIECES_OF_GPU = 1 << 11, 1 << 16
-"""Pieces of a batch, about: on a CPU larger ones leave the cache, on a GPU smaller ones leave most of it idle."""
+"""Approximate pieces of a batch: larger ones exceed the cache of a CPU, smaller ones leave a GPU idle."""
 MARKS = 2
-"""Pieces of a sentence that has no other: [CLS] and [SEP]."""
+"""Number of marks around a sentence: [CLS] and [SEP]."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +49,22 @@ class Sentences:
         return starts
 
     def sentence_numbers(self, places: Array) -> Array:
-        """The numbers of the sentences that hold these places among all pieces."""
+        """Finds the numbers of the sentences that hold these places among all pieces."""
         numbers: Array = np.searchsorted(self.starts, places, side="right") - 1
         return numbers
 
     def have_scores(self, longest: int) -> Array:
-        """(s,) whether a model of so many positions can score a sentence: one with pieces, and not with too many."""
+        """(s,) whether a model with `longest` positions can score a sentence: it has pieces, and not too many."""
         able: Array = (self.lengths > MARKS) & (self.lengths <= longest)
         return able
 
     def take(self, numbers: Array) -> Sentences:
-        """These sentences, in this order; one may come several times."""
+        """Selects sentences, in this order, with repetitions."""
         lengths = self.lengths[numbers]
         return Sentences(self.pieces[ranges(self.starts[numbers], lengths)], lengths)
 
     def rows(self) -> Rows:
-        """The sentences as examples without pairs and without masks."""
+        """Converts the sentences to examples without pairs and masks."""
         count, none = len(self.lengths), np.empty(0, np.int64)
         zeros = np.zeros(count, np.int64)
         where = np.stack([zeros, np.arange(count)], axis=1)
@@ -73,18 +72,17 @@ class Sentences:
 
 
 Question = tuple[PretrainingBatch, Array]
-"""A batch for a model, and the number of the sentence of each piece that it asks for."""
+"""A batch for a model, and for each predicted piece the number of its sentence."""
 
 
 def mask_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int) -> Question:
-    """A copy of its sentence for every wanted piece, in which it and the later pieces of its word are masked.
+    """Copies the sentence of each wanted piece, and masks it and the later pieces of its word.
 
-    `wanted` are places among all pieces; `continues` says of every piece of the vocabulary whether it goes on with a
-    word.
+    `wanted`: places among all pieces. `continues`: for each piece of the vocabulary, whether it continues a word.
     """
     sentence = sentences.sentence_numbers(wanted)
     own, number = np.unique(sentence, return_inverse=True)
-    few = sentences.take(own)  # so that a batch costs as much among very many sentences
+    few = sentences.take(own)  # so that the cost of a batch does not grow with the number of sentences
     place, lengths = wanted - sentences.starts[sentence], few.lengths[number]
     asked = few.starts[number] + place
     words = np.flatnonzero(~continues[few.pieces])  # where words begin; [SEP] ends the last
@@ -97,7 +95,7 @@ def mask_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int
 
 
 def make_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special) -> Question:
-    """Some of the sentences as a model of one direction learns from them, which is not asked for [CLS] and [SEP]."""
+    """Makes a batch of sentences for a model of one direction, without predictions of [CLS] and [SEP]."""
     chosen = sentences.take(numbers)
     batch = find_objective(model.shape).batch(chosen.rows())
     asked = ~torch.isin(batch.labels, torch.tensor([special.cls, special.sep]))
@@ -124,7 +122,7 @@ class SentenceCutter:
 
 
 class Scorer:
-    """Scores sentences in fp32 by a pre-trained model, whose layers it takes."""
+    """Scores sentences in fp32 by a pre-trained model, which it takes over."""
 
     def __init__(self, model: Bert, vocabulary: Vocabulary, device: torch.device) -> None:
         require_pieces(model)
@@ -137,11 +135,11 @@ class Scorer:
     def score(
         self, texts: Sequence[str], before: Callable[[], None] = lambda: None, rank: int = 0, ranks: int = 1
     ) -> Array:
-        """(s,) the log-likelihoods of sentences, each computed once; not a number where one has more pieces than the
-        model has positions, or none.
+        """Computes (s,) log-likelihoods, each distinct sentence once; NaN for a sentence without pieces, or with more
+        than the model has positions.
 
-        Of several ranks each computes a part of every sum; what is computed together is the same for any number of
-        them. `before` is called before a batch, as often on all ranks.
+        Each of several ranks computes some batches, which do not depend on the number of ranks, so the results must be
+        added. `before` is called before each batch, equally often on all ranks.
         """
         unique, numbers = np.unique(np.array(texts, dtype=object), return_inverse=True)
         sentences = self.cut_texts(unique.tolist())
@@ -157,8 +155,8 @@ class Scorer:
         return scores[numbers]
 
     def parts(self, sentences: Sentences) -> list[Array]:
-        """What is computed together, of sentences of like lengths that have scores: numbers of sentences, or where each
-        piece is asked for by itself, of pieces."""
+        """Splits sentences that have scores into batches of like lengths: by numbers of sentences or, for a
+        bidirectional model, of pieces."""
         order = np.argsort(sentences.lengths, kind="stable")
         order = order[sentences.have_scores(self.longest)[order]]
         if self._served is not None:
@@ -171,8 +169,8 @@ class Scorer:
         return [part for part in np.split(order, ends) if len(part)]
 
     def flops(self, texts: Sequence[str]) -> float:
-        """Useful operations of scoring these sentences, each once: matrix products alone, a multiplication and an
-        addition each. In the last layer one piece of a copy asks, so that keys and values are never made."""
+        """Counts the useful FLOPs of the matrix products for these sentences, each once. In the last layer only the
+        masked piece attends."""
         shape, sentences = self.model.shape, self.cut_texts([*dict.fromkeys(texts)])
         lengths = sentences.lengths[sentences.have_scores(self.longest)]
         h, asked = shape.hidden, lengths - MARKS
@@ -185,7 +183,7 @@ class Scorer:
 
     @torch.inference_mode()
     def score_part(self, sentences: Sentences, part: Array) -> tuple[Array, Array]:
-        """The numbers of sentences, once for every piece that a part asks for, and the log-probabilities of these."""
+        """Computes the log-probabilities of the pieces of a batch; returns the sentence number of each, and these."""
         if self._served is None:
             batch, numbers = make_pass(self.model, sentences, part, self.vocabulary.special)
         else:

@@ -1,7 +1,7 @@
-"""What a pre-trained model scores on shards: the figures of its objective, and bits a character of what it predicts.
+"""Scores a pre-trained model on shards: the figures of its objective, and bits per character of the predicted pieces.
 
-A loss is counted by pieces, so that a vocabulary with longer pieces seems worse; bits by the characters of these pieces
-compare models of different vocabularies. Special pieces have no characters, and are left out of the bits.
+A loss per piece depends on the vocabulary: longer pieces have higher losses. Bits per character compare models of
+different vocabularies. Special pieces have no characters and do not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import COUNTS, Objective, find_objective
 
 PIECES = 1 << 13
-"""Pieces of a batch at most, with padding."""
+"""Maximum number of pieces of a batch, with padding."""
 Split = Literal["validation", "train"]
 
 
@@ -41,23 +41,23 @@ class ShardScores:
     model: str
     data: str
     fingerprint: str
-    """of the shards"""
+    """fingerprint of the shards"""
     split: Split
     length: int
     examples: int
     predictions: int
-    """pieces that were predicted"""
+    """number of predicted pieces"""
     characters: int
-    """of these pieces, without `##`; special ones have none"""
+    """characters of these pieces, without `##` and special pieces"""
     bits_per_character: float | None
-    """of the pieces that are not special"""
+    """without special pieces"""
     left_out: dict[str, int]
-    """the special pieces that were predicted, and how often"""
+    """number of predictions of each special piece"""
     figures: dict[str, float]
     said: list[str]
-    """the figures in words of the console; no figures and no words where nothing was predicted"""
+    """the figures as lines for the console; empty if nothing was predicted"""
     notes: list[str]
-    """what is not scored, and why"""
+    """reasons why something was not scored"""
 
 
 def sum_losses(
@@ -67,7 +67,7 @@ def sum_losses(
     batches: Iterable[tuple[PretrainingBatch, bool]],
     device: torch.device,
 ) -> Tensor:
-    """Adds up the sums of an objective, then `COUNTS`, over the batches that count; nothing waits for the GPU."""
+    """Adds up the sums of an objective, then `COUNTS`, over the batches that count, without waiting for the GPU."""
     found = torch.zeros(len(objective.sums(shape)) + len(COUNTS), dtype=torch.float64, device=device)
     for batch, counts in batches:
         losses = forward(batch.to(device))
@@ -79,7 +79,7 @@ def sum_losses(
 def score_shards(
     model: StoredModel, folder: Path, split: Split, length: int | None, limit: int | None, device: torch.device
 ) -> ShardScores:
-    """Scores a model, in fp32, on the examples of shards, or the first of them."""
+    """Scores a model, in fp32, on the first `limit` examples of shards, or all."""
     manifest = Manifest.read(folder)
     manifest.require_examples(folder)
     require_vocabulary(manifest, model, folder)
@@ -123,7 +123,7 @@ def score_shards(
 
 
 def require_vocabulary(manifest: Manifest, model: StoredModel, folder: Path) -> None:
-    """Refuses shards of another vocabulary than the model's."""
+    """Raises UserError for shards of another vocabulary."""
     if manifest.vocabulary.sha256 != model.vocabulary.sha256:
         raise UserError(
             f"--data {folder}: has another vocabulary than {model.name}, for which the same numbers are other pieces; "
@@ -132,14 +132,14 @@ def require_vocabulary(manifest: Manifest, model: StoredModel, folder: Path) -> 
 
 
 def require_length(length: int, name: str, positions: int) -> int:
-    """The length, where a model of so many positions can be asked about examples of it; UserError otherwise."""
+    """Returns the length; raises UserError if the model has too few positions for it."""
     if not SHORTEST <= length <= positions:
         raise UserError(f"--length {length}: {name} has {positions} positions; take {SHORTEST} to {positions}")
     return length
 
 
 def choose_length(manifest: Manifest, trained: int, folder: Path) -> int:
-    """The longest of the lengths of shards that a model was trained on; the shortest is cut where none is."""
+    """Chooses the longest length of the shards that the model was trained on; if none, the trained length."""
     lengths = manifest.lengths()
     if not lengths:
         raise UserError(f"{folder}: no examples")
@@ -147,7 +147,7 @@ def choose_length(manifest: Manifest, trained: int, folder: Path) -> int:
 
 
 def fit_to_data(model: Bert, manifest: Manifest, folder: Path) -> tuple[Bert, list[str]]:
-    """The model as this data can ask it, with lines on what it cannot: without pairs nothing is asked of them."""
+    """Returns the model without heads that this data cannot score, and lines on them."""
     shape, objective = model.shape, find_objective(model.shape)
     if not shape.pairs or manifest.has_pairs:
         return model, []
@@ -160,8 +160,8 @@ def fit_to_data(model: Bert, manifest: Manifest, folder: Path) -> tuple[Bert, li
 
 
 class Bits:
-    """Measures bits a character while a model scores batches: what special pieces cost is left out, since they have no
-    characters. The model is asked for them once more by themselves, from the same states."""
+    """Measures bits per character while a model scores batches, without special pieces, whose losses are computed once
+    more from the same states."""
 
     def __init__(self, model: Bert, objective: Objective, vocabulary: Vocabulary) -> None:
         self._model, self._objective = model, objective
@@ -170,11 +170,11 @@ class Bits:
         self._nats = torch.zeros((), dtype=torch.float64)
 
     def count(self, batch: PretrainingBatch) -> None:
-        """Counts the pieces that a batch asks for; it is on the host."""
+        """Counts the predicted pieces of a batch, which is on the host."""
         self._times += np.bincount(batch.labels.numpy(), minlength=len(self._times))
 
     def forward(self, batch: PretrainingBatch) -> Any:
-        """What the model says of a batch."""
+        """Computes the sums of the objective for a batch, and the losses of its special pieces."""
         seen = self._model.states_for_heads(batch)
         if (name := self._objective.sum_of_pieces) is not None:
             special = torch.isin(batch.labels, torch.tensor(self._special, device=batch.labels.device))
@@ -187,22 +187,22 @@ class Bits:
 
     @property
     def characters(self) -> int:
-        """The characters of all pieces that were asked for."""
+        """Number of characters of all predicted pieces."""
         return int((self._letters * self._times).sum())
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How often each special piece was asked for, where it was."""
+        """Number of predictions of each special piece, if any."""
         times = self._times[list(self._special)].tolist()
         return {piece: count for piece, count in zip(SPECIAL, times, strict=True) if count}
 
     def count_per_character(self, totals: Mapping[str, float]) -> float | None:
-        """Bits a character, by the totals of the sums of the objective; None where no character was asked for."""
+        """Computes bits per character from the totals of the objective; None without characters."""
         if self._objective.sum_of_pieces is None or not self.characters:
             return None
         return (totals[self._objective.sum_of_pieces] - float(self._nats)) / math.log(2) / self.characters
 
 
 def count_characters(vocabulary: Vocabulary) -> Array:
-    """(pieces,) the characters of every piece, without `##`; what stands for no text has none."""
+    """Counts (pieces,) the characters of each piece, without `##`; 0 for special pieces."""
     return np.array([0 if piece in SPECIAL else len(piece.removeprefix("##")) for piece in vocabulary.pieces])

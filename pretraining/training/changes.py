@@ -1,4 +1,4 @@
-"""What may change between two starts of a run: a recipe that cannot go on is refused, and all else is told."""
+"""Compares two starts of a run: refuses a recipe that the run cannot continue with, and lists other changes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from pretraining.training.request import Request
 Change = tuple[str, Any, Any]
 """A setting, what it was, and what it is now."""
 HOW = ("data", "parallel", "compute", "evaluation", "logging", "checkpoints", "guards", "deepspeed")
-"""Sections of a recipe that say how a run is done, and not what is trained."""
+"""Sections of a recipe that change how a run is done, not what is trained."""
 NOT_SET = "not set"
 BASE_MODEL, LICENCE = "base_model", "card.licence"
 FOLDERS = ("--out", "--init", "--base_model", "--base-model")
-"""Options of a command that name what a run begins with, and where it goes."""
+"""Options of a command for the model a run begins with and for the folder of the run."""
 
 
 def continue_run(request: Request, latest: Saved) -> Request:
-    """The request as the run goes on with it: its base model and licence are kept where the command names none.
+    """Returns the request with the run's base model and licence where the command names none.
 
-    Raises UserError for what the run cannot be continued with, and for what asks a finished run for more.
+    Raises UserError if the run cannot continue with it, or is finished and would have to train more.
     """
     recipe, before = request.recipe, latest.run.recipe
     base = before.base_model
@@ -46,7 +46,7 @@ def continue_run(request: Request, latest: Saved) -> Request:
 
 
 def require_continuation(latest: Saved, request: Request) -> None:
-    """Refuses what a run cannot be continued with, and what asks a finished run for more."""
+    """Raises UserError if the run cannot continue with the request, or is finished and would have to train more."""
     run, shape = latest.run, latest.record.shape
     recipe, before = request.recipe, run.recipe
     if run.is_trained:
@@ -64,19 +64,19 @@ def require_continuation(latest: Saved, request: Request) -> None:
         ("the phases", _name_phases(before), _name_phases(recipe)),
         *compare_done_phases(run.state.phase, before, recipe),
     ]
-    if run.state.phase_step and run.state.phase < len(recipe.phases):  # in a phase, the order of the data stays
+    if run.state.phase_step and run.state.phase < len(recipe.phases):  # in a phase, the order of data stays
         settings.append(("seed", before.seed, recipe.seed))
         for name in ("length", "batch"):
             then, now = (getattr(either.phases[run.state.phase], name) for either in (before, recipe))
             settings.append((f"phases.{run.state.phase}.{name}", then, now))
     if changes := select_different(settings):
-        by_data = shape.pairs != request.shape.pairs and before.objective == recipe.objective  # which nobody can give
+        by_data = shape.pairs != request.shape.pairs and before.objective == recipe.objective  # a fact of the data
         cure = _suggest_new_run(latest, request) if by_data else "give what was, or name a new folder"
         raise UserError(_write_message(f"--out {request.out}: cannot go on with this recipe", changes, cure))
 
 
 def _name_changes(changes: Iterable[Change], request: Request) -> Iterator[Change]:
-    """Differences of shapes by what users call them, which for those of a recipe is their name there."""
+    """Names the differences of shapes as users know them: by the keys of a recipe, if any."""
     names = {
         "vocabulary": "pieces of the vocabulary",
         "pairs": find_objective(request.shape).pairs_head,
@@ -88,7 +88,7 @@ def _name_changes(changes: Iterable[Change], request: Request) -> Iterator[Chang
 
 
 def require_data(run: RunRecord, request: Request) -> None:
-    """Refuses other data, unless the recipe allows other text; another vocabulary would mean other weights."""
+    """Raises UserError for another vocabulary, and for other text unless the recipe allows it."""
     if not has_vocabulary(run, request):
         raise UserError(
             f"--data {request.data}: has another vocabulary than {request.out} was trained with; make it with "
@@ -103,18 +103,18 @@ def require_data(run: RunRecord, request: Request) -> None:
 
 
 def has_vocabulary(run: RunRecord, request: Request) -> bool:
-    """Whether the data has the very pieces that a run was trained with."""
+    """Whether the data has the vocabulary that the run was trained with."""
     return run.data.vocabulary == request.manifest.vocabulary.sha256
 
 
 def list_training_changes(before: Recipe, recipe: Recipe) -> list[Change]:
-    """Lists all that makes a recipe another training, and not the same one done in another way."""
+    """Lists the changes that make a recipe another training, rather than the same one done in another way."""
     changes = compare_recipes(before, recipe)
     return [each for each in changes if each[0].partition(".")[0] not in HOW and not each[0].endswith(".micro_batch")]
 
 
 def compare_done_phases(done: int, before: Recipe, recipe: Recipe) -> Iterator[Change]:
-    """Compares how long the phases are that the run has behind it: they are not trained again."""
+    """Compares the lengths of the phases that are done: they are not trained again."""
     for number in range(min(done, len(recipe.phases))):
         given = before.phases[number].steps is not None and recipe.phases[number].steps is not None
         name = f"phases.{number}.steps" if given else f"the length of phases.{number}"
@@ -137,7 +137,7 @@ def _write_message(what: str, changes: Sequence[Change], cure: str) -> str:
 
 
 def _find_cure(latest: Saved, request: Request, changes: Sequence[Change]) -> str:
-    """How a finished run is trained on: by a new one, if that can take its weights; a licence needs no training."""
+    """Says how to train a finished run further: by a new run with its weights. A licence needs no training."""
     names = [name for name, _, _ in changes]
     if names == [LICENCE]:
         words = ["python", "pretraining/export.py", str(request.out), "--out", str(request.out / EXPORT)]
@@ -146,7 +146,7 @@ def _find_cure(latest: Saved, request: Request, changes: Sequence[Change]) -> st
 
 
 def _suggest_new_run(latest: Saved, request: Request) -> str:
-    """The words that start a new run with the weights of this one, whatever launcher stands before them."""
+    """Says which options start a new run with the weights of this one, under any launcher."""
     sizes = [name for name, _, _ in latest.record.shape.differences(request.shape) if name != "pairs"]
     if sizes or not has_vocabulary(latest.run, request):
         return "name a new folder"
@@ -159,7 +159,7 @@ def _suggest_new_run(latest: Saved, request: Request) -> str:
 
 
 def find_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The words of a command that are some options and their values."""
+    """Finds some options and their values among the words of a command."""
     found: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -171,7 +171,7 @@ def find_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def list_changes(latest: Saved, request: Request, context: Context, engine: Engine) -> list[str]:
-    """Lists what is otherwise than in the checkpoint, and may be."""
+    """Lists the settings that differ from those of the checkpoint, and may."""
     made_by, run = latest.record.made_by, latest.run
     ranks: list[Change] = [
         ("ranks", made_by.ranks, context.world.size),
@@ -192,7 +192,7 @@ def list_changes(latest: Saved, request: Request, context: Context, engine: Engi
 
 
 def compare_recipes(then: Recipe, now: Recipe) -> list[Change]:
-    """The values in which two recipes differ, by their dotted names."""
+    """Lists the values that differ between two recipes, by their dotted names."""
     before, here = dict(_flatten(then.as_dict())), dict(_flatten(now.as_dict()))
     names = sorted({*before, *here})
     return select_different((name, before.get(name, NOT_SET), here.get(name, NOT_SET)) for name in names)
@@ -204,7 +204,7 @@ def select_different(values: Iterable[Change]) -> list[Change]:
 
 
 def _flatten(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested tables and lists of tables, by their dotted names."""
+    """Lists the values of nested tables and lists of tables, by their dotted names."""
     if isinstance(table, list) and table and isinstance(table[0], dict):
         table = dict(enumerate(table))
     if not isinstance(table, dict):

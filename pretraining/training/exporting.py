@@ -1,4 +1,4 @@
-"""A checkpoint as a folder of transformers, checked before it is called exported."""
+"""Exports a checkpoint as a folder of transformers, which is read back and compared before it takes its name."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Exported:
     folder: Path
     parameters: int
     difference: float
-    """the largest between logits of the source and of what was written"""
+    """largest difference between logits of the source and of the exported model"""
     readers: tuple[str, ...]
-    """who read it back"""
+    """libraries that read it back"""
     left_out: str = ""
     """heads and files of the source that were not written, and why"""
     remark: str = ""
-    """what it cannot be used for in transformers, though that loads it"""
+    """a use in transformers that is of no avail, although transformers loads the model"""
     warning: str = ""
     """a doubt about the licence; empty where there is none"""
 
@@ -59,20 +59,20 @@ class Exported:
 
 @dataclass(frozen=True)
 class Exportable:
-    """A model to export, and what is known of its making."""
+    """A model to export, and how it was made."""
 
     shape: Shape
     weights: Mapping[str, Tensor]
     vocabulary: Path
-    """folder with the vocabulary that belongs to it"""
+    """folder of its vocabulary"""
     length: int
-    """the longest text that it was trained on, or that its own tokenizer lets through"""
+    """longest text that it was trained on, or the limit of its tokenizer"""
     licence: str | None = None
-    """that of the recipe or the card, where it names one"""
+    """licence in the recipe or the card, if any"""
     left_out: str = ""
-    """heads and files of it that are of no use, and why"""
+    """heads and files that are not exported, and why"""
     made: Provenance | None = None
-    """how the weights came to be, where that is known"""
+    """how the weights were trained, if known"""
 
 
 def export(
@@ -86,14 +86,13 @@ def export(
 ) -> Exported:
     """Writes a run's checkpoint, the last one by default, as a folder of transformers; one process does it.
 
-    `licence` is what the model card says of it, by default what the recipe says. `replace` is for a folder with another
-    model, which otherwise stays.
+    `licence` goes into the model card (default: the recipe's). `replace` permits replacing another model in `out`.
     """
     try:
         licence = None if licence is None else check_licence(licence)
     except PydanticCustomError as error:
         raise UserError(f"--licence {licence}: {error}") from None
-    is_own = out.resolve() == (source / EXPORT).resolve()  # a run's, which it makes itself
+    is_own = out.resolve() == (source / EXPORT).resolve()  # written by the run itself
     read = [source] if vocabulary is None else [source, vocabulary]
     results: list[tuple[str, float]] = []
     with nullcontext() if is_own else making([out], "export.py", read, replace):
@@ -103,7 +102,7 @@ def export(
             raise UserError(
                 f"{vocabulary}: not the vocabulary that the model was trained with; name its folder: --vocabulary"
             )
-        written = {name: weight.to("cpu", dtype).float() for name, weight in model.weights.items()}  # as they are read
+        written = {name: weight.to("cpu", dtype).float() for name, weight in model.weights.items()}  # as read back
         folders.write_folder(
             out,
             model.shape,
@@ -121,7 +120,7 @@ def export(
 
 
 def _warn_of_licence(model: Exportable, licence: str | None) -> str:
-    """Warns where the card names another licence than the model has, or the one that it began with."""
+    """Returns a warning if the card names another licence than that of the model or of its base model."""
     base = model.made.base if model.made else None
     theirs = base.licence if base else model.licence
     ours, whose = licence or model.licence, f"{base}, with which it began," if base else "the model that was exported"
@@ -142,7 +141,7 @@ def read_source(source: Path, checkpoint: str | None) -> Exportable:
 
 
 def _read_transformers(source: Path) -> Exportable:
-    """Reads a folder of transformers; half of what only pairs train is left out, which serves nobody."""
+    """Reads a folder of transformers. A pooler or next-sentence head without the other is left out."""
     shape, weights, missing = folders.read_folder(source)
     lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
     objective = find_objective(shape)
@@ -160,14 +159,14 @@ def _read_transformers(source: Path) -> Exportable:
 
 
 def select_heads(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """Keeps the weights that an export of this shape has, and names the heads that it lacks."""
+    """Selects the weights that an export of this shape has; returns the names of the heads that are left out too."""
     wanted = {weight.ours for weight in list_weights(shape)}
     heads = dict.fromkeys(name.partition(".")[0] for name in weights if name not in wanted)
     return {name: weight for name, weight in weights.items() if name in wanted}, " and ".join(heads)
 
 
 def describe_training(run: RunRecord, shape: Shape) -> str:
-    """The settings of the phases that a run has begun, as TOML for the model card: how they were done is left out."""
+    """Describes the training so far, as TOML for the model card, without settings of speed and safety."""
     state, recipe = run.state, run.recipe.as_dict()
     begun = recipe["phases"][: state.phase + (state.phase_step > 0)]
     for number, phase in enumerate(begun):

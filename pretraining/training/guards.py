@@ -1,7 +1,6 @@
-"""Notices training that must not go on: by a loss or gradient that is not finite, or a loss that leaps.
+"""Detects training that diverges: a loss or gradient that is not finite, or a loss that leaps.
 
-The run goes back to its last checkpoint and leaves out the batches that did it, which are noted in the run's folder so
-that they stay left out.
+The run returns to its last checkpoint and skips the batches concerned, which are noted in its folder.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from pretraining.training.skips import Skip
 
 CURE = "lower the learning rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
 REMEMBERED = 20
-"""How many logged losses a leap is measured against."""
+"""Number of logged losses whose median a leap is measured against."""
 NAMED = 4
-"""How many examples a message names."""
+"""Number of examples that a message names."""
 
 
 class DivergedError(SharedError):
@@ -38,35 +37,35 @@ class DivergedError(SharedError):
 
 
 class Finding(NamedTuple):
-    """Something wrong in a step, as one rank found it."""
+    """A fault in a step, as one rank found it."""
 
     step: int
     batch: int
     """number of the batch in the order of the phase"""
     text: str
     gradient: bool = False
-    """whether it is the gradient of all ranks together; then a rank with a bad loss of its own says more"""
+    """whether it is in the gradient of all ranks together; a rank with a bad loss of its own knows more"""
 
 
 class Guard:
-    """Keeps what each step gave until it is looked at, so that the host need not wait for a GPU in between."""
+    """Keeps losses and norms until they are checked, so that the host need not wait for the GPU in each step."""
 
     def __init__(self, rank: int, ranks: int, spike: float, scaled: bool):
-        """`scaled`: the loss is, so that a gradient that is not finite only lowers the scale."""
+        """`scaled`: the loss is scaled, so a gradient that is not finite only lowers the scale."""
         self._rank, self._ranks, self._spike, self._scaled = rank, ranks, spike, scaled
         self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
         self.losses: deque[float] = deque(maxlen=REMEMBERED)
         """the latest losses that were logged in this phase"""
         self.recent: deque[float] = deque(maxlen=REMEMBERED)
-        """this rank's parts of the losses of the latest steps of this phase that were looked at"""
+        """this rank's parts of the losses of the latest checked steps of this phase"""
 
     def add(self, step: int, batch: int, result: StepResult, batches: StepBatches[Any]) -> None:
-        """Keeps what a step of this rank gave, and the examples of its micro-batches."""
+        """Keeps the result of a step of this rank, and the examples of its micro-batches."""
         examples = [micro.examples for micro in batches.micro]
         self._kept.append((step, batch, result.losses, result.gradient_norm, examples))
 
     def first_fault(self) -> Finding | None:
-        """Finds the first thing wrong since it was last asked."""
+        """Finds the first fault since the last call."""
         kept, self._kept = self._kept, []
         for step, batch, losses, norm, examples in kept:
             for loss, own in zip(losses, examples, strict=True):
@@ -83,7 +82,7 @@ class Guard:
         return None
 
     def leaps(self, loss: float) -> bool:
-        """Whether a logged loss is far above those before it."""
+        """Whether a logged loss is far above the losses before it."""
         if self._spike and len(self.losses) >= REMEMBERED // 2 and loss > median(self.losses) + self._spike:
             return True
         self.losses.append(loss)
@@ -100,7 +99,7 @@ class Guard:
         return last if last > median([*self.losses, *before] or [last]) + self._spike else None
 
     def begin_phase(self) -> None:
-        """Forgets the losses of the phase before: at the beginning of one they may well leap."""
+        """Forgets the losses of the last phase: between phases a loss may leap."""
         self.losses.clear()
         self.recent.clear()
 
@@ -111,6 +110,6 @@ def choose_first(findings: Iterable[Finding | None]) -> Finding:
 
 
 def name_examples(examples: Sequence[Any] | Array) -> str:
-    """Examples by shard and row, the first of them."""
+    """Names examples by shard and row, the first few."""
     shown = ", ".join(f"shard {shard} row {row}" for shard, row in list(examples)[:NAMED])
     return f"{shown}, … ({len(examples)} examples)" if len(examples) > NAMED else shown

@@ -1,8 +1,8 @@
-"""The micro-batch of a phase that has "auto": the largest that fits into the memory of every rank.
+"""Finds the micro-batch of a phase that has "auto": the largest that fits into the memory of every rank.
 
-On a GPU a trial decides: beside all that the engine holds, a copy of the model computes the heaviest micro-batch that
-there can be, forward and backward. It needs no other rank and touches nothing of the run. An estimate decides under
-ZeRO 3, where a rank may have no room for a copy, and on a CPU, where a process that takes too much is killed.
+On a GPU by trial: a copy of the model computes the heaviest possible micro-batch, forward and backward, beside all
+that the engine holds. The trial needs no other rank and changes nothing of the run. Under ZeRO 3, where a rank may have
+no room for a copy, and on a CPU, where a process that takes too much is killed, by estimate.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from pretraining.reporting.hardware import read_total_memory, synchronize
 from pretraining.training.request import Request
 
 AWKWARD = 4
-"""A batch is told to have too few divisors where the next larger micro-batch would be so many times as large."""
+"""Warns that a batch has too few divisors if the next larger micro-batch is this many times as large."""
 LESS_MEMORY = "parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
 
 
 class MicroBatches:
-    """The micro-batches of a run's phases: those of the recipe, and those that are found where it has "auto"."""
+    """The micro-batches of the phases of a run: from the recipe, or found where it has "auto"."""
 
     def __init__(self, request: Request, context: Context, engine: Engine, before: Mapping[str, FoundMicroBatch]):
-        """`before` are those that a checkpoint knows, by the names of their phases."""
+        """`before`: micro-batches that were found before the checkpoint, by phase name."""
         self._request, self._context, self._engine = request, context, engine
         self._room = measure_room(engine.device, context.world.local_size)
         dtype = name_dtype(engine.dtype)
@@ -53,7 +53,7 @@ class MicroBatches:
         return self.found[phase.name].sequences if phase.micro_batch == "auto" else phase.micro_batch
 
     def find(self, first: int) -> None:
-        """Finds those of the phases from number `first` on, before any is trained. All ranks call it together."""
+        """Finds the micro-batches of the phases from number `first` on. All ranks call it together, before training."""
         request = self._request
         with self._context.watch.pause():
             devices = sorted(set(gather(self._describe_device())))
@@ -64,7 +64,7 @@ class MicroBatches:
                     self._warn_of_shortage(number, phase)
 
     def _find(self, number: int, phase: Phase, conditions: dict[str, object]) -> None:
-        """Takes what a run had, where nothing has changed; otherwise what fits on the rank with the least memory."""
+        """Keeps the run's earlier micro-batch if nothing has changed; otherwise takes what fits on all ranks."""
         before = self.found.get(phase.name)
         if before is None or before.conditions != conditions:
             own = self.find_largest(phase)
@@ -74,12 +74,12 @@ class MicroBatches:
             self._report(number, phase, before)
 
     def find_largest(self, phase: Phase, below: int | None = None) -> int | None:
-        """Finds the largest that fits on this rank, or the largest of those below another; None where none does."""
+        """Finds the largest micro-batch, below a limit if given, that fits on this rank; None if none does."""
         sizes = [size for size in self._target.sizes(phase) if below is None or size < below]
         return find_largest_that_fits(sizes, self._make_trial(phase))
 
     def _make_trial(self, phase: Phase) -> Callable[[int], bool]:
-        """What says whether so many sequences fit on this rank: a trial, or an estimate."""
+        """Returns a function that says whether a number of sequences fits on this rank, by trial or by estimate."""
         zero, device = self._engine.zero, self._engine.device
         if can_try(device) and zero < 3:  # a trial needs a whole copy of the weights
             reserve = memory_to_reserve(self._target.memory(zero).device, device)
@@ -87,7 +87,7 @@ class MicroBatches:
         return partial(self._target.fits, phase, zero)
 
     def explain_shortage(self, number: int, phase: Phase) -> UserError:
-        """Says what would have fitted, after a step of this rank found no memory. It needs no other rank."""
+        """Returns an error that names a micro-batch that fits, after a step of this rank ran out of memory."""
         self._engine.forget_gradients()
         release_memory(self._engine.device)
         size, said = self.size_for(phase), f"phases.{number}.micro_batch = {show_value(phase.micro_batch)}: "
@@ -104,7 +104,7 @@ class MicroBatches:
         )
 
     def _warn_of_shortage(self, number: int, phase: Phase) -> None:
-        """Warns of a micro-batch that the recipe gives; where text fills less of its sequences, it may fit still."""
+        """Warns that a given micro-batch may not fit: it still may, since text does not fill all sequences."""
         smaller = self.find_largest(phase, below=self.size_for(phase))
         cure = self._explain_no_room(phase) if smaller is None else f'{smaller} will, or take "auto"'
         self._context.warn(
@@ -113,7 +113,7 @@ class MicroBatches:
         )
 
     def _report(self, number: int, phase: Phase, before: FoundMicroBatch | None) -> None:
-        """Prints what was found, and where another batch would do better."""
+        """Prints the micro-batch that was found, and warns if a batch with other divisors would be faster."""
         found, console = self.found[phase.name], self._context.console
         how = "as before" if found is before else self._describe_limit(phase)
         if before is not None and found is not before:
@@ -127,7 +127,7 @@ class MicroBatches:
             )
 
     def _describe_limit(self, phase: Phase) -> str:
-        """Says what keeps the micro-batch that was found from being larger."""
+        """Says why the micro-batch that was found is not larger."""
         found, share = self.found[phase.name].sequences, phase.batch // self._context.world.size
         if found == share:
             return "all of the batch" if self._context.world.size == 1 else "all of a rank's share of the batch"
@@ -137,7 +137,7 @@ class MicroBatches:
         return f"the largest {fast if self._room.on_cpu else 'whose elements kernels can number'}"
 
     def _list_conditions(self, phase: Phase, devices: list[str]) -> dict[str, object]:
-        """All that decides which micro-batch fits: while it stays the same, a run keeps the one that it had."""
+        """Lists all that decides which micro-batch fits: a run keeps its micro-batch while this stays the same."""
         recipe = self._request.recipe.as_dict()
         return {
             "ranks": self._context.world.size,
@@ -167,18 +167,18 @@ class MicroBatches:
 
 
 def measure_room(device: torch.device, ranks: int) -> Room:
-    """The memory of a rank on this machine, whose ranks share that of the CPU."""
+    """Returns the memory of a rank on this machine; ranks on CPUs share the main memory."""
     on_cpu = device.type == "cpu"
     return Room(read_total_memory(device) / (ranks if on_cpu else 1), on_cpu)
 
 
 def can_try(device: torch.device) -> bool:
-    """Whether a process may ask for too much memory there and go on."""
+    """Whether a process can run out of this device's memory and continue."""
     return device.type == "cuda"
 
 
 def memory_to_reserve(planned: float, device: torch.device) -> int:
-    """The bytes that a trial leaves free: a margin, and what the engine will hold in a step and does not hold yet."""
+    """Bytes that a trial leaves free: a margin, and memory that the engine does not hold yet but needs in a step."""
     if device.type == "cpu":
         return 0
     missing = max(0.0, planned - torch.cuda.memory_allocated(device))
@@ -186,7 +186,7 @@ def memory_to_reserve(planned: float, device: torch.device) -> int:
 
 
 def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> bool:
-    """Whether a rank can compute the heaviest micro-batch of so many sequences with so many bytes to spare."""
+    """Whether a rank can compute the heaviest micro-batch of `sequences` with `reserve` bytes to spare."""
     try:
         compute_on_copy(heaviest, device, reserve, sequences)
         fits = True
@@ -194,15 +194,15 @@ def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequen
         if not is_shortage(error):
             raise
         fits = False
-    release_memory(device)  # here, where the error no longer holds what was computed
+    release_memory(device)  # here, where the error no longer holds the activations
     return fits
 
 
 def compute_on_copy(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> None:
-    """Computes a micro-batch, forward and backward, on a copy of the model that is gone afterwards.
+    """Computes a micro-batch, forward and backward, on a temporary copy of the model.
 
-    The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. It is never compiled,
-    which would take minutes: compiled layers are made to keep less.
+    The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. The copy is not compiled,
+    which would take minutes; compiled layers need less memory.
     """
     objective = find_objective(heaviest.shape)
     ballast = torch.empty(reserve, dtype=torch.uint8, device=device)
@@ -220,7 +220,7 @@ def compute_on_copy(heaviest: Heaviest, device: torch.device, reserve: int, sequ
 
 
 def release_memory(device: torch.device) -> None:
-    """Gives back what nobody holds any more, and forgets the peak, which was not training's."""
+    """Frees unused memory, and resets the peak, which was not that of training."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

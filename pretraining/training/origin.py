@@ -1,7 +1,7 @@
-"""The model that a run begins with, and how its weights become those of a new model.
+"""Begins a run with the weights of another model.
 
-The recipe takes its sizes from there, and the data must have its pieces, in the same ids: weights mean nothing to other
-pieces. More pieces may follow, and more positions; these begin anew.
+The recipe takes its sizes from that model, and the data must have its pieces with the same ids. The vocabulary may have
+more pieces, and the recipe more positions; their embeddings are new.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from pretraining.training.skips import Skip
 
 POSITIONS = "embeddings.position.weight"
 SIDES: dict[Sees, str] = {"both": "all others", "before": "those before it", "after": "those after it"}
-"""Which pieces a piece sees, in words."""
+"""How messages name the pieces that a piece attends to."""
 
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """Where a run begins or goes on."""
+    """Where a run begins or continues."""
 
     model: Bert
     state: RunState
-    """where it stands, and what the model's weights were trained on before"""
+    """progress of the run, and what the weights were trained on before"""
     latest: Saved | None
-    """the checkpoint that the model's weights are from; None for a new run"""
+    """checkpoint of the weights; None for a new run"""
     skips: list[Skip]
     begins: str | None = None
-    """one line on the model that a new run begins with; None where its weights are drawn"""
+    """one line on the model that a new run begins with; None if its weights are drawn at random"""
 
 
 def check_data(origin: StoredModel, data: Path, manifest: Manifest) -> None:
-    """Raises UserError unless the data has the pieces of the model in the same ids."""
+    """Raises UserError unless the data has the pieces of the model with the same ids."""
     vocabulary = read_vocabulary(data)
     if vocabulary.sha256 != manifest.vocabulary.sha256:
         raise DamageError(f"{data / VOCABULARY}: not what the data was made with; copy it again")
@@ -59,7 +59,7 @@ def check_data(origin: StoredModel, data: Path, manifest: Manifest) -> None:
 
 
 def find_difference(origin: StoredModel, ours: Vocabulary) -> str | None:
-    """Says how a vocabulary is no continuation of the model's."""
+    """Says why a vocabulary does not extend that of the model; None if it does."""
     name, theirs = origin.name, origin.vocabulary
     if ours.cased != theirs.cased:
         cases = {True: "keeps case and accents", False: "puts text into lower case"}
@@ -73,13 +73,13 @@ def find_difference(origin: StoredModel, ours: Vocabulary) -> str | None:
 
 
 class OriginFinder:
-    """Finds the model that a recipe names, when the recipe asks for its sizes."""
+    """Finds the base model of a recipe when its sizes are needed."""
 
     def __init__(self, out: Path | None, name: str | None = None) -> None:
-        """`out` is the folder of the run: one that goes on needs its base model no more.
+        """`out` is the folder of the run: a run that continues no longer needs its base model.
 
-        All ranks make one together, before anything can fail on one of them: a model on the hub is fetched here, by
-        the `name` that the recipe will ask for. What goes wrong is told when it does.
+        All ranks construct it together: a model on the hub is fetched here, by the `name` in the recipe. An error is
+        kept until the recipe asks for the sizes.
         """
         self._out = out
         self._found: Path | UserError | None = None
@@ -91,10 +91,10 @@ class OriginFinder:
             except UserError as error:
                 self._found = error
         self.origin: StoredModel | None = None
-        """the model that was found; None where none was asked for, or the run goes on"""
+        """the base model; None if the recipe names none, or the run continues"""
 
     def shape(self, name: str) -> Shape:
-        """The sizes of the model, or of the run that began with it."""
+        """Returns the sizes of the model, or of the run that began with it."""
         if self._out is not None and (shape := read_recorded_shape(self._out)) is not None:
             return shape
         if isinstance(self._found, UserError):
@@ -104,7 +104,7 @@ class OriginFinder:
 
 
 def read_recorded_shape(out: Path) -> Shape | None:
-    """The sizes of the model that a run has in its checkpoints; None where it has none that can be read."""
+    """Reads the sizes from the newest readable checkpoint of a run; None if there is none."""
     for checkpoint in reversed(list_finished(out)):
         with suppress(UserError):
             return read_record(checkpoint).shape
@@ -113,10 +113,10 @@ def read_recorded_shape(out: Path) -> Shape | None:
 
 @torch.no_grad()
 def begin_with(model: Bert, state: RunState, origin: StoredModel, vocabulary: Vocabulary) -> str:
-    """Gives a fresh model the weights of another, notes what these were trained on, and says what begins anew.
+    """Copies the weights of a model into a new one, notes what they were trained on, and describes what is new.
 
-    New pieces begin as the mean of the pieces that they replace, in the embeddings and in the decoder's bias. New
-    positions stay as they were drawn.
+    The embedding and the bias of a new piece are the means of those of the pieces that it replaces. New positions keep
+    their random embeddings.
     """
     weights, fresh = origin.read_weights(), model.state_dict()
     state.trained_length, state.begun_positions = origin.trained, origin.known
@@ -139,9 +139,9 @@ def begin_with(model: Bert, state: RunState, origin: StoredModel, vocabulary: Vo
 
 
 def extend_rows(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tensor:
-    """The rows of the known pieces, then for each new piece the mean of those that it replaces, then zeros.
+    """Returns the rows of the known pieces, then for each new piece the mean of those that it replaces, then zeros.
 
-    A piece that replaces none, of characters that no piece has, begins as the mean of all.
+    A piece of characters that no known piece has replaces none: its row is the mean of all.
     """
     whole = torch.zeros(size, *rows.shape[1:])
     whole[:known] = rows[:known]
@@ -151,14 +151,14 @@ def extend_rows(rows: Tensor, known: int, new: list[list[int]], size: int) -> Te
 
 
 def name_heads(names: set[str], called: Mapping[str, str]) -> list[str]:
-    """The heads that weights of these names belong to, as they are called."""
+    """Names the heads that weights of these names belong to."""
     found = {name.partition(".")[0] for name in names}
     assert found <= called.keys(), f"{found}: only whole heads may be missing or left over"
     return [called[name] for name in called if name in found]
 
 
 def describe_beginning(origin: StoredModel, sees: Sees, anew: list[str], left: list[str]) -> str:
-    """One line on what a run begins with; `sees` is which pieces one sees from now on."""
+    """Describes in one line what a run begins with; `sees`: the pieces that a piece attends to from now on."""
     shape, pieces = origin.shape, len(origin.vocabulary)
     if origin.rows > pieces and not origin.is_checkpoint:
         left = [*left, f"{origin.rows - pieces:,} rows of its embeddings that belong to no piece"]

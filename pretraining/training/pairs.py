@@ -1,7 +1,6 @@
-"""Minimal pairs at the ends of phases: what a model knows of grammar while it learns.
+"""Scores minimal pairs at the ends of phases, to follow what a model learns of grammar.
 
-The model that is asked is a copy in fp32, so that the answers are those of run_pairs.py, whatever the run computes in
-and however its weights are divided.
+An fp32 copy of the model is scored, so that the results equal those of run_pairs.py under any precision and ZeRO stage.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ ASKED = 20
 
 
 def read_sample(name: str | None) -> tuple[Pair, ...]:
-    """Reads the pairs that a recipe names, some of every paradigm; none where it names none."""
+    """Reads the file of pairs that a recipe names and takes a sample of each paradigm; empty if it names none."""
     return () if name is None else tuple(take_pairs(read_pairs(Path(name)), ASKED))
 
 
 def describe_sample(pairs: Sequence[Pair], name: str | None, data: Path, positions: int) -> list[str]:
-    """Lines on how many pairs are asked, and which of them say nothing of a model of so many positions; UserError where
-    none does. `data` has the vocabulary."""
+    """Describes the sample: its size, and the pairs that cannot be scored with so many positions. Raises UserError if
+    none can. `data` is the folder of the vocabulary."""
     if name is None:
         return []
     asked = Asked.from_pairs(pairs, SentenceCutter(read_vocabulary(data)).cut_texts(list_sentences(pairs)), positions)
@@ -40,8 +39,8 @@ def describe_sample(pairs: Sequence[Pair], name: str | None, data: Path, positio
 
 @torch.no_grad()
 def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Callable[[], None]) -> Tally:
-    """Scores pairs, shared among all ranks, which call it together; pairs that are too long for the model are left out.
-    `data` has the vocabulary."""
+    """Scores pairs, divided among all ranks, which call it together. Pairs too long for the model are left out.
+    `data` is the folder of the vocabulary."""
     model = build_model(engine.model.shape)
     model.load_state_dict(dict(engine.weights()))
     scorer = Scorer(model, read_vocabulary(data), engine.device)

@@ -1,4 +1,4 @@
-"""A phase of a run in training: its examples in their order, its learning rate, its clock, its validation."""
+"""A phase of training: its examples in order, its learning rate, its clock and its validation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pretraining.training.skips import Skip
 
 
 class TrainingPhase:
-    """One phase, made once when it begins or goes on."""
+    """One phase, constructed when it begins or continues."""
 
     def __init__(
         self, request: Request, context: Context, state: RunState, skips: Sequence[Skip], micro_batches: MicroBatches
@@ -52,7 +52,7 @@ class TrainingPhase:
         held_out = num_held_out(request.manifest, self.settings.length)
         self.validation = self._open(validation=True) if held_out else None
         self.scored = request.recipe.evaluation.examples or None
-        """how many of the examples held out an evaluation scores; None for all"""
+        """number of held-out examples that an evaluation scores; None for all"""
 
     def _open(self, validation: bool) -> Dataset:
         request, world = self._request, self._world
@@ -60,8 +60,8 @@ class TrainingPhase:
         return Dataset(request.data, request.manifest, length, validation, world.rank, world.size, objective)
 
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:
-        """This rank's batches from where the run stands to the end of the phase, each with the seconds for which it was
-        waited; the clock starts."""
+        """Starts the clock, and yields this rank's batches to the end of the phase, each with the seconds spent waiting
+        for it."""
         end, world = self._schedule.steps, self._world
         steps = count(state.phase_step) if end is None else range(state.phase_step, end)
         self.clock = Clock(state.phase_seconds, self._device)
@@ -69,28 +69,28 @@ class TrainingPhase:
         return closing(training_batches(self._dataset, self._order, steps, *where))
 
     def batch_number(self, step: int) -> int:
-        """Which batch of the phase's order its step of this number takes."""
+        """Number, in the order of the phase, of the batch of a step."""
         return self._order.number(step)
 
     def learning_rate(self, state: RunState) -> float:
-        """The learning rate of the step that comes."""
+        """Learning rate of the next step."""
         return self._schedule.learning_rate(state.phase_step, self.clock.seconds)
 
     def is_over(self, state: RunState) -> bool:
-        """Whether all steps are done, or the time is used up where the clock decides."""
+        """Whether all steps are done or, by the clock, the time is used up."""
         return self._schedule.is_over(state.phase_step, self.clock.seconds)
 
     def is_last_step(self, state: RunState) -> bool:
-        """Whether the step that was just done is known to be the last; by the clock none is."""
+        """Whether the step just done is the last one; by the clock it is not known."""
         return state.phase_step == self._schedule.steps
 
     def last_step(self, state: RunState) -> int | None:
-        """The step of the run after which the phase is over; None by the clock."""
+        """Step of the run that ends the phase; None by the clock."""
         steps = self._schedule.steps
         return None if steps is None else state.step + steps - state.phase_step
 
     def describe(self, state: RunState) -> str:
-        """One line on what the phase will do."""
+        """Describes the phase in one line."""
         phase, schedule = self.settings, self._schedule
         amount = duration(schedule.length) if schedule.steps is None else f"{schedule.steps:,} steps"
         done = f", {state.phase_step:,} of them done" if state.phase_step else ""
@@ -102,9 +102,9 @@ class TrainingPhase:
         )
 
     def copy_positions(self, engine: Engine, known: int) -> str | None:
-        """Gives positions beyond those that are known the embeddings of these, where the recipe says so; says which.
+        """Copies the embeddings of trained positions to those beyond, if the recipe says so; returns a line on it.
 
-        `known` is 0 where nothing was trained yet: then there is nothing to copy.
+        `known` is the number of trained positions; 0: nothing to copy.
         """
         phase, rows = self.settings, engine.model.shape.positions
         if not 0 < known < phase.length or phase.new_positions != "copied":
@@ -122,12 +122,10 @@ class TrainingPhase:
         validates: bool,
         ends: bool,
     ) -> EvaluationRecord | None:
-        """Scores every held-out example once, or as many as the recipe says, over all ranks, where it `validates`, and
-        where the phase `ends` minimal pairs; the result does not depend on the number of ranks but for rounding. None
-        where there is neither.
+        """Scores held-out examples if it `validates`, and minimal pairs if the phase `ends`; None if there are neither.
 
-        Before each batch `gives_up` is asked, which must say the same on all ranks; where it says yes, GivenUpError is
-        raised.
+        The number of ranks changes the result by rounding only. `gives_up` is called before each batch and must return
+        the same on all ranks; if it returns True, GivenUpError is raised.
         """
         begin = time.perf_counter()
         learns: dict[str, float] = {}
@@ -152,7 +150,7 @@ class TrainingPhase:
     def _validate(
         self, engine: Engine, validation: Dataset, before: Callable[[], None]
     ) -> tuple[dict[str, float], list[str], int]:
-        """The figures of the objective on held-out examples, what the console says of them, and how many these were."""
+        """Returns the figures of the objective on held-out examples, their lines for the console, and their number."""
         objective, shape = find_objective(engine.model.shape), engine.model.shape
         place = dist.get_rank(), dist.get_world_size()
 
@@ -171,29 +169,29 @@ class TrainingPhase:
 
 
 def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:
-    """Repeats the first rows over and over, without row 0, where [CLS] stands alone."""
+    """Repeats the trained rows for all others, except row 0, the position of [CLS]."""
     rows = torch.arange(len(positions))
     return positions[torch.where(rows < trained, rows, 1 + (rows - 1) % (trained - 1))]
 
 
 class Clock:
-    """The seconds of a phase, the same on all ranks: rank 0's, agreed on in steps that log."""
+    """Seconds of a phase, equal on all ranks: those of rank 0, broadcast in steps that log."""
 
     def __init__(self, seconds: float, device: torch.device):
         self.seconds = seconds
         self.agreed = False
-        """whether all ranks have agreed on it yet"""
+        """whether rank 0 has broadcast them yet"""
         self._device = device
         self._start = time.monotonic() - seconds
         self._last, self._steps, self._pace = seconds, 0, 0.0
 
     def step(self) -> None:
-        """Counts a step. Between agreements, a step is taken to last as long as those before."""
+        """Counts a step. Until the next broadcast, a step is assumed to take as long as those before."""
         self._steps += 1
         self.seconds = self._last + self._steps * self._pace
 
     def agree(self) -> None:
-        """Takes rank 0's clock; all ranks call it together."""
+        """Broadcasts the clock of rank 0; all ranks call it together."""
         now = torch.tensor([time.monotonic() - self._start], dtype=torch.float64, device=self._device)
         dist.broadcast(now, src=0)
         if self._steps:

@@ -1,4 +1,4 @@
-"""The plan of a run, worked out without training, which `train.py --check` prints."""
+"""Plans a run without training it, for `train.py --check`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def plan_run(
     target: Target | None = None,
     here: bool = True,
 ) -> Plan:
-    """Plans a run. Its hours follow from a given throughput, from the GPUs of a `target` that is named, or from
-    this machine's matrix rate if it will run here.
+    """Plans a run. Its hours follow from a given throughput, from the GPUs of a `target`, or from the measured FLOP/s
+    of this machine.
 
-    `gpu_memory`, in GB, is that of GPUs elsewhere, for which the run is planned then. `here` says whether the ranks are
-    those of this command; a CPU here says nothing of others elsewhere.
+    `gpu_memory`, in GB: plan for other GPUs with this memory. `here`: plan for this machine, so that its measured speed
+    counts.
     """
     if target is not None:
         assumed = [] if pieces_per_second else [f"hours for {target.where}: docs/planning.md"]

@@ -1,4 +1,4 @@
-"""A profile of some steps of a run: a trace to open in a browser, and a table of what took the time."""
+"""Profiles some steps of a run: writes a trace for a browser, and a table of the operators by time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 FOLDER, TRACE, TABLE = "profile", "trace.json.gz", "table.txt"
 SKIPPED, ROWS = 2, 40
-"""The first steps are skipped, which compile and allocate; the table has so many rows."""
+"""First steps, which compile and allocate, are not profiled; rows of the table."""
 
 
 def profile_steps(run: Path, steps: int, device: torch.device, say: Callable[[str], None]) -> profile:
-    """A context in which steps are profiled; whoever trains calls its `step` after each of them."""
+    """Returns a context that profiles steps; the trainer calls its `step` after each one."""
 
     def write(done: profile) -> None:
         folder = run / FOLDER

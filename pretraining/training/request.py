@@ -1,4 +1,4 @@
-"""A training command, read and checked."""
+"""A training command after it was read and checked."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class Request:
     out: Path
     """folder of the run"""
     origin: StoredModel | None = None
-    """the model whose weights a new run begins with; None where they are drawn, or the run goes on"""
+    """base model of a new run; None if weights are drawn at random or the run continues"""
     resume: Literal["auto", "never"] = "auto"
     stop_after: str | None = None
-    """name of the phase that is the last for now"""
+    """name of the phase to stop after"""
     time_limit: float | None = None
     """seconds from the start of the process"""
     profile: int = 0
-    """steps of which a profile is written"""
+    """number of steps to profile"""
     pairs: tuple[Pair, ...] = ()
-    """minimal pairs that are asked at the ends of phases"""
+    """minimal pairs that are scored at the ends of phases"""
     notes: tuple[str, ...] = ()
-    """lines on these pairs, which the run begins with"""
+    """lines on these pairs, printed when the run begins"""
     command: tuple[str, ...] = ()
-    """the words that were typed, for messages that name another command"""
+    """words of the command line, for messages that suggest another command"""
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the model: those of the recipe, the vocabulary of the data, and the heads that it can train."""
+        """The sizes of the model: from the recipe, the vocabulary, and the heads that the data can train."""
         return self.recipe.shape(self.manifest)
 
     @property
     def num_phases(self) -> int:
-        """How many phases are to be trained now, counted from the first of the recipe."""
+        """Number of phases to train now, counted from the first of the recipe."""
         names = [phase.name for phase in self.recipe.phases]
         return len(names) if self.stop_after is None else names.index(self.stop_after) + 1

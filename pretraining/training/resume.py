@@ -1,4 +1,4 @@
-"""How a run begins or goes on: what is in its folder already, whether that fits, and a trainer that stands there."""
+"""Begins or continues a run: finds its last checkpoint, builds the model and the trainer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pretraining.training.trainer import Trainer
 
 
 def find_starting_point(request: Request, context: Context, latest: Saved | None) -> StartingPoint:
-    """Makes the model: all that may fail on one rank, before ranks need one another."""
+    """Builds the model: all that may fail on one rank alone, before any collective operation."""
     compute = request.recipe.compute
     threads = compute.threads or default_threads(context.world)
     torch.set_num_threads(threads)
@@ -56,7 +56,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
 
 
 def make_trainer(request: Request, context: Context, start: StartingPoint) -> Trainer:
-    """Makes a trainer that stands at the starting point."""
+    """Makes a trainer at the starting point."""
     recipe = request.recipe
     settings = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
     engine = Engine(start.model, settings, context.device)
@@ -71,7 +71,7 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
 
 
 def find_latest(request: Request, context: Context) -> Saved | None:
-    """Finds the checkpoint to go on from; None for a new run."""
+    """Finds the checkpoint to continue from; None for a new run."""
     out = request.out
     if list_finished(out) and request.resume == "never":
         raise UserError(f"--out {out}: has checkpoints; name a new folder, or leave out --resume never")
@@ -80,8 +80,8 @@ def find_latest(request: Request, context: Context) -> Saved | None:
 
 
 def set_leaps_aside(request: Request, context: Context) -> None:
-    """Gives other names to the newest checkpoints whose loss had leapt, so that no run goes on from them. All ranks
-    call it together; the first stays where the run cannot begin anew, for want of the model it began with."""
+    """Renames the newest checkpoints that were saved after the loss had leapt, so that no run continues from them. All
+    ranks call it together. If the run cannot begin anew without its base model, the first checkpoint is kept."""
     can_begin = request.origin is not None or request.recipe.base_model is None
     there = list_finished(request.out) if context.world.rank == 0 else []
     with shared_errors():
@@ -98,7 +98,7 @@ def set_leaps_aside(request: Request, context: Context) -> None:
 
 
 def write_run_folder(request: Request) -> None:
-    """Writes what a run folder holds before there is a checkpoint: the recipe as it was understood, the vocabulary."""
+    """Writes the recipe as it was understood, and the vocabulary, into the folder of a run."""
     with replacing(request.out / RECIPE) as file:
         file.write(request.recipe.as_toml().encode())
     for record in request.manifest.tables:
@@ -108,7 +108,7 @@ def write_run_folder(request: Request) -> None:
 
 
 def describe_run(request: Request, context: Context, engine: Engine, latest: Saved | None) -> None:
-    """Prints what is about to happen, in a few lines."""
+    """Prints the model, the ranks, the data, and the settings that changed since the checkpoint."""
     world, recipe, shape = context.world, request.recipe, request.shape
     say = partial(context.console.print, markup=False, soft_wrap=True)
     count, threads = num_parameters(shape), torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""A whole run: the ranks meet, train to the end whatever goes wrong on the way, and export the model."""
+"""A whole run: connects the ranks, trains, returns to a checkpoint if training diverges, and exports the model."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from pretraining.training.trainer import Trainer
 Device = Literal["auto", "cpu", "cuda"]
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
 REQUEUED = "SLURM_RESTART_COUNT"
-"""Set by Slurm in a job that it has begun again."""
+"""Slurm sets this variable in a job that it has requeued."""
 LEAVE_SECONDS = 300.0
-"""How long such a job waits for the ranks of its last start, which find out late where their machine was cut off."""
+"""How long a requeued job waits for the ranks of its last start: a rank that lost the network notices it late."""
 
 
 def run_training(
     wanted: Device, out: Path | None, read_request: Callable[[], Request], ending: Ending, console: Console
 ) -> None:
-    """Trains what is left of a run, and exports it. The ranks meet on the wanted device and then read the request
-    together: what fails on one of them, all hear."""
+    """Trains the rest of a run, and exports it. The ranks connect and then read the request together: an error on one
+    rank is raised on all."""
     world, failure, device = ending.world, None, torch.device("cpu")
     try:
         device = choose_device(wanted, world)
@@ -84,25 +84,25 @@ def run_training(
             if world.rank == 0 and is_done:
                 with watch.pause():
                     finish_run(request, context, trained_now=start is not None)
-    disconnect()  # not after an error, when it may wait for ever for ranks that are gone
+    disconnect()  # not after an error: it might wait for ever for ranks that are gone
 
 
 def require_one_request(request: Request) -> None:
-    """Raises an error on every rank unless all were started with the same command on the same data."""
+    """Raises an error on all ranks unless all were started with the same command and data."""
     agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
     agree(request.stop_after, "--stop-after")
     agree(request.origin.identity if request.origin else None, f"the model {request.recipe.base_model}")
 
 
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
-    """Trains to the end; where it goes wrong, from the last checkpoint on, without the batches that did it."""
+    """Trains to the end; if training diverges, returns to the last checkpoint and skips the batches concerned."""
     while True:
         with show_waiting(context.console, "getting ready to train", context.world.rank == 0):
             trainer = make_trainer(request, context, start)
         try:
             trainer.train()
             return trainer
-        except DivergedError as error:  # which would keep the whole trainer alive, beyond this block
+        except DivergedError as error:  # `error` refers to the whole trainer, and ends with this block
             wrong = error.skip
         with context.watch.pause():
             trainer.saver.finish()
@@ -116,7 +116,7 @@ def train_through(request: Request, context: Context, start: StartingPoint) -> T
 
 
 def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer) -> None:
-    """Notes batches to leave out, for this process and those that come after; an error if there were enough of them."""
+    """Notes the batches to skip; raises SharedError after too many rollbacks."""
     allowed, before = request.recipe.guards.rollbacks, len(trainer.skips)
     if before >= allowed:
         raise SharedError(
@@ -129,7 +129,7 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
 
 
 def finish_run(request: Request, context: Context, trained_now: bool) -> None:
-    """Exports the trained model, unless an earlier start has, and says what it is good for."""
+    """Exports the trained model unless it was exported before, draws its losses, and says how to load it."""
     out, console, folder = request.out, context.console, request.out / EXPORT
     if not trained_now:
         console.print(f"{out}: all that was asked for is trained already", markup=False, soft_wrap=True)
@@ -144,7 +144,7 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
 
 
 def describe_loading(shape: Shape, folder: Path) -> str:
-    """The call of transformers, or the command of fine-tuning where no class of transformers computes such a model."""
+    """Returns the call of transformers that loads it, or a command of fine-tuning if transformers cannot."""
     if is_theirs(shape):
         return f'transformers.{find_objective(shape).loads_as}.from_pretrained("{folder}")'
     return f"python finetuning/run_task.py TASK.toml --model {folder}; no class of transformers computes this model"

@@ -1,4 +1,4 @@
-"""Batches that a run leaves out since training went wrong on them: noted in its folder, so that they stay left out."""
+"""Batches that a run skips because training diverged on them, as noted in its folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SKIPPED = "skipped.json"
 
 @dataclass(frozen=True)
 class Skip:
-    """Batches of a phase that are left out."""
+    """Consecutive batches of a phase that are skipped."""
 
     phase: int
     """number of the phase, counted from 0"""
     first: int
-    """number of the first of them in the order of the phase"""
+    """number of the first batch in the order of the phase"""
     count: int
     reason: str
 
 
 def read_skips(run: Path) -> list[Skip]:
-    """The batches of a run that are left out; the run went back to a checkpoint once for each entry."""
+    """Reads the skipped batches of a run; each entry is one return to a checkpoint."""
     try:
         return [Skip(**skip) for skip in read_json(run / SKIPPED)]
     except FileNotFoundError:

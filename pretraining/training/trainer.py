@@ -34,7 +34,7 @@ from pretraining.training.skips import Skip
 
 
 class Trainer(Loop):
-    """One rank's part of a run, from where it stands to its end."""
+    """One rank's part of a run, from its starting point to the end."""
 
     def __init__(self, request: Request, context: Context, engine: Engine, start: StartingPoint):
         recipe, world, state, latest = request.recipe, context.world, start.state, start.latest
@@ -48,7 +48,7 @@ class Trainer(Loop):
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
         self.logged: StepRecord | None = None
-        """the latest record of steps that this start has written"""
+        """the latest step record that this start has written"""
         self.base = request.origin.summary(read_vocabulary(request.data)) if request.origin else None
         """the model whose weights the run began with"""
         self.remaining = RemainingWork(recipe, request.manifest)
@@ -56,12 +56,12 @@ class Trainer(Loop):
         profiles = request.profile > 0 and world.rank == 0
         self.profile = profile_steps(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = 0
-        """number of the batch that follows the last checkpoint within this phase"""
+        """number, within this phase, of the first batch after the last checkpoint"""
         if latest is not None:
             self.restore(latest)
 
     def restore(self, saved: Saved) -> None:
-        """Takes up what a checkpoint says of meters and guards; where the run stands, it knows already."""
+        """Restores meter, guard and scores from a checkpoint; progress and weights are restored already."""
         run = saved.run
         self.meter.restore(saved.record.rank_states, self.context.world.rank, self.context.world.size)
         self.guard.losses.extend(run.logged_losses)
@@ -69,7 +69,7 @@ class Trainer(Loop):
         self.log.keep(EvaluationRecord.kind, 0 if run.scores is None else run.scores.step)
 
     def close(self) -> None:
-        """Lets go of all, so that another trainer can take over."""
+        """Releases threads and memory, so that another trainer can take over."""
         self.saver.close()
         self.engine.close()
 
@@ -101,7 +101,7 @@ class Trainer(Loop):
                 self.log.say(f"stopped after phase {request.stop_after}; to go on, leave out --stop-after")
 
     def train_phase(self) -> None:
-        """Trains one phase from where it stands to its end."""
+        """Trains the rest of one phase."""
         phase = TrainingPhase(self.request, self.context, self.state, self.skips, self.micro_batches)
         self.log.say(phase.describe(self.state))
         if phase.validation is None:
@@ -122,7 +122,7 @@ class Trainer(Loop):
         self.finish_phase(phase)
 
     def train_step(self, phase: TrainingPhase, batches: PretrainingBatches, waited: float) -> None:
-        """Makes one optimizer step, and notes what it gave."""
+        """Makes one optimizer step, and passes its result to the guard and the meter."""
         state, world = self.state, self.context.world
         learning_rate = phase.learning_rate(state)
         number = phase.batch_number(state.phase_step)
@@ -141,7 +141,7 @@ class Trainer(Loop):
                 raise DeviceError(error, state.step + 1) from error
             if not is_shortage(error):
                 raise
-        if result is None:  # here, where the error no longer holds what the step computed
+        if result is None:  # here, where the error no longer holds the step's tensors
             with self.context.watch.pause():
                 raise self.micro_batches.explain_shortage(phase.number, phase.settings)
         state.advance(batches.sequences, phase.settings.length)
@@ -153,7 +153,7 @@ class Trainer(Loop):
                 self.profile.step()
 
     def measure(self, phase: TrainingPhase, batches: PretrainingBatches, result: StepResult) -> None:
-        """Adds a step to what the next line of the log will say."""
+        """Adds a step to the figures of the next log line."""
         for batch, losses in zip(batches.micro, result.outputs, strict=True):
             self.meter.add(
                 losses,
@@ -165,9 +165,9 @@ class Trainer(Loop):
             )
 
     def after_step(self, phase: TrainingPhase, last: bool) -> None:
-        """Looks, logs, evaluates and saves where it is time to; what the last step of a phase needs, its end does.
+        """Votes, logs, evaluates and saves, each if it is due; after the last step of a phase `finish_phase` does it.
 
-        Whoever stops a run may not wait for an evaluation: the next start makes it up.
+        A run that is stopped skips an evaluation that is due: the next start makes it up.
         """
         recipe, step = self.request.recipe, self.state.step
         saves = is_due(step, recipe.checkpoints.every) and not last
@@ -183,14 +183,14 @@ class Trainer(Loop):
             self.stop(phase, decision)
         if evaluates:
             self.evaluate(phase)
-            phase.clock.agree()  # that took time, and no step did
+            phase.clock.agree()  # time that no step took
         if saves:
             self.save(phase)
         self.saver.report()
         self.garbage.after_step(step)
 
     def evaluate_what_a_stop_left(self, phase: TrainingPhase) -> None:
-        """Evaluates where the last start has stopped before it could; what the end of a phase needs, that does."""
+        """Makes up an evaluation that was due when the last start was stopped, except at the end of a phase."""
         is_between = self.state.phase_step and not phase.is_last_step(self.state)
         is_scored = self.scores is not None and self.scores.step == self.state.step
         if is_between and not is_scored and is_due(self.state.step, self.request.recipe.evaluation.every):
@@ -198,7 +198,7 @@ class Trainer(Loop):
             phase.clock.agree()
 
     def finish_phase(self, phase: TrainingPhase) -> None:
-        """Scores and saves the end of a phase, where the next begins."""
+        """Scores and saves the end of a phase, and begins the next."""
         decision = self.decide(checks=True)
         if self.meter.steps:
             self.log_step(phase)
@@ -212,11 +212,11 @@ class Trainer(Loop):
 
     @property
     def looks_at_once(self) -> bool:
-        """Whether each step is looked at when it is done: a GPU would have to be waited for."""
+        """Whether each step is checked when it is done; on a GPU that would mean waiting for it."""
         return self.engine.device.type == "cpu"
 
     def decide(self, checks: bool) -> Decision:
-        """Agrees with all ranks on what to do now; raises where one of them has found something wrong."""
+        """Agrees with all ranks on what to do next; raises DivergedError if one of them has found a fault."""
         finding = self.guard.first_fault() if checks else None
         decision = self.context.control.decide(wrong=finding is not None, saving=self.saver.longest)
         if decision == Decision.WRONG:
@@ -225,9 +225,9 @@ class Trainer(Loop):
         return decision
 
     def stop(self, phase: TrainingPhase, decision: Decision) -> NoReturn:
-        """Ends the run before its end, and saves first, unless where it stands is saved already."""
+        """Stops the run early, and saves first unless its progress is saved already."""
         if not self.looks_at_once:
-            self.decide(checks=True)  # what is wrong is not saved
+            self.decide(checks=True)  # a faulty state is not saved
         if phase.batch_number(self.state.phase_step) != self.batch_saved:
             phase.clock.agree()
             self.save(phase)
@@ -236,19 +236,19 @@ class Trainer(Loop):
         self.end(decision, self.state.step)
 
     def describe_lost_steps(self) -> str:
-        """Says how many steps are lost when the run ends at once, since they are in no checkpoint."""
+        """Says how many steps are in no checkpoint, and so are lost if the run ends at once."""
         saved = max((parse_step(path) for path in list_finished(self.request.out)), default=0)
         lost = max(0, self.state.step - saved)
         steps = f"{lost or 'no'} step{'s' * (lost != 1)} {'is' if lost == 1 else 'are'} lost"
         return f"{steps}; the same command " + (f"continues after step {saved:,}" if saved else "begins anew")
 
     def make_divergence(self, reason: str, begin: int, end: int) -> DivergedError:
-        """Says what went wrong in these batches of the phase; those before the last checkpoint are done."""
+        """Makes the error for a fault in these batches of the phase; those before the last checkpoint are done."""
         begin = max(begin, self.batch_saved)
         return DivergedError(Skip(self.state.phase, begin, max(1, end - begin), reason))
 
     def estimate_work_left(self, phase: TrainingPhase) -> tuple[float | None, float | None]:
-        """The operations that the run still has to do; or, where the clock decides, its seconds."""
+        """Estimates the operations that are left or, by the clock, the seconds."""
         state = self.state
         return (
             self.remaining.flops(state.phase, state.phase_step),
@@ -256,7 +256,7 @@ class Trainer(Loop):
         )
 
     def show_progress(self, phase: TrainingPhase, doing: str) -> None:
-        """Shows how far the run is and what it does now, whenever its next record is due; no rank waits for that."""
+        """Shows progress and current activity between two records, without waiting for the GPU or other ranks."""
         if self.context.world.rank:
             return
         every, step = self.request.recipe.logging.every, self.state.step
@@ -274,7 +274,7 @@ class Trainer(Loop):
         )
 
     def log_step(self, phase: TrainingPhase) -> None:
-        """Writes what happened since the last line of the log."""
+        """Writes the record of the steps since the last one."""
         state, steps = self.state, self.meter.steps
         totals, speed = self.meter.flush(*self.estimate_work_left(phase))
         state.pieces_seen += int(totals["pieces"])
@@ -304,10 +304,9 @@ class Trainer(Loop):
                 self.log.histograms(name, record.step, values)
 
     def evaluate(self, phase: TrainingPhase, ends: bool = False) -> None:
-        """Scores the model on the held-out examples of the phase's length, unless that was done here, and where the
-        phase `ends` on minimal pairs, if there are any."""
+        """Scores the model on held-out examples, unless done at this step, and on minimal pairs if the phase `ends`."""
         known, here = self.scores, (self.state.step, phase.number + 1)
-        if known is not None and (known.step, known.phase) != here:  # by the clock, a phase may end where it was scored
+        if known is not None and (known.step, known.phase) != here:  # by the clock, a phase may end at a scored step
             known = None
         self.show_progress(phase, "validation")
         try:
@@ -321,14 +320,14 @@ class Trainer(Loop):
             self.log.write(found)
 
     def save(self, phase: TrainingPhase) -> None:
-        """Saves where the run stands within a phase."""
+        """Saves a checkpoint within a phase."""
         self.show_progress(phase, "saving")
         self.state.phase_seconds = phase.clock.seconds
         self.batch_saved = phase.batch_number(self.state.phase_step)
         self.write_checkpoint(self.state.step, self.make_section(self.guard.find_leap()))
 
     def make_section(self, leapt: float | None) -> RunRecord:
-        """The section of a checkpoint's record that says where the run stands."""
+        """Makes the section of a checkpoint's record on the progress of the run."""
         data, losses = DataSummary.from_manifest(self.request.manifest), list(self.guard.losses)
         found = self.micro_batches.found
         return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, self.base, leapt)
