@@ -178,9 +178,9 @@ class Trainable(nn.Module):
         """Compiles parts of the model by torch.compile; by default none."""
 
     @staticmethod
-    def fused_parts(name: str) -> int:  # noqa: ARG004
-        """The number of parameters of the paper that are joined in the parameter of this name."""
-        return 1
+    def fused_parts(name: str) -> int:
+        """The number of parameters of the paper that are joined in the parameter of this name: three in `qkv`."""
+        return 3 if ".qkv." in name else 1
 
 
 class Encoder(Trainable):
@@ -219,11 +219,6 @@ class Encoder(Trainable):
         self.compiled = True
         for layer in self.layers:
             layer.compile(fullgraph=True, dynamic=True)
-
-    @staticmethod
-    def fused_parts(name: str) -> int:
-        """The number of parameters of the paper that are joined in the parameter of this name: three in `qkv`."""
-        return 3 if ".qkv." in name else 1
 
     def encode(self, batch: Batch, asked: Tensor | None = None) -> Tensor:
         """Computes the last hidden states of all pieces, (n, H), or of the pieces at the k places `asked`, (k, H).

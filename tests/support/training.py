@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.processes import ROOT, Done, Run, start
+from support.processes import ROOT, Done, Run, spawn, start
 from torch import Tensor
 
 from pretraining.checkpoint.record import FOLDER, list_finished
@@ -87,6 +87,22 @@ def connect_ranks() -> None:
     from pretraining.processes.group import connect
 
     connect(find_world(os.environ), torch.device("cpu"))
+
+
+def call_connected(function: Callable[[], Any]) -> Any:
+    from pretraining.processes.group import disconnect
+
+    connect_ranks()
+    result = function()
+    disconnect()
+    return result
+
+
+def run_connected(ranks: int, function: Callable[[], Any], timeout: float = 90.0, **more: Any) -> list[Any]:
+    """Calls a function on connected ranks, which must end well and silently. Returns its results."""
+    done = spawn(ranks, call_connected, function, timeout=timeout, **more)
+    assert_well(done)
+    return [rank.result for rank in done]
 
 
 def be_train_py(command: Sequence[str], fault: Callable[[], None] | None = None) -> None:

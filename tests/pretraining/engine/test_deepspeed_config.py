@@ -6,14 +6,12 @@ from typing import Any
 
 import torch
 from support.lamb_reference import NVIDIA, SHAPE, make_engine, run_engine
-from support.processes import spawn
-from support.training import connect_ranks
+from support.training import run_connected
 
 from pretraining.engine import deepspeed_config
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.objectives.declaration import build_model
 from pretraining.planning import memory
-from pretraining.processes.group import disconnect
 
 STAGES = [("fp32", zero) for zero in range(4)] + [("bf16", zero) for zero in (1, 2, 3)]
 SMALL_BUCKET = 1234
@@ -21,7 +19,6 @@ SMALL_BUCKET = 1234
 
 def on_all_stages() -> dict[Any, Any]:
     """How often DeepSpeed waits for the device in twenty steps, and the buckets that it takes."""
-    connect_ranks()
     from deepspeed.accelerator import get_accelerator
 
     waits: list[None] = []
@@ -34,18 +31,16 @@ def on_all_stages() -> dict[Any, Any]:
         found[case] = len(waits), getattr(engine.deepspeed.optimizer, "reduce_bucket_size", None)
     own = make_engine("fp32", 2, NVIDIA, reduce_bucket_size=SMALL_BUCKET)
     found["own"] = own.deepspeed.optimizer.reduce_bucket_size
-    disconnect()
     return found
 
 
 def test_deepspeed_does_not_wait_for_the_device_and_takes_buckets_no_larger_than_the_model() -> None:
     """Unless the user says another size."""
-    (done,) = spawn(1, on_all_stages)
-    assert (done.code, done.errors) == (0, "")
-    assert [done.result[case][0] for case in STAGES] == [0] * len(STAGES)
-    buckets = {done.result[case][1] for case in STAGES} - {None}
+    (found,) = run_connected(1, on_all_stages)
+    assert [found[case][0] for case in STAGES] == [0] * len(STAGES)
+    buckets = {found[case][1] for case in STAGES} - {None}
     assert buckets == {sum(parameter.numel() for parameter in build_model(SHAPE).parameters())}
-    assert done.result["own"] == SMALL_BUCKET
+    assert found["own"] == SMALL_BUCKET
 
 
 def test_large_models_get_deepspeeds_own_bucket() -> None:

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from support.marks import slow
 from support.pretraining_reference import SMALL, gradient, gradients, random_batch
-from support.processes import spawn
-from support.training import connect_ranks
+from support.training import run_connected
 from torch import Tensor
 
 from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
@@ -25,7 +24,6 @@ from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.objectives.mlm import Losses
-from pretraining.processes.group import disconnect
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
 LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
@@ -79,7 +77,6 @@ def one_step(engine: Engine, repeats: int = 1) -> dict[str, Tensor]:
 
 def on_all_stages() -> dict[str, Any]:
     """What one rank finds; see the tests."""
-    connect_ranks()
     found: dict[str, Any] = {}
     for dtype, zero in ALL:
         engine = make_engine(dtype, zero)
@@ -87,7 +84,6 @@ def on_all_stages() -> dict[str, Any]:
         found[f"{dtype} {zero}"] = one_step(engine), float(engine.gradient_norm or math.nan)
         engine = make_engine(dtype, zero, clip=CLIP)
         found[f"{dtype} {zero} repeated, clipped"] = one_step(engine, REPEATS), float(engine.gradient_norm or math.nan)
-    disconnect()
     return found
 
 
@@ -96,11 +92,10 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Of rank 0 among one and among two. DeepSpeed compiles nothing, and leaves no shared memory behind."""
     extensions, shared = tmp_path_factory.mktemp("extensions"), set(Path("/dev/shm").glob("deepspeed_*"))
     environment = {"TORCH_EXTENSIONS_DIR": str(extensions)}
-    done = spawn(request.param, on_all_stages, timeout=150, environment=environment)
-    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param
+    results = run_connected(request.param, on_all_stages, timeout=150, environment=environment)
     assert not list(extensions.iterdir())
     assert set(Path("/dev/shm").glob("deepspeed_*")) <= shared
-    return request.param, done[0].result
+    return request.param, results[0]
 
 
 def reference(ranks: int) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from support.marks import slow
 from support.poison import poison_second_step
 from support.pretraining_reference import SMALL, random_batch
 from support.processes import spawn
-from support.training import connect_ranks
+from support.training import run_connected
 from torch import Tensor, nn
 
 from data_prep.common.launchers import World
@@ -159,7 +159,6 @@ def moved(dtype: str, clip: float, gathers: bool = False, **deepspeed: Any) -> l
 
 def on_ranks() -> dict[str, Any]:
     """What a rank finds with buckets of a few parameters, clipped and not, and with bf16 between the ranks."""
-    connect_ranks()
     gradients.BUCKET_SIZE = 40
     sent = watch_sending()
     found: dict[str, Any] = {"neighbours": moved("bf16", 0.0), "clipped neighbours": moved("bf16", 2.0)}
@@ -172,7 +171,6 @@ def on_ranks() -> dict[str, Any]:
         "bf16 between ranks": moved("fp32", 0.0, communication_data_type="bf16"),
     }
     found["sent"], found["turns"] = sent, turns
-    disconnect()
     return found
 
 
@@ -195,9 +193,7 @@ def watch_sending() -> list[str]:
 
 @pytest.fixture(scope="module", params=[2, slow(3)])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    done = spawn(request.param, on_ranks, timeout=150)
-    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param
-    return [rank.result for rank in done]
+    return run_connected(request.param, on_ranks, timeout=150)
 
 
 def wanted_gradient(step: int, ranks: int) -> dict[str, Tensor]:

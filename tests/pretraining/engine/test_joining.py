@@ -10,15 +10,13 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import spawn
-from support.training import connect_ranks
+from support.training import run_connected
 from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from pretraining.engine import joining
 from pretraining.engine.buckets import make_buckets
 from pretraining.engine.joining import Joining
-from pretraining.processes.group import disconnect
 
 SIZES = [30, 7, 1, 64, 12, 5]
 SHAPES = [(size,) for size in SIZES]
@@ -78,7 +76,6 @@ def joined(limit: int, wire: torch.dtype) -> Tensor:
 
 
 def on_ranks() -> dict[str, Any]:
-    connect_ranks()
     found: dict[str, Any] = {"gloo": joined(40, torch.float32)}
     for limit in (40, WHOLE):
         for wire in (torch.float32, torch.bfloat16):
@@ -86,15 +83,12 @@ def on_ranks() -> dict[str, Any]:
             with launches.pretended():
                 found[f"{limit} {wire}"] = joined(limit, wire)
             found[f"launches {limit}"] = launches.names
-    disconnect()
     return found
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    done = spawn(request.param, on_ranks)
-    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param
-    return [rank.result for rank in done]
+    return run_connected(request.param, on_ranks)
 
 
 @pytest.mark.parametrize("limit", [40, WHOLE])

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import spawn
-from support.training import connect_ranks
+from support.training import run_connected
 from torch import Tensor
 
 from pretraining.engine import neighbours
 from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.neighbours import find_neighbours
 from pretraining.processes.bells import Door
-from pretraining.processes.group import disconnect, wait_for_all
+from pretraining.processes.group import wait_for_all
 
 SHAPES = [(30, 4), (7,), (5, 3), (1,), (64,), (6, 2)]
 TABLES = (0, 2, 5)
@@ -71,7 +70,6 @@ HINDRANCES: list[Callable[[pytest.MonkeyPatch], None]] = [
 
 
 def on_ranks() -> dict[str, Any]:
-    connect_ranks()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     parameters = [torch.zeros(shape, dtype=torch.bfloat16) for shape in SHAPES]
     share = -(-sum(map(torch.numel, parameters)) // ranks) + 1
@@ -98,15 +96,12 @@ def on_ranks() -> dict[str, Any]:
             if rank == ranks - 1:
                 hinder(patched)
             found["apart"].append(find_neighbours(parameters, 1) is None)
-    disconnect()
     return found
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    done = spawn(request.param, on_ranks)
-    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param
-    return [rank.result for rank in done]
+    return run_connected(request.param, on_ranks)
 
 
 @pytest.mark.parametrize("most", [1, WHOLE])

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from support import twice
 from support.marks import slow
 from support.pretraining_reference import SMALL, random_batch
-from support.processes import ROOT, run_program, spawn
-from support.training import connect_ranks
+from support.processes import ROOT, run_program
+from support.training import run_connected
 from torch import Tensor, nn
 
 from pretraining.config.settings import Parallel, Precision
@@ -25,7 +25,6 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import Batch, StepBatches
 from pretraining.model.encoder import Encoder
-from pretraining.processes.group import disconnect
 
 
 class Scores(NamedTuple):
@@ -53,7 +52,6 @@ def classification_loss(scores: Scores, batches: StepBatches[Batch]) -> Tensor:
 
 def train_classifier() -> tuple[list[float], bool]:
     """Losses of some steps on two ranks of two micro-batches, and whether a step with the same seeds repeats them."""
-    connect_ranks()
     rank = dist.get_rank()
     settings = EngineSettings(precision=Precision(dtype="fp32"), parallel=Parallel(zero=2))
     engine = Engine(Classifier().initialize(3), settings, torch.device("cpu"))
@@ -65,14 +63,11 @@ def train_classifier() -> tuple[list[float], bool]:
         losses.append(float(sum(result.losses)))
         assert all(not part.requires_grad for output in result.outputs for part in output)
     engine.close()
-    disconnect()
     return losses, Seeds.derive(1, 2, 0) == Seeds.derive(1, 2, 0) != Seeds.derive(1, 2, 1)
 
 
 def test_a_model_with_a_head_of_its_own_learns_by_the_same_step() -> None:
-    done = spawn(2, train_classifier, timeout=90)
-    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * 2
-    for losses, seeds_are_right in (rank.result for rank in done):
+    for losses, seeds_are_right in run_connected(2, train_classifier):
         assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
         assert seeds_are_right
 
