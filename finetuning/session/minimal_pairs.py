@@ -34,8 +34,8 @@ from finetuning.model.models import RUNS, find_model, notes_on, summary_of
 from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult
 from finetuning.running.base import checksum_of
 from finetuning.running.records import percent
+from finetuning.session.charts import NAMELESS, Groups, draw_pairs
 from finetuning.session.flags import find_data
-from finetuning.session.pairs_chart import NAMELESS, Groups, pairs_chart
 from finetuning.session.report import table_of
 from finetuning.tasks.scores import spread_of_share
 from pretraining.checkpoint.models import StoredModel
@@ -256,7 +256,7 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
     shutil.rmtree(out / PARTS, ignore_errors=True)
     groups = grouped(result, called)
     for part in (
-        *draw(out / CHART, lambda: pairs_chart(result, groups)),
+        *draw(out / CHART, lambda: draw_pairs(result, groups)),
         *summary(result, groups, asked.counts, out),
     ):
         say(console, part)

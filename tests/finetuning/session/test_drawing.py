@@ -45,7 +45,7 @@ def test_what_cannot_be_drawn_is_told_and_fails_nothing(
         raise RuntimeError("no font")
 
     toy = write_toy(tmp_path / "toy")
-    monkeypatch.setattr(charts, "curves", broken)
+    monkeypatch.setattr(charts, "draw_curves", broken)
     monkeypatch.setattr(figures, "save", broken)
     assert call("run_task", toy.command("out")) == 0
     said = capsys.readouterr().out
