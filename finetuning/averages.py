@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from finetuning.files.splits import FOLDERS
@@ -28,14 +28,6 @@ class Average(NamedTuple):
     """Tasks without a score on all their splits."""
 
 
-class Column(NamedTuple):
-    """A figure of a split, and how much it weighs in an average."""
-
-    weight: float
-    value: float
-    spread: float | None
-
-
 def averages(results: Mapping[str, TaskResult]) -> list[Average]:
     """The averages of GLUE: the leaderboard's, in which every task weighs the same; that without WNLI; and the paper's
     (Table 1), which has no WNLI either, both halves of MNLI as columns, F1 for MRPC and QQP, and Spearman for STS-B."""
@@ -55,23 +47,21 @@ def known_averages(results: Mapping[str, TaskResult]) -> dict[str, float]:
 def _average(
     name: str, results: Mapping[str, TaskResult], tasks: tuple[str, ...], as_in_paper: bool = False
 ) -> Average:
-    missing = tuple(task for task in tasks if task not in results or not _is_whole(task, results[task]))
+    """Averages the figures of all splits of these tasks: each task weighs the same or, as in the paper, each split."""
+    scored = {task: result for task, result in results.items() if result.score is not None}
+    missing = tuple(task for task in tasks if task not in scored or len(scored[task].scores) < HALVES.get(task, 1))
     if missing:
         return Average(name, None, None, missing)
-    columns = [column for task in tasks for column in _columns(task, results[task], as_in_paper)]
-    total = sum(column.weight for column in columns)
-    score = sum(column.weight * column.value for column in columns) / total
-    spreads = [column.weight * column.spread for column in columns if column.spread is not None]
-    return Average(name, score, math.hypot(*spreads) / total if len(spreads) == len(columns) else None, ())
-
-
-def _is_whole(task: str, result: TaskResult) -> bool:
-    return result.score is not None and len(result.scores) >= HALVES.get(task, 1)
-
-
-def _columns(task: str, result: TaskResult, as_in_paper: bool) -> Iterator[Column]:
-    """The figures of a task, one for each split."""
-    figure = PAPER.get(task, result.metric) if as_in_paper else result.metric
-    for split, figures in result.scores.items():
-        weight = 1.0 if as_in_paper else 1 / len(result.scores)
-        yield Column(weight, figures[figure], result.spread_of(split, figure))
+    weights: list[float] = []
+    values: list[float] = []
+    spreads: list[float] = []
+    for task in tasks:
+        result = scored[task]
+        figure = PAPER.get(task, result.metric) if as_in_paper else result.metric
+        for split, figures in result.scores.items():
+            weights.append(1.0 if as_in_paper else 1 / len(result.scores))
+            values.append(weights[-1] * figures[figure])
+            spread = result.spread_of(split, figure)
+            spreads.append(math.nan if spread is None else weights[-1] * spread)
+    chance = math.hypot(*spreads) / sum(weights)
+    return Average(name, sum(values) / sum(weights), None if math.isnan(chance) else chance, ())

@@ -30,7 +30,7 @@ from rich.table import Table
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.terminal import open_console
-from finetuning.averages import Average, averages
+from finetuning.averages import averages
 from finetuning.results import AVERAGES, RESULTS, TaskResult
 
 RESULTS_OF_TASKS = TypeAdapter(dict[str, TaskResult])
@@ -81,7 +81,10 @@ def compared(folders: tuple[Path, ...]) -> Group:
     for task in dict.fromkeys(task for results in every for task in results):
         found = [results.get(task) for results in every]
         metric = next(result.metric for result in found if result)
-        scores = [*map(_spelled, found), *(_difference(found[0], found[-1]) if len(folders) > 1 else ())]
+        scores = [_spell(_score_of(result)[0]) for result in found]
+        if len(folders) > 1:
+            first, last = found[0], found[-1]
+            scores += _spell_difference(_score_of(first), _score_of(last), bool(find_unlike(first, last)))
         table.add_row(task, metric, *scores)
         for name, other in zip(distinct(folders)[1:], found[1:], strict=True):
             unlike = find_unlike(found[0], other)
@@ -97,41 +100,38 @@ def add_averages(table: Table, every: list[dict[str, TaskResult]], names: list[s
     for row in zip(*map(averages, every), strict=True):
         if all(average.score is None for average in row):
             continue
-        scores = ["" if average.score is None else f"{100 * average.score:.1f}" for average in row]
-        unlike = any(find_unlike(every[0].get(task), result) for task, result in every[-1].items())
-        table.add_row(row[0].name, "", *scores, *(() if len(every) < 2 else _apart(row[0], row[-1], unlike)))
+        scores = [_spell(average.score) for average in row]
+        if len(every) > 1:
+            unlike = any(find_unlike(every[0].get(task), result) for task, result in every[-1].items())
+            first, last = ((average.score, average.chance) for average in (row[0], row[-1]))
+            scores += _spell_difference(first, last, unlike)
+        table.add_row(row[0].name, "", *scores)
         lacking = ((name, average.missing) for name, average in zip(names, row, strict=True) if average.missing)
         notes += [f"{row[0].name}: {name} has none: {', '.join(missing)} missing" for name, missing in lacking]
     return notes
 
 
-def _apart(first: Average, last: Average, unlike: bool) -> tuple[str, str]:
-    """How far two averages are apart, and what of it may be chance."""
-    if first.score is None or last.score is None or unlike:
+def _score_of(result: TaskResult | None) -> tuple[float | None, float | None]:
+    """Returns the score of a task with its standard error; None where a folder has none."""
+    return (None, None) if result is None else (result.score, result.spread_of(first_split(result), result.metric))
+
+
+def _spell(score: float | None) -> str:
+    return "" if score is None else f"{100 * score:.1f}"
+
+
+def _spell_difference(
+    first: tuple[float | None, float | None], last: tuple[float | None, float | None], unlike: bool
+) -> tuple[str, str]:
+    """Spells the difference of two scores and its standard error, from the scores with theirs. It is rather too large
+    for models that were asked about the same items."""
+    if first[0] is None or last[0] is None or unlike:
         return "", ""
-    chance = None if first.chance is None or last.chance is None else math.hypot(first.chance, last.chance)
-    return _spelled_difference(last.score - first.score, chance)
-
-
-def _spelled(result: TaskResult | None) -> str:
-    """The score of a task in a folder."""
-    return "" if result is None or result.score is None else f"{100 * result.score:.1f}"
-
-
-def _difference(first: TaskResult | None, last: TaskResult | None) -> tuple[str, str]:
-    """How far two scores are apart, and what of it may be chance: the standard errors of both together. Models that
-    were asked about the same items differ less by chance, so that it is rather too much."""
-    if not first or not last or first.score is None or last.score is None or find_unlike(first, last):
-        return "", ""
-    one, other = (each.spread_of(first_split(each), each.metric) for each in (first, last))
-    chance = None if one is None or other is None else math.hypot(one, other)
-    return _spelled_difference(last.score - first.score, chance)
-
-
-def _spelled_difference(difference: float, chance: float | None) -> tuple[str, str]:
-    if chance is None:
-        return f"{100 * difference:+.1f}", ""
-    return f"{100 * difference:+.1f}", f"± {100 * chance:.1f}" + ", within it" * (abs(difference) <= chance)
+    difference, spelled = last[0] - first[0], f"{100 * (last[0] - first[0]):+.1f}"
+    if first[1] is None or last[1] is None:
+        return spelled, ""
+    chance = math.hypot(first[1], last[1])
+    return spelled, f"± {100 * chance:.1f}" + ", within it" * (abs(difference) <= chance)
 
 
 def first_split(result: TaskResult) -> str:

@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -88,18 +88,13 @@ def _name(ids: Sequence[str]) -> str:
     return f"{len(ids):,} id{'s' * (len(ids) > 1)} ({first}{', …' if len(ids) > NAMED else ''})"
 
 
-def writing(wanted: Evaluate) -> AbstractContextManager[None]:
-    """Around all work, so that it is not done for a file that must not be written."""
-    sources = [path for path in (wanted.data, wanted.predictions, wanted.null_odds) if path is not None]
-    return making([wanted.out], "evaluate_squad.py", sources, wanted.replace) if wanted.out else nullcontext()
-
-
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
     errors = open_console(stderr=True, soft_wrap=True)
     wanted = tyro.cli(Evaluate, args=arguments, prog="evaluate_squad.py", config=(tyro.conf.FlagCreatePairsOff,))
+    sources = [path for path in (wanted.data, wanted.predictions, wanted.null_odds) if path is not None]
     try:
-        with writing(wanted):
+        with making([wanted.out], "evaluate_squad.py", sources, wanted.replace) if wanted.out else nullcontext():
             numbers, notes = evaluate(wanted)
             for note in notes:
                 errors.print(f"note: {note}", markup=False)

@@ -137,7 +137,9 @@ def answer_file(
         stream: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else stack.enter_context(path.open("rb"))
         rows: list[tuple[Asked, Texts]] = []
         characters = 0
-        for asked, texts in read_rows(model, stream, path, format_of(model, path) if wanted == "auto" else wanted):
+        if wanted == "auto":
+            wanted = FORMATS.get(path.suffix.lower(), "tabs" if len(model.fields()) > 1 else "lines")
+        for asked, texts in read_rows(model, stream, path, wanted):
             rows.append((asked, texts))
             characters += sum(map(len, texts))
             if at_once or len(rows) == ROWS or characters >= CHARACTERS:
@@ -152,11 +154,6 @@ def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_inpu
     answers = model.answer([texts for _, texts in rows])
     pairs = zip(rows, answers, strict=True)
     return [{"input": asked, **answer} for (asked, _), answer in pairs] if with_input else answers
-
-
-def format_of(model: FineTuned, path: Path) -> Format:
-    """What a row of a file is by its ending, or by what the model needs."""
-    return FORMATS.get(path.suffix.lower(), "tabs" if len(model.fields()) > 1 else "lines")
 
 
 def read_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[Asked, Texts]]:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -74,18 +73,16 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
     task, length = read_task(folder), read_length(folder, model.shape)
     if dtype == "int8":
         check_int8(where)
-        between: Dtype | Literal["auto"] = "fp32" if can_multiply(BYTES) else "auto"
+        computes = choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
     else:
-        between = dtype
-    computes = choose_dtype(between, where)
+        computes = choose_dtype(dtype, where)
     model = model.in_numbers(computes, where) if isinstance(model, TaskModel) else model.to(where, computes).eval()
-    kinds: dict[Kind, Callable[..., _Use]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
-    use = kinds.get(head.kind, _Sentences)(head, Cutter(vocabulary), _settings(folder, task, head, length), task)
-    if isinstance(model, TaskModel):
-        return FineTuned(ServedModel(model, int8=dtype == "int8"), use, where)
-    if dtype == "int8":
+    if isinstance(model, FeatureModel) and dtype == "int8":
         raise UserError(f'{folder}: a BiLSTM on features does not compute in "int8"; take "auto"')
-    return FineTuned(model, use, where)
+    served = ServedModel(model, int8=dtype == "int8") if isinstance(model, TaskModel) else model
+    kinds: dict[Kind, type[FineTuned]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
+    kind = kinds.get(head.kind, _Sentences)
+    return kind(served, head, Cutter(vocabulary), _settings(folder, task, head, length), task, where)
 
 
 def find_fine_tuned(folder: Path) -> Path:
@@ -130,11 +127,24 @@ def _settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longest: in
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 
 
-class FineTuned:
-    """A model that was fine-tuned for a task, and answers of it."""
+class FineTuned(ABC):
+    """A fine-tuned model that answers about text; each kind of task says how rows become items, and outputs answers."""
 
-    def __init__(self, model: ServedModel | FeatureModel, use: _Use, device: torch.device) -> None:
-        self.model, self.device, self._use, self.head = model, device, use, use.head
+    usual: ClassVar[tuple[str, ...]] = ()
+    """The names of fields where task.json does not say."""
+
+    def __init__(
+        self,
+        model: ServedModel | FeatureModel,
+        head: TaskHead,
+        cutter: Cutter,
+        settings: FineTuning,
+        task: Mapping[str, Any],
+        device: torch.device,
+    ) -> None:
+        """`task` is the content of task.json, empty where there is none."""
+        self.model, self.head, self.cutter, self.settings = model, head, cutter, settings
+        self.task, self.device = task, device
 
     def __call__(self, rows: Sequence[Row]) -> list[Answer]:
         """Answers about every row, in their order: names and probabilities, as predict.py writes them."""
@@ -144,45 +154,15 @@ class FineTuned:
         return self.answer([self.texts(row, fields) for row in rows])
 
     def fields(self, first: Row | None = None) -> tuple[str, ...]:
-        """The names of the texts of a row. Where the folder does not say, the first row tells how many there are."""
-        return self._use.fields(first)
-
-    def texts(self, row: Row, fields: Sequence[str]) -> Texts:
-        """Finds the texts of these fields in a row; UserError where they are not there."""
-        return self._use.texts(row, fields)
-
-    def answer(self, rows: Sequence[Texts]) -> list[Answer]:
-        """Answers about rows whose texts were found."""
-        items = self._use.items(rows)
-        return self._use.answers(rows, items, self.logits(items))
-
-    @torch.inference_mode()
-    def logits(self, items: Items) -> Ragged:
-        """Computes the logits of items, in batches of sequences of like lengths."""
-        parts = list(logits_in_batches(self.model.logits, self.head.kind, items, self.device))
-        return in_order(parts) if parts else Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
-
-
-@dataclass(frozen=True)
-class _Use(ABC):
-    """How rows become items of a kind of task, and what its head says becomes answers."""
-
-    head: TaskHead
-    cutter: Cutter
-    settings: FineTuning
-    task: Mapping[str, Any]
-    """The content of task.json; empty where there is none."""
-    usual: ClassVar[tuple[str, ...]] = ()
-    """The names of fields where task.json does not say."""
-
-    def fields(self, first: Row | None) -> tuple[str, ...]:
+        """Returns the names of the texts of a row. Without task.json, the first row tells how many there are."""
         return tuple(self.task.get("fields", ())) or self.usual_fields(first)
 
     def usual_fields(self, first: Row | None) -> tuple[str, ...]:  # noqa: ARG002
-        """The names of fields where task.json does not say, but a first row may."""
+        """Returns the names of fields where task.json does not say, but a first row may."""
         return self.usual
 
     def texts(self, row: Row, fields: Sequence[str]) -> Texts:
+        """Finds the texts of these fields in a row; UserError where they are not there."""
         if isinstance(row, Mapping):
             row = values_of(row, fields)
         texts = [row] if isinstance(row, str) else list(row)
@@ -192,11 +172,24 @@ class _Use(ABC):
             raise UserError(f"{wrong[0]!r} should be a text")
         return [without_surrogates(text) for text in texts]
 
-    @abstractmethod
-    def items(self, rows: Sequence[Texts]) -> Items: ...
+    def answer(self, rows: Sequence[Texts]) -> list[Answer]:
+        """Answers about rows whose texts were found."""
+        items = self.items(rows)
+        return self.answers(rows, items, self.logits(items))
+
+    @torch.inference_mode()
+    def logits(self, items: Items) -> Ragged:
+        """Computes the logits of items, in batches of sequences of like lengths."""
+        parts = list(logits_in_batches(self.model.logits, self.head.kind, items, self.device))
+        return in_order(parts) if parts else Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
 
     @abstractmethod
-    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]: ...
+    def items(self, rows: Sequence[Texts]) -> Items:
+        """Makes the items of rows."""
+
+    @abstractmethod
+    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:
+        """Makes answers of the logits of items."""
 
 
 def values_of(row: Mapping[str, Any], fields: Sequence[str]) -> list[Any]:
@@ -216,7 +209,7 @@ def without_surrogates(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-class _Sentences(_Use):
+class _Sentences(FineTuned):
     """A class, several labels or a number for a text or a pair."""
 
     usual = ("text", "text_pair")
@@ -246,7 +239,7 @@ class _Sentences(_Use):
         return [{"label": name, "probability": row[name], "probabilities": row} for name, row in pairs]
 
 
-class _Choice(_Use):
+class _Choice(FineTuned):
     """Which of several texts follows. Fields that task.json knows are those of SWAG: what went before, how the next
     sentence begins, and how it may end; otherwise nothing stands between a text and its choices."""
 
@@ -271,7 +264,7 @@ class _Choice(_Use):
         ]
 
 
-class _Spans(_Use):
+class _Spans(FineTuned):
     """The stretch of a text that answers a question, or an empty answer with its probability."""
 
     usual = ("question", "context")
@@ -292,7 +285,7 @@ class _Spans(_Use):
         return found
 
 
-class _Tags(_Use):
+class _Tags(FineTuned):
     """A tag for each word; the words of a text are what stands between its blanks."""
 
     usual = ("tokens",)

@@ -156,11 +156,11 @@ class TaskModel(Encoder):
     def say(self, seen: Tensor, batch: TaskBatch) -> Tensor:
         """Computes the logits of the hidden states that the head sees."""
         if self.kind == "spans":
-            return self._linear(seen)
+            return in_fp32(self.head, seen)
         if self.kind == "tags":
-            return self._linear(self._drop(seen, batch, batch.words))
+            return in_fp32(self.head, self._drop(seen, batch, batch.words))
         pooled = seen if self.has_bilstm else torch.tanh(self.pooler(seen))
-        logits = self._linear(self._drop(pooled, batch, self.sequence_places(batch)))
+        logits = in_fp32(self.head, self._drop(pooled, batch, self.sequence_places(batch)))
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
     def _drop(self, x: Tensor, batch: TaskBatch, rows: Tensor) -> Tensor:
@@ -170,9 +170,6 @@ class TaskModel(Encoder):
         hidden, _ = self.make_dropouts(batch)
         keys = hidden.keys[rows] if len(hidden.keys) else hidden.keys
         return drop(x.contiguous(), Dropout(hidden.probability, keys, SITES * (len(self.layers) + 1)))
-
-    def _linear(self, x: Tensor) -> Tensor:
-        return in_fp32(self.head, x)
 
 
 def no_loss(like: Tensor) -> Tensor:

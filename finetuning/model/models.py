@@ -59,7 +59,7 @@ def read_fine_tuned(model: StoredModel, wanted: TaskHead | None = None) -> tuple
     """
     head = fine_tuned_head(model)
     weights = model.cut_embeddings(folders.read_fine_tuned(model.fetch_weights())[2])
-    return (weights, ()) if wanted is None else in_order_of(wanted, head, weights, model.name)
+    return (weights, ()) if wanted is None else order_outputs(wanted, head, weights, model.name)
 
 
 def fine_tuned_head(model: StoredModel) -> TaskHead:
@@ -113,7 +113,7 @@ def doubts(name: str, vocabulary: Vocabulary) -> list[str]:
     return []
 
 
-def in_order_of(
+def order_outputs(
     wanted: TaskHead, head: TaskHead, weights: Mapping[str, Tensor], name: str
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Puts the outputs of a fine-tuned model into the order of a task's labels, and gives lines for the user."""

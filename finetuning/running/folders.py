@@ -53,10 +53,8 @@ def write_learned(base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: 
     `use` is what must be known to use it."""
     use, folder = {"task": tuner.task.name, **use}, tuner.folder / MODEL
     weights = {name: weight for name, weight in weights.items() if not name.startswith(LANGUAGE)}
-    if tuner.settings.features.layers:
-        _write_features(folder, base, tuner, weights, use)
-    elif tuner.settings.bilstm.hidden:
-        _write_with_bilstm(folder, base, tuner, weights, use)
+    if tuner.settings.features.layers or tuner.settings.bilstm.hidden:
+        _write_without_class(folder, base, tuner, weights, use)
     else:
         _write_fine_tuned(folder, base, tuner, weights, use)
 
@@ -83,37 +81,26 @@ def _write_fine_tuned(
     write_fine_tuned(folder, shape, task.head, weights, vocabulary, card, use, settings.length, check=check)
 
 
-def _write_features(
+def _write_without_class(
     folder: Path, base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]
 ) -> None:
-    head, named = tuner.task.head, {"base": base.model, "backward": base.backward}
-    names = {key: _found_again(model) for key, model in named.items() if model is not None}
-    content = {
-        **use,
-        "kind": head.kind,
-        "labels": head.labels,
-        "features": tuner.settings.features.model_dump(mode="json"),
-        "seed": tuner.settings.seed,
-        "base": {**base.identity, "name": names.pop("base")},
-        **names,
-    }
-    card = FEATURES_CARD.format(task=tuner.task.name, base=summary_of(base.model).name)
-    write_bare(folder, weights, card, content)
-
-
-def _write_with_bilstm(
-    folder: Path, base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]
-) -> None:
-    head = tuner.task.head
-    content = {
-        **use,
-        "kind": head.kind,
-        "labels": head.labels,
-        "bilstm": tuner.settings.bilstm.model_dump(mode="json"),
-        "shape": asdict(tuner.engine.model.shape),
-    }
-    card = BILSTM_CARD.format(task=tuner.task.name, base=summary_of(base.model).name)
-    write_bare(folder, weights, card, content, base.model.vocabulary)
+    """Writes a model that transformers has no class for: a BiLSTM on frozen features, or with its encoder."""
+    head, settings = tuner.task.head, tuner.settings
+    content = {**use, "kind": head.kind, "labels": head.labels}
+    if settings.features.layers:
+        content |= {
+            "features": settings.features.model_dump(mode="json"),
+            "seed": settings.seed,
+            "base": {**base.identity, "name": _find_lasting_name(base.model)},
+        }
+        if base.backward is not None:
+            content["backward"] = _find_lasting_name(base.backward)
+        card, vocabulary = FEATURES_CARD, None
+    else:
+        content |= {"bilstm": settings.bilstm.model_dump(mode="json"), "shape": asdict(tuner.engine.model.shape)}
+        card, vocabulary = BILSTM_CARD, base.model.vocabulary
+    card = card.format(task=tuner.task.name, base=summary_of(base.model).name)
+    write_bare(folder, weights, card, content, vocabulary)
 
 
 def has_no_class(folder: Path) -> bool:
@@ -125,13 +112,13 @@ def has_no_class(folder: Path) -> bool:
 def read_without_class(folder: Path) -> tuple[TaskModel | FeatureModel, TaskHead, Vocabulary]:
     """Reads a model that transformers has no class for; one on features, with the encoder from where that is."""
     task = read_task(folder)
-    with _told(folder):
+    with _report_damage(folder):
         head = TaskHead(task.get("kind", "tags"), tuple(task["labels"]))
         trained = read_weights(folder / WEIGHTS)
     if "features" in task:
         made, vocabulary = _read_features(folder, task, head)
     else:
-        with _told(folder):
+        with _report_damage(folder):
             made = TaskModel(Shape(**task["shape"]), head, bilstm=BiLstm.model_validate(task["bilstm"]))
         vocabulary = read_vocabulary(folder)
     if made.state_dict().keys() != trained.keys():
@@ -142,8 +129,8 @@ def read_without_class(folder: Path) -> tuple[TaskModel | FeatureModel, TaskHead
 
 
 @contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """Tells that a folder is not as it was written."""
+def _report_damage(folder: Path) -> Iterator[None]:
+    """Turns the errors of a damaged folder into a UserError with its cure."""
     try:
         yield
     except (KeyError, TypeError, ValidationError, SafetensorError, FileNotFoundError) as error:
@@ -154,7 +141,7 @@ def _read_features(
     folder: Path, task: Mapping[str, Any], head: TaskHead
 ) -> tuple[TaskModel | FeatureModel, Vocabulary]:
     """Makes a model on features as task.json tells of it, with the encoder that it learned on."""
-    with _told(folder):
+    with _report_damage(folder):
         known, scratch = task["base"], task["base"]["from_scratch"]
         settings = FineTuning.model_validate({"seed": task["seed"], "features": task["features"]})
         names = [known["name"], *([task["backward"]] if "backward" in task else [])]
@@ -170,6 +157,6 @@ def _read_features(
     return build_model(head, base.model.shape, weights, settings, backward=base.beside), base.model.vocabulary
 
 
-def _found_again(model: StoredModel) -> str:
-    """The name by which a model is found from anywhere."""
+def _find_lasting_name(model: StoredModel) -> str:
+    """Returns a name by which the model is found from any working directory."""
     return model.name if model.on_hub else str(model.folder.resolve())

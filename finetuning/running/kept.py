@@ -21,7 +21,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -65,29 +64,21 @@ class KeptItems(Items):
         return replace(self.items.encode(numbers), kept=self.file.read)
 
 
-class Amount(NamedTuple):
-    """What a split makes the encoders look at."""
-
-    rows: int
-    """Pieces, or words that are tagged."""
-    checksum: str
-    """That of the pieces of all items."""
-
-    @classmethod
-    def from_items(cls, items: Items) -> Amount:
-        """Cuts all items into pieces, and counts."""
-        rows, seen = 0, hashlib.sha256()
-        for _, encoded in _in_order(items):
-            pieces, second = encoded.sequences
-            looked_at = encoded.words or pieces
-            rows += len(looked_at.values)
-            for array in (pieces.values, pieces.ends, second, looked_at.values, looked_at.ends):
-                seen.update(array.tobytes())
-        return cls(rows, seen.hexdigest())
+def measure_items(items: Items) -> tuple[int, str]:
+    """Returns the number of rows that frozen encoders compute for a split, pieces or tagged words, and a checksum of
+    the pieces of all items."""
+    rows, seen = 0, hashlib.sha256()
+    for _, encoded in _encode_in_order(items):
+        pieces, second = encoded.sequences
+        looked_at = encoded.words or pieces
+        rows += len(looked_at.values)
+        for array in (pieces.values, pieces.ends, second, looked_at.values, looked_at.ends):
+            seen.update(array.tobytes())
+    return rows, seen.hexdigest()
 
 
-def _in_order(items: Items) -> Iterator[tuple[Array, Encoded]]:
-    """All items in their order, some thousands at a time, with their numbers."""
+def _encode_in_order(items: Items) -> Iterator[tuple[Array, Encoded]]:
+    """Encodes all items in their order, some thousands at a time; yields their numbers too."""
     for begin in range(0, len(items), EVALUATED_TOGETHER):
         numbers = np.arange(begin, min(begin + EVALUATED_TOGETHER, len(items)))
         yield numbers, items.encode(numbers)
@@ -124,7 +115,7 @@ class ActivationFile:
         schema = full_columns(rows=full_lists(pa.binary(self.row)), checksum=pa.uint32())
         schema = schema.with_metadata({FINGERPRINT: self.fingerprint})
         with replacing(self.path) as file, pa.ipc.new_file(file, schema) as writer:
-            for numbers, encoded in _in_order(items):
+            for numbers, encoded in _encode_in_order(items):
                 for chosen in split_by_pieces(np.arange(len(encoded)), lengths_of(encoded)):
                     batch = pack(encoded, chosen, numbers)
                     rows = frozen.rows(batch.to(device), self.dtype).cpu().contiguous().flatten(1).view(torch.uint8)
@@ -206,11 +197,11 @@ class Keeper:
         """The files of all splits, and how many bytes they take together."""
         files, total, of_encoders = {}, 0, self.frozen.fingerprint(self.dtype)
         for split, items in splits.items():
-            amount = Amount.from_items(items)
-            seen = hashlib.sha256(f"{FORMAT} {of_encoders} {amount.checksum}".encode()).hexdigest()
+            rows, pieces = measure_items(items)
+            seen = hashlib.sha256(f"{FORMAT} {of_encoders} {pieces}".encode()).hexdigest()
             path = self.folder / FOLDER / f"{split}{self.called}.arrow"
             files[split] = ActivationFile(path, self.frozen.count, self.frozen.width, self.dtype, seen)
-            total += amount.rows * files[split].row
+            total += rows * files[split].row
         return files, total
 
     def _has_room(self, total: int, files: Mapping[str, ActivationFile]) -> bool:

@@ -36,7 +36,7 @@ from finetuning.running.base import checksum_of
 from finetuning.running.records import percent
 from finetuning.session.charts import NAMELESS, Groups, draw_pairs
 from finetuning.session.flags import find_data
-from finetuning.session.report import table_of
+from finetuning.session.report import print_part, table_of
 from finetuning.tasks.scores import spread_of_share
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
@@ -120,9 +120,9 @@ def score_pairs(
     counts = Asked.from_pairs(pairs, scorer.cut_texts(list_sentences(pairs)), scorer.longest)
     counts.require_telling(f"--pairs {found}")
     asked = Questions(model, scorer, found, pairs, counts, begun)
-    say(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
+    print_part(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
     for note in (*notes_on(model), *doubts(asked)):
-        say(console, note)
+        print_part(console, note)
     with locked(out / LOCK, f"--out {out}", BUSY):
         require_same(out, asked)
         scores, took = score_what_is_left(out, asked, console)
@@ -180,7 +180,7 @@ def score_what_is_left(out: Path, asked: Questions, console: Console) -> tuple[A
     progress = StepProgress(console, "pairs", "", len(asked.pairs), len(asked.pairs) - now)
     begin, done = time.monotonic(), len(asked.pairs) - now
     if done:
-        say(console, f"{done:,} of {len(asked.pairs):,} pairs are scored already")
+        print_part(console, f"{done:,} of {len(asked.pairs):,} pairs are scored already")
     try:
         with progress.show():
             for place, part in left:
@@ -259,7 +259,7 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
         *draw(out / CHART, lambda: draw_pairs(result, groups)),
         *summary(result, groups, asked.counts, out),
     ):
-        say(console, part)
+        print_part(console, part)
 
 
 def group_score(tally: Tally) -> GroupScore:
@@ -305,8 +305,3 @@ def summary(result: PairsResult, groups: Groups, counts: Asked, out: Path) -> It
         use = f", at {result.utilisation:.0%} of the rate of fp32 matrix products here" if result.utilisation else ""
         yield f"{result.scored_now:,} pairs in {duration(result.seconds)}{use}"
     yield f"all scores and a chart are in {out}"
-
-
-def say(console: Console, what: RenderableType) -> None:
-    """Prints a line as it is, or a table."""
-    console.print(what, markup=False, highlight=False)

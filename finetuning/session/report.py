@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from data_prep.common.files import replaced_name, write_json
@@ -199,6 +199,11 @@ def rows_of(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]
         yield name, percent(run.score), "" if run.seconds is None else duration(run.seconds), flag
     if rest := [percent(runs[name].score) or "failed" for name in names[SHOWN:]]:
         yield f"and {len(rest)} more, {rest[0]} to {rest[-1]}", "", "", ""
+
+
+def print_part(console: Console, part: RenderableType) -> None:
+    """Prints a line as it is, or a table."""
+    console.print(part, markup=False, highlight=False)
 
 
 def table_of(*columns: str) -> Table:

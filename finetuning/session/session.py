@@ -19,7 +19,7 @@ from typing import Literal, NoReturn, cast
 
 import torch
 import tyro
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from data_prep.common.capacity import collection_paused
 from data_prep.common.errors import UserError
@@ -42,7 +42,7 @@ from finetuning.session.charts import draw_task
 from finetuning.session.fit import doubts_of_fit, refuse_without_class, require_fit
 from finetuning.session.flags import TuningFlags
 from finetuning.session.look import look
-from finetuning.session.report import conclude, outcome, plan, summary, write_results
+from finetuning.session.report import conclude, outcome, plan, print_part, summary, write_results
 from finetuning.settings import FORM, load_settings
 from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
@@ -222,7 +222,7 @@ class Session:
                 result = self._make(run, context)
             if self.world.rank == 0:  # who alone knows the scores of a run that trains nothing; also in workers
                 left = self._left(run, max(time.monotonic() - begun, result.seconds or 0.0))
-                say(self.console, f"{name}  {outcome(result)}{left}")
+                print_part(self.console, f"{name}  {outcome(result)}{left}")
             if self.leads:
                 search.remove_worse_models(run.folder.parent)
             gc.collect()
@@ -260,12 +260,7 @@ class Session:
     def _print(self, what: RenderableType) -> None:
         """Prints a line or a table, once for all processes."""
         if self.leads:
-            say(self.console, what)
-
-
-def say(console: Console, what: RenderableType) -> None:
-    """Prints a line as it is, or a table."""
-    console.print(what, markup=False, highlight=False)
+            print_part(self.console, what)
 
 
 def done_on_rank_0(run: Run) -> bool:

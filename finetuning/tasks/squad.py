@@ -201,12 +201,10 @@ class SquadTask(Task):
     def _answers(self, split: str, outputs: Ragged) -> Mapping[str, RankedAnswers]:
         """What the outputs say to every question, sorted as in the files that are written; found once."""
         if self._found is None or self._found[0] is not outputs:
-            self._found = outputs, self._find(split, outputs)
+            found = find_answers(self.dev[split], outputs, optional=self.version == "2.0")
+            answers = dict(sorted(zip((each.id for each in self.questions), found, strict=True)))
+            self._found = outputs, answers
         return self._found[1]
-
-    def _find(self, split: str, outputs: Ragged) -> Mapping[str, RankedAnswers]:
-        found = find_answers(self.dev[split], outputs, optional=self.version == "2.0")
-        return dict(sorted(zip((each.id for each in self.questions), found, strict=True)))
 
     def _threshold(self, answers: Mapping[str, RankedAnswers]) -> float | None:
         """The odds above which an answer is better left empty for F1; None in 1.1, where it never is.

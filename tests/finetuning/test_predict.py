@@ -79,7 +79,7 @@ def test_logits_are_those_of_transformers(kind: Kind, folders: dict[Kind, Path])
     model = load(folders[kind], "fp32")
     rows = ROWS[kind]
     fields = model.fields(rows[0])
-    items = model._use.items([model.texts(row, fields) for row in rows])
+    items = model.items([model.texts(row, fields) for row in rows])
     logits = model.logits(items)
     expected = [pick_their_logits(kind, folders[kind], row).reshape(-1, logits.values.shape[1]) for row in rows]
     np.testing.assert_allclose(logits.values, np.concatenate(expected), atol=1e-5)

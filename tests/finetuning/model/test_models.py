@@ -25,7 +25,7 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.model.models import find_model, in_order_of, newest_export, notes_on, read_fine_tuned
+from finetuning.model.models import find_model, newest_export, notes_on, order_outputs, read_fine_tuned
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import list_checkpoints, read_record, write_record
 from pretraining.huggingface.folders import read_encoder, write_fine_tuned
@@ -251,21 +251,21 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
 def test_names_that_nobody_has_given_are_taken_in_order() -> None:
     weights = task_weights(MNLI)
     generic = replace(MNLI, labels=("LABEL_0", "LABEL_1", "LABEL_2"))
-    found, notes = in_order_of(MNLI, generic, weights, "a/model")
+    found, notes = order_outputs(MNLI, generic, weights, "a/model")
     assert same(found, weights)
     assert notes == (
         "a/model has the labels LABEL_0, LABEL_1, LABEL_2, the task has contradiction, entailment, neutral: "
         "taken in this order",
     )
     with pytest.raises(UserError, match="a/model has the labels LABEL_0, LABEL_1, the task has contradiction, entail"):
-        in_order_of(MNLI, replace(MNLI, labels=generic.labels[:2]), weights, "a/model")
+        order_outputs(MNLI, replace(MNLI, labels=generic.labels[:2]), weights, "a/model")
 
 
 @pytest.mark.parametrize("kind", ["score", "choice", "spans"])
 def test_heads_without_labels_stay_as_they_are(kind: str) -> None:
     head = HEADS[kind]
     weights = task_weights(head)
-    found, notes = in_order_of(head, head, weights, "a/model")
+    found, notes = order_outputs(head, head, weights, "a/model")
     assert same(found, weights)
     assert notes == ()
 
@@ -283,4 +283,4 @@ def test_heads_without_labels_stay_as_they_are(kind: str) -> None:
 )
 def test_other_labels_are_refused(has: TaskHead, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        in_order_of(MNLI, has, task_weights(has), "a/model")
+        order_outputs(MNLI, has, task_weights(has), "a/model")

@@ -128,7 +128,7 @@ def run(
 def colors(figure: Figure) -> list[list[float]]:
     """The shade of each run, from 0, the palest, to 1, the darkest; not a number where it is white."""
     image = figure.axes[0].images[0]
-    shades: list[list[float]] = np.ma.filled(image.norm(image.get_array()), np.nan).tolist()
+    shades: list[list[float]] = np.ma.filled(image.norm(np.ma.asarray(image.get_array())), np.nan).tolist()
     return shades
 
 
@@ -145,7 +145,7 @@ def test_a_grid_marks_the_best_and_the_doubtful() -> None:
     assert "rte\nbold: the best; palest: 16.8 below the best; white: failed, or always the same answer" in shown
     assert not any("batch" in text or "epochs" in text for text in shown)  # they are the same everywhere
     assert np.isnan(colors(figure)).tolist() == [[False, True]] * 2
-    assert [text.get_text() for text in figure.axes[0].texts if text.get_weight() == "bold"] == ["75.0"]
+    assert [text.get_text() for text in figure.axes[0].texts if text.get_fontweight() == "bold"] == ["75.0"]
     assert "failed" in texts(charts.draw_grid({"a": run(1e-5, None)}, None, "cola", 9))
 
 
