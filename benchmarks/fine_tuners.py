@@ -27,7 +27,7 @@ from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.model.models import find_model
 from finetuning.running.base import Base
 from finetuning.running.loop import Tuner
-from finetuning.running.outputs import outputs_of
+from finetuning.running.outputs import compute_outputs
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.squad import open_squad
@@ -111,7 +111,7 @@ class OurFineTuning:
         set_arithmetic(settings.precision, settings.compute, device)
         self.task, base = exercise.open(), Base(find_model(str(exercise.model)))
         self.context = Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
-        shape, weights = base.shape_for(settings.dropout), base.weights_for(self.task)
+        shape, weights = base.build_shape(settings.dropout), base.select_weights(self.task)
         self.folder = tempfile.TemporaryDirectory()
         self.run = UnscoredTuner(self.task, shape, weights, settings, Path(self.folder.name), self.context)
         self.opened = ExitStack()
@@ -128,7 +128,7 @@ class OurFineTuning:
 
     def predict(self) -> None:
         """Predicts the items that it trains on."""
-        outputs_of(self.run.engine, self.task.head.kind, {"train": self.task.train}, self.context)
+        compute_outputs(self.run.engine, self.task.head.kind, {"train": self.task.train}, self.context)
 
 
 class TheirFineTuning:

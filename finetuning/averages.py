@@ -28,7 +28,7 @@ class Average(NamedTuple):
     """Tasks without a score on all their splits."""
 
 
-def averages(results: Mapping[str, TaskResult]) -> list[Average]:
+def compute_averages(results: Mapping[str, TaskResult]) -> list[Average]:
     """The averages of GLUE: the leaderboard's, in which every task weighs the same; that without WNLI; and the paper's
     (Table 1), which has no WNLI either, both halves of MNLI as columns, F1 for MRPC and QQP, and Spearman for STS-B."""
     eight = tuple(name for name in FOLDERS if name != WITHOUT)
@@ -39,9 +39,9 @@ def averages(results: Mapping[str, TaskResult]) -> list[Average]:
     ]
 
 
-def known_averages(results: Mapping[str, TaskResult]) -> dict[str, float]:
+def collect_averages(results: Mapping[str, TaskResult]) -> dict[str, float]:
     """The averages that there are, by their names."""
-    return {each.name: each.score for each in averages(results) if each.score is not None}
+    return {each.name: each.score for each in compute_averages(results) if each.score is not None}
 
 
 def _average(
@@ -61,7 +61,7 @@ def _average(
         for split, figures in result.scores.items():
             weights.append(1.0 if as_in_paper else 1 / len(result.scores))
             values.append(weights[-1] * figures[figure])
-            spread = result.spread_of(split, figure)
+            spread = result.get_spread(split, figure)
             spreads.append(math.nan if spread is None else weights[-1] * spread)
     chance = math.hypot(*spreads) / sum(weights)
     return Average(name, sum(values) / sum(weights), None if math.isnan(chance) else chance, ())

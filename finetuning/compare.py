@@ -30,7 +30,7 @@ from rich.table import Table
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.terminal import open_console
-from finetuning.averages import averages
+from finetuning.averages import compute_averages
 from finetuning.results import AVERAGES, RESULTS, TaskResult
 
 RESULTS_OF_TASKS = TypeAdapter(dict[str, TaskResult])
@@ -64,7 +64,7 @@ def read_results(folder: Path) -> dict[str, TaskResult]:
     return results
 
 
-def compared(folders: tuple[Path, ...]) -> Group:
+def build_table(folders: tuple[Path, ...]) -> Group:
     """The scores of all tasks, in hundredths, with the distance from the first folder to the last, or why there is
     none."""
     if not folders:
@@ -76,28 +76,28 @@ def compared(folders: tuple[Path, ...]) -> Group:
     table, notes = Table(box=None, pad_edge=False), []
     for name in ("task", "metric"):
         table.add_column(name)
-    for name in [*distinct(folders), *["difference", "by chance"] * (len(folders) > 1)]:
+    for name in [*shorten_names(folders), *["difference", "by chance"] * (len(folders) > 1)]:
         table.add_column(name, justify="right")
     for task in dict.fromkeys(task for results in every for task in results):
         found = [results.get(task) for results in every]
         metric = next(result.metric for result in found if result)
-        scores = [_spell(_score_of(result)[0]) for result in found]
+        scores = [_spell(_get_score(result)[0]) for result in found]
         if len(folders) > 1:
             first, last = found[0], found[-1]
-            scores += _spell_difference(_score_of(first), _score_of(last), bool(find_unlike(first, last)))
+            scores += _spell_difference(_get_score(first), _get_score(last), bool(find_unlike(first, last)))
         table.add_row(task, metric, *scores)
-        for name, other in zip(distinct(folders)[1:], found[1:], strict=True):
+        for name, other in zip(shorten_names(folders)[1:], found[1:], strict=True):
             unlike = find_unlike(found[0], other)
             if unlike:
                 of_them = f" ({name})" * (len(folders) > 2)
                 notes.append(f"{task}: not alike{of_them}: {'; '.join(unlike)}")
-    return Group(table, *notes, *add_averages(table, every, distinct(folders)))
+    return Group(table, *notes, *add_averages(table, every, shorten_names(folders)))
 
 
 def add_averages(table: Table, every: list[dict[str, TaskResult]], names: list[str]) -> list[str]:
     """Adds rows of GLUE's averages where one of the folders has them; returns lines on what the others lack."""
     notes = []
-    for row in zip(*map(averages, every), strict=True):
+    for row in zip(*map(compute_averages, every), strict=True):
         if all(average.score is None for average in row):
             continue
         scores = [_spell(average.score) for average in row]
@@ -111,9 +111,11 @@ def add_averages(table: Table, every: list[dict[str, TaskResult]], names: list[s
     return notes
 
 
-def _score_of(result: TaskResult | None) -> tuple[float | None, float | None]:
+def _get_score(result: TaskResult | None) -> tuple[float | None, float | None]:
     """Returns the score of a task with its standard error; None where a folder has none."""
-    return (None, None) if result is None else (result.score, result.spread_of(first_split(result), result.metric))
+    return (
+        (None, None) if result is None else (result.score, result.get_spread(find_first_split(result), result.metric))
+    )
 
 
 def _spell(score: float | None) -> str:
@@ -134,7 +136,7 @@ def _spell_difference(
     return spelled, f"± {100 * chance:.1f}" + ", within it" * (abs(difference) <= chance)
 
 
-def first_split(result: TaskResult) -> str:
+def find_first_split(result: TaskResult) -> str:
     """The split by which runs are compared."""
     return next(iter(result.scores), "")
 
@@ -144,7 +146,7 @@ def find_unlike(first: TaskResult | None, other: TaskResult | None) -> list[str]
     if not first or not other or first.score is None or other.score is None:
         return []
     faults = [f"{first.metric} and {other.metric}"] if first.metric != other.metric else []
-    split = first_split(first)
+    split = find_first_split(first)
     items = [each.data.get(split) for each in (first, other)]
     if None not in items and items[0] != items[1]:
         faults.append(f"other items in {split} ({items[0]}, and {items[1]})")
@@ -154,7 +156,7 @@ def find_unlike(first: TaskResult | None, other: TaskResult | None) -> list[str]
     return faults
 
 
-def distinct(folders: tuple[Path, ...]) -> list[str]:
+def shorten_names(folders: tuple[Path, ...]) -> list[str]:
     """The names of the folders, without the parts that all of them share."""
     names = [str(folder) for folder in folders]
     shared = os.path.commonpath(folders) if len({folder.is_absolute() for folder in folders}) == 1 else ""
@@ -165,7 +167,7 @@ def main(arguments: list[str]) -> int:
     """Prints the table; returns the exit code: 0, or 2 for what the user can cure."""
     command = tyro.cli(Compare, args=arguments, prog="compare.py")
     try:
-        open_console(soft_wrap=True, markup=False, emoji=False).print(compared(command.folders))
+        open_console(soft_wrap=True, markup=False, emoji=False).print(build_table(command.folders))
     except (UserError, OSError) as error:
         open_console(stderr=True, markup=False, soft_wrap=True).print(f"error: {error}")
         return 2

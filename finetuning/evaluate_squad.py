@@ -52,37 +52,39 @@ class Evaluate:
 def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
     """The figures, and lines on what is odd about the predictions."""
     squad, predictions = read_squad(wanted.data), read_by_id(wanted.predictions, str, "answers")
-    missing, unknown = _compare(squad, predictions)
+    missing, unknown = _find_unmatched(squad, predictions)
     notes = []
     if unknown:
-        notes.append(f"{wanted.predictions}: {_name(unknown)} no question of {wanted.data} has: left out")
+        notes.append(f"{wanted.predictions}: {_name_ids(unknown)} no question of {wanted.data} has: left out")
     if squad.version == "1.1":
         if wanted.null_odds:
             raise UserError(
                 f"--null-odds: {wanted.data} is SQuAD 1.1, where every question has an answer: leave it out"
             )
         if missing:
-            notes.append(f"{wanted.predictions}: no answer for {_name(missing)}: counted as wrong")
+            notes.append(f"{wanted.predictions}: no answer for {_name_ids(missing)}: counted as wrong")
         return evaluate_1(squad.questions, predictions), notes
     if missing:
         raise UserError(
-            f"{wanted.predictions}: no answer for {_name(missing)} of {wanted.data}: SQuAD 2.0 wants one for each "
+            f"{wanted.predictions}: no answer for {_name_ids(missing)} of {wanted.data}: SQuAD 2.0 wants one for each "
             'question, "" where it has none'
         )
     odds = read_by_id(wanted.null_odds, float, "odds") if wanted.null_odds else None
-    missing = [] if odds is None else _compare(squad, odds)[0]
+    missing = [] if odds is None else _find_unmatched(squad, odds)[0]
     if missing:
-        raise UserError(f"{wanted.null_odds}: no odds for {_name(missing)} of {wanted.data}: every question needs them")
+        raise UserError(
+            f"{wanted.null_odds}: no odds for {_name_ids(missing)} of {wanted.data}: every question needs them"
+        )
     return evaluate_2(squad.questions, predictions, odds, wanted.na_prob_thresh), notes
 
 
-def _compare(squad: SquadFile, given: dict[str, str] | dict[str, float]) -> tuple[list[str], list[str]]:
+def _find_unmatched(squad: SquadFile, given: dict[str, str] | dict[str, float]) -> tuple[list[str], list[str]]:
     """The ids of questions that nothing is given for, and those given that no question has."""
     asked = {question.id for question in squad.questions}
     return [question.id for question in squad.questions if question.id not in given], [*(given.keys() - asked)]
 
 
-def _name(ids: Sequence[str]) -> str:
+def _name_ids(ids: Sequence[str]) -> str:
     """How many ids there are, and the first of them."""
     first = ", ".join(sorted(ids)[:NAMED])
     return f"{len(ids):,} id{'s' * (len(ids) > 1)} ({first}{', …' if len(ids) > NAMED else ''})"

@@ -107,7 +107,7 @@ class Cutter:
         do, the second first, as in the original.
         """
         parts = [first] if second is None else [first, second]
-        kept = _shortened(parts, length - 1 - len(parts))
+        kept = _count_kept(parts, length - 1 - len(parts))
         lengths = np.sum(kept, axis=0) + 1 + len(kept)
         ends = np.cumsum(lengths)
         pieces, begins = np.full(lengths.sum(), self.special.sep, np.int32), ends - lengths
@@ -119,7 +119,7 @@ class Cutter:
         return Sequences(Ragged(pieces, ends), kept[0] + 2)
 
 
-def _shortened(parts: Sequence[Ragged], room: int) -> list[Array]:
+def _count_kept(parts: Sequence[Ragged], room: int) -> list[Array]:
     """How many pieces are kept of texts, or of the two parts of pairs, for which there is this room together."""
     first, *others = (part.lengths for part in parts)
     if not others:

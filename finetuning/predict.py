@@ -42,7 +42,7 @@ from data_prep.common.files import absence, replacing
 from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console
 from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, parse_object, told_at
-from finetuning.prediction import Answer, FineTuned, Numbers, Row, Texts, count, find_fine_tuned, load
+from finetuning.prediction import Answer, FineTuned, Numbers, Row, Texts, count_things, find_fine_tuned, load
 
 Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]
 FORMATS: dict[str, Format] = {
@@ -122,10 +122,10 @@ def predict(wanted: Predict) -> None:
             at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
             for answers in answer_file(model, path, wanted.format, wanted.with_input, at_once):
                 if wanted.tsv and not names:
-                    names = [*columns(answers[0])]
-                    out.write(tsv_line(names))
+                    names = [*flatten_answer(answers[0])]
+                    out.write(format_tsv(names))
                 for answer in answers:
-                    out.write(tsv_line(values_of(answer, names, path)) if wanted.tsv else json_line(answer))
+                    out.write(format_tsv(list_values(answer, names, path)) if wanted.tsv else format_json(answer))
                 out.flush()
 
 
@@ -138,7 +138,7 @@ def answer_file(
         rows: list[tuple[Asked, Texts]] = []
         characters = 0
         if wanted == "auto":
-            wanted = FORMATS.get(path.suffix.lower(), "tabs" if len(model.fields()) > 1 else "lines")
+            wanted = FORMATS.get(path.suffix.lower(), "tabs" if len(model.name_fields()) > 1 else "lines")
         for asked, texts in read_rows(model, stream, path, wanted):
             rows.append((asked, texts))
             characters += sum(map(len, texts))
@@ -159,29 +159,29 @@ def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_inpu
 def read_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[Asked, Texts]]:
     """Reads every row with its texts; UserError with file and line where they are not there."""
     fields: tuple[str, ...] = ()
-    for where, row in placed_rows(model, stream, path, kind):
+    for where, row in read_placed_rows(model, stream, path, kind):
         with told_at(where):
             if row is None:  # the texts of an empty line are empty
-                row = dict.fromkeys(fields or model.fields(), "")
+                row = dict.fromkeys(fields or model.name_fields(), "")
             elif not fields:
-                fields = model.fields(row)
-            texts = model.texts(row, fields or model.fields())
+                fields = model.name_fields(row)
+            texts = model.find_texts(row, fields or model.name_fields())
         given = texts if len(texts) == len(fields) else [" ".join(texts)]  # of words, which are one text
         yield row if isinstance(row, Mapping) else dict(zip(fields, given, strict=True)), texts
 
 
-def placed_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[str, Row | None]]:
+def read_placed_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[str, Row | None]]:
     """The rows of a file, each with its place; None for an empty line."""
     name = "standard input" if path == STANDARD_INPUT else str(path)
     if kind == "parquet":
-        yield from rows_of_parquet(path)
+        yield from read_parquet_rows(path)
     elif kind == "csv":
-        yield from rows_of_csv(model, stream, name)
+        yield from read_csv_rows(model, stream, name)
     else:
-        yield from rows_of_lines(model, stream, name, kind)
+        yield from read_line_rows(model, stream, name, kind)
 
 
-def rows_of_parquet(path: Path) -> Iterator[tuple[str, Row]]:
+def read_parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Rows of Parquet, of which some at a time are read."""
     if path == STANDARD_INPUT:
         raise UserError("standard input: Parquet is read from its end, so name a file")
@@ -193,22 +193,22 @@ def rows_of_parquet(path: Path) -> Iterator[tuple[str, Row]]:
                 yield f"{path}: row {number}", row
 
 
-def rows_of_csv(model: FineTuned, stream: BinaryIO, name: str) -> Iterator[tuple[str, Row]]:
+def read_csv_rows(model: FineTuned, stream: BinaryIO, name: str) -> Iterator[tuple[str, Row]]:
     """Rows of CSV, whose first line has the names of the columns."""
     header: list[str] = []
-    for number, values in parse_csv((f"{line}\n" for line in decoded(stream, name)), name):
+    for number, values in parse_csv((f"{line}\n" for line in decode_lines(stream, name)), name):
         where = f"{name}:{number}"
         if header:
             yield where, name_values(header, values, where)
         header = header or check_header(model, values, where, "csv")
 
 
-def rows_of_lines(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -> Iterator[tuple[str, Row | None]]:
+def read_line_rows(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -> Iterator[tuple[str, Row | None]]:
     """Rows of a line each: a text, columns parted by tabs, or a JSON object."""
     header: list[str] = []
-    for number, line in enumerate(decoded(stream, name), 1):
+    for number, line in enumerate(decode_lines(stream, name), 1):
         where, values = f"{name}:{number}", line.split("\t")
-        names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*model.fields()})
+        names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*model.name_fields()})
         if number == 1 and names_columns:
             header = check_header(model, values, where, kind)
         elif not line:
@@ -223,7 +223,7 @@ def rows_of_lines(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -
             yield where, name_values(header, values, where) if header else values
 
 
-def decoded(stream: BinaryIO, name: str) -> Iterator[str]:
+def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     """The text of every line, without what ends it, and without a byte order mark."""
     head = b""
     for number, line in enumerate(stream, 1):
@@ -241,7 +241,7 @@ def check_header(model: FineTuned, header: list[str], where: str, kind: Format) 
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise UserError(f"{where}: two columns have the name {twice[0]!r}; rename one")
-    missing = [name for name in model.fields(dict.fromkeys(header, "")) if name not in header]
+    missing = [name for name in model.name_fields(dict.fromkeys(header, "")) if name not in header]
     if missing:
         raise UserError(
             f"{where}: no field {missing[0]!r}; there is: {', '.join(header)}; the first line names the columns"
@@ -253,28 +253,28 @@ def check_header(model: FineTuned, header: list[str], where: str, kind: Format) 
 def name_values(header: list[str], values: list[str], where: str) -> Row:
     """The values of a row by the names of their columns."""
     if len(values) != len(header):
-        raise UserError(f"{where}: {count(values, 'column')}; the first line names {len(header)}")
+        raise UserError(f"{where}: {count_things(values, 'column')}; the first line names {len(header)}")
     return dict(zip(header, values, strict=True))
 
 
-def json_line(answer: Answer) -> bytes:
+def format_json(answer: Answer) -> bytes:
     return (json.dumps(answer, ensure_ascii=False, default=str) + "\n").encode(errors="replace")
 
 
-def tsv_line(values: Any) -> bytes:
+def format_tsv(values: Any) -> bytes:
     return ("\t".join(" ".join(value.split()) for value in values) + "\n").encode(errors="replace")
 
 
-def values_of(answer: Answer, names: Sequence[str], path: Path) -> Iterable[str]:
+def list_values(answer: Answer, names: Sequence[str], path: Path) -> Iterable[str]:
     """The values of an answer under the names of all columns; UserError where it has others, which would shift."""
-    found = columns(answer)
+    found = flatten_answer(answer)
     if [*found] != names:
         others = ", ".join(sorted({*found} ^ {*names})) or "another order"
         raise UserError(f"{path}: other columns than the first row had: {others}; leave out --tsv or --with-input")
     return found.values()
 
 
-def columns(answer: Answer) -> dict[str, str]:
+def flatten_answer(answer: Answer) -> dict[str, str]:
     """The columns of an answer: lists as words, a column for each class, which may not take the name of another."""
     found: dict[str, str] = {}
     for name, value in answer.items():

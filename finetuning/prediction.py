@@ -31,9 +31,9 @@ from finetuning.model.serving import ServedModel, check_int8
 from finetuning.ragged import Ragged
 from finetuning.results import MODEL
 from finetuning.running.folders import has_no_class, read_without_class
-from finetuning.running.outputs import in_order, logits_in_batches
+from finetuning.running.outputs import iterate_logits, sort_outputs
 from finetuning.settings import FineTuning, Spans
-from finetuning.tasks.scores import answers, probabilities
+from finetuning.tasks.scores import compute_answers, compute_probabilities
 from finetuning.tasks.sentences import SentenceItems
 from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.swag import Endings
@@ -76,13 +76,15 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
         computes = choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
     else:
         computes = choose_dtype(dtype, where)
-    model = model.in_numbers(computes, where) if isinstance(model, TaskModel) else model.to(where, computes).eval()
+    model = (
+        model.convert_for_answers(computes, where) if isinstance(model, TaskModel) else model.to(where, computes).eval()
+    )
     if isinstance(model, FeatureModel) and dtype == "int8":
         raise UserError(f'{folder}: a BiLSTM on features does not compute in "int8"; take "auto"')
     served = ServedModel(model, int8=dtype == "int8") if isinstance(model, TaskModel) else model
     kinds: dict[Kind, type[FineTuned]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
     kind = kinds.get(head.kind, _Sentences)
-    return kind(served, head, Cutter(vocabulary), _settings(folder, task, head, length), task, where)
+    return kind(served, head, Cutter(vocabulary), _build_settings(folder, task, head, length), task, where)
 
 
 def find_fine_tuned(folder: Path) -> Path:
@@ -114,7 +116,7 @@ def _read(folder: Path) -> tuple[TaskModel, TaskHead, Vocabulary]:
     return model, head, vocabulary
 
 
-def _settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longest: int) -> FineTuning:
+def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longest: int) -> FineTuning:
     """How text is laid out: as task.json says, otherwise as is usual."""
     usual = min(ANSWER_LENGTH, longest) if head.kind == "spans" else longest
     question = min(Spans().question, usual // 2 - 1)
@@ -150,61 +152,65 @@ class FineTuned(ABC):
         """Answers about every row, in their order: names and probabilities, as predict.py writes them."""
         if not rows:
             return []
-        fields = self.fields(rows[0])
-        return self.answer([self.texts(row, fields) for row in rows])
+        fields = self.name_fields(rows[0])
+        return self.answer([self.find_texts(row, fields) for row in rows])
 
-    def fields(self, first: Row | None = None) -> tuple[str, ...]:
+    def name_fields(self, first: Row | None = None) -> tuple[str, ...]:
         """Returns the names of the texts of a row. Without task.json, the first row tells how many there are."""
-        return tuple(self.task.get("fields", ())) or self.usual_fields(first)
+        return tuple(self.task.get("fields", ())) or self.name_usual_fields(first)
 
-    def usual_fields(self, first: Row | None) -> tuple[str, ...]:  # noqa: ARG002
+    def name_usual_fields(self, first: Row | None) -> tuple[str, ...]:  # noqa: ARG002
         """Returns the names of fields where task.json does not say, but a first row may."""
         return self.usual
 
-    def texts(self, row: Row, fields: Sequence[str]) -> Texts:
+    def find_texts(self, row: Row, fields: Sequence[str]) -> Texts:
         """Finds the texts of these fields in a row; UserError where they are not there."""
         if isinstance(row, Mapping):
-            row = values_of(row, fields)
+            row = list_field_values(row, fields)
         texts = [row] if isinstance(row, str) else list(row)
         if len(texts) != len(fields):
-            raise UserError(f"{count(texts, 'text')}; there should be {len(fields)}: {', '.join(fields)}")
+            raise UserError(f"{count_things(texts, 'text')}; there should be {len(fields)}: {', '.join(fields)}")
         if wrong := [name for name, text in zip(fields, texts, strict=True) if not isinstance(text, str)]:
             raise UserError(f"{wrong[0]!r} should be a text")
-        return [without_surrogates(text) for text in texts]
+        return [replace_surrogates(text) for text in texts]
 
     def answer(self, rows: Sequence[Texts]) -> list[Answer]:
         """Answers about rows whose texts were found."""
-        items = self.items(rows)
-        return self.answers(rows, items, self.logits(items))
+        items = self.make_items(rows)
+        return self.make_answers(rows, items, self.logits(items))
 
     @torch.inference_mode()
     def logits(self, items: Items) -> Ragged:
         """Computes the logits of items, in batches of sequences of like lengths."""
-        parts = list(logits_in_batches(self.model.logits, self.head.kind, items, self.device))
-        return in_order(parts) if parts else Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
+        parts = list(iterate_logits(self.model.logits, self.head.kind, items, self.device))
+        return (
+            sort_outputs(parts)
+            if parts
+            else Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
+        )
 
     @abstractmethod
-    def items(self, rows: Sequence[Texts]) -> Items:
+    def make_items(self, rows: Sequence[Texts]) -> Items:
         """Makes the items of rows."""
 
     @abstractmethod
-    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:
+    def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:
         """Makes answers of the logits of items."""
 
 
-def values_of(row: Mapping[str, Any], fields: Sequence[str]) -> list[Any]:
+def list_field_values(row: Mapping[str, Any], fields: Sequence[str]) -> list[Any]:
     """The values of these fields in a row; UserError where one is not there."""
     if missing := [name for name in fields if name not in row]:
         raise UserError(f"no field {missing[0]!r}; there is: {', '.join(map(str, row)) or 'none'}")
     return [row[name] for name in fields]
 
 
-def count(things: Sequence[object], name: str) -> str:
+def count_things(things: Sequence[object], name: str) -> str:
     """Counts things in words."""
     return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
-def without_surrogates(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with ? for halves of characters, which JSON can hold and UTF-8 cannot."""
     return text.encode(errors="replace").decode()
 
@@ -214,22 +220,22 @@ class _Sentences(FineTuned):
 
     usual = ("text", "text_pair")
 
-    def usual_fields(self, first: Row | None) -> tuple[str, ...]:
+    def name_usual_fields(self, first: Row | None) -> tuple[str, ...]:
         if isinstance(first, Mapping):
             is_pair = self.usual[1] in first
         else:
             is_pair = not isinstance(first, str | None) and len(first) > 1
         return self.usual[: 1 + is_pair]
 
-    def items(self, rows: Sequence[Texts]) -> Items:
+    def make_items(self, rows: Sequence[Texts]) -> Items:
         return SentenceItems(self.cutter, self.settings.length, tuple(zip(*rows, strict=True)), None)
 
-    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
-        said = answers(self.head.kind, outputs.values).tolist()
+    def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+        said = compute_answers(self.head.kind, outputs.values).tolist()
         if self.head.kind == "score":
             return [{"score": float(f"{value:.{FIGURES}g}")} for value in said]
         names = self.head.labels
-        shares = probabilities(self.head.kind, outputs.values).round(DIGITS).tolist()
+        shares = compute_probabilities(self.head.kind, outputs.values).round(DIGITS).tolist()
         named = [dict(zip(names, row, strict=True)) for row in shares]
         if self.head.kind == "labels":
             held = [list(itertools.compress(names, row)) for row in said]
@@ -243,21 +249,21 @@ class _Choice(FineTuned):
     """Which of several texts follows. Fields that task.json knows are those of SWAG: what went before, how the next
     sentence begins, and how it may end; otherwise nothing stands between a text and its choices."""
 
-    def usual_fields(self, first: Row | None) -> tuple[str, ...]:
+    def name_usual_fields(self, first: Row | None) -> tuple[str, ...]:
         if isinstance(first, Mapping):
             return tuple(first)
         choices = 1 if isinstance(first, str | None) else len(first) - 1
         return ("text", *(f"choice{number}" for number in range(choices)))
 
-    def items(self, rows: Sequence[Texts]) -> Items:
+    def make_items(self, rows: Sequence[Texts]) -> Items:
         before, *others = zip(*rows, strict=True)
         begun = [] if "fields" in self.task else [("",) * len(rows)]
         return Endings(self.cutter, self.settings.length, (before, *begun, *others), None)
 
-    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+    def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
         count = outputs.values.shape[1]
-        shares = probabilities("choice", outputs.values).round(DIGITS).tolist()
-        best = answers("choice", outputs.values).tolist()
+        shares = compute_probabilities("choice", outputs.values).round(DIGITS).tolist()
+        best = compute_answers("choice", outputs.values).tolist()
         return [
             {"choice": choice, "text": row[choice - count], "probability": share[choice], "probabilities": share}
             for row, choice, share in zip(rows, best, shares, strict=True)
@@ -269,10 +275,10 @@ class _Spans(FineTuned):
 
     usual = ("question", "context")
 
-    def items(self, rows: Sequence[Texts]) -> TextWindows:
+    def make_items(self, rows: Sequence[Texts]) -> TextWindows:
         return TextWindows([(question, context) for question, context in rows], self.cutter, self.settings)
 
-    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+    def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
         assert isinstance(items, TextWindows)
         threshold = self.task.get("threshold")
         found = []
@@ -290,26 +296,26 @@ class _Tags(FineTuned):
 
     usual = ("tokens",)
 
-    def texts(self, row: Row, fields: Sequence[str]) -> Texts:
+    def find_texts(self, row: Row, fields: Sequence[str]) -> Texts:
         if isinstance(row, Mapping):
-            (row,) = values_of(row, fields[:1])
+            (row,) = list_field_values(row, fields[:1])
         words = row.split() if isinstance(row, str) else row
         if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
             raise UserError(f"{fields[0]!r} should be a text or a list of words")
-        return [without_surrogates(word) for word in words]
+        return [replace_surrogates(word) for word in words]
 
-    def items(self, rows: Sequence[Texts]) -> Items:
+    def make_items(self, rows: Sequence[Texts]) -> Items:
         ends = np.cumsum([len(row) for row in rows])
         return TaggedWords(
             Words([word for row in rows for word in row], ends, ends[-1:]), self.cutter, self.settings.length, False
         )
 
-    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+    def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
         from seqeval.metrics.sequence_labeling import get_entities  # which machines for measurements lack
 
         labels = self.head.labels
         tags = iter([labels[best] for best in outputs.values.argmax(1).tolist()])
-        shares = iter(probabilities("tags", outputs.values).max(1, initial=0.0).round(DIGITS).tolist())
+        shares = iter(compute_probabilities("tags", outputs.values).max(1, initial=0.0).round(DIGITS).tolist())
         found = []
         for words in rows:
             said = list(itertools.islice(tags, len(words)))

@@ -23,7 +23,7 @@ class Ragged:
         return cls(np.concatenate(rows), np.cumsum([len(row) for row in rows], dtype=np.int64))
 
     @classmethod
-    def even(cls, values: Array) -> Ragged:
+    def from_table(cls, values: Array) -> Ragged:
         """Rows of the same length, as a table (rows, length) has them."""
         rows, length = values.shape
         return cls(values.reshape(-1), length * np.arange(1, rows + 1, dtype=np.int64))
@@ -54,9 +54,9 @@ class Ragged:
 
     def take(self, numbers: Array) -> Ragged:
         """These rows, in this order."""
-        return self.stretches(numbers, 0, self.lengths[numbers])
+        return self.take_stretches(numbers, 0, self.lengths[numbers])
 
-    def stretches(self, numbers: Array, begins: Array | int, ends: Array) -> Ragged:
+    def take_stretches(self, numbers: Array, begins: Array | int, ends: Array) -> Ragged:
         """Stretches of these rows, from a place in each up to another."""
         lengths = ends - begins
         return Ragged(self.values[ranges(self.starts[numbers] + begins, lengths)], np.cumsum(lengths))

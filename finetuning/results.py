@@ -69,7 +69,7 @@ class Begun(JsonRecord):
     threads: list[int] = []
     """The threads of every rank, which decide how sums are rounded."""
 
-    def without_threads(self) -> dict[str, Any]:
+    def drop_threads(self) -> dict[str, Any]:
         """The content that another start of the run must have too."""
         return self.model_dump(exclude={"threads"})
 
@@ -84,7 +84,7 @@ class SplitScores(JsonRecord):
     """The standard errors of the scores."""
     classes: dict[str, dict[str, ClassFigures]] = {}
 
-    def spread_of(self, split: str, figure: str) -> float | None:
+    def get_spread(self, split: str, figure: str) -> float | None:
         """The standard error of a figure of a split; None where it is not known."""
         return self.spreads.get(split, {}).get(figure)
 
@@ -179,6 +179,6 @@ class PairsResult(GroupScore):
     torch: str
 
 
-def predictions_file(folder: Path, split: str, ending: str) -> Path:
+def name_predictions_file(folder: Path, split: str, ending: str) -> Path:
     """The file of this folder with the answers to a split."""
     return folder / f"predictions_{split}{ending}"

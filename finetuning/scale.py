@@ -28,7 +28,7 @@ class Scale:
         exact = numbers.astype(np.float64)
         return cls(float(exact.mean()), float(exact.std()) or 1.0)
 
-    def learned(self, numbers: Tensor) -> Tensor:
+    def standardize(self, numbers: Tensor) -> Tensor:
         """The numbers on the scale on which a model learns them; fp32 would round large ones too much on the way."""
         return ((numbers.double() - self.mean) / self.spread).float()
 
@@ -36,7 +36,7 @@ class Scale:
         """The numbers as the task gives them, in fp32, for those that a head has learned."""
         return learned if self == Scale() else learned.float() * self.spread + self.mean
 
-    def folded(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def fold_into_head(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a model whose head says the numbers themselves, as every reader of its folder expects."""
         if self == Scale():
             return dict(weights)

@@ -171,7 +171,7 @@ def load_settings(
     return read_settings(
         FORM,
         Path(recipe),
-        [*overrides, *_instead_of_searches(overrides)],
+        [*overrides, *_empty_searches(overrides)],
         find_faults=lambda settings: find_faults(settings, device),
     )
 
@@ -182,7 +182,7 @@ VARIED = {"learning_rate": "learning rates", "batch": "batch", "epochs": "epochs
 """Settings in which the runs of a task differ, and what people call them."""
 
 
-def _instead_of_searches(overrides: Sequence[str]) -> list[str]:
+def _empty_searches(overrides: Sequence[str]) -> list[str]:
     """The overrides by which a single value that is given takes the place of those that the recipe searches."""
     given = {override.key for override in parse_overrides(overrides)[0]}
     alone = [name for name in SEARCHED if (name,) in given and ("search", SEARCHED[name]) not in given]

@@ -66,10 +66,10 @@ class FetchDemo(FetchOptions):
         out = self.out or Path("data/demo-task")
         with making([out / TASK, out / "train.jsonl", out / "dev.jsonl"], "fetch.py demo", [], self.replace):
             read, unread = demo.halves()
-            splits = self.choose(texts_by_package(read), texts_by_package(unread))
+            splits = self.choose(collect_texts(read), collect_texts(unread))
             for split, texts in splits.items():
                 with replacing(out / f"{split}.jsonl") as file:
-                    file.writelines(lines(texts))
+                    file.writelines(format_items(texts))
             with replacing(out / TASK) as file:
                 file.write(OPENING.encode())
         client.console.print(f"{out / TASK}: {self.train} texts of each of {', '.join(splits['train'])}")
@@ -87,28 +87,28 @@ class FetchDemo(FetchOptions):
         if len(names) < self.packages:
             there = f"{len(names)} of the installed packages have {self.train} and {self.dev} texts"
             raise UserError(f"--packages {self.packages}: {there}; take fewer, or fewer texts with --train and --dev")
-        named = hider(names)
+        named = build_name_pattern(names)
         return {
-            split: {name: [named.sub(HIDDEN, text) for text in first(texts[name], count)] for name in names}
+            split: {name: [named.sub(HIDDEN, text) for text in choose_texts(texts[name], count)] for name in names}
             for split, texts, count in (("train", own, self.train), ("dev", other, self.dev))
         }
 
 
-def texts_by_package(files: Sequence[Path]) -> dict[str, set[str]]:
+def collect_texts(files: Sequence[Path]) -> dict[str, set[str]]:
     """The documentation strings of these modules that are long enough, by their packages."""
     found: dict[str, set[str]] = {}
     for path in files:
-        found.setdefault(package_of(path), set()).update(docstrings(path))
+        found.setdefault(find_package(path), set()).update(read_docstrings(path))
     return found
 
 
-def package_of(path: Path) -> str:
+def find_package(path: Path) -> str:
     """The package that a module belongs to."""
     places = [place for place, part in enumerate(path.parts) if part in ("site-packages", "dist-packages")]
     return path.parts[places[-1] + 1].removesuffix(".py") if places else PYTHON
 
 
-def docstrings(path: Path) -> Iterator[str]:
+def read_docstrings(path: Path) -> Iterator[str]:
     """The documentation strings of a module, each without its code."""
     for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):
         whole = " ".join(demo.prose(text))
@@ -116,19 +116,19 @@ def docstrings(path: Path) -> Iterator[str]:
             yield whole
 
 
-def hider(names: Sequence[str]) -> re.Pattern[str]:
+def build_name_pattern(names: Sequence[str]) -> re.Pattern[str]:
     """What finds the words that have a package's name in them, as it is imported or as it is installed."""
     installed = packages_distributions()
     said = {spelled for name in names for spelled in (name, *installed.get(name, ()))}
     return re.compile(rf"\w*(?:{'|'.join(map(re.escape, sorted(said, key=len, reverse=True)))})\w*", re.IGNORECASE)
 
 
-def first(texts: Iterable[str], count: int) -> list[str]:
+def choose_texts(texts: Iterable[str], count: int) -> list[str]:
     """The first so many texts, in an order that looks like chance and depends on the texts alone."""
     return sorted(texts, key=lambda text: hashlib.blake2b(text.encode(errors="replace")).digest())[:count]
 
 
-def lines(texts: Mapping[str, Sequence[str]]) -> Iterator[bytes]:
+def format_items(texts: Mapping[str, Sequence[str]]) -> Iterator[bytes]:
     """The texts as JSON lines, with the package of each."""
     for name, own in texts.items():
         for text in own:

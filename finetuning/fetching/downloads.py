@@ -15,7 +15,7 @@ from data_prep.common.files import BLOCK, replacing, sha256, unfinished_name
 from data_prep.fetching.client import Client, FetchOptions, is_address
 from data_prep.fetching.download import Download, Item
 from data_prep.fetching.hub import Hub
-from finetuning.files.splits import AX, AX_FOLDER, FOLDERS, plain, splits_of
+from finetuning.files.splits import AX, AX_FOLDER, FOLDERS, list_splits, normalize_name
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ServedFile:
     """Its checksum, where two that published it independently agree."""
 
 
-def zipped(archive: str, sha256: str) -> tuple[ServedFile, ...]:
+def list_archive(archive: str, sha256: str) -> tuple[ServedFile, ...]:
     """What is published of a task that comes as an archive."""
     return (ServedFile(f"glue/data/{archive}.zip", sha256),)
 
@@ -37,19 +37,19 @@ def zipped(archive: str, sha256: str) -> tuple[ServedFile, ...]:
 GLUE_SERVER = "https://dl.fbaipublicfiles.com"
 SENTEVAL = "senteval/senteval_data/msr_paraphrase"
 GLUE = {
-    "cola": zipped("CoLA", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
-    "sst2": zipped("SST-2", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
+    "cola": list_archive("CoLA", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
+    "sst2": list_archive("SST-2", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
     "mrpc": (
         ServedFile(f"{SENTEVAL}_train.txt", "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89"),
         ServedFile(f"{SENTEVAL}_test.txt", "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784"),
         ServedFile("glue/data/mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
     ),
-    "qqp": zipped("QQP-clean", "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
-    "stsb": zipped("STS-B", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
-    "mnli": zipped("MNLI", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
-    "qnli": zipped("QNLIv2", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"),
-    "rte": zipped("RTE", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
-    "wnli": zipped("WNLI", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"),
+    "qqp": list_archive("QQP-clean", "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
+    "stsb": list_archive("STS-B", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
+    "mnli": list_archive("MNLI", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
+    "qnli": list_archive("QNLIv2", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"),
+    "rte": list_archive("RTE", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
+    "wnli": list_archive("WNLI", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"),
     AX: (ServedFile("glue/data/AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"),),
 }
 """What is published of the tasks of GLUE, by the names that run_glue.py has for them."""
@@ -86,7 +86,7 @@ class DataOptions(FetchOptions):
         yield from super().checks()
         yield self.mirror is None or is_address(self.mirror), f"--mirror {self.mirror}: an address, as {GLUE_SERVER}"
 
-    def item(self, server: str, source: ServedFile, folder: Path) -> Item:
+    def make_item(self, server: str, source: ServedFile, folder: Path) -> Item:
         """A file to fetch into a folder."""
         address = f"{(self.mirror or server).rstrip('/')}/{source.path}"
         return Item(address, folder / PurePosixPath(source.path).name, source.sha256, "name a mirror with --mirror")
@@ -112,36 +112,36 @@ class FetchGlue(DataOptions):
     @property
     def names(self) -> tuple[str, ...]:
         """The tasks, however they are spelled: SST-2 is sst2."""
-        return tuple(map(plain, self.task))
+        return tuple(map(normalize_name, self.task))
 
     def fetch(self, client: Client) -> str:
         """Fetches the tasks that are not there; returns the command that fine-tunes on them."""
         out = self.out or Path("data/glue")
         names = tuple(dict.fromkeys(self.names)) or tuple(GLUE)
         if self.from_hub:
-            items = [(item.path.parent.name, item) for item in hub_items(HUB_GLUE, self.mirror)]
+            items = [(item.path.parent.name, item) for item in list_hub_items(HUB_GLUE, self.mirror)]
             if missing := sorted({*names} - {part for part, _ in items}):
                 raise UserError(f"{HUB_GLUE}: has no {', '.join(missing)} on this hub")
             for part, item in items:
                 if part in names:
-                    Download(client, replace(item, path=out / folder_of(part) / item.path.name)).run()
+                    Download(client, replace(item, path=out / name_folder(part) / item.path.name)).run()
         else:
             for name in names:
                 self._fetch_task(name, out, client)
         trained = [name for name in names if name != AX]
         chosen = ["--task", *trained] if self.task and trained else []
-        return command("run_glue.py", chosen, self.out)
+        return build_command("run_glue.py", chosen, self.out)
 
     def _fetch_task(self, name: str, out: Path, client: Client) -> None:
         """Fetches a task and lays its files out; keeps nothing of what they are made from."""
-        folder, raw, tables = out / folder_of(name), out / ".downloads", tables_of(name)
+        folder, raw, tables = out / name_folder(name), out / ".downloads", list_tables(name)
         if all((folder / table).is_file() for table in tables):
             client.console.print(f"{folder}: already there")
             return
-        items = [self.item(GLUE_SERVER, source, raw) for source in GLUE[name]]
+        items = [self.make_item(GLUE_SERVER, source, raw) for source in GLUE[name]]
         for item in items:
             Download(client, item).run()
-        put_in_place(folder, made_of(name, [item.path for item in items]))
+        write_folder(folder, build_tables(name, [item.path for item in items]))
         for item in items:
             item.path.unlink()
         if not any(raw.iterdir()):
@@ -173,13 +173,13 @@ class FetchSquad(DataOptions):
         out = self.out or Path("data/squad")
         for version in self.version:
             if self.from_hub:
-                for item in hub_items(HUB_SQUAD[version], self.mirror):
+                for item in list_hub_items(HUB_SQUAD[version], self.mirror):
                     split = "train" if item.path.name.startswith("train") else "dev"
                     Download(client, replace(item, path=out / f"{split}-v{version}.parquet")).run()
             else:
                 for source in SQUAD[version]:
-                    Download(client, self.item(SQUAD_SERVER, source, out)).run()
-        return command("run_squad.py", ["--version", self.version[-1]], self.out)
+                    Download(client, self.make_item(SQUAD_SERVER, source, out)).run()
+        return build_command("run_squad.py", ["--version", self.version[-1]], self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,16 +192,16 @@ class FetchSwag(DataOptions):
     def fetch(self, client: Client) -> str:
         """Fetches the files; returns the command that fine-tunes on them."""
         for name in SWAG:
-            fetch_and_remember(client, self.item(SWAG_SERVER, ServedFile(name), self.out or Path("data/swag")))
-        return command("run_swag.py", [], self.out)
+            fetch_and_remember(client, self.make_item(SWAG_SERVER, ServedFile(name), self.out or Path("data/swag")))
+        return build_command("run_swag.py", [], self.out)
 
 
-def command(script: str, chosen: Sequence[str], folder: Path | None) -> str:
+def build_command(script: str, chosen: Sequence[str], folder: Path | None) -> str:
     """The command that fine-tunes on what was fetched; it finds the usual folder by itself."""
     return shlex.join(["python", f"finetuning/{script}", *chosen, *(["--data", str(folder)] if folder else [])])
 
 
-def hub_items(name: str, mirror: str | None) -> list[Item]:
+def list_hub_items(name: str, mirror: str | None) -> list[Item]:
     """The Parquet files of a data set on the Hugging Face hub, all parts of it."""
     return Hub(name=name, config_name="*", endpoint=mirror).items()
 
@@ -221,24 +221,24 @@ def fetch_and_remember(client: Client, item: Item) -> None:
             file.write(f"{sha256(item.path)}  {item.path.name}\n".encode())
 
 
-def folder_of(task: str) -> str:
+def name_folder(task: str) -> str:
     """What GLUE calls a task."""
     return FOLDERS.get(task, AX_FOLDER)
 
 
-def tables_of(task: str) -> list[str]:
+def list_tables(task: str) -> list[str]:
     """The files that become of what is fetched for a task of GLUE."""
-    return [f"{split}.tsv" for split in splits_of(task)]
+    return [f"{split}.tsv" for split in list_splits(task)]
 
 
-def made_of(task: str, fetched: Sequence[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
+def build_tables(task: str, fetched: Sequence[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
     """The names and contents of a task's files, made of what was fetched."""
     if task == "mrpc":
         yield from divide_mrpc(*fetched)
     elif fetched[0].suffix == ".zip":
         yield from unzip(fetched[0], task)
     else:
-        yield tables_of(task)[0], [fetched[0].read_bytes()]
+        yield list_tables(task)[0], [fetched[0].read_bytes()]
 
 
 def unzip(path: Path, task: str) -> Iterator[tuple[str, Iterable[bytes]]]:
@@ -246,8 +246,8 @@ def unzip(path: Path, task: str) -> Iterator[tuple[str, Iterable[bytes]]]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {PurePosixPath(name).parts[-2:]: name for name in archive.namelist()}
-            for name in tables_of(task):
-                with archive.open(members[folder_of(task), name]) as member:
+            for name in list_tables(task):
+                with archive.open(members[name_folder(task), name]) as member:
                     yield name, iter(lambda: member.read(BLOCK), b"")
     except KeyError as error:
         raise UserError(f"{path}: has no {'/'.join(error.args[0])}; name another server with --mirror") from error
@@ -257,28 +257,28 @@ def unzip(path: Path, task: str) -> Iterator[tuple[str, Iterable[bytes]]]:
 
 def divide_mrpc(train: Path, test: Path, dev: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
     """MRPC as GLUE has it: the training pairs with the ids of `dev` are its dev split, and test has no labels."""
-    header, *rows = _lines(train)
-    ids = {tuple(line.split("\t")) for line in _lines(dev)}
+    header, *rows = _read_lines(train)
+    ids = {tuple(line.split("\t")) for line in _read_lines(dev)}
     held_out = [tuple(row.split("\t")[1:3]) in ids for row in rows]
-    yield "train.tsv", _text([header, *(row for row, out in zip(rows, held_out, strict=True) if not out)])
-    yield "dev.tsv", _text([header, *(row for row, out in zip(rows, held_out, strict=True) if out)])
-    _, *rows = _lines(test)
+    yield "train.tsv", _join_lines([header, *(row for row, out in zip(rows, held_out, strict=True) if not out)])
+    yield "dev.tsv", _join_lines([header, *(row for row, out in zip(rows, held_out, strict=True) if out)])
+    _, *rows = _read_lines(test)
     unlabelled = [row.partition("\t")[2] for row in rows]
     names = f"index\t{header.partition(chr(9))[2]}"
-    yield "test.tsv", _text([names, *(f"{number}\t{row}" for number, row in enumerate(unlabelled))])
+    yield "test.tsv", _join_lines([names, *(f"{number}\t{row}" for number, row in enumerate(unlabelled))])
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     """The lines of a file, whichever way they end; a text may hold what Python counts as the end of a line."""
     text = path.read_bytes().decode("utf-8-sig")
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def _text(lines: list[str]) -> Iterable[bytes]:
+def _join_lines(lines: list[str]) -> Iterable[bytes]:
     return ["".join(f"{line}\n" for line in lines).encode()]
 
 
-def put_in_place(folder: Path, files: Iterable[tuple[str, Iterable[bytes]]]) -> None:
+def write_folder(folder: Path, files: Iterable[tuple[str, Iterable[bytes]]]) -> None:
     """Writes files into a folder that appears with all of them; those that it has already stay as they are."""
     made = unfinished_name(folder)
     shutil.rmtree(made, ignore_errors=True)

@@ -14,7 +14,7 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})")
 """What the name of a file says that is one of several."""
 
 
-def on_the_hub(split: str) -> tuple[str, str]:
+def list_hub_names(split: str) -> tuple[str, str]:
     """What the Hugging Face hub calls the file of a split, or the parts of it."""
     return f"{split}.parquet", f"{split}-*.parquet"
 
@@ -31,7 +31,7 @@ def find_splits(
     for split, patterns in names.items():
         files = next(filter(None, (sorted(folder.glob(pattern)) for pattern in patterns)), [])
         if files:
-            found[split] = _whole(files)
+            found[split] = _require_all_parts(files)
         elif split in needed:
             there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "nothing"
             called = " nor ".join(patterns)
@@ -40,7 +40,7 @@ def find_splits(
     return found
 
 
-def _whole(files: list[Path]) -> list[Path]:
+def _require_all_parts(files: list[Path]) -> list[Path]:
     """Refuses parts of a split of which some are missing, or too many."""
     parts = [part for path in files if (part := PART.search(path.name))]
     count = int(parts[0][2]) if parts else 0
@@ -76,7 +76,7 @@ AX, AX_FOLDER = "ax", "AX"
 """The diagnostic set, which is a test split of MNLI where it is there."""
 
 
-def splits_of(name: str) -> tuple[str, ...]:
+def list_splits(name: str) -> tuple[str, ...]:
     """The splits that a task has; `.tsv` ends the names of their files."""
     if name == AX:
         return (AX_FOLDER,)
@@ -85,41 +85,43 @@ def splits_of(name: str) -> tuple[str, ...]:
     return ("train", "dev", "test")
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     """The name of a task or folder as all spellings of it have it: `SST-2` is sst2."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def task_folder(glue: Path, name: str) -> Path:
+def find_task_folder(glue: Path, name: str) -> Path:
     """The folder of a task, however it is spelled."""
     inside = sorted(glue.iterdir()) if glue.is_dir() else []
-    found = (path for path in inside if plain(path.name) == name and path.is_dir())
+    found = (path for path in inside if normalize_name(path.name) == name and path.is_dir())
     return next(found, glue / FOLDERS.get(name, AX_FOLDER))
 
 
-def file_names(name: str) -> dict[str, tuple[str, ...]]:
+def list_file_names(name: str) -> dict[str, tuple[str, ...]]:
     """What the files of every split may be called: by GLUE, and on the hub."""
-    return {split: (f"{split}.tsv", *on_the_hub(split.replace("dev", "validation"))) for split in splits_of(name)}
+    return {split: (f"{split}.tsv", *list_hub_names(split.replace("dev", "validation"))) for split in list_splits(name)}
 
 
 def find_task(glue: Path, name: str, is_trained: bool = False) -> dict[str, list[Path]]:
     """The files of a task by its splits; UserError where one is missing that it needs, which is dev alone for a model
     that is trained already."""
-    names = file_names(name)
+    names = list_file_names(name)
     needed = [split for split in names if split.startswith(LABELLED) and not (is_trained and split == "train")]
-    return find_splits(task_folder(glue, name), names, needed, f"glue --task {name} --out {shlex.quote(str(glue))}")
+    return find_splits(
+        find_task_folder(glue, name), names, needed, f"glue --task {name} --out {shlex.quote(str(glue))}"
+    )
 
 
 SWAG_FILES = {
-    "train": ("train.csv", *on_the_hub("train"), *on_the_hub("regular/train")),
-    "dev": ("val.csv", "dev.csv", *on_the_hub("validation"), *on_the_hub("regular/validation")),
-    "test": ("test.csv", *on_the_hub("test"), *on_the_hub("regular/test")),
+    "train": ("train.csv", *list_hub_names("train"), *list_hub_names("regular/train")),
+    "dev": ("val.csv", "dev.csv", *list_hub_names("validation"), *list_hub_names("regular/validation")),
+    "test": ("test.csv", *list_hub_names("test"), *list_hub_names("regular/test")),
 }
 """What the splits of SWAG are called in the original and on the Hugging Face hub."""
 NER_FILES = {
-    "train": ("train.txt", "eng.train", *on_the_hub("train")),
-    "dev": ("valid.txt", "dev.txt", "eng.testa", *on_the_hub("validation"), "valid.parquet"),
-    "test": ("test.txt", "eng.testb", *on_the_hub("test")),
+    "train": ("train.txt", "eng.train", *list_hub_names("train")),
+    "dev": ("valid.txt", "dev.txt", "eng.testa", *list_hub_names("validation"), "valid.parquet"),
+    "test": ("test.txt", "eng.testb", *list_hub_names("test")),
 }
 """What the splits of CoNLL-2003 are called: in copies, in the original, on the Hugging Face hub."""
 
@@ -130,15 +132,15 @@ def find_swag(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:
     alone = sorted(folder.glob("*.csv"))
     if len(alone) == 1 and not find_splits(folder, SWAG_FILES):
         return {"train": alone}
-    return find_splits(folder, SWAG_FILES, needed_of(is_trained), f"swag --out {shlex.quote(str(folder))}")
+    return find_splits(folder, SWAG_FILES, list_needed(is_trained), f"swag --out {shlex.quote(str(folder))}")
 
 
 def find_ner(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:
     """The files of CoNLL-2003, or of what has its names, by their splits; UserError where one is missing that it
     needs."""
-    return find_splits(folder, NER_FILES, needed_of(is_trained))
+    return find_splits(folder, NER_FILES, list_needed(is_trained))
 
 
-def needed_of(is_trained: bool) -> tuple[str, ...]:
+def list_needed(is_trained: bool) -> tuple[str, ...]:
     """The splits that a task needs: dev alone for a model that is trained already."""
     return ("dev",) if is_trained else ("train", "dev")

@@ -114,7 +114,7 @@ def _read_columns(path: Path) -> Iterator[Sentence]:
 def _read_json_lines(path: Path, fields: Fields) -> Iterator[Sentence]:
     """Reads an object a line."""
     for number, row in read_objects(path):
-        yield _sentence(row, f"{path}:", number, fields, HUB_TAGS)
+        yield _make_sentence(row, f"{path}:", number, fields, HUB_TAGS)
 
 
 def _read_parquet(path: Path, fields: Fields) -> Iterator[Sentence]:
@@ -126,7 +126,7 @@ def _read_parquet(path: Path, fields: Fields) -> Iterator[Sentence]:
     column = next((name for name in fields.tags if name in schema.names), "")
     names = _find_names(features.get(column)) or HUB_TAGS
     for number, row in enumerate(table.to_pylist(), 1):
-        yield _sentence(row, f"{path}: row ", number, fields, names)
+        yield _make_sentence(row, f"{path}: row ", number, fields, names)
 
 
 def _find_names(feature: Any) -> Sequence[str] | None:
@@ -136,7 +136,7 @@ def _find_names(feature: Any) -> Sequence[str] | None:
     return (feature.get("names") or _find_names(feature.get("feature"))) if isinstance(feature, dict) else None
 
 
-def _sentence(row: dict[str, Any], place: str, number: int, fields: Fields, names: Sequence[str]) -> Sentence:
+def _make_sentence(row: dict[str, Any], place: str, number: int, fields: Fields, names: Sequence[str]) -> Sentence:
     """Makes a sentence of a row; `names` are those of tags that are numbers."""
     where, words = f"{place}{number}", row.get(fields.words)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):

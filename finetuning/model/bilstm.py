@@ -37,15 +37,15 @@ def read_both_ways(lstm: nn.LSTM, rows: Tensor, lengths: Sequence[int]) -> Tenso
     places[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))  # long sequences first
     times = ranges(np.zeros_like(sizes), sizes)
     order = np.lexsort((np.repeat(places, sizes), times))  # the first rows of all sequences, then the second ones, …
-    packed = PackedSequence(rows[_index(order, rows)], torch.from_numpy(np.bincount(times)))
+    packed = PackedSequence(rows[_move_index(order, rows)], torch.from_numpy(np.bincount(times)))
     read: PackedSequence = lstm(packed)[0]
-    return read.data[_index(np.argsort(order), rows)]
+    return read.data[_move_index(np.argsort(order), rows)]
 
 
-def _index(numbers: np.ndarray, rows: Tensor) -> Tensor:
+def _move_index(numbers: np.ndarray, rows: Tensor) -> Tensor:
     return torch.from_numpy(numbers).to(rows.device, non_blocking=True)
 
 
-def highest(rows: Tensor, lengths: Sequence[int]) -> Tensor:
+def take_maximum(rows: Tensor, lengths: Sequence[int]) -> Tensor:
     """(s, H): the highest of every number over the rows of a sequence, which is what a BiLSTM says of the whole."""
     return torch.segment_reduce(rows, "max", lengths=torch.tensor(lengths, device=rows.device))

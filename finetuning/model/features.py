@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from finetuning.model.bilstm import build_bilstm, highest, read_both_ways
-from finetuning.model.heads import Output, TaskBatch, in_fp32, loss_of, no_loss
+from finetuning.model.bilstm import build_bilstm, read_both_ways, take_maximum
+from finetuning.model.heads import Output, TaskBatch, apply_in_fp32, compute_loss, make_zero_loss
 from finetuning.scale import Scale
 from finetuning.settings import Features, LayerChoice
 from pretraining.huggingface.weights import TaskHead
@@ -34,7 +34,7 @@ class EncoderWeights(NamedTuple):
     weights: Mapping[str, Tensor]
     """By our names; a pooler may be among them."""
 
-    def filled(self, seed: int) -> EncoderWeights:
+    def fill_missing(self, seed: int) -> EncoderWeights:
         """The same with fresh weights where some are not known."""
         return self._replace(weights={**Encoder(self.shape).initialize(seed).state_dict(), **self.weights})
 
@@ -62,22 +62,22 @@ class FrozenEncoders:
             self.encoders.append(encoder.eval().requires_grad_(False))
 
     @torch.no_grad()
-    def rows(self, batch: TaskBatch, dtype: torch.dtype) -> Tensor:
+    def compute_rows(self, batch: TaskBatch, dtype: torch.dtype) -> Tensor:
         """(r, k, W): the chosen states of every row, computed in these numbers."""
         device = batch.pieces.device
         of_encoders = [encoder.to(device, dtype).encode_layers(batch) for encoder in self.encoders]
         states = [torch.cat(layer, 1) for layer in zip(*of_encoders, strict=True)]
-        chosen = [state[batch.words] if self.words else state for state in self._chosen(states)]
+        chosen = [state[batch.words] if self.words else state for state in self._choose_states(states)]
         return torch.stack(chosen, 1)
 
-    def _chosen(self, states: list[Tensor]) -> list[Tensor]:
+    def _choose_states(self, states: list[Tensor]) -> list[Tensor]:
         if self.layers == "sum-all":
             return [torch.stack(states[1:]).sum(0)]
         if self.layers in ("embeddings", "second-to-last"):
             return [states[0 if self.layers == "embeddings" else -2]]
         return states[-self.count :]
 
-    def fingerprint(self, dtype: torch.dtype) -> str:
+    def compute_fingerprint(self, dtype: torch.dtype) -> str:
         """A checksum of all that decides what is computed of a batch in these numbers, but for rounding."""
         seen = hashlib.sha256(f"{self.layers} {self.words} {dtype}".encode())
         for encoder in self.encoders:
@@ -113,27 +113,31 @@ class FeatureModel(Trainable):
         return self._frozen[0]
 
     def forward(self, batch: TaskBatch) -> Output:
-        learned = self._learned(batch)
-        loss = loss_of(self.kind, learned, batch, self.task_scale)
-        return Output(loss, self.task_scale.unscale(learned), no_loss(loss))
+        learned = self._compute_learned(batch)
+        loss = compute_loss(self.kind, learned, batch, self.task_scale)
+        return Output(loss, self.task_scale.unscale(learned), make_zero_loss(loss))
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
-        return self.task_scale.unscale(self._learned(batch))
+        return self.task_scale.unscale(self._compute_learned(batch))
 
-    def _learned(self, batch: TaskBatch) -> Tensor:
+    def _compute_learned(self, batch: TaskBatch) -> Tensor:
         lengths = batch.words_of_items if self.kind == "tags" else batch.lengths
-        read = read_both_ways(self.lstm, self.features(batch), lengths)
+        read = read_both_ways(self.lstm, self.compute_features(batch), lengths)
         if self.kind not in ("tags", "spans"):
-            read = highest(read, lengths)
-        logits = in_fp32(self.head, read)
+            read = take_maximum(read, lengths)
+        logits = apply_in_fp32(self.head, read)
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
-    def features(self, batch: TaskBatch) -> Tensor:
+    def compute_features(self, batch: TaskBatch) -> Tensor:
         """(r, width): what the BiLSTM reads, of states that were kept or are computed now: the mean of the layers by
         learned shares, times a learned factor, γ·Σ softmax(s)_j·h_j, or the layers side by side."""
         dtype = self.head.weight.dtype
-        rows = self.frozen.rows(batch, dtype) if batch.kept is None else batch.kept().to(batch.pieces.device, dtype)
+        rows = (
+            self.frozen.compute_rows(batch, dtype)
+            if batch.kept is None
+            else batch.kept().to(batch.pieces.device, dtype)
+        )
         if rows.shape[1] == 1 or self.joins:
             return rows.flatten(1)
         return self.scale * torch.einsum("l,nlh->nh", torch.softmax(self.mix.float(), 0).to(dtype), rows)

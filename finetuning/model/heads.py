@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from finetuning.model.bilstm import build_bilstm, highest, initialize_bilstm, read_both_ways
+from finetuning.model.bilstm import build_bilstm, initialize_bilstm, read_both_ways, take_maximum
 from finetuning.scale import Scale
 from finetuning.settings import BiLstm
 from pretraining.huggingface.weights import Kind, TaskHead
@@ -49,7 +49,7 @@ class TaskBatch(Batch):
         """How many items of the task there are."""
         return len(self.lengths) // self.choices
 
-    def rows(self, kind: Kind) -> tuple[int, ...]:
+    def count_rows(self, kind: Kind) -> tuple[int, ...]:
         """How many rows of the logits every item has."""
         per_piece: dict[Kind, tuple[int, ...]] = {"spans": self.lengths, "tags": self.words_of_items}
         return per_piece.get(kind, (1,) * self.items)
@@ -99,7 +99,7 @@ class TaskModel(Encoder):
             initialize_bilstm(self.lstm, seed)
         return self
 
-    def in_numbers(self, dtype: torch.dtype, device: torch.device) -> TaskModel:
+    def convert_for_answers(self, dtype: torch.dtype, device: torch.device) -> TaskModel:
         """The model to answer with in these numbers: of scores the head stays in fp32, since their scale is in it, and
         1,844 in bf16 moves in steps of 8."""
         head = copy.deepcopy(self.head)
@@ -111,11 +111,14 @@ class TaskModel(Encoder):
     def forward(self, batch: TaskBatch) -> Output:
         if self.has_language and self.training:
             hidden = self.encode(batch)
-            learned, language = self.say(self.states_for_head(hidden, batch), batch), self._language_loss(hidden, batch)
+            learned, language = (
+                self.apply_head(self.select_states(hidden, batch), batch),
+                self._language_loss(hidden, batch),
+            )
         else:
-            learned = self.say(self.see(batch), batch)
-            language = no_loss(learned)
-        return Output(loss_of(self.kind, learned, batch, self.scale), self.scale.unscale(learned), language)
+            learned = self.apply_head(self.compute_states(batch), batch)
+            language = make_zero_loss(learned)
+        return Output(compute_loss(self.kind, learned, batch, self.scale), self.scale.unscale(learned), language)
 
     def _language_loss(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
         """The loss of all pieces but the first of a sequence, from those before them; 0 where none are learned from."""
@@ -134,15 +137,15 @@ class TaskModel(Encoder):
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
-        return self.scale.unscale(self.say(self.see(batch), batch))
+        return self.scale.unscale(self.apply_head(self.compute_states(batch), batch))
 
-    def see(self, batch: TaskBatch) -> Tensor:
+    def compute_states(self, batch: TaskBatch) -> Tensor:
         """Computes the hidden states that the head sees, and of the last layer no others."""
         if self.has_bilstm or self.kind == "spans":
-            return self.states_for_head(self.encode(batch), batch)
+            return self.select_states(self.encode(batch), batch)
         return self.encode(batch, batch.words if self.kind == "tags" else self.sequence_places(batch))
 
-    def states_for_head(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
+    def select_states(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
         """The hidden states that the head sees, of those of all pieces; of a BiLSTM over them what it says of every
         piece or, of a whole sequence, the highest of that."""
         if self.has_bilstm:
@@ -151,16 +154,16 @@ class TaskModel(Encoder):
             return hidden
         if self.kind == "tags":
             return hidden[batch.words]
-        return highest(hidden, batch.lengths) if self.has_bilstm else self.sequence_states(hidden, batch)
+        return take_maximum(hidden, batch.lengths) if self.has_bilstm else self.sequence_states(hidden, batch)
 
-    def say(self, seen: Tensor, batch: TaskBatch) -> Tensor:
+    def apply_head(self, seen: Tensor, batch: TaskBatch) -> Tensor:
         """Computes the logits of the hidden states that the head sees."""
         if self.kind == "spans":
-            return in_fp32(self.head, seen)
+            return apply_in_fp32(self.head, seen)
         if self.kind == "tags":
-            return in_fp32(self.head, self._drop(seen, batch, batch.words))
+            return apply_in_fp32(self.head, self._drop(seen, batch, batch.words))
         pooled = seen if self.has_bilstm else torch.tanh(self.pooler(seen))
-        logits = in_fp32(self.head, self._drop(pooled, batch, self.sequence_places(batch)))
+        logits = apply_in_fp32(self.head, self._drop(pooled, batch, self.sequence_places(batch)))
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
     def _drop(self, x: Tensor, batch: TaskBatch, rows: Tensor) -> Tensor:
@@ -172,18 +175,18 @@ class TaskModel(Encoder):
         return drop(x.contiguous(), Dropout(hidden.probability, keys, SITES * (len(self.layers) + 1)))
 
 
-def no_loss(like: Tensor) -> Tensor:
+def make_zero_loss(like: Tensor) -> Tensor:
     """A loss of nothing, which has no gradient."""
     return torch.zeros((), device=like.device)
 
 
-def in_fp32(head: nn.Linear, x: Tensor) -> Tensor:
+def apply_in_fp32(head: nn.Linear, x: Tensor) -> Tensor:
     """The head in fp32: of a score, 16 bits would keep two decimals."""
     return F.linear(x.float(), head.weight.float(), head.bias.float())
 
 
 @torch.inference_mode()
-def logits_of(shape: Shape, head: TaskHead, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
+def compute_logits(shape: Shape, head: TaskHead, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
     """Computes the logits of a model: a row for every sequence or, of spans and tags, for every piece."""
     model = TaskModel(shape, head)
     model.load_state_dict(dict(weights))
@@ -192,23 +195,23 @@ def logits_of(shape: Shape, head: TaskHead, weights: Mapping[str, Tensor], batch
     return model.eval().logits(TaskBatch(**parts, labels=None, words=words))
 
 
-def loss_of(kind: Kind, logits: Tensor, batch: TaskBatch, scale: Scale) -> Tensor:
+def compute_loss(kind: Kind, logits: Tensor, batch: TaskBatch, scale: Scale) -> Tensor:
     """The loss of a micro-batch, summed; of numbers on the scale on which they are learned."""
     labels = batch.labels
     if labels is None:
         return 0.0 * logits.sum()
     if kind == "score":
-        return F.mse_loss(logits.view(-1), scale.learned(labels), reduction="sum")
+        return F.mse_loss(logits.view(-1), scale.standardize(labels), reduction="sum")
     if kind == "labels":
         return F.binary_cross_entropy_with_logits(logits, labels.view_as(logits).float(), reduction="sum")
     if kind == "spans":
         first, last = labels.view(-1, 2).long().T
-        begin, end = padded(logits, batch).unbind(-1)
+        begin, end = pad_logits(logits, batch).unbind(-1)
         return F.cross_entropy(begin, first, reduction="sum") + F.cross_entropy(end, last, reduction="sum")
     return F.cross_entropy(logits, labels.long(), reduction="sum")
 
 
-def padded(logits: Tensor, batch: Batch) -> Tensor:
+def pad_logits(logits: Tensor, batch: Batch) -> Tensor:
     """(s, longest, 2): the logits of pieces, with minus infinity behind every sequence."""
     table = logits.new_full((len(batch.lengths), max(batch.lengths), logits.shape[-1]), -torch.inf)
     lengths = batch.starts.diff().long()

@@ -28,12 +28,12 @@ RUNS = "runs"
 
 def find_model(name: str | None = None) -> StoredModel:
     """Finds what `--model` names; the newest exported model where it names nothing. All ranks call it together."""
-    return StoredModel.open(name or str(newest_export()))
+    return StoredModel.open(name or str(find_newest_export()))
 
 
-def notes_on(model: StoredModel) -> list[str]:
+def list_notes(model: StoredModel) -> list[str]:
     """Lines for the user: doubts about the vocabulary, and what is left out."""
-    notes = doubts(model.name, model.vocabulary)
+    notes = list_vocabulary_doubts(model.name, model.vocabulary)
     if files := list_sentence_files(model.folder):
         notes.append(f"{model.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")
     if spare := model.rows - model.shape.vocabulary:
@@ -41,7 +41,7 @@ def notes_on(model: StoredModel) -> list[str]:
     return notes
 
 
-def summary_of(model: StoredModel) -> BaseSummary:
+def summarize_model(model: StoredModel) -> BaseSummary:
     """Summarises a model for the card of one that began with it; the folder for results has its name. One that was
     fine-tuned here is called after its own beginning and the task: runs/mini/glue/sst2/model is mini-sst2."""
     found, folder = model.summary(), model.folder.resolve()
@@ -57,19 +57,19 @@ def read_fine_tuned(model: StoredModel, wanted: TaskHead | None = None) -> tuple
 
     The outputs are put in the order of the labels of the `wanted` head, which must be the same by their names.
     """
-    head = fine_tuned_head(model)
+    head = get_fine_tuned_head(model)
     weights = model.cut_embeddings(folders.read_fine_tuned(model.fetch_weights())[2])
     return (weights, ()) if wanted is None else order_outputs(wanted, head, weights, model.name)
 
 
-def fine_tuned_head(model: StoredModel) -> TaskHead:
+def get_fine_tuned_head(model: StoredModel) -> TaskHead:
     """The head that a model was fine-tuned with; UserError where with none."""
     if model.head is None:
         raise UserError(f"{model.name}: not fine-tuned for a task: name a folder that fine-tuning has written")
     return model.head
 
 
-def newest_export() -> Path:
+def find_newest_export() -> Path:
     """The newest of the models in `PLACES` that are for no task, by the time of their weights; rank 0 looks, where
     ranks are connected."""
     newest: Path | None = None
@@ -94,7 +94,7 @@ def newest_export() -> Path:
     return Path(found)
 
 
-def doubts(name: str, vocabulary: Vocabulary) -> list[str]:
+def list_vocabulary_doubts(name: str, vocabulary: Vocabulary) -> list[str]:
     """Says where a vocabulary and its casing do not look as if they belonged together."""
     capitals, last = has_capitals(vocabulary.pieces), Path(name).name.lower()
     if vocabulary.cased and not capitals:

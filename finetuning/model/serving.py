@@ -34,5 +34,5 @@ class ServedModel:
         """Computes the logits of the head, in fp32."""
         model, encoder = self.model, self.encoder
         if model.sees_one:
-            return model.say(encoder.one(batch, model.sequence_places(batch)), batch)
-        return model.say(model.states_for_head(encoder.all(batch), batch), batch)
+            return model.apply_head(encoder.one(batch, model.sequence_places(batch)), batch)
+        return model.apply_head(model.select_states(encoder.all(batch), batch), batch)

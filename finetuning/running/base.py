@@ -31,7 +31,7 @@ class Base:
     backward: StoredModel | None = None
     """One that sees what is after a piece, whose frozen features stand beside those of the first."""
 
-    def shape_for(self, dropout: DropoutShares) -> Shape:
+    def build_shape(self, dropout: DropoutShares) -> Shape:
         """Its sizes, with what the settings say of dropout."""
         given = {"dropout": dropout.hidden, "attention_dropout": dropout.attention}
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -44,7 +44,7 @@ class Base:
             return None
         return EncoderWeights(self.backward.shape, {} if self.from_scratch else self.backward.encoder)
 
-    def weights_for(self, task: Task, language: bool = False) -> Mapping[str, Tensor]:
+    def select_weights(self, task: Task, language: bool = False) -> Mapping[str, Tensor]:
         """The weights that a run of a task begins with; those of the `language` head too where it goes on to learn."""
         if self.from_scratch:
             return {}
@@ -59,10 +59,10 @@ class Base:
         return own if self.backward is None else {**own, "backward": self._checksum(self.backward)}
 
     def _checksum(self, model: StoredModel) -> str:
-        return checksum_of(model.vocabulary, model.shape, {} if self.from_scratch else model.encoder)
+        return compute_checksum(model.vocabulary, model.shape, {} if self.from_scratch else model.encoder)
 
 
-def checksum_of(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:
+def compute_checksum(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:
     """A checksum of a model, of whose weights some numbers stand for all."""
     seen = hashlib.sha256(f"{vocabulary.sha256} {asdict(shape)}".encode())
     for name, weight in sorted(weights.items()):

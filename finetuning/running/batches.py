@@ -64,23 +64,23 @@ class TrainingBatches:
     def iterate(self, step: int, device: torch.device = CPU) -> Generator[tuple[TaskBatches, float], None, None]:
         """The batches of this step and all later ones in memory that suits the device, each with the seconds for which
         it was waited; close it to stop the thread behind it."""
-        return in_thread((batches.pin_for(device) for batches in self._make(step)), WINDOW)
+        return in_thread((batches.pin_for(device) for batches in self._make_batches(step)), WINDOW)
 
-    def _make(self, step: int) -> Iterator[TaskBatches]:
+    def _make_batches(self, step: int) -> Iterator[TaskBatches]:
         while step < self.steps:
             epoch, within = divmod(step, self.steps_per_epoch)
             order = np.random.default_rng(hash_key(self._seed, epoch)).permutation(len(self._items))
             for window in range(within // WINDOW, -(-self.steps_per_epoch // WINDOW)):
                 numbers = order[window * WINDOW * self._batch : (window + 1) * WINDOW * self._batch]
                 encoded = self._items.encode(numbers)
-                batches = in_batches(encoded, self._batch)
+                batches = divide_into_batches(encoded, self._batch)
                 for chosen in batches[within - window * WINDOW :] if window == within // WINDOW else batches:
                     if step == self.steps:
                         return
-                    yield self._share(encoded, chosen, numbers)
+                    yield self._take_share(encoded, chosen, numbers)
                     step += 1
 
-    def _share(self, encoded: Encoded, chosen: Array, numbers: Array) -> TaskBatches:
+    def _take_share(self, encoded: Encoded, chosen: Array, numbers: Array) -> TaskBatches:
         """This rank's micro-batches of a global batch. All ranks have as many, though some may have nothing to learn:
         ranks meet in every one of them."""
         largest = -(-len(chosen) // self._ranks)
@@ -93,35 +93,35 @@ class TrainingBatches:
         )
         assert encoded.labels is not None, "nothing can be learned without labels"
         sequences = len(chosen) * encoded.choices
-        predictions = int(lengths_of(encoded)[chosen].sum()) - sequences
+        predictions = int(count_pieces(encoded)[chosen].sum()) - sequences
         return TaskBatches(micro, sequences, int(encoded.labels.lengths[chosen].sum()), predictions)
 
 
-def lengths_of(encoded: Encoded) -> Array:
+def count_pieces(encoded: Encoded) -> Array:
     """The pieces of every item."""
     lengths: Array = encoded.sequences.pieces.lengths.reshape(-1, encoded.choices).sum(1)
     return lengths
 
 
-def in_batches(encoded: Encoded, batch: int) -> list[Array]:
+def divide_into_batches(encoded: Encoded, batch: int) -> list[Array]:
     """Divides items into batches in their order, each sorted by length."""
-    lengths = lengths_of(encoded)
+    lengths = count_pieces(encoded)
     batches = np.split(np.arange(len(lengths)), np.arange(batch, len(lengths), batch))
     return [chosen[np.argsort(lengths[chosen], kind="stable")] for chosen in batches]
 
 
-def evaluation_batches(items: Items, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Array, TaskBatch]]:
+def make_evaluation_batches(items: Items, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Array, TaskBatch]]:
     """This rank's batches of all items, each with the numbers of its items; every rank has as many batches, of which
     the last may come twice. What is done at once needs no thread that prepares the next batches."""
-    batches = _evaluation_batches(items, rank, ranks)
+    batches = _make_evaluation_batches(items, rank, ranks)
     return batches if len(items) <= FEW else (batch for batch, _ in in_thread(batches, WINDOW))
 
 
-def _evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tuple[Array, TaskBatch]]:
+def _make_evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tuple[Array, TaskBatch]]:
     for begin in range(0, len(items), EVALUATED_TOGETHER):
         numbers = np.arange(begin, min(begin + EVALUATED_TOGETHER, len(items)))
         encoded = items.encode(numbers)
-        lengths = lengths_of(encoded)
+        lengths = count_pieces(encoded)
         by_length = np.argsort(-lengths, kind="stable")
         batches = split_by_pieces(by_length, lengths)
         for first in range(0, len(batches), ranks):

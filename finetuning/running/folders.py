@@ -20,8 +20,8 @@ from data_prep.common.errors import UserError
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import FeatureModel
-from finetuning.model.heads import TaskModel, logits_of
-from finetuning.model.models import find_model, summary_of
+from finetuning.model.heads import TaskModel, compute_logits
+from finetuning.model.models import find_model, summarize_model
 from finetuning.results import MODEL
 from finetuning.running.base import Base
 from finetuning.running.loop import Tuner, build_model
@@ -66,7 +66,7 @@ def _write_fine_tuned(
     task, shape, settings = tuner.task, tuner.engine.model.shape, tuner.settings
     made = TaskProvenance(
         task.name,
-        summary_of(base.model),
+        summarize_model(base.model),
         pretrained=not base.from_scratch,
         items={"train": len(task.train), **{name: len(items) for name, items in task.dev.items()}},
         scores=tuner.state.kept.scores,
@@ -75,7 +75,7 @@ def _write_fine_tuned(
     card = make_task_card(shape, task.head, tuner.folder.parent / MODEL, settings.length, made)
 
     def check(folder: Path) -> None:
-        verify_fine_tuned(folder, shape, task.head, weights, logits_of)
+        verify_fine_tuned(folder, shape, task.head, weights, compute_logits)
 
     vocabulary = base.model.vocabulary
     write_fine_tuned(folder, shape, task.head, weights, vocabulary, card, use, settings.length, check=check)
@@ -99,7 +99,7 @@ def _write_without_class(
     else:
         content |= {"bilstm": settings.bilstm.model_dump(mode="json"), "shape": asdict(tuner.engine.model.shape)}
         card, vocabulary = BILSTM_CARD, base.model.vocabulary
-    card = card.format(task=tuner.task.name, base=summary_of(base.model).name)
+    card = card.format(task=tuner.task.name, base=summarize_model(base.model).name)
     write_bare(folder, weights, card, content, vocabulary)
 
 

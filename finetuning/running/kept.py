@@ -34,7 +34,7 @@ from data_prep.common.files import replacing
 from data_prep.common.locks import LOCK, HeldError, locked
 from finetuning.inputs import Encoded, Items
 from finetuning.model.features import FrozenEncoders
-from finetuning.running.batches import EVALUATED_TOGETHER, lengths_of, pack, split_by_pieces
+from finetuning.running.batches import EVALUATED_TOGETHER, count_pieces, pack, split_by_pieces
 from pretraining.engine.step import GivenUpError
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather, shared_errors
@@ -99,7 +99,7 @@ class ActivationFile:
         """Bytes of what is kept of a piece or word."""
         return self.layers * self.width * self.dtype.itemsize
 
-    def fault(self) -> str | None:
+    def find_fault(self) -> str | None:
         """Says what is wrong with a file that is there; None where it is whole and of these encoders and items."""
         try:
             found = map_batches(self.path).schema.metadata or {}
@@ -116,15 +116,21 @@ class ActivationFile:
         schema = schema.with_metadata({FINGERPRINT: self.fingerprint})
         with replacing(self.path) as file, pa.ipc.new_file(file, schema) as writer:
             for numbers, encoded in _encode_in_order(items):
-                for chosen in split_by_pieces(np.arange(len(encoded)), lengths_of(encoded)):
+                for chosen in split_by_pieces(np.arange(len(encoded)), count_pieces(encoded)):
                     batch = pack(encoded, chosen, numbers)
-                    rows = frozen.rows(batch.to(device), self.dtype).cpu().contiguous().flatten(1).view(torch.uint8)
-                    lengths = batch.words_of_items if frozen.words else lengths_of(encoded)[chosen]
+                    rows = (
+                        frozen.compute_rows(batch.to(device), self.dtype)
+                        .cpu()
+                        .contiguous()
+                        .flatten(1)
+                        .view(torch.uint8)
+                    )
+                    lengths = batch.words_of_items if frozen.words else count_pieces(encoded)[chosen]
                     data = pa.FixedSizeBinaryArray.from_buffers(
                         pa.binary(self.row), len(rows), [None, pa.py_buffer(rows.numpy())]
                     )
                     lists = pa.ListArray.from_arrays(list_offsets(np.cumsum(lengths)), data, type=schema[0].type)
-                    checksums = pa.array(_checksums(rows.numpy(), lists.offsets.to_numpy()), pa.uint32())
+                    checksums = pa.array(_compute_checksums(rows.numpy(), lists.offsets.to_numpy()), pa.uint32())
                     writer.write_batch(pa.record_batch([lists, checksums], schema=schema))
                     yield
 
@@ -139,7 +145,7 @@ class ActivationFile:
                 raise DamageError(f"{self.path}: rows of another size")
             rows = np.frombuffer(lists.values.buffers()[1], np.uint8)[: len(lists.values) * self.row]
             part = rows.reshape(-1, self.row), lists.offsets.to_numpy()
-            if _checksums(*part) != checksums.to_pylist():
+            if _compute_checksums(*part) != checksums.to_pylist():
                 raise DamageError(f"{self.path}: damaged: not what was written")
             parts.append(part)
         return parts
@@ -160,7 +166,7 @@ class ActivationFile:
         return torch.from_numpy(bytes_).view(self.dtype).reshape(len(bytes_), self.layers, self.width)
 
 
-def _checksums(rows: Array, offsets: Array) -> list[int]:
+def _compute_checksums(rows: Array, offsets: Array) -> list[int]:
     """The checksum of the rows of every item."""
     return [zlib.crc32(rows[begin:end].data) for begin, end in itertools.pairwise(offsets.tolist())]
 
@@ -182,20 +188,20 @@ class Keeper:
 
     def keep(self, splits: Mapping[str, Items]) -> dict[str, Items]:
         """The same items, with what is kept of them, or without where that is too much. All ranks call it together."""
-        files, total = self._files(splits)
+        files, total = self._plan_files(splits)
         size = f"activations of {', '.join(splits)} take {total / GB:,.3g} GB"
         if not gather(self._has_room(total, files))[0]:
             self.say(f"{size}, more than --cache-gb {self.limit:g} leaves: they are computed again in every epoch")
             return dict(splits)
-        self._make(splits, files, f"{size}, and are kept in {self.folder / FOLDER}")
-        if not all(gather(all(file.fault() is None for file in files.values()))):
+        self._write_missing(splits, files, f"{size}, and are kept in {self.folder / FOLDER}")
+        if not all(gather(all(file.find_fault() is None for file in files.values()))):
             self.say("activations are not kept on every machine: they are computed again in every epoch")
             return dict(splits)
         return {split: KeptItems(items, files[split]) for split, items in splits.items()}
 
-    def _files(self, splits: Mapping[str, Items]) -> tuple[dict[str, ActivationFile], int]:
+    def _plan_files(self, splits: Mapping[str, Items]) -> tuple[dict[str, ActivationFile], int]:
         """The files of all splits, and how many bytes they take together."""
-        files, total, of_encoders = {}, 0, self.frozen.fingerprint(self.dtype)
+        files, total, of_encoders = {}, 0, self.frozen.compute_fingerprint(self.dtype)
         for split, items in splits.items():
             rows, pieces = measure_items(items)
             seen = hashlib.sha256(f"{FORMAT} {of_encoders} {pieces}".encode()).hexdigest()
@@ -210,9 +216,9 @@ class Keeper:
         others = [path for path in self.folder.parent.glob(f"*/{FOLDER}/*.arrow") if path not in own]
         return total + sum(path.stat().st_size for path in others) <= self.limit * GB
 
-    def _make(self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str) -> None:
+    def _write_missing(self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str) -> None:
         """Has the first rank of every machine write what is not there; GivenUpError where a signal asks to stop."""
-        steps = self._steps(splits, files, what) if self.context.world.local_rank == 0 else iter(())
+        steps = self._write_in_steps(splits, files, what) if self.context.world.local_rank == 0 else iter(())
         is_done = False
         while not is_done:
             self.context.watch.mark()
@@ -222,14 +228,16 @@ class Keeper:
                 has_more = next(steps, steps) is None
             is_done = not any(gather(has_more))
 
-    def _steps(self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str) -> Iterator[None]:
+    def _write_in_steps(
+        self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str
+    ) -> Iterator[None]:
         """Writes the files that are not there, a batch at a time, once no other process does."""
         with ExitStack() as stack:
             try:
-                while not self._is_mine(stack):
+                while not self._try_lock(stack):
                     yield
                 for split, file in files.items():
-                    fault = file.fault() if file.path.exists() else None
+                    fault = file.find_fault() if file.path.exists() else None
                     if fault is None and file.path.exists():
                         continue
                     if fault is not None:
@@ -241,7 +249,7 @@ class Keeper:
             except UserError as error:  # a disk that is full, a folder that may not be written
                 self.say(f"{error}: activations are computed again in every epoch")
 
-    def _is_mine(self, stack: ExitStack) -> bool:
+    def _try_lock(self, stack: ExitStack) -> bool:
         """Whether this process may write now, until the end of the stack."""
         try:
             stack.enter_context(locked(self.folder / FOLDER / LOCK, str(self.folder), "{owner} writes activations"))

@@ -20,7 +20,14 @@ from finetuning.model.heads import Output, TaskModel
 from finetuning.results import ModelScores
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.kept import Keeper
-from finetuning.running.outputs import BrokenError, Outputs, outputs_of, scores_of, shortage_told, with_certainty
+from finetuning.running.outputs import (
+    BrokenError,
+    Outputs,
+    add_certainty,
+    compute_outputs,
+    report_shortage,
+    score_splits,
+)
 from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
 from finetuning.scale import Scale
 from finetuning.settings import FineTuning
@@ -78,7 +85,7 @@ def find_start(
     """Makes the engine of a run with its model, as the newest checkpoint in the run's folder says, if there is one."""
     checkpoint = find_newest_whole(folder, context.warn)
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
-    with shortage_told(SMALLER):
+    with report_shortage(SMALLER):
         model = build_model(task.head, shape, weights, settings, checkpoint is None, task.scale, backward)
         if checkpoint is not None:
             restore_model(checkpoint, model)
@@ -108,7 +115,7 @@ def build_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             encoders = [EncoderWeights(shape, weights), *([] if backward is None else [backward])]
-            known = [encoder.filled(settings.seed + number) for number, encoder in enumerate(encoders)]
+            known = [encoder.fill_missing(settings.seed + number) for number, encoder in enumerate(encoders)]
             model = FeatureModel(known, head, settings.features, scale)
             nn.init.normal_(model.head.weight, std=INITIAL_RANGE)
         return model
@@ -122,7 +129,7 @@ def build_model(
     return whole
 
 
-def minimised(output: Output, batches: TaskBatches, share: float) -> Tensor:
+def compute_minimised(output: Output, batches: TaskBatches, share: float) -> Tensor:
     """What a step makes smaller: the mean loss of a label, and a share of the language head's mean loss of a piece."""
     own = output.loss / batches.labels
     return own + share * output.language / max(batches.predictions, 1) if share else own
@@ -209,9 +216,9 @@ class Tuner(Loop):
             self.schedule.learning_rate(step),
             Seeds.derive(self.settings.seed, step, context.world.rank),
         )
-        loss_of = partial(minimised, share=self.settings.language_loss)
+        loss_of = partial(compute_minimised, share=self.settings.language_loss)
         mark, gives_up = context.watch.mark, context.control.stop_requested_anywhere
-        with shortage_told():
+        with report_shortage():
             result = train_step(self.engine, batches, learning_rate, seeds, loss_of, mark, gives_up)
         self.state.step += 1
         for batch, output in zip(batches.micro, result.outputs, strict=True):
@@ -248,7 +255,7 @@ class Tuner(Loop):
             self.steps,
             self.epoch,
             self.engine.gradient_norm,
-            self.seconds_left(),
+            self.estimate_seconds_left(),
             self.settings.language_loss > 0,
         )
         if not math.isfinite(record.loss):
@@ -265,11 +272,11 @@ class Tuner(Loop):
             step = self.state.step
             if step >= self.next_record:
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
-            left = self.seconds_left()[0] if step > self.first_step else None
+            left = self.estimate_seconds_left()[0] if step > self.first_step else None
             seconds = time.monotonic() - self.begun
             self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left, self.logged))
 
-    def seconds_left(self) -> tuple[float, float]:
+    def estimate_seconds_left(self) -> tuple[float, float]:
         """How long the run will still take, and all runs of the task if there are others: as its steps took since this
         start, with what was scored and saved between them."""
         seconds = (time.monotonic() - self.begun) / (self.state.step - self.first_step)
@@ -284,17 +291,17 @@ class Tuner(Loop):
             return
         with self.meter.watch.pause():
             dev, test = ({name: self.items[name] for name in splits} for splits in (task.dev, task.test))
-            outputs = outputs_of(self.engine, task.head.kind, dev, self.context)
-            scores = scores_of(task, outputs)
+            outputs = compute_outputs(self.engine, task.head.kind, dev, self.context)
+            scores = score_splits(task, outputs)
             score = next(iter(scores.values()))[task.metric]
             better = state.best is None or score > state.best
             kept = better if self.settings.patience else state.step == self.steps
             if kept:
-                outputs |= outputs_of(self.engine, task.head.kind, test, self.context)
+                outputs |= compute_outputs(self.engine, task.head.kind, test, self.context)
             self.log.write(ScoreRecord(state.step, self.epoch, scores, task.metric))
             state.best, state.worse = (score, 0) if better else (state.best, state.worse + 1)
             if kept:
-                state.kept = with_certainty(task, scores, outputs)
+                state.kept = add_certainty(task, scores, outputs)
                 with self.context.watch.pause():
                     self._keep(self, outputs)
             state.scored = state.step

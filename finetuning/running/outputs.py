@@ -20,7 +20,7 @@ from finetuning.model.heads import Output, TaskBatch, TaskModel
 from finetuning.model.models import read_fine_tuned
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, ModelScores
-from finetuning.running.batches import evaluation_batches
+from finetuning.running.batches import make_evaluation_batches
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.models import StoredModel
@@ -48,7 +48,7 @@ class BrokenError(SharedError):
 
 
 @contextmanager
-def shortage_told(cure: str = "take a smaller --micro_batch, or a shorter --length") -> Iterator[None]:
+def report_shortage(cure: str = "take a smaller --micro_batch, or a shorter --length") -> Iterator[None]:
     """Tells a shortage of memory as what it is, and what helps."""
     try:
         yield
@@ -58,7 +58,7 @@ def shortage_told(cure: str = "take a smaller --micro_batch, or a shorter --leng
         raise UserError(f"this does not fit into memory; {cure}") from error
 
 
-def outputs_of(engine: Engine, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
+def compute_outputs(engine: Engine, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
     """Computes the logits of splits with a model in training."""
 
     def forward(batch: TaskBatch) -> Tensor:
@@ -67,12 +67,12 @@ def outputs_of(engine: Engine, kind: Kind, splits: Mapping[str, Items], context:
 
     engine.deepspeed.eval()
     try:
-        return all_logits(forward, kind, splits, context)
+        return compute_all_logits(forward, kind, splits, context)
     finally:
         engine.deepspeed.train()
 
 
-def all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
+def compute_all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
     """Computes the logits of splits, the same on every rank; GivenUpError where a signal asks to stop."""
 
     def heard(batch: TaskBatch) -> Tensor:
@@ -83,17 +83,17 @@ def all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items], contex
 
     world = context.world
     mine = {
-        name: list(logits_in_batches(heard, kind, items, context.device, world.rank, world.size))
+        name: list(iterate_logits(heard, kind, items, context.device, world.rank, world.size))
         for name, items in splits.items()
     }
-    found = {name: in_order(parts if world.size == 1 else _parts_of_all(parts)) for name, parts in mine.items()}
+    found = {name: sort_outputs(parts if world.size == 1 else _gather_parts(parts)) for name, parts in mine.items()}
     for name, outputs in found.items():
         if not np.isfinite(outputs.values).all():
             raise BrokenError(f"what the model says of {name} is no number")
     return found
 
 
-def _parts_of_all(own: list[tuple[Array, Ragged]]) -> list[tuple[Array, Ragged]]:
+def _gather_parts(own: list[tuple[Array, Ragged]]) -> list[tuple[Array, Ragged]]:
     """The batches of outputs of all ranks, which call it together."""
     flat = [array for numbers, outputs in own for array in (numbers, outputs.values, outputs.ends)]
     parts = []
@@ -105,16 +105,16 @@ def _parts_of_all(own: list[tuple[Array, Ragged]]) -> list[tuple[Array, Ragged]]
 
 
 @torch.no_grad()
-def logits_in_batches(
+def iterate_logits(
     forward: Forward, kind: Kind, items: Items, device: torch.device, rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[Array, Ragged]]:
     """Yields the logits of this rank's items, in batches of sequences of like lengths, with the items' numbers."""
-    for numbers, batch in evaluation_batches(items, rank, ranks):
+    for numbers, batch in make_evaluation_batches(items, rank, ranks):
         values = forward(batch.to(device)).float().cpu().numpy()
-        yield numbers, Ragged(values, np.cumsum(batch.rows(kind), dtype=np.int64))
+        yield numbers, Ragged(values, np.cumsum(batch.count_rows(kind), dtype=np.int64))
 
 
-def in_order(parts: list[tuple[Array, Ragged]]) -> Ragged:
+def sort_outputs(parts: list[tuple[Array, Ragged]]) -> Ragged:
     """The outputs of items by their numbers, of which a batch that came twice is taken once."""
     if len(parts) == 1 and len(parts[0][0]) == 1:
         return parts[0][1]
@@ -127,13 +127,13 @@ LAID_OUT = ("length", "spans.stride", "spans.question", "spans.answer", "spans.b
 """Settings that decide how text is laid out, which the folder of a fine-tuned model knows."""
 
 
-def outputs_without_model(task: Task) -> Outputs | None:
+def answer_without_model(task: Task) -> Outputs | None:
     """The outputs for all splits of a task that is answered without a model; None where one is trained."""
-    found = {split: task.outputs_without_model(split) for split in (*task.dev, *task.test)}
+    found = {split: task.answer_without_model(split) for split in (*task.dev, *task.test)}
     return {split: outputs for split, outputs in found.items() if outputs is not None} or None
 
 
-def outputs_of_model(task: Task, model: StoredModel, settings: FineTuning, context: Context) -> Outputs:
+def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, context: Context) -> Outputs:
     """Computes the logits of all splits with a model that was fine-tuned before. All ranks call it together."""
     with shared_errors():
         weights, notes = read_fine_tuned(model, task.head)
@@ -141,9 +141,9 @@ def outputs_of_model(task: Task, model: StoredModel, settings: FineTuning, conte
         context.console.print(note, markup=False, highlight=False)
     network = TaskModel(model.shape, task.head)
     network.load_state_dict(weights)
-    network = network.in_numbers(choose_dtype(settings.precision.dtype, context.device), context.device)
+    network = network.convert_for_answers(choose_dtype(settings.precision.dtype, context.device), context.device)
     try:
-        return all_logits(network.logits, task.head.kind, {**task.dev, **task.test}, context)
+        return compute_all_logits(network.logits, task.head.kind, {**task.dev, **task.test}, context)
     except GivenUpError:
         decision = context.control.decide(wrong=False, saving=0.0)
         raise StoppedError(
@@ -151,14 +151,14 @@ def outputs_of_model(task: Task, model: StoredModel, settings: FineTuning, conte
         ) from None
 
 
-def scores_of(task: Task, outputs: Outputs) -> dict[str, Figures]:
+def score_splits(task: Task, outputs: Outputs) -> dict[str, Figures]:
     """The figures of all splits that have labels."""
     return {split: task.score(split, outputs[split]) for split in task.dev}
 
 
-def with_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> ModelScores:
+def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> ModelScores:
     """Adds to the figures of a model how sure they are."""
-    certain = {split: task.certainty(split, outputs[split]) for split in task.dev}
+    certain = {split: task.estimate_certainty(split, outputs[split]) for split in task.dev}
     first = next(iter(task.dev))
     return ModelScores(
         scores=scores,
@@ -169,7 +169,7 @@ def with_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> 
     )
 
 
-def as_it_was_trained(folder: Path, overrides: Sequence[str]) -> list[str]:
+def list_layout_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
     """Overrides by which text is laid out as in the training of a fine-tuned folder, but for what is given."""
     known, given = read_task(folder), {".".join(map(str, override.key)) for override in parse_overrides(overrides)[0]}
     own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}

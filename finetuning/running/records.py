@@ -168,11 +168,11 @@ def describe(scored: SplitScores, metric: str) -> str:
     shown = [metric]
     for split, figures in scored.scores.items():
         on = f" on {scored.items[split]:,}" if split in scored.items else ""
-        shown.append(f"{split} {percent(figures[metric], scored.spread_of(split, metric))}{on}")
+        shown.append(f"{split} {format_percent(figures[metric], scored.get_spread(split, metric))}{on}")
     return "  ".join(shown)
 
 
-def percent(figure: float | None, spread: float | None = None) -> str:
+def format_percent(figure: float | None, spread: float | None = None) -> str:
     """A score as the console shows it, in hundredths, with its standard error where that is known."""
     if figure is None:
         return ""

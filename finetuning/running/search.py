@@ -22,7 +22,7 @@ from finetuning.running.base import Base
 from finetuning.running.batches import RULE
 from finetuning.running.folders import write_learned
 from finetuning.running.loop import Tuner
-from finetuning.running.outputs import BrokenError, Outputs, scores_of, with_certainty
+from finetuning.running.outputs import BrokenError, Outputs, add_certainty, score_splits
 from finetuning.scale import Scale
 from finetuning.settings import VARIED, FineTuning
 from finetuning.tasks.task import Column, Task
@@ -63,7 +63,7 @@ class Run:
         return (self.folder / RESULTS).exists()
 
 
-def settings_of_runs(settings: FineTuning) -> dict[str, FineTuning]:
+def list_run_settings(settings: FineTuning) -> dict[str, FineTuning]:
     """The settings of the runs that a recipe asks for, by their names; those of the first seed come first."""
     search = settings.search
     learning_rates, batches, epochs = (
@@ -87,24 +87,24 @@ def settings_of_runs(settings: FineTuning) -> dict[str, FineTuning]:
 def list_runs(task: Task, settings: FineTuning, folder: Path, model: dict[str, Any], trains: bool) -> list[Run]:
     """The runs of a task in its folder, each with what it depends on, to which the `model` belongs; one where nothing
     is trained. UserError where one was begun otherwise."""
-    data = identity_of(task)
+    data = identify_data(task)
     runs = []
-    for name, own in (settings_of_runs(settings) if trains else {"scored": settings}).items():
-        begun = Begun(settings=what_decides(own), model=model, data=data, batches=RULE if trains else "")
+    for name, own in (list_run_settings(settings) if trains else {"scored": settings}).items():
+        begun = Begun(settings=select_deciding_settings(own), model=model, data=data, batches=RULE if trains else "")
         runs.append(Run(task, own, folder / name, begun, trains))
     require_same(folder, {run.name: run.begun for run in runs})
     return runs
 
 
-def what_decides(settings: FineTuning) -> dict[str, Any]:
+def select_deciding_settings(settings: FineTuning) -> dict[str, Any]:
     """The settings that a run's outcome depends on."""
     return settings.model_dump(mode="json", exclude=NOT_COMPARED)
 
 
-def identity_of(task: Task) -> dict[str, str]:
+def identify_data(task: Task) -> dict[str, str]:
     """What tells the data of a task from others: how many rows every split has, and a checksum of them; and the scale
     of its numbers, on which a run that was begun without one cannot go on."""
-    data = {split: _describe(task.content(split)) for split in ("train", *task.dev)}
+    data = {split: _describe(task.list_columns(split)) for split in ("train", *task.dev)}
     return data if task.scale == Scale() else {**data, "scale": f"{task.scale.mean:.9g} ± {task.scale.spread:.9g}"}
 
 
@@ -125,9 +125,9 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
     may differ in what a search varies, and in nothing else.
     """
     for path in sorted(task.glob(f"*/{BEGUN}")):
-        begun, folder = _with_newer_settings(Begun.read(path) or Begun()), path.parent
-        now = wanted.get(folder.name) or _in_place_of(begun, next(iter(wanted.values())))
-        if changes := differences(begun.without_threads(), now.without_threads()):
+        begun, folder = _fill_in_defaults(Begun.read(path) or Begun()), path.parent
+        now = wanted.get(folder.name) or _replace_varied(begun, next(iter(wanted.values())))
+        if changes := list_differences(begun.drop_threads(), now.drop_threads()):
             shown = [*changes[:SHOWN], *[f"and {len(changes) - SHOWN} more"] * (len(changes) > SHOWN)]
             raise UserError(
                 "\n    ".join([f"{folder}: this run was begun otherwise:", *shown])
@@ -135,38 +135,38 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
             )
 
 
-def _with_newer_settings(begun: Begun) -> Begun:
+def _fill_in_defaults(begun: Begun) -> Begun:
     """The same, with the defaults of settings that there were not yet when it was begun."""
     try:
         settings = FineTuning.model_validate_json(json.dumps(begun.settings))
     except ValidationError:  # a setting of then is none any more, which the comparison names
         return begun
-    return begun.model_copy(update={"settings": what_decides(settings)})
+    return begun.model_copy(update={"settings": select_deciding_settings(settings)})
 
 
-def _in_place_of(begun: Begun, wanted: Begun) -> Begun:
+def _replace_varied(begun: Begun, wanted: Begun) -> Begun:
     """The settings, model and data of a wanted run, with another one's values of what a search varies."""
     varied = {name: value for name, value in begun.settings.items() if name in VARIED}
     return wanted.model_copy(update={"settings": {**wanted.settings, **varied}})
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
+def list_differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
     """Lists the differences of two nested tables, each with its name and both values."""
     found = []
     for name in {**now, **before}:
         then, new = before.get(name, {}), now.get(name, {})
         if isinstance(then, Mapping) and isinstance(new, Mapping):
-            found += differences(then, new, f"{within}{name}.")
+            found += list_differences(then, new, f"{within}{name}.")
         elif then != new:
-            found.append(f"{within}{name}: {_spelled(then)} -> {_spelled(new)}")
+            found.append(f"{within}{name}: {_spell(then)} -> {_spell(new)}")
     return found
 
 
-def _spelled(value: Any) -> str:
+def _spell(value: Any) -> str:
     return "none" if value in ({}, None, "") else str(value)
 
 
-def begin(run: Run, context: Context) -> None:
+def begin_run(run: Run, context: Context) -> None:
     """Notes what a run depends on. All ranks call it together.
 
     A run that goes on on as many ranks has the threads that it was begun with, unless the settings say how many: they
@@ -182,13 +182,13 @@ def begin(run: Run, context: Context) -> None:
     torch.set_num_threads(gather(threads)[0][context.world.rank])
 
 
-def results_of(task: Path) -> dict[str, RunResult]:
+def read_results(task: Path) -> dict[str, RunResult]:
     """The results of the runs of a task that are done, by the names of their folders."""
     found = {path.parent.name: RunResult.read(path) for path in sorted(task.glob(f"*/{RESULTS}"))}
     return {name: result for name, result in found.items() if result is not None}
 
 
-def best_of(runs: Mapping[str, RunResult]) -> str | None:
+def find_best(runs: Mapping[str, RunResult]) -> str | None:
     """The name of the run with the best score, the first of equal ones; None where all have failed."""
     scores = {name: result.score for name, result in runs.items() if result.score is not None}
     return max(scores, key=scores.__getitem__, default=None)
@@ -196,8 +196,8 @@ def best_of(runs: Mapping[str, RunResult]) -> str | None:
 
 def remove_worse_models(task: Path) -> None:
     """Removes the models of runs that are done and worse than another one."""
-    runs = results_of(task)
-    for name in runs.keys() - {best_of(runs)}:
+    runs = read_results(task)
+    for name in runs.keys() - {find_best(runs)}:
         shutil.rmtree(task / name / MODEL, ignore_errors=True)
 
 
@@ -205,16 +205,16 @@ def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunRes
     """Goes through a run, from where it was stopped, and writes its results; other runs of the task will go through
     so many epochs after it. All ranks call it together."""
     task, settings, folder = run.task, run.settings, run.folder
-    begin(run, context)
-    shape, weights = base.shape_for(settings.dropout), base.weights_for(task, settings.language_loss > 0)
+    begin_run(run, context)
+    shape, weights = base.build_shape(settings.dropout), base.select_weights(task, settings.language_loss > 0)
     tuner = Tuner(task, shape, weights, settings, folder, context, epochs_after, base.beside)
     predicted = [*task.dev, *task.test]
     try:
-        state = tuner.train(partial(keep, base=base))
+        state = tuner.train(partial(keep_model, base=base))
     except BrokenError as error:
-        result = _result(run, predicted, failed=str(error))
+        result = _make_result(run, predicted, failed=str(error))
     else:
-        result = _result(
+        result = _make_result(
             run,
             predicted,
             state.kept,
@@ -237,18 +237,18 @@ def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunRes
 
 def score(run: Run, outputs: Outputs, context: Context) -> RunResult:
     """Writes the results of a run that trains nothing, of which all outputs are known. All ranks call it together."""
-    task, result = run.task, _result(run, [*outputs])
+    task, result = run.task, _make_result(run, [*outputs])
     with shared_errors():
         if context.world.rank == 0:
             run.begun.write(run.folder / BEGUN)
             for split, output in outputs.items():
                 task.write_predictions(split, output, run.folder / PREDICTIONS)
-            result = _result(run, [*outputs], with_certainty(task, scores_of(task, outputs), outputs))
+            result = _make_result(run, [*outputs], add_certainty(task, score_splits(task, outputs), outputs))
             result.write(run.folder / RESULTS)
     return result
 
 
-def _result(run: Run, predicted: list[str], scores: ModelScores = NO_SCORES, **figures: Any) -> RunResult:
+def _make_result(run: Run, predicted: list[str], scores: ModelScores = NO_SCORES, **figures: Any) -> RunResult:
     """The result of a run whose model was asked about these splits."""
     metric = run.task.metric
     score = next((table[metric] for table in scores.scores.values()), None)
@@ -256,12 +256,12 @@ def _result(run: Run, predicted: list[str], scores: ModelScores = NO_SCORES, **f
     return RunResult(run=run.name, metric=metric, score=score, **figures)
 
 
-def keep(tuner: Tuner, outputs: Outputs, *, base: Base) -> None:
+def keep_model(tuner: Tuner, outputs: Outputs, *, base: Base) -> None:
     """Writes what a run has learned: its predictions, and the model. All ranks call it together."""
-    weights = tuner.task.scale.folded(dict(tuner.engine.weights()))
+    weights = tuner.task.scale.fold_into_head(dict(tuner.engine.weights()))
     with shared_errors():
         if tuner.context.world.rank == 0:
             for split, output in outputs.items():
                 tuner.task.write_predictions(split, output, tuner.folder / PREDICTIONS)
-            use = tuner.task.description(next(iter(outputs.values())))
+            use = tuner.task.describe_use(next(iter(outputs.values())))
             write_learned(base, tuner, weights, use)

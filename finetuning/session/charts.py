@@ -18,7 +18,7 @@ import numpy as np
 from data_prep.common.arrays import Array
 from finetuning.results import PREDICTIONS, ClassFigures, GroupScore, PairsResult, RunResult, TaskResult
 from finetuning.session.look import Measured, measure
-from finetuning.tasks.scores import wilson
+from finetuning.tasks.scores import compute_wilson_limits
 from finetuning.tasks.task import Task
 from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, draw, new_figure, smooth
 from pretraining.reporting.metrics_file import METRICS, read_all_records
@@ -174,7 +174,7 @@ def draw_pairs(result: PairsResult, groups: Groups) -> Figure:
 
 def _draw_bars(axes: Axes, places: Array, shares: Array, items: Array, **style: Any) -> None:
     """Draws horizontal bars for shares of so many items, each with its 95% interval, its value and its items."""
-    low, high = wilson(shares * items, items)
+    low, high = compute_wilson_limits(shares * items, items)
     reach = 100 * np.maximum([shares - low, high - shares], 0) * (items > 0)
     axes.barh(places, 100 * shares, alpha=0.8, **style)
     axes.errorbar(100 * shares, places, xerr=reach, fmt="none", ecolor="black", elinewidth=0.8)
@@ -227,7 +227,7 @@ def draw_grid(runs: Mapping[str, RunResult], best: str | None, title: str, items
     axes = figure.subplots()
     scored = {name: run.score for name, run in runs.items() if run.score is not None and not run.degenerate}
     high = max(scored.values(), default=1.0)
-    least, most = wilson(np.clip(high, 0.0, 1.0) * items, items)
+    least, most = compute_wilson_limits(np.clip(high, 0.0, 1.0) * items, items)
     low = min([*scored.values(), high - float(most - least)])
     cells = np.full((len(rows), len(rates)), np.nan)
     for name, run in runs.items():
@@ -304,7 +304,7 @@ def _draw_long_items(task: Task) -> Figure | None:
 
 def _draw_answers(task: Task, predictions: Path, split: str) -> Figure | None:
     """Draws the answers of the best run against the right ones; None for a task without such a chart."""
-    if (compared := task.compared(split, predictions)) is None:
+    if (compared := task.read_compared(split, predictions)) is None:
         return None
     title = f"{task.name}, {split}"
     if compared.names:

@@ -71,7 +71,7 @@ def _require_language(model: StoredModel, from_scratch: bool) -> None:
         )
 
 
-def doubts_of_fit(settings: FineTuning, model: StoredModel, backward: StoredModel | None) -> list[str]:
+def list_doubts_of_fit(settings: FineTuning, model: StoredModel, backward: StoredModel | None) -> list[str]:
     """Lines for the user where sequences may be longer than the model has ever seen, or models look another way than
     is usual."""
     found, longest = [], model.trained

@@ -44,18 +44,18 @@ def count_classes(counts: Mapping[str, Mapping[str, int]], exclusive: bool) -> s
     said = []
     for split, count in counts.items():
         if len(count) <= NAMED:
-            said.append(f"{split} " + ", ".join(f"{_shown(name)} {number:,}" for name, number in count.items()))
+            said.append(f"{split} " + ", ".join(f"{_quote_name(name)} {number:,}" for name, number in count.items()))
         else:
             least, most = min(count, key=count.__getitem__), max(count, key=count.__getitem__)
             there = sum(map(bool, count.values()))
-            extent = f"from {count[least]:,} ({_shown(least)}) to {count[most]:,} items ({_shown(most)})"
+            extent = f"from {count[least]:,} ({_quote_name(least)}) to {count[most]:,} items ({_quote_name(most)})"
             said.append(f"{split} has {there:,} of {len(count):,} classes, {extent}")
         if exclusive and split != "train":
             said[-1] += f" (the largest alone: {100 * max(count.values()) / max(1, sum(count.values())):.1f}%)"
     return f"counts: {'; '.join(said)}"
 
 
-def _shown(name: str) -> str:
+def _quote_name(name: str) -> str:
     """The name of a class, in quotation marks where blanks around it could be overlooked."""
     return name if name == name.strip() else repr(name)
 
@@ -112,7 +112,7 @@ def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
     """Which items the training has twice, and which are scored though they were learned."""
     if "train" not in splits:
         return
-    train, keys = splits["train"], {split: _keys(seen) for split, seen in splits.items()}
+    train, keys = splits["train"], {split: _hash_items(seen) for split, seen in splits.items()}
     _, first, group = np.unique(keys["train"], return_index=True, return_inverse=True)
     repeated = np.arange(len(train)) != first[group]
     answers = np.fromiter(map(hash, train.answers), np.int64, len(train))
@@ -121,24 +121,24 @@ def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
     if count := int(repeated.sum()):
         where = np.flatnonzero(unlike if unlike.any() else repeated)[0]
         other = f", {unlike.sum():,} of them with another answer" * bool(unlike.any())
-        said.append(f"twice in train: {count:,} of {len(train):,} items{other}, such as {_quoted(train, where)}")
+        said.append(f"twice in train: {count:,} of {len(train):,} items{other}, such as {_quote_text(train, where)}")
     for split, seen in splits.items():
         known = np.flatnonzero(np.isin(keys[split], keys["train"]))
         if split != "train" and len(known):
-            share = f"{len(known):,} of {len(seen):,} ({_percent(len(known) / len(seen))})"
+            share = f"{len(known):,} of {len(seen):,} ({_format_share(len(known) / len(seen))})"
             said.append(
-                f"in train and in {split}, which flatters the scores: {share}, such as {_quoted(seen, known[0])}"
+                f"in train and in {split}, which flatters the scores: {share}, such as {_quote_text(seen, known[0])}"
             )
     if said:
         yield "; ".join(said)
 
 
-def _keys(seen: Seen) -> Array:
+def _hash_items(seen: Seen) -> Array:
     """A number for every item, by which equal ones are found."""
     return np.fromiter(map(hash, zip(*seen.texts, strict=True)), np.int64, len(seen))
 
 
-def _quoted(seen: Seen, item: int) -> str:
+def _quote_text(seen: Seen, item: int) -> str:
     text = " ".join(seen.texts[0][item].split())
     return repr(text if len(text) <= QUOTED else f"{text[:QUOTED]}…")
 
@@ -172,16 +172,17 @@ def find_cut(splits: Mapping[str, Seen]) -> Iterator[str]:
             over = measured.pieces[measured.pieces > measured.lengths.limit]
             if not measured.lengths.cuts or not len(over):
                 continue
-            lost = np.sum(over - measured.lengths.limit) / measured.pieces.sum()
-            told[f"{measured.lengths.what} longer than {measured.lengths.setting} = {measured.lengths.limit}"].append(
+            total, longest = measured.pieces.sum(), measured.pieces.max()
+            share, lost = len(over) / len(measured.pieces), np.sum(over - measured.lengths.limit) / total
+            what = f"{measured.lengths.what} longer than {measured.lengths.setting} = {measured.lengths.limit}"
+            told[what].append(
                 f"{len(over):,} of {len(measured.pieces):,} of {split}{', a sample' * measured.is_sample} "
-                f"({_percent(len(over) / len(measured.pieces))}; {_percent(lost)} of all pieces; the longest has "
-                f"{measured.pieces.max():,})"
+                f"({_format_share(share)}; {_format_share(lost)} of all pieces; the longest has {longest:,})"
             )
     for what, said in told.items():
         yield f"{what} are cut off: {', '.join(said)}"
 
 
-def _percent(share: float) -> str:
+def _format_share(share: float) -> str:
     """A share that is never called nothing."""
     return f"{100 * share:.1f}%" if share >= 0.0005 else "less than 0.1%"

@@ -30,14 +30,14 @@ from data_prep.common.files import replacing, sha256
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.progress import StepProgress, duration
-from finetuning.model.models import RUNS, find_model, notes_on, summary_of
+from finetuning.model.models import RUNS, find_model, list_notes, summarize_model
 from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult
-from finetuning.running.base import checksum_of
-from finetuning.running.records import percent
+from finetuning.running.base import compute_checksum
+from finetuning.running.records import format_percent
 from finetuning.session.charts import NAMELESS, Groups, draw_pairs
 from finetuning.session.flags import find_data
-from finetuning.session.report import print_part, table_of
-from finetuning.tasks.scores import spread_of_share
+from finetuning.session.report import make_table, print_part
+from finetuning.tasks.scores import estimate_share_spread
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
@@ -109,23 +109,23 @@ def score_pairs(
         raise UserError(f"--each {each}: give a number of pairs above 0")
     found = path or find_usual()
     model = find_model(name)
-    out = out or Path(RUNS) / summary_of(model).name / "pairs"
+    out = out or Path(RUNS) / summarize_model(model).name / "pairs"
     pairs = read_pairs(found)
     if each is not None:
         pairs = take_pairs(pairs, each)
     bert = model.build_pretrained()
-    checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
+    checksum = compute_checksum(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
     scorer = Scorer(bert, model.vocabulary, choose_device(device, World()))
     counts = Asked.from_pairs(pairs, scorer.cut_texts(list_sentences(pairs)), scorer.longest)
     counts.require_telling(f"--pairs {found}")
     asked = Questions(model, scorer, found, pairs, counts, begun)
     print_part(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
-    for note in (*notes_on(model), *doubts(asked)):
+    for note in (*list_notes(model), *list_doubts(asked)):
         print_part(console, note)
     with locked(out / LOCK, f"--out {out}", BUSY):
         require_same(out, asked)
-        scores, took = score_what_is_left(out, asked, console)
+        scores, took = score_missing(out, asked, console)
         conclude(out, asked, scores, took, console)
 
 
@@ -139,17 +139,17 @@ def find_usual() -> Path:
     return found
 
 
-def doubts(asked: Questions) -> Iterator[str]:
+def list_doubts(asked: Questions) -> Iterator[str]:
     """Lines on pairs that say nothing of a model, or that it cannot take, with the first of their sentences."""
     yield from asked.counts.list_doubts()
     if asked.counts.too_long or asked.counts.without_pieces:
         sentences = list_sentences(asked.pairs)
         have_scores = asked.scorer.cut_texts(sentences).have_scores(asked.counts.longest)
-        yield from listed("left out", [sentences[number] for number in np.flatnonzero(~have_scores)])
-    yield from listed("equal", [pair.good for pair in asked.pairs if pair.good == pair.bad])
+        yield from list_first("left out", [sentences[number] for number in np.flatnonzero(~have_scores)])
+    yield from list_first("equal", [pair.good for pair in asked.pairs if pair.good == pair.bad])
 
 
-def listed(what: str, sentences: Sequence[str]) -> Iterator[str]:
+def list_first(what: str, sentences: Sequence[str]) -> Iterator[str]:
     """A line for each of the first sentences, and how many more there are."""
     for sentence in sentences[:LISTED]:
         yield f"    {what}: {sentence[:SHOWN]}{'…' * (len(sentence) > SHOWN)}"
@@ -169,7 +169,7 @@ def require_same(out: Path, asked: Questions) -> None:
     asked.begun.write(out / BEGUN)
 
 
-def score_what_is_left(out: Path, asked: Questions, console: Console) -> tuple[Array, Took]:
+def score_missing(out: Path, asked: Questions, console: Console) -> tuple[Array, Took]:
     """The scores of all pairs, (pairs, 2), and what those took that were left."""
     if (out / SCORED).exists():
         return read_scores(out / SCORED, asked.pairs), Took()
@@ -222,13 +222,13 @@ def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
 def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Console) -> None:
     """Writes what came of all pairs, and tells it."""
     scored, right = are_scored(scores), are_right(scores)
-    called = names_of(asked.pairs)
+    called = name_groups(asked.pairs)
     phenomena, paradigms = (
-        {name: group_score(tally) for name, tally in count_right(names, right, scored).items()}
+        {name: make_group_score(tally) for name, tally in count_right(names, right, scored).items()}
         for names in zip(*((pair.phenomenon, called[Group.from_pair(pair)]) for pair in asked.pairs), strict=True)
     )
     result = PairsResult(
-        **group_score(Tally(int((right & scored).sum()), int(scored.sum()))).as_dict(),
+        **make_group_score(Tally(int((right & scored).sum()), int(scored.sum()))).as_dict(),
         model=asked.model.name,
         checksum=asked.begun.model["checksum"],
         data=str(asked.path),
@@ -254,21 +254,21 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
     if took.pairs or not (out / RESULTS).exists():
         result.write(out / RESULTS)
     shutil.rmtree(out / PARTS, ignore_errors=True)
-    groups = grouped(result, called)
+    groups = group_scores(result, called)
     for part in (
         *draw(out / CHART, lambda: draw_pairs(result, groups)),
-        *summary(result, groups, asked.counts, out),
+        *build_summary(result, groups, asked.counts, out),
     ):
         print_part(console, part)
 
 
-def group_score(tally: Tally) -> GroupScore:
+def make_group_score(tally: Tally) -> GroupScore:
     """The accuracy of a group with its standard error."""
-    spread = spread_of_share(tally.right, tally.pairs)
+    spread = estimate_share_spread(tally.right, tally.pairs)
     return GroupScore(accuracy=tally.accuracy, spread=spread, **asdict(tally))
 
 
-def names_of(pairs: Sequence[Pair]) -> dict[Group, str]:
+def name_groups(pairs: Sequence[Pair]) -> dict[Group, str]:
     """What every group is called in results: as its paradigm, after its phenomenon where several have one of this
     name."""
     groups = dict.fromkeys(map(Group.from_pair, pairs))
@@ -279,7 +279,7 @@ def names_of(pairs: Sequence[Pair]) -> dict[Group, str]:
     }
 
 
-def grouped(result: PairsResult, called: Mapping[Group, str]) -> dict[str, dict[str, GroupScore]]:
+def group_scores(result: PairsResult, called: Mapping[Group, str]) -> dict[str, dict[str, GroupScore]]:
     """The scores of paradigms by their own names, for each phenomenon."""
     found: dict[str, dict[str, GroupScore]] = {phenomenon: {} for phenomenon in result.phenomena}
     for group, name in called.items():
@@ -288,17 +288,17 @@ def grouped(result: PairsResult, called: Mapping[Group, str]) -> dict[str, dict[
     return found
 
 
-def summary(result: PairsResult, groups: Groups, counts: Asked, out: Path) -> Iterator[RenderableType]:
+def build_summary(result: PairsResult, groups: Groups, counts: Asked, out: Path) -> Iterator[RenderableType]:
     """The table by phenomenon and paradigm, and what is to be said of it."""
-    table = table_of("phenomenon", "paradigm", ">right", ">pairs")
+    table = make_table("phenomenon", "paradigm", ">right", ">pairs")
     for phenomenon, paradigms in groups.items():
         whole = result.phenomena[phenomenon]
         if len(groups) > 1 or [phenomenon, *paradigms] != ["", ""]:
-            table.add_row(phenomenon or NAMELESS, "", percent(whole.accuracy, whole.spread), f"{whole.pairs:,}")
+            table.add_row(phenomenon or NAMELESS, "", format_percent(whole.accuracy, whole.spread), f"{whole.pairs:,}")
         for name, each in paradigms.items() if [*paradigms] not in ([phenomenon], [""]) else ():
-            table.add_row("", name or NAMELESS, percent(each.accuracy, each.spread), f"{each.pairs:,}")
-    table.add_row("all", "", percent(result.accuracy, result.spread), f"{result.pairs:,}")
-    table.add_row("by chance", "", percent(result.chance), "")
+            table.add_row("", name or NAMELESS, format_percent(each.accuracy, each.spread), f"{each.pairs:,}")
+    table.add_row("all", "", format_percent(result.accuracy, result.spread), f"{result.pairs:,}")
+    table.add_row("by chance", "", format_percent(result.chance), "")
     yield from ("", table, "")
     yield from counts.list_left_out()
     if result.scored_now:

@@ -12,13 +12,13 @@ from rich.table import Table
 
 from data_prep.common.files import replaced_name, write_json
 from data_prep.common.progress import duration
-from finetuning.averages import averages, known_averages
+from finetuning.averages import collect_averages, compute_averages
 from finetuning.files.splits import FOLDERS
 from finetuning.inputs import Items
 from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, RunResult, SplitScores, TaskResult
 from finetuning.running.batches import TrainingBatches
-from finetuning.running.records import describe, percent
-from finetuning.running.search import Run, best_of, remove_worse_models, results_of
+from finetuning.running.records import describe, format_percent
+from finetuning.running.search import Run, find_best, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
 from finetuning.settings import VARIED, FineTuning
 from finetuning.tasks.spans import TextWindows
@@ -31,19 +31,19 @@ TOGETHER = 2
 """Figures of a line, which terminals of 80 columns have room for."""
 
 
-def plan(
+def build_plan(
     runs: Mapping[str, Sequence[Run]], settings: FineTuning, share: MachineShare, memory: float
 ) -> Iterator[RenderableType]:
     """The runs that a command will make of every task, and what they have in common."""
-    table = table_of("task", "kind", ">train", ">dev", ">test", ">runs", ">steps of a run")
+    table = make_table("task", "kind", ">train", ">dev", ">test", ">runs", ">steps of a run")
     for name, own in runs.items():
         task = own[0].task
         steps = {TrainingBatches(task.train, run.settings).steps if run.trains else 0 for run in own}
-        row = (name, task.head.kind, items_of(task.train), splits_of(task.dev), splits_of(task.test))
+        row = (name, task.head.kind, describe_items(task.train), describe_splits(task.dev), describe_splits(task.test))
         table.add_row(*row, str(len(own)), " or ".join(f"{count:,}" for count in sorted(steps)))
     yield from ("", table, "")
     every = [run.settings for own in runs.values() for run in own]
-    common = table_of("how", "")
+    common = make_table("how", "")
     for field, name in VARIED.items():
         values = dict.fromkeys(getattr(own, field) for own in every)
         common.add_row(name, ", ".join(f"{value:g}" for value in values))
@@ -56,21 +56,21 @@ def plan(
     yield common
 
 
-def splits_of(splits: Mapping[str, Items]) -> str:
+def describe_splits(splits: Mapping[str, Items]) -> str:
     """The items of every split of a kind, with what tells the splits apart."""
     if len(splits) < 2:
-        return "".join(map(items_of, splits.values()))
-    return "\n".join(f"{name.partition('_')[2] or name} {items_of(items)}" for name, items in splits.items())
+        return "".join(map(describe_items, splits.values()))
+    return "\n".join(f"{name.partition('_')[2] or name} {describe_items(items)}" for name, items in splits.items())
 
 
-def items_of(items: Items) -> str:
+def describe_items(items: Items) -> str:
     """How many items there are; of questions also how many windows they are read through."""
     if isinstance(items, TextWindows):
         return f"{len(items.places.first) - 1:,} questions\n{len(items):,} windows"
     return f"{len(items):,}"
 
 
-def outcome(result: RunResult) -> str:
+def describe_outcome(result: RunResult) -> str:
     """One line on what came of a run."""
     if result.failed:
         return f"failed: {result.failed}"
@@ -83,10 +83,10 @@ def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
     """Puts the best run's model and predictions beside the runs, and writes what came of all of them; `data` tells the
     items of every split from others."""
     remove_worse_models(folder)
-    runs = results_of(folder)
+    runs = read_results(folder)
     for name in runs:  # of a run that was killed when it had its results
         shutil.rmtree(folder / name / CHECKPOINTS, ignore_errors=True)
-    best = best_of(runs)
+    best = find_best(runs)
     if best is not None:
         give_back_predictions(folder, best)
         for name in (MODEL, PREDICTIONS):
@@ -135,30 +135,31 @@ def replace_folder(source: Path, target: Path) -> None:
 
 def write_results(results: Sequence[TaskResult], out: Path) -> None:
     """Writes the results of all tasks of a command, with the averages of GLUE where it has all tasks of them."""
-    known = known_averages({result.task: result for result in results})
+    known = collect_averages({result.task: result for result in results})
     of_tasks = {result.task: result.as_dict() for result in results}
     write_json(out / RESULTS, {**of_tasks, AVERAGES: known} if known else of_tasks)
 
 
-def summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType]:
+def build_summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType]:
     """What came of every task: its runs, the best first; how much they differ; all scores of the best; what is next."""
-    runs = table_of("task", "run", ">score", ">time", "")
-    tasks = table_of("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
-    scores = table_of("task", "split", ">items", "scores of the best run, ± by chance")
+    runs = make_table("task", "run", ">score", ">time", "")
+    tasks = make_table("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
+    scores = make_table("task", "split", ">items", "scores of the best run, ± by chance")
     for result in results:
-        for row in rows_of(result.runs):
+        for row in list_rows(result.runs):
             runs.add_row(result.task, *row)
         figures = [
-            percent(figure) for figure in (result.score, result.mean, result.median, *(result.spread or (None, None)))
+            format_percent(figure)
+            for figure in (result.score, result.mean, result.median, *(result.spread or (None, None)))
         ]
         tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
         for split, table in result.scores.items():
-            said = [f"{name} {percent(value, result.spread_of(split, name))}" for name, value in table.items()]
+            said = [f"{name} {format_percent(value, result.get_spread(split, name))}" for name, value in table.items()]
             place = (result.task, split, f"{result.items[split]:,}" if split in result.items else "")
             for begin in range(0, len(said), TOGETHER):
                 scores.add_row(*(place if not begin else ("", "", "")), ", ".join(said[begin : begin + TOGETHER]))
     yield from ("", runs, "", tasks, "", scores, "")
-    yield from averages_of(results)
+    yield from describe_averages(results)
     models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
     for result in results:
         for text, names in (("the same answer for every item", result.degenerate), ("failed", result.failed)):
@@ -178,26 +179,26 @@ def summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType
         yield f"next:\n    python finetuning/predict.py {models[0]}"
 
 
-def averages_of(results: Sequence[TaskResult]) -> Iterator[str]:
+def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:
     """Lines on the averages of GLUE that there are, and on what the others lack; none where no two are tasks of it."""
     by_task = {result.task: result for result in results}
-    found = averages(by_task) if len(by_task.keys() & FOLDERS.keys()) > 1 else []
+    found = compute_averages(by_task) if len(by_task.keys() & FOLDERS.keys()) > 1 else []
     for average in found:
         if average.score is not None:
-            yield f"{average.name}: {percent(average.score, average.chance)}"
+            yield f"{average.name}: {format_percent(average.score, average.chance)}"
     for average in found[:1]:
         if average.missing:
             yield f"no {average.name} of all tasks: {', '.join(average.missing)} missing"
 
 
-def rows_of(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]]:
+def list_rows(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]]:
     """Rows on the runs of a task, the best first: name, score, time, and what is to be said of it."""
     names = sorted(runs, key=lambda name: (runs[name].score is None, -(runs[name].score or 0.0)))
     for name in names[:SHOWN]:
         run = runs[name]
         flag = "failed" if run.failed else "degenerate" * run.degenerate
-        yield name, percent(run.score), "" if run.seconds is None else duration(run.seconds), flag
-    if rest := [percent(runs[name].score) or "failed" for name in names[SHOWN:]]:
+        yield name, format_percent(run.score), "" if run.seconds is None else duration(run.seconds), flag
+    if rest := [format_percent(runs[name].score) or "failed" for name in names[SHOWN:]]:
         yield f"and {len(rest)} more, {rest[0]} to {rest[-1]}", "", "", ""
 
 
@@ -206,7 +207,7 @@ def print_part(console: Console, part: RenderableType) -> None:
     console.print(part, markup=False, highlight=False)
 
 
-def table_of(*columns: str) -> Table:
+def make_table(*columns: str) -> Table:
     """A plain table; columns whose names begin with > are of figures."""
     table = Table(box=None, pad_edge=False)
     for name in columns:

@@ -31,18 +31,18 @@ from data_prep.common.reading import peek_device
 from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
-from finetuning.model.models import RUNS, find_model, find_order, fine_tuned_head, notes_on, summary_of
+from finetuning.model.models import RUNS, find_model, find_order, get_fine_tuned_head, list_notes, summarize_model
 from finetuning.results import PLAN, RESULTS, RunResult
 from finetuning.running import search
 from finetuning.running.base import Base
-from finetuning.running.outputs import as_it_was_trained, outputs_of_model, outputs_without_model
+from finetuning.running.outputs import answer_without_model, compute_model_outputs, list_layout_overrides
 from finetuning.running.search import Run
 from finetuning.session import workers
 from finetuning.session.charts import draw_task
-from finetuning.session.fit import doubts_of_fit, refuse_without_class, require_fit
+from finetuning.session.fit import list_doubts_of_fit, refuse_without_class, require_fit
 from finetuning.session.flags import TuningFlags
 from finetuning.session.look import look
-from finetuning.session.report import conclude, outcome, plan, print_part, summary, write_results
+from finetuning.session.report import build_plan, build_summary, conclude, describe_outcome, print_part, write_results
 from finetuning.settings import FORM, load_settings
 from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
@@ -87,7 +87,7 @@ class Session:
         self.console = open_console(soft_wrap=True)
         self.environment = dict(os.environ)
         self.world = ending.world = find_world(self.environment)
-        self.leads = self.world.rank == 0 and not workers.worker_number()
+        self.leads = self.world.rank == 0 and not workers.get_worker_number()
         """whether this process speaks for all"""
 
     def run(self) -> None:
@@ -97,9 +97,9 @@ class Session:
         connect(self.world, device, folder=self.flags.out or Path(RUNS))
         with shared_errors():
             self._read(cast(Literal["cpu", "cuda"], device.type))
-        self._share(device)
+        self._share_machine(device)
         if self.flags.check:
-            for part in plan(self.runs, self.settings, self.sharing, self.memory):
+            for part in build_plan(self.runs, self.settings, self.sharing, self.memory):
                 self._print(part)
         else:
             self._work(device)
@@ -115,7 +115,7 @@ class Session:
         self._list_runs()
         self._print(f"model {self.model.name}; recipe {recipe}\nresults go to {self.out}")
         of_tasks = [f"{task.name}: {note}" for task in self.tasks for note in task.notes]
-        for note in (*notes_on(self.model), *doubts_of_fit(self.settings, self.model, self.backward), *of_tasks):
+        for note in (*list_notes(self.model), *list_doubts_of_fit(self.settings, self.model, self.backward), *of_tasks):
             self._print(note)
         for task in self.tasks if self.leads else ():
             for line in look(task, trains=not self.flags.evaluate):
@@ -129,12 +129,12 @@ class Session:
         if flags.evaluate:
             if flags.from_scratch:
                 raise UserError("--evaluate and --from-scratch: fresh weights have learned nothing; choose one")
-            self.overrides = [*as_it_was_trained(model.folder, self.overrides), *self.overrides]
+            self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
         require_fit(self.settings, model, self.backward, flags.from_scratch)
         if flags.evaluate and self.settings.features.layers:
             raise UserError("--evaluate: a BiLSTM on features is scored in its own training; predict.py asks it more")
-        names = [summary_of(each).name for each in (model, self.backward) if each is not None]
+        names = [summarize_model(each).name for each in (model, self.backward) if each is not None]
         title = "+".join(names) + "-from-scratch" * flags.from_scratch
         self.out = flags.out or Path(RUNS) / title / suite.name
         for flag in ("data", "model", "backward"):
@@ -152,15 +152,15 @@ class Session:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
         for task in self.tasks if self.flags.evaluate else ():
-            if outputs_without_model(task) is None:
-                find_order(task.head, fine_tuned_head(self.model), self.model.name)
+            if answer_without_model(task) is None:
+                find_order(task.head, get_fine_tuned_head(self.model), self.model.name)
 
     def _list_runs(self) -> None:
         """Lists the runs of all tasks, which go on in their folders only as they were begun."""
         self.base = Base(self.model, self.flags.from_scratch, self.backward)
         self.runs = {}
         for task in self.tasks:
-            trains = not self.flags.evaluate and outputs_without_model(task) is None
+            trains = not self.flags.evaluate and answer_without_model(task) is None
             runs = search.list_runs(task, self.settings, self.out / task.name, self.base.identity, trains)
             self.runs[task.name] = runs
 
@@ -188,30 +188,30 @@ class Session:
                 self._run_all(context)
                 with watch.pause():
                     others.wait(control)
-                if not workers.worker_number():  # what a worker was at that was killed
+                if not workers.get_worker_number():  # what a worker was at that was killed
                     self._run_all(context, waits=control)
                 with watch.pause(), shared_errors():
                     if self.leads and not self.flags.share:
                         self._conclude()
 
-    def _share(self, device: torch.device) -> None:
+    def _share_machine(self, device: torch.device) -> None:
         """Finds how many runs go at a time. All ranks call it together."""
         runs = self.all_runs
         left = sum(not run.is_done for run in runs)
         largest = max((run.settings for run in runs), key=lambda settings: settings.batch)
-        self.memory = max(workers.memory_of_run(task, largest, self.model.shape, device) for task in self.tasks)
+        self.memory = max(workers.estimate_memory(task, largest, self.model.shape, device) for task in self.tasks)
         self.sharing = workers.share_machine(self.settings, self.world, device, len(runs), left, self.memory)
 
     def _run_all(self, context: Context, waits: Control | None = None) -> None:
         """Goes through the runs that are not done, but for those that another process has; or `waits` for these."""
         for run in self.all_runs:
             name = f"{run.task.name} {run.name}"
-            if done_on_rank_0(run):
+            if is_done_on_rank_0(run):
                 continue
             with contextlib.ExitStack() as stack:
                 with shared_errors():
                     mine = self.world.rank > 0 or stack.enter_context(workers.take_run(run.folder, waits))
-                if not gather(mine)[0] or done_on_rank_0(run):
+                if not gather(mine)[0] or is_done_on_rank_0(run):
                     continue
                 if self.sharing.jobs == 1:
                     self._print(name)
@@ -219,19 +219,19 @@ class Session:
                     context = replace(context, run=name)
                 torch.set_num_threads(self.sharing.threads)  # the run before may have had others
                 begun = time.monotonic()
-                result = self._make(run, context)
+                result = self._make_run(run, context)
             if self.world.rank == 0:  # who alone knows the scores of a run that trains nothing; also in workers
-                left = self._left(run, max(time.monotonic() - begun, result.seconds or 0.0))
-                print_part(self.console, f"{name}  {outcome(result)}{left}")
+                left = self._describe_left(run, max(time.monotonic() - begun, result.seconds or 0.0))
+                print_part(self.console, f"{name}  {describe_outcome(result)}{left}")
             if self.leads:
                 search.remove_worse_models(run.folder.parent)
             gc.collect()
 
-    def _make(self, run: Run, context: Context) -> RunResult:
+    def _make_run(self, run: Run, context: Context) -> RunResult:
         """Goes through a run."""
         if run.trains:
             return search.train(run, self.base, context, self._epochs_after(run))
-        outputs = outputs_without_model(run.task) or outputs_of_model(run.task, self.model, run.settings, context)
+        outputs = answer_without_model(run.task) or compute_model_outputs(run.task, self.model, run.settings, context)
         return search.score(run, outputs, context)
 
     def _epochs_after(self, run: Run) -> float:
@@ -239,7 +239,7 @@ class Session:
         others = [other for other in self.runs[run.task.name] if other is not run and other.trains]
         return sum(other.settings.epochs for other in others if not other.is_done) / self.sharing.jobs
 
-    def _left(self, run: Run, seconds: float) -> str:
+    def _describe_left(self, run: Run, seconds: float) -> str:
         """A line on how long the other runs of a task will still take, where this one took so many seconds."""
         after = self._epochs_after(run)
         return f"\n  {duration(seconds / run.settings.epochs * after)} left for {run.task.name}" if after else ""
@@ -251,7 +251,7 @@ class Session:
         for task, result in zip(self.tasks, results, strict=True):
             for warning in draw_task(task, self.out / task.name, result):
                 self._print(warning)
-        for part in summary(results, self.out):
+        for part in build_summary(results, self.out):
             self._print(part)
         self.flags.finish(self.out, self.tasks, self.console)
         if lost := [result.task for result in results if result.best is None]:
@@ -263,7 +263,7 @@ class Session:
             print_part(self.console, what)
 
 
-def done_on_rank_0(run: Run) -> bool:
+def is_done_on_rank_0(run: Run) -> bool:
     """Whether a run has results, as rank 0 sees it: files may reach other machines later, or not at all."""
     done: bool = gather(run.is_done)[0]
     return done

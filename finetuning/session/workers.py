@@ -45,7 +45,7 @@ PATIENCE = 300.0 if "SLURM_RESTART_COUNT" in os.environ else 120.0
 work on a machine that was cut off, and finds that out late."""
 
 
-def worker_number() -> int:
+def get_worker_number() -> int:
     """Which worker this process is; 0 for the one that the user started."""
     return int(os.environ.get(NUMBER, 0))
 
@@ -55,7 +55,7 @@ class RunProcesses:
 
     def __init__(self, jobs: int, device: torch.device, environment: Mapping[str, str]) -> None:
         """`environment` is that of this process before it met its ranks."""
-        self._jobs = 1 if worker_number() else jobs
+        self._jobs = 1 if get_worker_number() else jobs
         self._device, self._environment = device, environment
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -105,7 +105,7 @@ def take_run(folder: Path, waits: Control | None = None) -> Iterator[bool]:
                 pause(waits)
             else:
                 break
-        yield protected or not worker_number()  # on a file system without locks, the first process does all
+        yield protected or not get_worker_number()  # on a file system without locks, the first process does all
 
 
 def pause(control: Control) -> None:
@@ -144,22 +144,22 @@ def share_machine(
         places = min(num_cores(), int(read_total_memory(device) // memory))
     most = max(1, min(places if wanted == "auto" else wanted, runs))
     threads = settings.compute.threads or max(1, threads // most)
-    if worker_number():
+    if get_worker_number():
         return MachineShare(int(os.environ[JOBS]), threads)
     jobs = min(most, left)
     if wanted == "auto" and device.type == "cpu":
         free = min(read_total_memory(device), psutil.virtual_memory().available)
-        jobs = min(jobs, int(free // memory), idle_cores() // threads)
+        jobs = min(jobs, int(free // memory), count_idle_cores() // threads)
     return MachineShare(max(1, jobs), threads)
 
 
-def idle_cores() -> int:
+def count_idle_cores() -> int:
     """Cores of the machine that nobody uses now. (A load average would still count a command that was just stopped.)"""
     busy: float = psutil.cpu_percent(LOOK_SECONDS) / 100
     return round((os.cpu_count() or 1) * (1 - busy))
 
 
-def memory_of_run(task: Task, settings: FineTuning, shape: Shape, device: torch.device) -> float:
+def estimate_memory(task: Task, settings: FineTuning, shape: Shape, device: torch.device) -> float:
     """Bytes that a run takes, an estimate: weights twice, gradients, averages, activations, the process."""
     dtype = name_dtype(choose_dtype(settings.precision.dtype, device))
     items = min(settings.micro_batch or settings.batch, settings.batch)

@@ -18,17 +18,17 @@ from finetuning.files.splits import (
     AX_FOLDER,
     FOLDERS,
     LABELLED,
-    file_names,
     find_splits,
     find_task,
+    find_task_folder,
+    list_file_names,
+    list_hub_names,
     name_files,
-    on_the_hub,
-    plain,
-    task_folder,
+    normalize_name,
 )
 from finetuning.ragged import Ragged
 from finetuning.tasks import scores
-from finetuning.tasks.sentences import SentenceItems, SentenceTask, join, read_classes, read_scores, tsv_bytes
+from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_tsv, join_items, read_classes, read_scores
 from finetuning.tasks.task import Setup
 from pretraining.huggingface.weights import TaskHead
 
@@ -83,7 +83,7 @@ class GlueTask(SentenceTask):
     majority: bool = False
     """Whether every item is answered with the most frequent class of the training items."""
 
-    def outputs_without_model(self, split: str) -> Ragged | None:
+    def answer_without_model(self, split: str) -> Ragged | None:
         """The most frequent class for every item, where that is asked for."""
         if not self.majority:
             return None
@@ -96,43 +96,45 @@ class GlueTask(SentenceTask):
         """Writes the answers to a split with their probabilities, and for a test split the leaderboard's file too."""
         super().write_predictions(split, outputs, folder)
         if split in self.test:
-            answers = scores.answers(self.head.kind, outputs.values)
-            with replacing(folder / leaderboard_file(self.name, split)) as file:
-                file.write(leaderboard_content(self.name, answers))
+            answers = scores.compute_answers(self.head.kind, outputs.values)
+            with replacing(folder / name_leaderboard_file(self.name, split)) as file:
+                file.write(format_leaderboard_file(self.name, answers))
 
 
-def leaderboard_file(name: str, split: str) -> str:
+def name_leaderboard_file(name: str, split: str) -> str:
     """The name of the file with the answers to a test split of a task, as the leaderboard wants it."""
     special = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", AX: AX_FOLDER}
     return f"{special.get(split, FOLDERS[name])}.tsv"
 
 
-def leaderboard_content(name: str, answers: Array) -> bytes:
+def format_leaderboard_file(name: str, answers: Array) -> bytes:
     """The file with the answers to a test split of a task, as the leaderboard wants it."""
     columns = TASKS[name]
     if not columns.labels:
         spelled = [f"{score:.3f}" for score in np.clip(answers, *SCORES).tolist()]
     else:
         spelled = [columns.labels[answer] if columns.spelled else str(answer) for answer in answers.tolist()]
-    return tsv_bytes(("index", "prediction"), ((str(row), said) for row, said in enumerate(spelled)))
+    return format_tsv(("index", "prediction"), ((str(row), said) for row, said in enumerate(spelled)))
 
 
 def find_glue(folder: Path) -> tuple[str, ...]:
     """The names of the tasks that have files in a folder, be it one split alone."""
-    return tuple(name for name in TASKS if find_splits(task_folder(folder, name), file_names(name)))
+    return tuple(name for name in TASKS if find_splits(find_task_folder(folder, name), list_file_names(name)))
 
 
 def open_glue(name: str, folder: Path, setup: Setup) -> GlueTask:
     """Reads a task from its folder in this one; `name` may be spelled as the folder is."""
-    if (key := plain(name)) not in TASKS:
+    if (key := normalize_name(name)) not in TASKS:
         raise UserError(f"{name}: no task of GLUE; there is {', '.join(TASKS)}")
     files, columns = find_task(folder, key, setup.trained is not None), TASKS[key]
     if key == "mnli":
-        files |= find_splits(task_folder(folder, AX), {AX: (f"{AX_FOLDER}.tsv", "test.tsv", *on_the_hub("test"))})
+        files |= find_splits(
+            find_task_folder(folder, AX), {AX: (f"{AX_FOLDER}.tsv", "test.tsv", *list_hub_names("test"))}
+        )
     items, notes = {}, [name_files(files)]
     for split, paths in files.items():
         read = (_read(path, columns, split, notes) for path in paths)
-        items[split] = join([SentenceItems(setup.cutter, setup.settings.length, *each) for each in read])
+        items[split] = join_items([SentenceItems(setup.cutter, setup.settings.length, *each) for each in read])
     return GlueTask(
         name=key,
         head=TaskHead("classes" if columns.labels else "score", columns.labels),
@@ -159,10 +161,10 @@ def _read(path: Path, columns: GlueFormat, split: str, notes: list[str]) -> tupl
         rows = "row with too few columns was" if table.skipped == 1 else "rows with too few columns were"
         notes.append(f"{path}: {table.skipped} {rows} skipped")
     found = tuple(map(table.column, texts))
-    return found, _labels(table, label, columns.labels) if labelled else None
+    return found, _read_labels(table, label, columns.labels) if labelled else None
 
 
-def _labels(table: TextTable, column: str | int, names: tuple[str, ...]) -> Array:
+def _read_labels(table: TextTable, column: str | int, names: tuple[str, ...]) -> Array:
     if not names:
         return read_scores(table, column, SCORES)
     spelled = {spelled: number for number, name in enumerate(names) for spelled in (name, str(number))}
@@ -194,14 +196,14 @@ def write_submission(folders: Sequence[Path], path: Path, *, fill: bool = False)
     """
     contents, missing = {}, []
     for (name, split), rows in TEST_ROWS.items():
-        file = leaderboard_file(name, split)
+        file = name_leaderboard_file(name, split)
         if found := next((folder / file for folder in folders if (folder / file).is_file()), None):
             if (answers := len(read_tsv(found))) != rows:
                 raise UserError(f"{found}: {answers:,} answers; the leaderboard has {rows:,} questions")
             contents[file] = found.read_bytes()
         else:
             missing.append(file)
-            contents[file] = leaderboard_content(name, np.zeros(rows, np.int64))
+            contents[file] = format_leaderboard_file(name, np.zeros(rows, np.int64))
     if missing and not fill:
         count = f"{len(missing)} of its {len(TEST_ROWS)} files"
         raise UserError(f"{path.name}: {count} have no answers yet; --submission fills them in")

@@ -23,8 +23,8 @@ from data_prep.common.files import replacing
 from finetuning.files.splits import find_ner, name_files
 from finetuning.files.tag_files import DOCUMENT, Fields, Sentence, hold_out, read_sentences
 from finetuning.ragged import Ragged
-from finetuning.results import Figures, predictions_file
-from finetuning.tasks.scores import Certainty, Tally, of_classes, spreads, tally
+from finetuning.results import Figures, name_predictions_file
+from finetuning.tasks.scores import Certainty, Tally, bootstrap_spreads, describe_classes, tally
 from finetuning.tasks.tagged_words import TaggedWords, Words
 from finetuning.tasks.task import Column, Compared, Lengths, Seen, Setup, Task
 from pretraining.huggingface.weights import TaskHead
@@ -82,11 +82,11 @@ class Tagging(Task):
         else:
             self._by_entity = any(map(MARKED.fullmatch, labels))
         if self._by_entity:
-            splits = {split: _in_iob2(sentences, notes) for split, sentences in splits.items()}
-        labels = _labels(splits["train"], self._by_entity) if "train" in splits else labels
+            splits = {split: _convert_to_iob2(sentences, notes) for split, sentences in splits.items()}
+        labels = _list_labels(splits["train"], self._by_entity) if "train" in splits else labels
         items = {}
         for split, sentences in splits.items():
-            items[split] = TaggedWords(_words(sentences, labels), setup.cutter, settings.length, context)
+            items[split] = TaggedWords(_join_words(sentences, labels), setup.cutter, settings.length, context)
             if context and not any(sentence.parts_documents for sentence in sentences):
                 notes.append(f"{sentences[0].place} no {DOCUMENT} parts documents: all of it counts as one")
         self.head, self.metric = TaskHead("tags", labels), "f1" if self._by_entity else "accuracy"
@@ -96,74 +96,74 @@ class Tagging(Task):
         self.dev = {split: each for split, each in asked.items() if each.words.tags is not None}
         self.test = {split: each for split, each in asked.items() if each.words.tags is None}
 
-    def _tagged(self, split: str) -> tuple[Words, Array]:
+    def _get_tagged(self, split: str) -> tuple[Words, Array]:
         """The words of a split with their tags."""
         words = self._items[split].words
         assert words.tags is not None
         return words, words.tags
 
-    def content(self, split: str) -> list[Column]:
+    def list_columns(self, split: str) -> list[Column]:
         """The words of a split with their tags, and where sentences and documents end."""
-        words, tags = self._tagged(split)
+        words, tags = self._get_tagged(split)
         return [words.texts, tags, words.sentence_ends, words.document_ends]
 
     def describe_split(self, split: str) -> Seen:
         """The sentences of a split, with how many entities it has of each type, or words of each tag."""
-        words, tags = self._tagged(split)
+        words, tags = self._get_tagged(split)
         ends = words.sentence_ends
         texts = [" ".join(words.texts[begin:end]) for begin, end in itertools.pairwise([0, *ends.tolist()])]
         counts = dict(zip(self.head.labels, np.bincount(tags, minlength=len(self.head.labels)).tolist(), strict=True))
         if self._by_entity:
             counts = {tag[2:]: count for tag, count in counts.items() if tag.startswith("B-")}
         answers = [each.tobytes() for each in np.split(tags, ends[:-1])]
-        lengths = Lengths("sentences", "length", self._length, self._items[split].whole_lengths, cuts=False)
+        lengths = Lengths("sentences", "length", self._length, self._items[split].measure_whole, cuts=False)
         return Seen((texts,), answers, (lengths,), counts)
 
     def score(self, split: str, outputs: Ragged) -> Figures:
         """Counts an entity as right where its words and its type are, as the official conlleval does, and words."""
-        words, tags = self._tagged(split)
+        words, tags = self._get_tagged(split)
         predicted = outputs.values.argmax(1)
         accuracy = {"accuracy": float(np.mean(predicted == tags))}
         if not self._by_entity:
             return accuracy
-        tallies = self._entities(words, predicted).sum(0)
+        tallies = self._count_entities(words, predicted).sum(0)
         types = zip(self._types, tallies.T.tolist(), strict=True)
-        by_type = {f"f1_{name}": _shares(*each)["f1"] for name, each in types if any(each)}
-        return {**_shares(*tallies.sum(1).tolist()), **accuracy, **by_type}
+        by_type = {f"f1_{name}": _compute_f1(*each)["f1"] for name, each in types if any(each)}
+        return {**_compute_f1(*tallies.sum(1).tolist()), **accuracy, **by_type}
 
-    def certainty(self, split: str, outputs: Ragged) -> Certainty:
+    def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
         """Draws sentences anew, since words of one are alike."""
-        words, tags = self._tagged(split)
+        words, tags = self._get_tagged(split)
         predicted = outputs.values.argmax(1)
         starts = np.concatenate([[0], words.sentence_ends[:-1]])
         right = np.add.reduceat(predicted == tags, starts, dtype=np.int64)
         sizes = np.diff(words.sentence_ends, prepend=0)
-        tallies = self._entities(words, predicted) if self._by_entity else None
+        tallies = self._count_entities(words, predicted) if self._by_entity else None
 
         def figures(chosen: Array) -> Figures:
             found = {"accuracy": float(right[chosen].sum() / sizes[chosen].sum())}
             if tallies is None:
                 return found
             hit, true, said = tallies[chosen].sum((0, 2)).tolist()
-            return {**_shares(hit, true, said), "f1": 2 * hit / max(true + said, 1), **found}
+            return {**_compute_f1(hit, true, said), "f1": 2 * hit / max(true + said, 1), **found}
 
         names = self.head.labels if tallies is None else self._types
         counts = tally(tags, predicted, len(names)) if tallies is None else Tally(*tallies.sum(0))
-        return Certainty(len(starts), spreads(len(starts), figures), of_classes(names, counts))
+        return Certainty(len(starts), bootstrap_spreads(len(starts), figures), describe_classes(names, counts))
 
     @property
     def _types(self) -> list[str]:
         """The types of entities."""
         return sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
 
-    def _entities(self, words: Words, predicted: Array) -> Array:
+    def _count_entities(self, words: Words, predicted: Array) -> Array:
         """(sentences, 3, types): how many entities of each type are right and said, are right, and are said."""
         from seqeval.metrics.sequence_labeling import get_entities  # which machines for measurements lack
 
         assert words.tags is not None
         numbers = {name: number for number, name in enumerate(self._types)}
         found = np.zeros((len(words.sentence_ends), 3, len(numbers)), np.int64)
-        pairs = zip(self._named(words, words.tags), self._named(words, predicted), strict=True)
+        pairs = zip(self._name_tags(words, words.tags), self._name_tags(words, predicted), strict=True)
         for sentence, each in enumerate(pairs):
             true, said = (set(get_entities(tags)) for tags in each)
             for row, entities in enumerate((true & said, true, said)):
@@ -181,28 +181,28 @@ class Tagging(Task):
         lines = [" ".join(row) + "\n" for row in zip(*columns, strict=True)]
         for end in words.sentence_ends.tolist():
             lines[end - 1] += "\n"
-        with replacing(predictions_file(folder, split, ".txt")) as file:
+        with replacing(name_predictions_file(folder, split, ".txt")) as file:
             file.write("".join(lines).encode(errors="replace"))
 
-    def compared(self, split: str, folder: Path) -> Compared:
+    def read_compared(self, split: str, folder: Path) -> Compared:
         """Reads the tags of a split again."""
-        text = predictions_file(folder, split, ".txt").read_text("utf-8")
+        text = name_predictions_file(folder, split, ".txt").read_text("utf-8")
         rows = [line.split(" ") for line in text.split("\n") if line]
         numbers = {name: number for number, name in enumerate(self.head.labels)}
         right, said = (np.array([numbers[row[column]] for row in rows], np.int64) for column in (1, 2))
         return Compared(right, said, self.head.labels)
 
-    def description(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
+    def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
         return {"length": self._length, "fields": [self._field]}
 
-    def _named(self, words: Words, tags: Array) -> list[list[str]]:
+    def _name_tags(self, words: Words, tags: Array) -> list[list[str]]:
         """The names of the tags of every sentence."""
         names = np.array(self.head.labels)[tags].tolist()
         starts = [0, *words.sentence_ends.tolist()]
         return [names[start:end] for start, end in itertools.pairwise(starts)]
 
 
-def _shares(right: int, true: int, said: int) -> Figures:
+def _compute_f1(right: int, true: int, said: int) -> Figures:
     """F1, precision and recall; 0 where nothing is right and nothing was said."""
     precision, recall = right / max(said, 1), right / max(true, 1)
     return {"f1": 2 * precision * recall / ((precision + recall) or 1), "precision": precision, "recall": recall}
@@ -210,22 +210,22 @@ def _shares(right: int, true: int, said: int) -> Figures:
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
     """Has every entity of a sentence begin with B-, and no other word."""
-    plain = list(map(_in_iob, tags))
-    return list(map(_opened, [OUTSIDE, *plain], plain))
+    plain = list(map(_convert_to_iob, tags))
+    return list(map(_open_entity, [OUTSIDE, *plain], plain))
 
 
 @cache
-def _in_iob(tag: str) -> str:
+def _convert_to_iob(tag: str) -> str:
     return tag if tag == OUTSIDE else IOB[tag[0]] + tag[1:]
 
 
 @cache
-def _opened(before: str, tag: str) -> str:
+def _open_entity(before: str, tag: str) -> str:
     """A tag in IOB2, after another one."""
     return "B" + tag[1:] if tag[0] == "I" and tag[1:] != before[1:] else tag
 
 
-def _in_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Sentence]:
+def _convert_to_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Sentence]:
     """Reads tags as IOB2; notes where a file had others, or has faults."""
     kept, opened, in_vain = [], [], 0
     for sentence in sentences:
@@ -254,7 +254,7 @@ def _in_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Sentence]:
     return kept
 
 
-def _labels(sentences: Sequence[Sentence], by_entity: bool) -> tuple[str, ...]:
+def _list_labels(sentences: Sequence[Sentence], by_entity: bool) -> tuple[str, ...]:
     """The tags that there are; of each type of entity both, as IOB1 has hardly any B-."""
     found = {tag for sentence in sentences for tag in sentence.tags or ()}
     if not by_entity:
@@ -263,7 +263,7 @@ def _labels(sentences: Sequence[Sentence], by_entity: bool) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{mark}-{name}" for name in types for mark in "BI"))
 
 
-def _words(sentences: Sequence[Sentence], labels: Sequence[str]) -> Words:
+def _join_words(sentences: Sequence[Sentence], labels: Sequence[str]) -> Words:
     """Puts the words of a split one after another; UserError where a tag is none of the labels."""
     numbers = {label: number for number, label in enumerate(labels)}
     texts: list[str] = []

@@ -85,13 +85,13 @@ def open_own(path: Path, setup: Setup) -> Task:
     tables = {split: read_table(place) for split, place in places.items()}
     fields = (own.text, own.second) if own.second else (own.text,)
     texts = {split: tuple(map(table.column, fields)) for split, table in tables.items()}
-    head = TaskHead(own.kind, own.labels or trained.labels if trained else _outputs(own, tables["train"]))
-    metrics = _metrics(head)
+    head = TaskHead(own.kind, own.labels or trained.labels if trained else _list_classes(own, tables["train"]))
+    metrics = _list_metrics(head)
     if own.metric and own.metric not in metrics:
         raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
     items = {}
     for split, table in tables.items():
-        labelled = split != "test" or _label_columns(own)[0] in table.names
+        labelled = split != "test" or _list_label_columns(own)[0] in table.names
         labels = _read_labels(own, head, table) if labelled else None
         items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
     notes = [name_files({split: [place] for split, place in places.items()})]
@@ -133,7 +133,7 @@ def _checks(own: OwnTask) -> Checks:
     yield len(set(own.labels)) == len(own.labels), "labels: a name stands there twice"
 
 
-def _outputs(own: OwnTask, train: TextTable) -> tuple[str, ...]:
+def _list_classes(own: OwnTask, train: TextTable) -> tuple[str, ...]:
     """The names of the classes or labels."""
     if own.labels or own.kind != "classes":
         return own.labels
@@ -150,13 +150,13 @@ def _outputs(own: OwnTask, train: TextTable) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda value: (int(value) if value.isdecimal() else float("inf"), value)))
 
 
-def _metrics(head: TaskHead) -> tuple[str, ...]:
+def _list_metrics(head: TaskHead) -> tuple[str, ...]:
     """The figures that a task has, the usual one first."""
     every = tuple(scores.METRICS[head.kind])
     return every if head.kind != "classes" or len(head.labels) == 2 else tuple(name for name in every if name != "f1")
 
 
-def _label_columns(own: OwnTask) -> tuple[str, ...]:
+def _list_label_columns(own: OwnTask) -> tuple[str, ...]:
     return own.labels if own.kind == "labels" else (own.label,)
 
 

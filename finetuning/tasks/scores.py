@@ -28,14 +28,14 @@ COLLAPSED = 1e-3
 """A model whose numbers spread by less, of the spread of the right ones, says one number of all items."""
 
 
-def answers(kind: Kind, logits: Array) -> Array:
+def compute_answers(kind: Kind, logits: Array) -> Array:
     """The answers of a model, given its logits (n, outputs): classes or choices, 0 or 1 for each label, or numbers."""
     if kind == "score":
         return logits[:, 0].astype(np.float64)
     return (logits > 0).astype(np.int64) if kind == "labels" else logits.argmax(axis=1)
 
 
-def probabilities(kind: Kind, logits: Array) -> Array:
+def compute_probabilities(kind: Kind, logits: Array) -> Array:
     """The probability (n, outputs) of each class or choice, which add up to 1, or of each label by itself."""
     logits = logits.astype(np.float64)
     if kind == "labels":
@@ -53,7 +53,7 @@ def is_degenerate(head: TaskHead, outputs: Ragged, right: Array | None = None) -
     """
     if head.kind == "spans" or len(outputs.values) < 2:
         return False
-    said = answers(head.kind, outputs.values)
+    said = compute_answers(head.kind, outputs.values)
     if head.kind != "score":
         return bool((said == said[0]).all())
     spread = 0.0 if right is None else float(right.astype(np.float64).std())
@@ -156,7 +156,7 @@ METRICS: dict[Kind, dict[str, Metric]] = {
 """The figures that there are for each kind of task, the usual one first."""
 
 
-def figures(kind: Kind, metrics: Iterable[str], labels: Array, predictions: Array) -> dict[str, float]:
+def compute_figures(kind: Kind, metrics: Iterable[str], labels: Array, predictions: Array) -> dict[str, float]:
     """Computes these metrics; the average is that of those before it."""
     found: dict[str, float] = {}
     for name in metrics:
@@ -183,7 +183,7 @@ class Certainty:
     """For each class or type: its items, how often it was said, and recall and precision with their spreads."""
 
 
-def spreads(items: int, figures: Callable[[Array], Mapping[str, float]]) -> dict[str, float]:
+def bootstrap_spreads(items: int, figures: Callable[[Array], Mapping[str, float]]) -> dict[str, float]:
     """The standard errors of figures by the bootstrap: as many items are drawn again with replacement, the same ones
     every time, and `figures` computes those of the items of these numbers. No error is less than an item is worth.
 
@@ -196,25 +196,25 @@ def spreads(items: int, figures: Callable[[Array], Mapping[str, float]]) -> dict
     return {name: max(narrower * float(np.std([each[name] for each in drawn])), 1 / items) for name in drawn[0]}
 
 
-def spread_of_share(right: float, items: float) -> float:
+def estimate_share_spread(right: float, items: float) -> float:
     """The standard error of a share of items, such as accuracy, by the binomial distribution; one item more of either
     kind is counted, since none wrong among ten does not prove that none can be."""
     share = (right + 1) / (items + 2)
     return math.sqrt(share * (1 - share) / max(items, 1))
 
 
-def of_classes(names: Sequence[str], tally: Tally) -> dict[str, ClassFigures]:
+def describe_classes(names: Sequence[str], tally: Tally) -> dict[str, ClassFigures]:
     """Recall and precision of every class with their spreads, null where it has no items, or was never said."""
     found: dict[str, ClassFigures] = {}
     for name, right, true, said in zip(names, *(each.tolist() for each in tally), strict=True):
         found[name] = {"items": true, "said": said}
         for figure, among in (("recall", true), ("precision", said)):
             found[name] |= {figure: right / among if among else None}
-            found[name] |= {f"{figure}_spread": spread_of_share(right, among) if among else None}
+            found[name] |= {f"{figure}_spread": estimate_share_spread(right, among) if among else None}
     return found
 
 
-def wilson(right: ArrayLike, items: ArrayLike) -> tuple[Array, Array]:
+def compute_wilson_limits(right: ArrayLike, items: ArrayLike) -> tuple[Array, Array]:
     """The limits between which a share lies with 95% certainty that was right so often of so many, after Wilson (1927);
     of no item, 0 and 1."""
     items = np.maximum(np.asarray(items, np.float64), 1e-9)

@@ -17,10 +17,10 @@ from data_prep.readers.tables import TextTable, read_tsv
 from finetuning.files.held_out import choose_held_out
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
-from finetuning.results import Figures, predictions_file
+from finetuning.results import Figures, name_predictions_file
 from finetuning.scale import Scale
 from finetuning.tasks import scores
-from finetuning.tasks.scores import Certainty, of_classes, spread_of_share, spreads
+from finetuning.tasks.scores import Certainty, bootstrap_spreads, describe_classes, estimate_share_spread
 from finetuning.tasks.task import Column, Compared, Lengths, Seen, Task
 from pretraining.huggingface.weights import TaskHead
 
@@ -51,7 +51,7 @@ class SentenceItems:
         texts = tuple([column[number] for number in numbers.tolist()] for column in self.texts)
         return replace(self, texts=texts, labels=None if self.labels is None else self.labels[numbers])
 
-    def whole_lengths(self, numbers: Array) -> Array:
+    def measure_whole(self, numbers: Array) -> Array:
         """The pieces of the sequences of these items, if none were cut off at its end."""
         sequences: Ragged = replace(self, length=UNCUT).encode(numbers).sequences.pieces
         return sequences.lengths
@@ -62,7 +62,7 @@ class SentenceItems:
             self.cutter.cut_texts([column[number] for number in numbers.tolist()]) for column in self.texts
         )
         sequences = self.cutter.lay_out(first, second[0] if second else None, self.length)
-        return Encoded(sequences, None if self.labels is None else Ragged.even(self.labels[numbers]))
+        return Encoded(sequences, None if self.labels is None else Ragged.from_table(self.labels[numbers]))
 
 
 @dataclass
@@ -94,7 +94,7 @@ class SentenceTask(Task):
         assert self.train.labels is not None
         return Scale.from_numbers(self.train.labels)
 
-    def content(self, split: str) -> list[Column]:
+    def list_columns(self, split: str) -> list[Column]:
         """The texts of a split, and what is to be said of them."""
         items = self.items.get(split, self.train)
         return [*items.texts] if items.labels is None else [*items.texts, items.labels]
@@ -104,7 +104,7 @@ class SentenceTask(Task):
         items = self.items.get(split, self.train)
         labels, names = items.labels, self.head.labels
         assert labels is not None
-        lengths = Lengths("texts", "length", items.length, items.whole_lengths)
+        lengths = Lengths("texts", "length", items.length, items.measure_whole)
         seen = Seen(items.texts, [row.tobytes() for row in labels], (lengths,))
         if self.head.kind == "score":
             return replace(seen, numbers=labels[:, 0])
@@ -113,22 +113,26 @@ class SentenceTask(Task):
 
     def score(self, split: str, outputs: Ragged) -> Figures:
         """Computes the figures of a split of `dev`."""
-        return scores.figures(self.head.kind, self.metrics, *self._answers(split, outputs))
+        return scores.compute_figures(self.head.kind, self.metrics, *self._compare_answers(split, outputs))
 
-    def certainty(self, split: str, outputs: Ragged) -> Certainty:
+    def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
         """Draws items anew; accuracy and the classes are shares of items, which needs none."""
-        labels, said = self._answers(split, outputs)
+        labels, said = self._compare_answers(split, outputs)
         items, kind, names = len(labels), self.head.kind, self.head.labels
-        found = spreads(items, lambda chosen: scores.figures(kind, self.metrics, labels[chosen], said[chosen]))
+        found = bootstrap_spreads(
+            items, lambda chosen: scores.compute_figures(kind, self.metrics, labels[chosen], said[chosen])
+        )
         if "accuracy" in found:
-            found["accuracy"] = spread_of_share(items * scores.accuracy(labels, said), items)
-        return Certainty(items, found, of_classes(names, scores.tally(labels, said, len(names))) if names else {})
+            found["accuracy"] = estimate_share_spread(items * scores.accuracy(labels, said), items)
+        return Certainty(items, found, describe_classes(names, scores.tally(labels, said, len(names))) if names else {})
 
-    def _answers(self, split: str, outputs: Ragged) -> tuple[Array, Array]:
+    def _compare_answers(self, split: str, outputs: Ragged) -> tuple[Array, Array]:
         """The right answers to the items of a split of `dev`, and those of a model."""
         labels = self.dev[split].labels
         assert labels is not None
-        return labels if self.head.kind == "labels" else labels[:, 0], scores.answers(self.head.kind, outputs.values)
+        return labels if self.head.kind == "labels" else labels[:, 0], scores.compute_answers(
+            self.head.kind, outputs.values
+        )
 
     def is_degenerate(self, split: str, outputs: Ragged) -> bool:
         """Tells whether a model says the same of every item, or numbers that differ by next to nothing."""
@@ -136,27 +140,27 @@ class SentenceTask(Task):
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         """Writes a line for every item: its number, the answer, and the probability of each class."""
-        with replacing(predictions_file(folder, split, ".tsv")) as file:
-            file.write(predictions_content(self.head, outputs.values))
+        with replacing(name_predictions_file(folder, split, ".tsv")) as file:
+            file.write(format_predictions(self.head, outputs.values))
 
-    def compared(self, split: str, folder: Path) -> Compared | None:
+    def read_compared(self, split: str, folder: Path) -> Compared | None:
         """Reads the answers to a split again, unless several may hold of an item."""
         labels = self.dev[split].labels
         if self.head.kind == "labels" or labels is None:
             return None
-        table = read_tsv(predictions_file(folder, split, ".tsv"))
+        table = read_tsv(name_predictions_file(folder, split, ".tsv"))
         if self.head.kind == "score":
             return Compared(labels[:, 0], read_scores(table, "prediction")[:, 0], ())
         names = table.names[2:]
         numbers = {name: number for number, name in enumerate(names)}
         return Compared(labels[:, 0], read_classes(table, "prediction", numbers)[:, 0], names)
 
-    def description(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
+    def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
         """Says how other text is to be laid out."""
         return {"length": self.train.length, "fields": list(self.fields)}
 
 
-def join(parts: Sequence[Held]) -> Held:
+def join_items(parts: Sequence[Held]) -> Held:
     """The items of the files that make up a split, one after another."""
     texts = tuple(list(itertools.chain(*columns)) for columns in zip(*(part.texts for part in parts), strict=True))
     labels = [part.labels for part in parts if part.labels is not None]
@@ -171,27 +175,27 @@ def hold_out(place: Path, items: Mapping[str, Held], share: float) -> tuple[dict
     return parts | {split: each for split, each in items.items() if split != "train"}, note
 
 
-def predictions_content(head: TaskHead, logits: Array) -> bytes:
+def format_predictions(head: TaskHead, logits: Array) -> bytes:
     """The file with what a model says of texts, an item a line, with the probability of each class."""
     numbers = map(str, range(len(logits)))
     if head.kind == "score":
         spelled = (f"{score:.9g}" for score in logits[:, 0].tolist())
-        return tsv_bytes(("index", "prediction"), zip(numbers, spelled, strict=True))
+        return format_tsv(("index", "prediction"), zip(numbers, spelled, strict=True))
     names = [" ".join(name.split()) for name in head.labels] or [str(choice) for choice in range(logits.shape[1])]
-    shares = ([f"{share:.6f}" for share in row] for row in scores.probabilities(head.kind, logits).tolist())
-    rows = zip(numbers, _spelled(head, names, logits), shares, strict=True)
-    return tsv_bytes(("index", "prediction", *names), ((number, said, *row) for number, said, row in rows))
+    shares = ([f"{share:.6f}" for share in row] for row in scores.compute_probabilities(head.kind, logits).tolist())
+    rows = zip(numbers, _spell_answers(head, names, logits), shares, strict=True)
+    return format_tsv(("index", "prediction", *names), ((number, said, *row) for number, said, row in rows))
 
 
-def _spelled(head: TaskHead, names: Sequence[str], logits: Array) -> list[str]:
+def _spell_answers(head: TaskHead, names: Sequence[str], logits: Array) -> list[str]:
     """The names of the classes that a model says; several labels of an item are parted by blanks."""
-    answers = scores.answers(head.kind, logits).tolist()
+    answers = scores.compute_answers(head.kind, logits).tolist()
     if head.kind == "labels":
         return [" ".join(itertools.compress(names, row)) for row in answers]
     return [names[answer] for answer in answers]
 
 
-def tsv_bytes(names: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
+def format_tsv(names: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
     """Spells a table as TSV."""
     return "".join("\t".join(row) + "\n" for row in (names, *rows)).encode(errors="replace")
 
@@ -216,20 +220,20 @@ def read_scores(table: TextTable, column: str | int, limits: tuple[float, float]
     """Reads a column of finite numbers within these limits."""
     values = table.column(column)
     with np.errstate(over="ignore"):  # what fp32 cannot hold is told below
-        numbers = np.array([_number(value) for value in values]).astype(np.float32)
+        numbers = np.array([_parse_number(value) for value in values]).astype(np.float32)
     wrong = ~np.isfinite(numbers) | (numbers < limits[0]) | (numbers > limits[1])
     if wrong.any():
         row = int(wrong.argmax())
         fault = (
             "is not a finite number" if np.isinf(limits[0]) else f"is not a number from {limits[0]:g} to {limits[1]:g}"
         )
-        if np.isinf(limits[0]) and np.isfinite(_number(values[row])):
+        if np.isinf(limits[0]) and np.isfinite(_parse_number(values[row])):
             fault = f"does not fit fp32, which ends at {np.finfo(np.float32).max:.2g}: give numbers of another unit"
         table.fail(row, f"the score {values[row]!r} {fault}" if values[row] else "the score is empty")
     return numbers[:, None]
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -56,13 +56,13 @@ class TextWindows:
     def questions(self) -> Ragged:
         """The pieces of the questions, as many as are kept."""
         whole = self.cutter.cut_texts(self.asked)
-        return whole.stretches(np.arange(len(whole)), 0, np.minimum(whole.lengths, self.spans.question))
+        return whole.take_stretches(np.arange(len(whole)), 0, np.minimum(whole.lengths, self.spans.question))
 
-    def question_lengths(self, numbers: Array) -> Array:
+    def measure_questions(self, numbers: Array) -> Array:
         """The pieces of these questions, of which `spans.question` are kept."""
         return self.cutter.cut_texts([self.asked[number] for number in numbers.tolist()]).lengths
 
-    def whole_lengths(self, numbers: Array) -> Array:
+    def measure_whole(self, numbers: Array) -> Array:
         """The pieces of the sequences of these questions, if one had all of the text."""
         lengths: Array = self.questions.lengths[numbers] + self.pieces.lengths[self.context[numbers]] + MARKS
         return lengths
@@ -89,14 +89,14 @@ class TextWindows:
 
     def encode(self, numbers: Array) -> Encoded:
         questions, begins, ends = (each[numbers] for each in self.places[1:])
-        texts = self.pieces.stretches(self.context[questions], begins, ends)
+        texts = self.pieces.take_stretches(self.context[questions], begins, ends)
         return Encoded(self.cutter.lay_out(self.questions.take(questions), texts, self.length), None)
 
-    def before(self, numbers: Array) -> Array:
+    def count_before(self, numbers: Array) -> Array:
         """How many pieces stand before the text in these windows: [CLS], the question and [SEP]."""
         return self.questions.lengths[self.places.question[numbers]] + 2
 
-    def offsets(self, contexts: Array) -> list[Array]:
+    def find_offsets(self, contexts: Array) -> list[Array]:
         """Where the pieces of these texts begin and end in them, counted in characters; they are cut once."""
         missing = [number for number in dict.fromkeys(contexts.tolist()) if number not in self._offsets]
         if missing:
@@ -106,7 +106,7 @@ class TextWindows:
                 self._offsets[number] = offsets.row(row).astype(np.int32)
         return [self._offsets[number] for number in contexts.tolist()]
 
-    def owned(self, number: int) -> Array:
+    def find_owned(self, number: int) -> Array:
         """Which pieces of the text in a window have more context there than in any other window of the question.
 
         The context of a piece is the shorter side, and a little more in a longer window; the first window wins.
@@ -121,7 +121,7 @@ class TextWindows:
         return near[context.argmax(0)] == number if len(pieces) else np.zeros(0, bool)
 
 
-def pieces_of(offsets: Array, start: int, end: int) -> tuple[int, int]:
+def find_pieces(offsets: Array, start: int, end: int) -> tuple[int, int]:
     """The first and the last piece that hold characters from `start` up to `end`; last < first where none does."""
     first = np.searchsorted(offsets[:, 1], start, side="right")
     last = np.searchsorted(offsets[:, 0], end, side="left") - 1
@@ -171,8 +171,8 @@ def find_answers(windows: TextWindows, outputs: Ragged, optional: bool) -> Itera
     All spans are compared that begin where their piece has most context and have at most so many pieces as an answer
     may have. `optional`: questions may have no answer, for which [CLS] stands.
     """
-    rows = windows.offsets(windows.context)
-    before, places = windows.before(np.arange(len(windows))), windows.places
+    rows = windows.find_offsets(windows.context)
+    before, places = windows.count_before(np.arange(len(windows))), windows.places
     for question, offsets in enumerate(rows):
         spans, logits, nulls = [], [], []
         for number in range(places.first[question], places.first[question + 1]):
@@ -180,13 +180,15 @@ def find_answers(windows: TextWindows, outputs: Ragged, optional: bool) -> Itera
             begin, end = places.begins[number], places.ends[number]
             nulls.append((float(row[0, 0]), float(row[0, 1])))
             seen = row[before[number] : before[number] + end - begin]
-            found = _best_spans(seen, windows.owned(number), windows.spans)
+            found = _best_spans(seen, windows.find_owned(number), windows.spans)
             spans.append(found + begin)
             logits.append(np.stack([seen[found[:, 0], 0], seen[found[:, 1], 1]], 1))
         best = np.concatenate(spans)
         stretches = np.stack([offsets[best[:, 0], 0], offsets[best[:, 1], 1]], 1)
         context = windows.texts[windows.context[question]]
-        yield _ranked(context, stretches, np.concatenate(logits), min(nulls, key=sum), optional, windows.spans.best)
+        yield _rank_answers(
+            context, stretches, np.concatenate(logits), min(nulls, key=sum), optional, windows.spans.best
+        )
 
 
 def _best_spans(logits: Array, owned: Array, spans: Spans) -> Array:
@@ -196,20 +198,20 @@ def _best_spans(logits: Array, owned: Array, spans: Spans) -> Array:
         return np.zeros((0, 2), np.int64)
     ends = np.concatenate([logits[:, 1], np.full(reach - 1, -np.inf)])
     scores = np.where(owned, logits[:, 0], -np.inf)[:, None] + sliding_window_view(ends, reach)
-    starts = _greatest(scores.max(1), SPARE * spans.best)  # the best spans begin there and nowhere else
+    starts = _find_greatest(scores.max(1), SPARE * spans.best)  # the best spans begin there and nowhere else
     scores = scores[starts].reshape(-1)
-    best = _greatest(scores, SPARE * spans.best)
+    best = _find_greatest(scores, SPARE * spans.best)
     best = best[scores[best] > -np.inf]
     first = starts[best // reach]
     return np.stack([first, first + best % reach], 1)
 
 
-def _greatest(values: Array, number: int) -> Array:
+def _find_greatest(values: Array, number: int) -> Array:
     """Where the greatest values are, the greatest first."""
     return np.argsort(-values, kind="stable")[:number]
 
 
-def _ranked(
+def _rank_answers(
     context: str, stretches: Array, logits: Array, null: tuple[float, float], optional: bool, number: int
 ) -> RankedAnswers:
     """Makes answers of the best stretches (n, 2) of a text, in characters: at most a number, each text once."""

@@ -17,8 +17,8 @@ from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.results import Figures
 from finetuning.settings import FineTuning
-from finetuning.tasks.scores import Certainty, spread_of_share, spreads
-from finetuning.tasks.spans import RankedAnswers, TextWindows, find_answers, pieces_of
+from finetuning.tasks.scores import Certainty, bootstrap_spreads, estimate_share_spread
+from finetuning.tasks.spans import RankedAnswers, TextWindows, find_answers, find_pieces
 from finetuning.tasks.squad_rules import (
     Gold,
     Question,
@@ -108,7 +108,7 @@ def is_placed(question: Question, gold: Gold) -> bool:
     return gold.start >= 0 and bool(gold.text.strip()) and question.context[gold.start : end] == gold.text
 
 
-def _placed(questions: Sequence[Question], strict: bool) -> tuple[list[Question], str]:
+def _keep_placed(questions: Sequence[Question], strict: bool) -> tuple[list[Question], str]:
     """The questions to learn from, and a line on those whose answer is not at its offset; none where all are."""
     placed = [each for each in questions if not each.golds or is_placed(each, each.golds[0])]
     if len(placed) == len(questions):
@@ -134,16 +134,18 @@ class Lessons(TextWindows):
     def encode(self, numbers: Array) -> Encoded:
         encoded = super().encode(numbers)
         questions, begins, ends = (each[numbers] for each in self.places[1:])
-        rows = self.offsets(self.context[questions])
-        spans = np.array([self._span(*each) for each in zip(questions, rows, strict=True)], np.int64).reshape(-1, 2)
+        rows = self.find_offsets(self.context[questions])
+        spans = np.array([self._find_span(*each) for each in zip(questions, rows, strict=True)], np.int64).reshape(
+            -1, 2
+        )
         inside = (spans[:, 0] >= begins) & (spans[:, 1] < ends) & (spans[:, 0] <= spans[:, 1])
-        labels = np.where(inside[:, None], spans + (self.before(numbers) - begins)[:, None], 0)
-        return Encoded(encoded.sequences, Ragged.even(labels))
+        labels = np.where(inside[:, None], spans + (self.count_before(numbers) - begins)[:, None], 0)
+        return Encoded(encoded.sequences, Ragged.from_table(labels))
 
-    def _span(self, question: int, offsets: Array) -> tuple[int, int]:
+    def _find_span(self, question: int, offsets: Array) -> tuple[int, int]:
         """The first and the last piece of the answer in its text; last < first where there is none."""
         gold = self._golds[question]
-        return pieces_of(offsets, gold.start, gold.start + len(gold.text)) if gold else (0, -1)
+        return find_pieces(offsets, gold.start, gold.start + len(gold.text)) if gold else (0, -1)
 
 
 class SquadTask(Task):
@@ -164,7 +166,7 @@ class SquadTask(Task):
     ) -> None:
         cutter, settings = setup.cutter, setup.settings
         self.name, self.version, self.settings = f"squad{version[0]}", version, settings
-        placed, note = _placed(train, strict)
+        placed, note = _keep_placed(train, strict)
         if note:
             self.notes = (note,)
         if version == "2.0" and train and all(each.golds for each in train):
@@ -176,29 +178,29 @@ class SquadTask(Task):
         self._found: tuple[Ragged, Mapping[str, RankedAnswers]] | None = None
         self.dev = {DEV: TextWindows([(each.text, each.context) for each in dev], cutter, settings)} if dev else {}
 
-    def _questions(self, split: str) -> tuple[Sequence[Question], TextWindows]:
+    def _get_questions(self, split: str) -> tuple[Sequence[Question], TextWindows]:
         return (self.learned, self.train) if split == "train" else (self.questions, self.dev[split])
 
-    def content(self, split: str) -> list[Column]:
+    def list_columns(self, split: str) -> list[Column]:
         """What was read of a split: the questions with their texts, and the answers."""
-        questions, items = self._questions(split)
+        questions, items = self._get_questions(split)
         golds = [(number, gold) for number, each in enumerate(questions) for gold in each.golds]
         places = np.array([(number, gold.start) for number, gold in golds], np.int64)
         return [items.asked, items.texts, items.context, [gold.text for _, gold in golds], places]
 
     def describe_split(self, split: str) -> Seen:
         """The questions of a split with their texts, which other questions have too."""
-        questions, items = self._questions(split)
+        questions, items = self._get_questions(split)
         lengths = (
-            Lengths("questions", "spans.question", self.settings.spans.question, items.question_lengths),
-            Lengths("texts with their questions", "length", self.settings.length, items.whole_lengths, cuts=False),
+            Lengths("questions", "spans.question", self.settings.spans.question, items.measure_questions),
+            Lengths("texts with their questions", "length", self.settings.length, items.measure_whole, cuts=False),
         )
         answers = [tuple(gold.text for gold in each.golds) for each in questions]
         answered = sum(map(bool, answers))
         counts = {"answered": answered, "without an answer": len(answers) - answered} if self.version == "2.0" else {}
         return Seen((items.asked, [each.context for each in questions]), answers, lengths, counts)
 
-    def _answers(self, split: str, outputs: Ragged) -> Mapping[str, RankedAnswers]:
+    def _find_answers(self, split: str, outputs: Ragged) -> Mapping[str, RankedAnswers]:
         """What the outputs say to every question, sorted as in the files that are written; found once."""
         if self._found is None or self._found[0] is not outputs:
             found = find_answers(self.dev[split], outputs, optional=self.version == "2.0")
@@ -206,7 +208,7 @@ class SquadTask(Task):
             self._found = outputs, answers
         return self._found[1]
 
-    def _threshold(self, answers: Mapping[str, RankedAnswers]) -> float | None:
+    def _find_threshold(self, answers: Mapping[str, RankedAnswers]) -> float | None:
         """The odds above which an answer is better left empty for F1; None in 1.1, where it never is.
 
         It lies below all odds where it is best to leave all answers empty.
@@ -222,11 +224,11 @@ class SquadTask(Task):
     def score(self, split: str, outputs: Ragged) -> Figures:
         """Scores a split by the official rules. In 2.0 `exact` and `f1` are at the threshold that is best for F1, and
         `exact_at_zero`, `f1_at_zero` at 0, which nothing was learned from."""
-        answers = self._answers(split, outputs)
+        answers = self._find_answers(split, outputs)
         if self.version == "1.1":
             numbers = evaluate_1(self.questions, {name: each.text() for name, each in answers.items()})
             return {"exact": numbers["exact_match"] / 100, "f1": numbers["f1"] / 100}
-        threshold, odds = self._threshold(answers), {name: each.odds for name, each in answers.items()}
+        threshold, odds = self._find_threshold(answers), {name: each.odds for name, each in answers.items()}
         raw, best, plain = (
             evaluate_2(self.questions, {name: each.text(limit) for name, each in answers.items()}, odds, np.inf)
             for limit in (None, threshold, 0.0)
@@ -239,20 +241,20 @@ class SquadTask(Task):
         }
         return scores | {f"{name}_at_zero": plain[name] / 100 for name in ("exact", "f1")}
 
-    def certainty(self, split: str, outputs: Ragged) -> Certainty:
+    def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
         """Draws questions anew; the threshold of 2.0 is taken as it was found."""
-        answers = self._answers(split, outputs)
-        threshold = self._threshold(answers)
+        answers = self._find_answers(split, outputs)
+        threshold = self._find_threshold(answers)
         each = np.array(
             [score_answer(self.version, each, answers[each.id].text(threshold)) for each in self.questions], np.float64
         )
         right, f1 = each.T
-        found = spreads(len(each), lambda chosen: {"f1": float(f1[chosen].mean())})
-        return Certainty(len(each), {"exact": spread_of_share(right.sum(), len(each)), **found})
+        found = bootstrap_spreads(len(each), lambda chosen: {"f1": float(f1[chosen].mean())})
+        return Certainty(len(each), {"exact": estimate_share_spread(right.sum(), len(each)), **found})
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
-        answers = self._answers(split, outputs)
-        threshold = self._threshold(answers)
+        answers = self._find_answers(split, outputs)
+        threshold = self._find_threshold(answers)
         write_json(folder / PREDICTIONS, {name: each.text(threshold) for name, each in answers.items()})
         write_json(
             folder / BEST,
@@ -264,6 +266,8 @@ class SquadTask(Task):
         if self.version == "2.0":
             write_json(folder / ODDS, {name: each.odds for name, each in answers.items()})
 
-    def description(self, outputs: Ragged) -> dict[str, Any]:
-        threshold = self._threshold(self._answers(DEV, outputs)) if self.dev else None  # 1.1 leaves no answer empty
+    def describe_use(self, outputs: Ragged) -> dict[str, Any]:
+        threshold = (
+            self._find_threshold(self._find_answers(DEV, outputs)) if self.dev else None
+        )  # 1.1 leaves no answer empty
         return {"length": self.settings.length, **self.settings.spans.model_dump(), "threshold": threshold}

@@ -117,16 +117,16 @@ def evaluate_2(
     answered = {question.id: bool(question.golds) for question in questions}
     empty = {name for name in raw if odds is not None and odds[name] > threshold}
     scores = {name: (float(not answered[name]),) * 2 if name in empty else raw[name] for name in raw}
-    found = _means(list(scores.values()), "")
+    found = _average_scores(list(scores.values()), "")
     for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
-        found |= _means([scores[name] for name in scores if answered[name] is wanted], prefix)
+        found |= _average_scores([scores[name] for name in scores if answered[name] is wanted], prefix)
     for number, name in enumerate(("exact", "f1") if odds is not None else ()):
         best, at = best_threshold({key: raw[key][number] for key in raw}, answered, predictions, odds or {})
         found |= {f"best_{name}": 100.0 * best, f"best_{name}_thresh": 0.0 if at is None else at}
     return found
 
 
-def _means(scores: Sequence[tuple[float, ...]], prefix: str) -> Numbers:
+def _average_scores(scores: Sequence[tuple[float, ...]], prefix: str) -> Numbers:
     """The percentages of some questions, and how many they are; nothing where there is none."""
     if not scores:
         return {}
@@ -179,7 +179,7 @@ def read_by_id(path: Path, kind: type[T], what: str) -> dict[str, T]:
     for name, value in content.items():
         wanted = (int, float) if kind is float else kind
         if not isinstance(value, wanted) or isinstance(value, bool) or value != value:
-            raise UserError(f"{path}: {name!r}: {_shortly(value)} stands where {what} are expected")
+            raise UserError(f"{path}: {name!r}: {_abbreviate(value)} stands where {what} are expected")
     return content
 
 
@@ -195,19 +195,19 @@ def _load(path: Path) -> Any:
 def _read_json(path: Path) -> tuple[Version, list[Question]]:
     content = _load(path)
     questions, has_flag = [], False
-    for article, articles in _each(content, "data", f"{path}"):
+    for article, articles in _list_tables(content, "data", f"{path}"):
         title = str(article.get("title", articles) if isinstance(article, dict) else articles)
-        for paragraph, where in _each(article, "paragraphs", articles):
-            context = _field(paragraph, "context", str, where)
-            for item, place in _each(paragraph, "qas", where):
+        for paragraph, where in _list_tables(article, "paragraphs", articles):
+            context = _get_field(paragraph, "context", str, where)
+            for item, place in _list_tables(paragraph, "qas", where):
                 golds = tuple(
-                    Gold(_field(gold, "text", str, at, empty=True), _field(gold, "answer_start", int, at))
-                    for gold, at in _each(item, "answers", place)
+                    Gold(_get_field(gold, "text", str, at, empty=True), _get_field(gold, "answer_start", int, at))
+                    for gold, at in _list_tables(item, "answers", place)
                 )
                 if item.get("is_impossible") and golds:
                     raise UserError(f"{place}: says is_impossible, and has answers: leave out one of them")
                 has_flag |= "is_impossible" in item
-                name, text = (_field(item, key, str, place) for key in ("id", "question"))
+                name, text = (_get_field(item, key, str, place) for key in ("id", "question"))
                 questions.append(Question(name, text, context, title, golds, place))
     said = str(content.get("version", "")).lower().removeprefix("v")
     return "2.0" if has_flag or said.startswith("2") else "1.1", questions
@@ -223,34 +223,36 @@ def _read_parquet(path: Path) -> tuple[Version, list[Question]]:
     questions = []
     for number, row in enumerate(table.to_pylist(), 1):
         where = f"{path}: row {number}"
-        name, text, context = (_field(row, key, str, where) for key in ("id", "question", "context"))
+        name, text, context = (_get_field(row, key, str, where) for key in ("id", "question", "context"))
         context = contexts.setdefault(context, context)
-        answers = _field(row, "answers", dict, where, empty=True)
-        texts, starts = (_field(answers, key, list, f"{where}: answers", True) for key in ("text", "answer_start"))
+        answers = _get_field(row, "answers", dict, where, empty=True)
+        texts, starts = (_get_field(answers, key, list, f"{where}: answers", True) for key in ("text", "answer_start"))
         if len(texts) != len(starts):
             raise UserError(f"{where}: {len(texts)} answers with {len(starts)} answer_start")
         both = [{"text": one, "start": start} for one, start in zip(texts, starts, strict=True)]
-        golds = (Gold(_field(gold, "text", str, where, True), _field(gold, "start", int, where)) for gold in both)
+        golds = (
+            Gold(_get_field(gold, "text", str, where, True), _get_field(gold, "start", int, where)) for gold in both
+        )
         questions.append(Question(name, text, context, str(row.get("title") or context), tuple(golds), where))
     return "1.1" if all(question.golds for question in questions) else "2.0", questions
 
 
-def _each(table: Any, name: str, where: str) -> Iterator[tuple[Any, str]]:
+def _list_tables(table: Any, name: str, where: str) -> Iterator[tuple[Any, str]]:
     """The entries of a list in a table of JSON, each with its place in the file."""
     place = f"{where}: {name}" if ": " not in where else f"{where}.{name}"
-    for number, entry in enumerate(_field(table, name, list, where, empty=True)):
+    for number, entry in enumerate(_get_field(table, name, list, where, empty=True)):
         yield entry, f"{place}[{number}]"
 
 
-def _field(table: Any, name: str, kind: type[T], where: str, empty: bool = False) -> T:
+def _get_field(table: Any, name: str, kind: type[T], where: str, empty: bool = False) -> T:
     """A value of a table of JSON; raises UserError unless it is there, of this type, and not empty."""
     if not isinstance(table, dict):
-        raise UserError(f"{where}: {_shortly(table)}, not a table")
+        raise UserError(f"{where}: {_abbreviate(table)}, not a table")
     if name not in table:
         raise UserError(f"{where}: no {name!r}")
     value = table[name]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise UserError(f"{where}: {name!r} is {_shortly(value)}, not {KINDS[kind]}")
+        raise UserError(f"{where}: {name!r} is {_abbreviate(value)}, not {KINDS[kind]}")
     if value == "" and not empty:
         raise UserError(f"{where}: {name!r} is empty")
     if isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
@@ -258,6 +260,6 @@ def _field(table: Any, name: str, kind: type[T], where: str, empty: bool = False
     return value
 
 
-def _shortly(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=True, default=str)
     return text if len(text) <= 40 else f"{text[:40]}…"

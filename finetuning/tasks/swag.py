@@ -11,7 +11,7 @@ from data_prep.readers.tables import TextTable, read_table
 from finetuning.files.splits import find_swag, name_files
 from finetuning.inputs import Encoded
 from finetuning.ragged import Ragged
-from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join, read_classes
+from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join_items, read_classes
 from finetuning.tasks.task import Setup
 from pretraining.huggingface.weights import TaskHead
 
@@ -32,7 +32,7 @@ class Endings(SentenceItems):
         first = self.cutter.cut_texts(before).take(np.repeat(np.arange(len(numbers)), len(endings)))
         whole = [f"{begin} {end}" for begin, *ends in zip(begun, *endings, strict=True) for end in ends]
         sequences = self.cutter.lay_out(first, self.cutter.cut_texts(whole), self.length)
-        labels = None if self.labels is None else Ragged.even(self.labels[numbers])
+        labels = None if self.labels is None else Ragged.from_table(self.labels[numbers])
         return Encoded(sequences, labels, choices=len(endings))
 
 
@@ -41,7 +41,7 @@ def open_swag(folder: Path, setup: Setup) -> SentenceTask:
     files = find_swag(folder, setup.trained is not None)
     notes = [name_files(files)] if "dev" in files else []
     items = {
-        split: join([_items(read_table(path), split != "test", setup) for path in paths])
+        split: join_items([_make_items(read_table(path), split != "test", setup) for path in paths])
         for split, paths in files.items()
     }
     if "dev" not in items:
@@ -58,6 +58,6 @@ def open_swag(folder: Path, setup: Setup) -> SentenceTask:
     )
 
 
-def _items(table: TextTable, labelled: bool, setup: Setup) -> Endings:
+def _make_items(table: TextTable, labelled: bool, setup: Setup) -> Endings:
     labels = read_classes(table, "label", LABELS) if labelled else None
     return Endings(setup.cutter, setup.settings.length, tuple(table.column(name) for name in FIELDS), labels)

@@ -58,7 +58,7 @@ class TaggedWords(Items):
         sequences = self._cutter.lay_out(Ragged(pieces, ends), None, self._length)
         return Encoded(sequences, labels, Ragged(places, ends_tagged))
 
-    def whole_lengths(self, numbers: Array) -> Array:
+    def measure_whole(self, numbers: Array) -> Array:
         """The pieces of the sequences that these sentences would make as a whole, without their neighbours."""
         ends = self._before[self.words.sentence_ends]
         lengths: Array = 2 + np.diff(ends, prepend=0)[numbers]
@@ -68,7 +68,7 @@ class TaggedWords(Items):
     def _pieces(self) -> Ragged:
         """The pieces of every word: at least one, at most as many as a window has room for."""
         cut = self._cutter.cut_texts(self.words.texts)
-        kept = cut.stretches(np.arange(len(cut)), 0, np.minimum(cut.lengths, self._length - 2))
+        kept = cut.take_stretches(np.arange(len(cut)), 0, np.minimum(cut.lengths, self._length - 2))
         values = np.insert(kept.values, kept.starts[kept.lengths == 0], self._cutter.special.unk)
         return Ragged(values, np.cumsum(np.maximum(kept.lengths, 1)))
 

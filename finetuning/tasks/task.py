@@ -99,7 +99,7 @@ class Task(ABC):
         return Scale()
 
     @abstractmethod
-    def content(self, split: str) -> list[Column]:
+    def list_columns(self, split: str) -> list[Column]:
         """What was read of a split of `train` or `dev`, whose items it decides: columns, the first with a value for
         every row. Nothing is cut into pieces for it."""
 
@@ -107,7 +107,7 @@ class Task(ABC):
     def describe_split(self, split: str) -> Seen:
         """The items of a split of `train` or `dev`, for a look at them before the training."""
 
-    def outputs_without_model(self, split: str) -> Ragged | None:  # noqa: ARG002
+    def answer_without_model(self, split: str) -> Ragged | None:  # noqa: ARG002
         """The outputs for a split of a task that is answered without training, as the paper did WNLI; None where a
         model is trained."""
         return None
@@ -119,7 +119,7 @@ class Task(ABC):
         one of (words, tags)."""
 
     @abstractmethod
-    def certainty(self, split: str, outputs: Ragged) -> Certainty:
+    def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
         """Says how sure the figures of a split of `dev` are, given how many items it has."""
 
     def is_degenerate(self, split: str, outputs: Ragged) -> bool:  # noqa: ARG002
@@ -130,12 +130,12 @@ class Task(ABC):
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         """Writes what the model says of a split of `dev` or `test` into files of this folder."""
 
-    def compared(self, split: str, folder: Path) -> Compared | None:  # noqa: ARG002
+    def read_compared(self, split: str, folder: Path) -> Compared | None:  # noqa: ARG002
         """Reads the predictions that were written for a split of `dev` again, for a chart; None for a task that has
         none."""
         return None
 
     @abstractmethod
-    def description(self, outputs: Ragged) -> dict[str, Any]:
+    def describe_use(self, outputs: Ragged) -> dict[str, Any]:
         """What must be known to use the model on other text, for its task.json: the longest sequence, the fields of a
         pair, a threshold that was found in the `outputs` of the first split of `dev`."""

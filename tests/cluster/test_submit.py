@@ -16,7 +16,7 @@ from conftest import ROOT, write_wiki
 from support.training import RECIPE
 
 from cluster.submit import main
-from finetuning.files.splits import FOLDERS, plain, splits_of
+from finetuning.files.splits import FOLDERS, list_splits, normalize_name
 
 SBATCH = """#!/bin/sh
 echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"
@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 def write_task(folder: Path) -> None:
     """The files of a task of GLUE, by their names."""
     folder.mkdir(parents=True)
-    for split in splits_of(plain(folder.name)):
+    for split in list_splits(normalize_name(folder.name)):
         (folder / f"{split}.tsv").write_text("index\n")
 
 

@@ -78,8 +78,8 @@ def pick_their_logits(kind: Kind, folder: Path, row: Any) -> Any:
 def test_logits_are_those_of_transformers(kind: Kind, folders: dict[Kind, Path]) -> None:
     model = load(folders[kind], "fp32")
     rows = ROWS[kind]
-    fields = model.fields(rows[0])
-    items = model.items([model.texts(row, fields) for row in rows])
+    fields = model.name_fields(rows[0])
+    items = model.make_items([model.find_texts(row, fields) for row in rows])
     logits = model.logits(items)
     expected = [pick_their_logits(kind, folders[kind], row).reshape(-1, logits.values.shape[1]) for row in rows]
     np.testing.assert_allclose(logits.values, np.concatenate(expected), atol=1e-5)

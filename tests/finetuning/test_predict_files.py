@@ -104,7 +104,12 @@ def test_answers_take_the_place_of_nothing(
 
 def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
     answer = {"label": "b", "probability": 0.7, "probabilities": {"label": 0.3, "b": 0.7}}
-    assert predict.columns(answer) == {"label": "b", "probability": "0.7", "probabilities.label": "0.3", "b": "0.7"}
+    assert predict.flatten_answer(answer) == {
+        "label": "b",
+        "probability": "0.7",
+        "probabilities.label": "0.3",
+        "b": "0.7",
+    }
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_stretches_of_rows_in_any_order(rows: list[list[int]], data: st.DataObje
     ends = [data.draw(st.integers(begin, len(rows[number]))) for number, begin in zip(wanted, begins, strict=True)]
     ragged = Ragged.from_rows([np.array(row, np.int64) for row in rows])
     numbers, first, last = (np.array(values, np.int64) for values in (wanted, begins, ends))
-    stretches, taken = ragged.stretches(numbers, first, last), ragged.take(numbers)
+    stretches, taken = ragged.take_stretches(numbers, first, last), ragged.take(numbers)
     assert [taken.row(at).tolist() for at in range(len(taken))] == [rows[number] for number in wanted]
     assert [stretches.row(at).tolist() for at in range(len(stretches))] == [
         rows[number][begin:end] for number, begin, end in zip(wanted, begins, ends, strict=True)

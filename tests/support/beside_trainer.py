@@ -28,7 +28,7 @@ from finetuning.ragged import Ragged
 from finetuning.running.base import Base
 from finetuning.running.batches import TrainingBatches
 from finetuning.running.loop import build_model
-from finetuning.running.outputs import outputs_of
+from finetuning.running.outputs import compute_outputs
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.sentences import SentenceTask
@@ -98,7 +98,7 @@ class Trial:
     def start(self) -> Path:
         """A folder of transformers with the weights that both begin with, the head among them."""
         model, head = find_model(str(self.model)), self.task.head
-        weights = build_model(head, model.shape, Base(model).weights_for(self.task), self.settings).state_dict()
+        weights = build_model(head, model.shape, Base(model).select_weights(self.task), self.settings).state_dict()
         start = self.folder / "start"
         write_fine_tuned(start, model.shape, head, weights, model.vocabulary, "", {}, self.settings.length)
         return start
@@ -119,7 +119,7 @@ def our_losses(trial: Trial) -> list[float]:
     set_arithmetic(trial.settings.precision, trial.settings.compute, CPU)
     base = Base(find_model(str(trial.model)))
     with one_process() as context, tempfile.TemporaryDirectory() as folder:
-        shape, weights = base.shape_for(trial.settings.dropout), base.weights_for(trial.task)
+        shape, weights = base.build_shape(trial.settings.dropout), base.select_weights(trial.task)
         run = NotedRun(trial.task, shape, weights, trial.settings, Path(folder), context)
         run.losses = []
         run.train(lambda *_: None)
@@ -172,7 +172,7 @@ def their_rows(trial: Trial) -> list[dict[str, Any]]:
     rows = encode_rows(task.train, task.head.kind)
     if task.head.kind == "score":
         for row in rows:
-            row["labels"] = float(task.scale.learned(torch.tensor(row["labels"])))
+            row["labels"] = float(task.scale.standardize(torch.tensor(row["labels"])))
     ours = islice(TrainingBatches(task.train, trial.settings).iterate(0), trial.steps)
     return [rows[number] for step, _ in ours for batch in step.micro for number in batch.examples[:, 0].tolist()]
 
@@ -183,10 +183,10 @@ def our_score(task: SentenceTask, model: Path, settings: FineTuning) -> float:
     base = Base(find_model(str(model)))
     with one_process() as context, tempfile.TemporaryDirectory() as folder:
         run = UnscoredTuner(
-            task, base.shape_for(settings.dropout), base.weights_for(task), settings, Path(folder), context
+            task, base.build_shape(settings.dropout), base.select_weights(task), settings, Path(folder), context
         )
         run.train(lambda *_: None)
-        outputs = outputs_of(run.engine, task.head.kind, task.dev, context)
+        outputs = compute_outputs(run.engine, task.head.kind, task.dev, context)
         run.close()
     return task.score("dev", outputs["dev"])[task.metric]
 

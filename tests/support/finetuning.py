@@ -21,7 +21,7 @@ from support.tasks import VOCABULARY
 from support.training import TIMES
 
 from finetuning.running import loop
-from finetuning.running.outputs import outputs_of
+from finetuning.running.outputs import compute_outputs
 from finetuning.session.session import main
 from pretraining.engine.step import train_step
 from pretraining.processes import stopping
@@ -229,7 +229,7 @@ def stop_within_scoring(step: int, split: str) -> None:
     def heard(engine: Any, kind: Any, splits: Any, context: Any) -> Any:
         if under_way[0].state.step == step and split in splits and _is_last(under_way[0]):
             os.kill(os.getpid(), signal.SIGTERM)
-        return outputs_of(engine, kind, splits, context)
+        return compute_outputs(engine, kind, splits, context)
 
     put(loop.Tuner, "score_where_due", noted)
     put(loop, "outputs_of", heard)

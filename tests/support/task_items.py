@@ -29,9 +29,9 @@ def items_of(kind: Kind) -> Encoded:
     )
     words = Ragged.from_rows([np.arange(length - 1) for length in LENGTHS])
     labels = {
-        "score": Ragged.even(random.normal(size=(items, 1)).astype(np.float32)),
-        "labels": Ragged.even(random.integers(0, 2, (items, 3))),
-        "spans": Ragged.even(np.tile([0, 1], (items, 1))),
+        "score": Ragged.from_table(random.normal(size=(items, 1)).astype(np.float32)),
+        "labels": Ragged.from_table(random.integers(0, 2, (items, 3))),
+        "spans": Ragged.from_table(np.tile([0, 1], (items, 1))),
         "tags": Ragged(random.integers(0, 3, len(words.values)), words.ends),
-    }.get(kind, Ragged.even(random.integers(0, 2, (items, 1))))
+    }.get(kind, Ragged.from_table(random.integers(0, 2, (items, 1))))
     return Encoded(Sequences(pieces, pieces.lengths), labels, words if kind == "tags" else None, choices)

@@ -8,11 +8,11 @@ import torch
 from support.transformers_models import SHAPE
 from torch import Tensor
 
-from finetuning.model.heads import TaskModel, logits_of
+from finetuning.model.heads import TaskModel, compute_logits
 from pretraining.huggingface.weights import TaskHead
 from pretraining.model.shape import Shape
 
-__all__ = ["HEADS", "MNLI", "TaskModel", "logits_of", "task_weights"]
+__all__ = ["HEADS", "MNLI", "TaskModel", "compute_logits", "task_weights"]
 
 MNLI = TaskHead("classes", ("contradiction", "entailment", "neutral"))
 HEADS = {

@@ -11,7 +11,7 @@ from support.tasks import CUTTER
 
 from data_prep.readers import demo
 from finetuning.fetch import main
-from finetuning.fetching.demo_task import package_of
+from finetuning.fetching.demo_task import find_package
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
 from finetuning.tasks.task import Setup
@@ -92,9 +92,9 @@ def test_too_little_text_is_said(site: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_packages_are_told_by_where_modules_lie() -> None:
-    assert package_of(Path("/usr/lib/python3/site-packages/numpy/linalg/linalg.py")) == "numpy"
-    assert package_of(Path("/usr/lib/python3/dist-packages/six.py")) == "six"
-    assert package_of(Path("/usr/lib/python3/json/decoder.py")) == "python"
+    assert find_package(Path("/usr/lib/python3/site-packages/numpy/linalg/linalg.py")) == "numpy"
+    assert find_package(Path("/usr/lib/python3/dist-packages/six.py")) == "six"
+    assert find_package(Path("/usr/lib/python3/json/decoder.py")) == "python"
 
 
 def test_files_of_somebody_else_stay(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

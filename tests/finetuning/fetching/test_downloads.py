@@ -80,13 +80,13 @@ def test_a_task_lies_where_it_is_looked_for(
 def test_all_tasks_by_default(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, sources in list(downloads.GLUE.items()):
         if sources[0].path.endswith(".zip"):
-            content = archive(downloads.folder_of(name), dict.fromkeys(downloads.tables_of(name), name.encode()))
+            content = archive(downloads.name_folder(name), dict.fromkeys(downloads.list_tables(name), name.encode()))
             publish(site, name, content, monkeypatch=monkeypatch)
     publish(site, "mrpc", TRAIN, TEST, DEV_IDS, monkeypatch=monkeypatch)
     publish(site, "ax", b"ax", monkeypatch=monkeypatch)
     assert run("glue", "--out", "mine", "--mirror", site.url) == 0
     assert names(Path("mine")) == sorted(
-        f"{downloads.folder_of(task)}/{name}" for task in downloads.GLUE for name in downloads.tables_of(task)
+        f"{downloads.name_folder(task)}/{name}" for task in downloads.GLUE for name in downloads.list_tables(task)
     )
     assert Path("mine/MNLI/dev_mismatched.tsv").read_text() == "mnli"
     assert Path("mine/AX/AX.tsv").read_text() == "ax"
@@ -104,7 +104,7 @@ def test_mrpc_is_divided_as_in_glue(site: Site, monkeypatch: pytest.MonkeyPatch)
     """The pairs of the list are dev, in the order of the file; test has numbers for labels."""
     publish(site, "mrpc", TRAIN, TEST, DEV_IDS, monkeypatch=monkeypatch)
     assert run("glue", "--task", "mrpc", "--mirror", site.url) == 0
-    files = {name: Path("data/glue/MRPC", name).read_bytes().decode() for name in downloads.tables_of("mrpc")}
+    files = {name: Path("data/glue/MRPC", name).read_bytes().decode() for name in downloads.list_tables("mrpc")}
     assert files["train.tsv"] == f'{HEADER}\n1\t11\t12\tA "quote.\tB\u2028b.\n1\t31\t32\tE.\tF.\n'
     assert files["dev.tsv"] == f"{HEADER}\n0\t21\t22\tC.\tD.\n"
     assert files["test.tsv"] == "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t41\t42\tG.\tH.\n1\t51\t52\tI.\tJ.\n"

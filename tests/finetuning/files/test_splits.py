@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
 from finetuning.files.held_out import choose_held_out
-from finetuning.files.splits import find_splits, name_files, on_the_hub
+from finetuning.files.splits import find_splits, list_hub_names, name_files
 
-NAMES = {"train": ("train.csv", *on_the_hub("train")), "test": ("test.csv",)}
+NAMES = {"train": ("train.csv", *list_hub_names("train")), "test": ("test.csv",)}
 
 
 def lay(folder: Path, *names: str) -> Path:

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from support.task_items import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 
-from finetuning.model.bilstm import build_bilstm, highest, initialize_bilstm, read_both_ways
+from finetuning.model.bilstm import build_bilstm, initialize_bilstm, read_both_ways, take_maximum
 from finetuning.model.heads import TaskModel
 from finetuning.running.batches import pack
 from finetuning.settings import BiLstm
@@ -83,4 +83,4 @@ def test_all_of_it_learns(kind: Kind) -> None:
 def test_the_highest_of_a_sequence_is_that_of_its_own_rows() -> None:
     rows = torch.randn(sum(LENGTHS), 3)
     wanted = torch.stack([part.max(0).values for part in torch.split(rows, LENGTHS)])
-    assert torch.equal(highest(rows, LENGTHS), wanted)
+    assert torch.equal(take_maximum(rows, LENGTHS), wanted)

@@ -83,12 +83,12 @@ def test_features_are_the_states_that_they_are_called(layers: LayerChoice) -> No
             "concat-last-four": torch.cat([states[2], states[3], states[4], states[5]], dim=1),
             "mix": (states[0] + states[1] + states[2] + states[3] + states[4] + states[5]) / 6,
         }
-        torch.testing.assert_close(model.features(batch), wanted[layers][batch.words])
+        torch.testing.assert_close(model.compute_features(batch), wanted[layers][batch.words])
 
 
 def test_a_sentence_is_tagged_the_same_in_any_company() -> None:
     torch.manual_seed(1)
-    model = FeatureModel([EncoderWeights(SHAPE, {}).filled(1)], HEAD, Features(layers="last", hidden=8))
+    model = FeatureModel([EncoderWeights(SHAPE, {}).fill_missing(1)], HEAD, Features(layers="last", hidden=8))
     together = batch_of([6, 2, 9, 4])  # the second has no word
     with torch.no_grad():
         all_at_once = model.logits(pack(together, np.arange(4)))

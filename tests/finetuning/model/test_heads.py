@@ -35,15 +35,15 @@ def made(kind: Kind, random: np.random.Generator) -> Encoded:
     )  # 0 is padding: not trained
     words = Ragged.from_rows([np.sort(random.choice(LENGTH, 5, replace=False)) for _ in range(ITEMS)])
     labels: Ragged = {
-        "classes": Ragged.even(random.integers(0, 3, (ITEMS, 1))),
-        "labels": Ragged.even(random.integers(0, 2, (ITEMS, 3))),
-        "score": Ragged.even(random.normal(size=(ITEMS, 1)).astype(np.float32)),
-        "choice": Ragged.even(random.integers(0, CHOICES, (ITEMS, 1))),
-        "spans": Ragged.even(np.sort(random.integers(0, LENGTH, (ITEMS, 2)))),
+        "classes": Ragged.from_table(random.integers(0, 3, (ITEMS, 1))),
+        "labels": Ragged.from_table(random.integers(0, 2, (ITEMS, 3))),
+        "score": Ragged.from_table(random.normal(size=(ITEMS, 1)).astype(np.float32)),
+        "choice": Ragged.from_table(random.integers(0, CHOICES, (ITEMS, 1))),
+        "spans": Ragged.from_table(np.sort(random.integers(0, LENGTH, (ITEMS, 2)))),
         "tags": Ragged(random.integers(0, 3, len(words.values)), words.ends),
     }[kind]
     second = np.full(ITEMS * choices, 7)
-    return Encoded(Sequences(Ragged.even(pieces), second), labels, words if kind == "tags" else None, choices)
+    return Encoded(Sequences(Ragged.from_table(pieces), second), labels, words if kind == "tags" else None, choices)
 
 
 def theirs(encoded: Encoded, kind: Kind) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from finetuning.model.heads import TaskModel
 from finetuning.running.batches import TaskBatches, pack
-from finetuning.running.loop import minimised
+from finetuning.running.loop import compute_minimised
 from pretraining.huggingface.weights import KINDS, Kind
 
 ONE_WAY = replace(SHAPE, sees="before", objective="ltr", dropout=0.0, attention_dropout=0.0)
@@ -67,7 +67,7 @@ def test_a_share_of_it_is_added_to_the_loss_of_the_task(share: float) -> None:
     model, batch = model_of("classes"), pack(items_of("classes"), np.array([2, 0, 1]))
     output, predicted = model(batch), sum(batch.lengths) - len(batch.lengths)
     assert batch.labels is not None
-    found = minimised(output, TaskBatches((batch,), 3, len(batch.labels), predicted), share)
+    found = compute_minimised(output, TaskBatches((batch,), 3, len(batch.labels), predicted), share)
     hidden, pieces = (torch.split(each, list(batch.lengths)) for each in (model.encode(batch), batch.pieces))
     language = torch.stack([plain(model, *each) for each in zip(hidden, pieces, strict=True)]).sum() / predicted
     wanted = F.cross_entropy(output.logits, batch.labels) + share * language

@@ -25,7 +25,7 @@ MIX = Features(layers="mix", hidden=8, depth=2)
 def model_of(kind: Kind) -> FeatureModel:
     """A model whose shares of the layers differ."""
     torch.manual_seed(1)
-    encoders = [EncoderWeights(FORWARD, {}).filled(1), EncoderWeights(BACKWARD, {}).filled(2)]
+    encoders = [EncoderWeights(FORWARD, {}).fill_missing(1), EncoderWeights(BACKWARD, {}).fill_missing(2)]
     model = FeatureModel(encoders, head_of(kind), MIX)
     with torch.no_grad():
         model.mix.copy_(torch.tensor([0.3, -1.0, 0.7]))

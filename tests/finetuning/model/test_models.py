@@ -17,7 +17,7 @@ from support.base_models import write_bert
 from support.hub import downloads, publish_model
 from support.processes import ROOT, start
 from support.ranks import take_part
-from support.task_models import HEADS, MNLI, logits_of, task_weights
+from support.task_models import HEADS, MNLI, compute_logits, task_weights
 from support.transformers_models import PIECES, SHAPE, same, their_model
 from support.website import Site
 from transformers import BertForQuestionAnswering, BertForSequenceClassification
@@ -25,7 +25,7 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.model.models import find_model, newest_export, notes_on, order_outputs, read_fine_tuned
+from finetuning.model.models import find_model, find_newest_export, list_notes, order_outputs, read_fine_tuned
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import list_checkpoints, read_record, write_record
 from pretraining.huggingface.folders import read_encoder, write_fine_tuned
@@ -49,7 +49,7 @@ def write_task(folder: Path, head: TaskHead) -> Path:
 
 def test_a_folder_of_transformers(bert: Path) -> None:
     model = find_model(str(bert))
-    assert (model.folder, model.vocabulary, model.head, notes_on(model)) == (bert, VOCABULARY, None, [])
+    assert (model.folder, model.vocabulary, model.head, list_notes(model)) == (bert, VOCABULARY, None, [])
     assert asdict(model.shape) == {**asdict(SHAPE), "positions": 64, "pairs": False}
     assert "pooler.weight" in model.encoder
     assert same(model.encoder, read_encoder(bert)[1])
@@ -115,7 +115,7 @@ def test_a_run_without_pairs_has_no_pooler(straight: Path, tmp_path: Path) -> No
 def test_files_of_a_sentence_model_are_said_to_be_left_out(bert: Path) -> None:
     (bert / "modules.json").write_text("[]")
     (bert / "1_Pooling").mkdir()
-    (note,) = notes_on(find_model(str(bert)))
+    (note,) = list_notes(find_model(str(bert)))
     assert "modules.json, 1_Pooling/" in note
 
 
@@ -123,7 +123,7 @@ def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
     whole = find_model(str(bert)).encoder["embeddings.word.weight"]
     Vocabulary((*VOCABULARY.pieces[:60], "Word"), cased=True).write(bert)
     model = find_model(str(bert))
-    assert notes_on(model) == [f"{bert}: 38 rows of its embeddings that belong to no piece are left out"]
+    assert list_notes(model) == [f"{bert}: 38 rows of its embeddings that belong to no piece are left out"]
     assert model.shape.vocabulary == 61
     rows = model.encoder["embeddings.word.weight"]
     assert rows.shape == (64, 32)
@@ -151,7 +151,7 @@ def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note:
     folder = write_bert(tmp_path / name, Vocabulary(pieces, cased=False))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": not cased}))
-    notes = notes_on(find_model(str(folder)))
+    notes = list_notes(find_model(str(folder)))
     assert len(notes) == (note is not None)
     assert all(line.startswith(f"{folder}: {note}") for line in notes)
 
@@ -170,7 +170,7 @@ def test_the_newest_exported_model_is_taken(tmp_path: Path, monkeypatch: pytest.
     write_task(Path("exported/answers"), HEADS["spans"])
     shutil.copytree("build/older", "exported/.newer.tmp")
     for wanted in ["runs/mini/export", "exported/old", "build/demo-run/export", "build/older"]:
-        assert newest_export() == Path(wanted)
+        assert find_newest_export() == Path(wanted)
         assert find_model().name == wanted
         shutil.rmtree(wanted)
     with pytest.raises(UserError, match="there is no exported model here"):
@@ -241,7 +241,7 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
     weights, notes = read_fine_tuned(model, MNLI)
     assert notes == ()
     batch = make_probe(model.shape)
-    ours = logits_of(model.shape, MNLI, weights, batch)[0]
+    ours = compute_logits(model.shape, MNLI, weights, batch)[0]
     longest = slice(0, batch.lengths[0])
     with torch.no_grad():
         given = theirs(input_ids=batch.pieces[None, longest], token_type_ids=batch.segments[None, longest]).logits[0]

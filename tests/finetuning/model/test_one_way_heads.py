@@ -17,7 +17,7 @@ from transformers import AutoModel
 
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Encoded, Sequences
-from finetuning.model.heads import TaskBatch, TaskModel, logits_of
+from finetuning.model.heads import TaskBatch, TaskModel, compute_logits
 from finetuning.model.serving import ServedModel
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
@@ -81,7 +81,7 @@ def test_a_folder_says_it_and_is_refused_where_nobody_else_computes_it(kind: str
     vocabulary, checks = Vocabulary(PIECES, cased=False), list[tuple[str, float]]()
     out = tmp_path / "out"
     card = make_task_card(shape, head, out, 16, TaskProvenance("toy", BaseSummary("base", on_hub=False)))
-    verify = partial(verify_fine_tuned, shape=shape, head=head, state=weights, logits_of=logits_of)
+    verify = partial(verify_fine_tuned, shape=shape, head=head, state=weights, logits_of=compute_logits)
     write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16, check=lambda at: checks.extend(verify(at)))
     read, read_head, state = read_fine_tuned(out)
     assert (read, read_head) == (shape.encoder, head)

@@ -9,7 +9,7 @@ import pytest
 from support.squad import article, cutter, item, write_squad
 
 from finetuning.inputs import Cutter
-from finetuning.running.search import identity_of
+from finetuning.running.search import identify_data
 from finetuning.settings import FineTuning
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.ner import open_ner
@@ -50,9 +50,9 @@ def test_other_data_are_known_without_a_cut(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Cutter, "cut_texts", refuse)
     monkeypatch.setattr(Cutter, "cut_with_offsets", refuse)
-    first = identity_of(open_task(tmp_path / "a", "good", "1"))
-    assert identity_of(open_task(tmp_path / "b", "good", "1")) == first
-    other_text = identity_of(open_task(tmp_path / "c", "goods", "1"))
+    first = identify_data(open_task(tmp_path / "a", "good", "1"))
+    assert identify_data(open_task(tmp_path / "b", "good", "1")) == first
+    other_text = identify_data(open_task(tmp_path / "c", "goods", "1"))
     assert other_text["train"] != first["train"]
     assert other_text["dev"] == first["dev"]
-    assert identity_of(open_task(tmp_path / "d", "good", "0"))["train"] != first["train"]
+    assert identify_data(open_task(tmp_path / "d", "good", "0"))["train"] != first["train"]

@@ -22,7 +22,7 @@ from finetuning.inputs import Encoded, Items
 from finetuning.model.features import EncoderWeights, FeatureModel
 from finetuning.ragged import Ragged
 from finetuning.running import kept
-from finetuning.running.batches import evaluation_batches, pack
+from finetuning.running.batches import make_evaluation_batches, pack
 from finetuning.running.kept import FOLDER, Keeper, KeptItems
 from finetuning.settings import Features
 from pretraining.engine.step import GivenUpError
@@ -57,7 +57,7 @@ def context() -> Context:
 
 
 def model_of(kind: Kind = "classes", seed: int = 1) -> FeatureModel:
-    encoders = [EncoderWeights(replace(SHAPE, sees=sees), {}).filled(seed) for sees in ("before", "after")]
+    encoders = [EncoderWeights(replace(SHAPE, sees=sees), {}).fill_missing(seed) for sees in ("before", "after")]
     return FeatureModel(encoders, head_of(kind), Features(layers="mix", hidden=8)).eval()
 
 
@@ -97,7 +97,7 @@ def test_what_is_kept_is_what_would_be_computed(kind: Kind, dtype: torch.dtype, 
     rows = given.kept()
     assert rows.dtype == dtype
     with torch.no_grad():
-        torch.testing.assert_close(rows, model.frozen.rows(computed, dtype))
+        torch.testing.assert_close(rows, model.frozen.compute_rows(computed, dtype))
         torch.testing.assert_close(model.logits(given), model.logits(computed), rtol=1e-5, atol=1e-6)
     again, said = start.keep(items, model, dtype=dtype)
     assert (said, isinstance(again, KeptItems)) == ([], True)
@@ -108,9 +108,9 @@ def test_many_record_batches_are_one_file(start: Kept, monkeypatch: pytest.Monke
     monkeypatch.setattr(kept, "EVALUATED_TOGETHER", 3)
     model, items = model_of(), Given(items_of("classes"))
     found, _ = start.keep(items, model)
-    for numbers, batch in evaluation_batches(found):
+    for numbers, batch in make_evaluation_batches(found):
         assert batch.kept is not None
-        torch.testing.assert_close(batch.kept(), model.frozen.rows(replace(batch, kept=None), torch.float32))
+        torch.testing.assert_close(batch.kept(), model.frozen.compute_rows(replace(batch, kept=None), torch.float32))
         assert len(numbers) == batch.items
 
 
@@ -146,7 +146,7 @@ def test_a_file_of_others_is_told_of_and_written_anew(what: str, start: Kept, mo
     assert said[0].endswith("; written anew")
     batch = pack(found.encode(np.arange(len(LENGTHS))), np.arange(len(LENGTHS)))
     assert batch.kept is not None
-    torch.testing.assert_close(batch.kept(), model.frozen.rows(batch, torch.float32))
+    torch.testing.assert_close(batch.kept(), model.frozen.compute_rows(batch, torch.float32))
 
 
 def test_what_takes_too_much_is_computed_again_with_other_tasks_counted(start: Kept) -> None:

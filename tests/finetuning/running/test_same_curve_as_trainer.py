@@ -61,8 +61,8 @@ class Made:
         return len(self.pieces)
 
     def encode(self, numbers: Array) -> Encoded:
-        sequences = Sequences(Ragged.even(self.pieces[numbers]), np.full(len(numbers), SECOND))
-        return Encoded(sequences, Ragged.even(self.labels[numbers]))
+        sequences = Sequences(Ragged.from_table(self.pieces[numbers]), np.full(len(numbers), SECOND))
+        return Encoded(sequences, Ragged.from_table(self.labels[numbers]))
 
 
 class NotedRun(Tuner):

@@ -19,13 +19,13 @@ from data_prep.common.files import read_json, write_json
 from finetuning.results import BEGUN, MODEL, RESULTS, Begun, RunResult
 from finetuning.running.batches import RULE
 from finetuning.running.search import (
-    best_of,
-    differences,
+    find_best,
+    list_differences,
+    list_run_settings,
+    read_results,
     remove_worse_models,
     require_same,
-    results_of,
-    settings_of_runs,
-    what_decides,
+    select_deciding_settings,
 )
 from finetuning.session.report import replace_folder
 from finetuning.settings import FineTuning
@@ -39,11 +39,11 @@ NESTED: st.SearchStrategy[Any] = st.recursive(
 
 def test_one_run_where_nothing_is_searched() -> None:
     settings = FineTuning(learning_rate=1e-4, seed=7)
-    assert settings_of_runs(settings) == {"lr0.0001-seed7": settings}
+    assert list_run_settings(settings) == {"lr0.0001-seed7": settings}
 
 
 def test_every_combination_with_every_seed_those_of_the_first_seed_first() -> None:
-    runs = settings_of_runs(FineTuning.model_validate({"seed": 3, "search": GRID}))
+    runs = list_run_settings(FineTuning.model_validate({"seed": 3, "search": GRID}))
     assert [own.seed for own in runs.values()] == [3] * 8 + [4] * 8
     assert next(iter(runs)) == "lr5e-05-batch16-epochs2-seed3"
     found = {(own.learning_rate, own.batch, own.epochs) for own in [*runs.values()][:8]}
@@ -52,14 +52,14 @@ def test_every_combination_with_every_seed_those_of_the_first_seed_first() -> No
 
 def test_a_run_keeps_its_name_when_learning_rates_and_seeds_join() -> None:
     """So that what is done stays done."""
-    few = settings_of_runs(FineTuning.model_validate({"search": {"learning_rates": [5e-5]}}))
-    more = settings_of_runs(FineTuning.model_validate({"search": {"learning_rates": [1e-4, 5e-5], "seeds": 3}}))
-    assert all(what_decides(more[name]) == what_decides(own) for name, own in few.items())
+    few = list_run_settings(FineTuning.model_validate({"search": {"learning_rates": [5e-5]}}))
+    more = list_run_settings(FineTuning.model_validate({"search": {"learning_rates": [1e-4, 5e-5], "seeds": 3}}))
+    assert all(select_deciding_settings(more[name]) == select_deciding_settings(own) for name, own in few.items())
 
 
 def begun(model: str = "mini", **settings: Any) -> Begun:
     """What a run with these settings depends on."""
-    return Begun(settings=what_decides(FineTuning.model_validate(settings)), model={"checksum": model})
+    return Begun(settings=select_deciding_settings(FineTuning.model_validate(settings)), model={"checksum": model})
 
 
 def test_what_does_not_change_the_outcome_may_change_on_the_way(tmp_path: Path) -> None:
@@ -104,16 +104,16 @@ def test_a_run_does_not_go_on_with_batches_of_another_rule(tmp_path: Path) -> No
 
 @given(NESTED, NESTED)
 def test_differences_are_there_where_something_differs(before: Any, now: Any) -> None:
-    assert bool(differences({"x": before}, {"x": now})) == (before != now)
+    assert bool(list_differences({"x": before}, {"x": now})) == (before != now)
 
 
 def test_differences_name_what_came_and_what_went() -> None:
-    assert differences({"a": {"b": 1}, "c": False}, {"a": {"b": 2, "d": "x"}, "c": True}) == [
+    assert list_differences({"a": {"b": 1}, "c": False}, {"a": {"b": 2, "d": "x"}, "c": True}) == [
         "a.b: 1 -> 2",
         "a.d: none -> x",
         "c: False -> True",
     ]
-    assert differences({"a": 1}, {}) == ["a: 1 -> none"]
+    assert list_differences({"a": 1}, {}) == ["a: 1 -> none"]
 
 
 def test_the_best_run_is_the_first_of_the_best_and_other_models_go(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_the_best_run_is_the_first_of_the_best_and_other_models_go(tmp_path: Pat
         (tmp_path / name / MODEL).mkdir(parents=True)
         write_json(tmp_path / name / RESULTS, {"score": score})
     (tmp_path / "at work" / MODEL).mkdir(parents=True)
-    assert best_of(results_of(tmp_path)) == "b"
+    assert find_best(read_results(tmp_path)) == "b"
     remove_worse_models(tmp_path)
     assert sorted(path.parent.name for path in tmp_path.glob(f"*/{MODEL}")) == ["at work", "b"]
-    assert best_of({"d": RunResult(score=None)}) is None
+    assert find_best({"d": RunResult(score=None)}) is None
 
 
 def test_a_folder_takes_the_place_of_another_also_after_a_kill(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Sequences
 from finetuning.ragged import Ragged
-from finetuning.running.batches import TaskBatches, TrainingBatches, evaluation_batches, split_by_pieces
+from finetuning.running.batches import TaskBatches, TrainingBatches, make_evaluation_batches, split_by_pieces
 from finetuning.settings import FineTuning
 
 
@@ -30,7 +30,7 @@ class Counted:
     def encode(self, numbers: Array) -> Encoded:
         rows = [np.full(2 + number % 7, number, np.int32) for number in numbers.tolist()]
         pieces = Ragged.from_rows(rows)
-        return Encoded(Sequences(pieces, pieces.lengths), Ragged.even(numbers[:, None]))
+        return Encoded(Sequences(pieces, pieces.lengths), Ragged.from_table(numbers[:, None]))
 
 
 def settings(**values: object) -> FineTuning:
@@ -108,7 +108,7 @@ def test_ranks_and_micro_batches_have_equal_work(ranks: int, micro_batch: int) -
 
 @given(st.integers(1, 200), st.integers(1, 4))
 def test_evaluation_has_every_item_and_ranks_meet_as_often(count: int, ranks: int) -> None:
-    batches = [list(evaluation_batches(Counted(count), rank, ranks)) for rank in range(ranks)]
+    batches = [list(make_evaluation_batches(Counted(count), rank, ranks)) for rank in range(ranks)]
     assert len({len(own) for own in batches}) == 1
     found = {int(number) for own in batches for numbers, _ in own for number in numbers}
     assert found == set(range(count))

@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from finetuning.results import RunResult
 from finetuning.session import charts
 from finetuning.session.look import Measured
-from finetuning.tasks.scores import of_classes, tally
+from finetuning.tasks.scores import describe_classes, tally
 from finetuning.tasks.task import Lengths
 from pretraining.reporting import figures
 
@@ -159,12 +159,12 @@ def test_the_colours_of_a_grid_are_alike_where_scores_may_be_one() -> None:
 
 def test_classes_have_their_recall_and_precision_with_what_so_many_items_leave() -> None:
     right, said = np.array([0, 0, 0, 0, 1]), np.array([0, 0, 0, 1, 1])
-    figure = charts.draw_classes(of_classes(["a", "b", "never"], tally(right, said, 3)), "own, dev")
+    figure = charts.draw_classes(describe_classes(["a", "b", "never"], tally(right, said, 3)), "own, dev")
     shown = [text.get_text() for text in figure.axes[0].texts]
     assert shown == ["75.0% of 4", "100.0% of 1", "none", "100.0% of 3", "50.0% of 2", "none"]
     assert overlaps(figure) == []
     names = [*"abc"] + [f"n{number}" for number in range(57)]
-    figure = charts.draw_classes(of_classes(names, tally(right, said, 60)), "own")
+    figure = charts.draw_classes(describe_classes(names, tally(right, said, 60)), "own")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels[:2] == ["a", "b"], "before those without items"
     assert len(labels) == charts.MOST_CLASSES

@@ -24,10 +24,10 @@ from data_prep.common.files import write_json
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter
-from finetuning.model.models import find_model, summary_of
+from finetuning.model.models import find_model, summarize_model
 from finetuning.results import RunResult, TaskResult
 from finetuning.running import records
-from finetuning.session.report import items_of, rows_of, splits_of, summary
+from finetuning.session.report import build_summary, describe_items, describe_splits, list_rows
 from finetuning.settings import FineTuning
 from finetuning.tasks.spans import TextWindows
 from pretraining.huggingface.folders import write_fine_tuned
@@ -272,18 +272,18 @@ def test_a_long_grid_is_shown_by_its_best() -> None:
     """All scores are spelled alike, and what failed stands at the end."""
     runs = {f"lr{number}": RunResult(score=number / 1000, seconds=3.0) for number in range(800, 812)}
     runs["lr0"] = RunResult(score=None, failed="the loss is nan")
-    rows = list(rows_of(runs))
+    rows = list(list_rows(runs))
     assert [row[:2] for row in rows[:2]] == [("lr811", "81.1"), ("lr810", "81.0")]
     assert len(rows) == 11
     assert rows[-1][0] == "and 3 more, 80.1 to failed"
-    assert list(rows_of({"bad": runs["lr0"], "same": RunResult(score=0.8, seconds=3.0, degenerate=True)})) == [
+    assert list(list_rows({"bad": runs["lr0"], "same": RunResult(score=0.8, seconds=3.0, degenerate=True)})) == [
         ("same", "80.0", "3.0 s", "degenerate"),
         ("bad", "", "", "failed"),
     ]
 
 
 def test_no_model_is_promised_where_all_runs_failed(tmp_path: Path) -> None:
-    lines = list(summary([TaskResult(task="toy", metric="accuracy", runs={}, failed=["lr1"])], tmp_path))
+    lines = list(build_summary([TaskResult(task="toy", metric="accuracy", runs={}, failed=["lr1"])], tmp_path))
     assert lines[-2:] == ["toy: no run left a model", f"predictions and all figures are in {tmp_path}"]
 
 
@@ -291,10 +291,10 @@ def test_the_plan_tells_splits_and_windows_apart(toy: Toy) -> None:
     settings = FineTuning.model_validate({"length": 12, "spans": {"question": 4}})
     cutter = Cutter(read_vocabulary(toy.model))
     windows = TextWindows([("a film", "a the plot film " * 10), ("a", "the plot")], cutter, settings)
-    assert items_of(windows) == f"2 questions\n{len(windows)} windows"
+    assert describe_items(windows) == f"2 questions\n{len(windows)} windows"
     assert len(windows) > 2
     splits: dict[str, Any] = {"dev_matched": range(9815), "dev_mismatched": range(9832)}
-    assert splits_of(splits) == "matched 9,815\nmismatched 9,832"
+    assert describe_splits(splits) == "matched 9,815\nmismatched 9,832"
 
 
 @pytest.mark.parametrize(
@@ -306,4 +306,4 @@ def test_results_of_a_fine_tuned_model_are_called_after_it_and_its_task(place: s
     write_fine_tuned(
         tmp_path / place, SHAPE, head, task_weights(head), Vocabulary(PIECES, cased=False), "a card\n", {}, 16
     )
-    assert summary_of(find_model(str(tmp_path / place))).name == title
+    assert summarize_model(find_model(str(tmp_path / place))).name == title

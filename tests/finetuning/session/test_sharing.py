@@ -15,7 +15,7 @@ from data_prep.common.launchers import World
 from data_prep.vocabulary.source import read_vocabulary
 from finetuning.inputs import Cutter
 from finetuning.session import workers
-from finetuning.session.workers import MachineShare, memory_of_run, share_machine
+from finetuning.session.workers import MachineShare, estimate_memory, share_machine
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
 from finetuning.tasks.task import Setup
@@ -72,4 +72,4 @@ def test_ranks_of_a_launcher_make_one_run_at_a_time(machine: SimpleNamespace) ->
 def test_the_memory_of_a_run_grows_with_its_model(toy: Toy, size: str, low: float, high: float) -> None:
     settings = FineTuning.model_validate({"precision": {"dtype": "fp32"}})
     task = open_own(toy.data / "toy.toml", Setup(Cutter(read_vocabulary(toy.model)), settings))
-    assert low * GB < memory_of_run(task, settings, Shape.from_size(size, 30522), CPU) < high * GB
+    assert low * GB < estimate_memory(task, settings, Shape.from_size(size, 30522), CPU) < high * GB

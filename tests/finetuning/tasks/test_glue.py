@@ -292,10 +292,10 @@ def test_an_empty_text_is_a_sequence_all_the_same(glue: Path) -> None:
 
 
 def test_wnli_is_answered_with_the_majority_where_that_is_asked_for(glue: Path, tmp_path: Path) -> None:
-    assert open_task("wnli", glue).outputs_without_model("dev") is None
-    assert open_task("rte", glue, glue=GlueSettings(wnli_majority=True)).outputs_without_model("dev") is None
+    assert open_task("wnli", glue).answer_without_model("dev") is None
+    assert open_task("rte", glue, glue=GlueSettings(wnli_majority=True)).answer_without_model("dev") is None
     task = open_task("wnli", glue, glue=load_settings("glue").glue)  # as the paper
-    dev, test = task.outputs_without_model("dev"), task.outputs_without_model("test")
+    dev, test = task.answer_without_model("dev"), task.answer_without_model("test")
     assert dev is not None
     assert test is not None
     assert (len(dev), len(test)) == (1, 2)

@@ -64,7 +64,7 @@ def test_classes_are_those_of_the_training_items_in_order(tmp_path: Path) -> Non
     assert task.metric == "accuracy"
     assert task.score("dev", saying([1, 2], 3))["accuracy"] == 0.5
     assert "f1" not in task.score("dev", saying([1, 2], 3))
-    assert task.description(saying([1, 2], 3)) == {"length": 128, "fields": ["review"]}
+    assert task.describe_use(saying([1, 2], 3)) == {"length": 128, "fields": ["review"]}
 
 
 def test_classes_may_be_named_in_another_order(tmp_path: Path) -> None:

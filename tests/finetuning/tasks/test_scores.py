@@ -13,7 +13,14 @@ from support.tasks import rows, saying
 
 from data_prep.common.arrays import Array
 from finetuning.tasks import scores
-from finetuning.tasks.scores import AVERAGE, METRICS, answers, figures, is_degenerate, probabilities
+from finetuning.tasks.scores import (
+    AVERAGE,
+    METRICS,
+    compute_answers,
+    compute_figures,
+    compute_probabilities,
+    is_degenerate,
+)
 from pretraining.huggingface.weights import TaskHead
 
 
@@ -54,7 +61,7 @@ BINARY = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, m
 @given(BINARY)
 def test_figures_of_two_classes_are_the_plain_ones(pairs: Array) -> None:
     labels, predictions = pairs.T
-    found = figures("classes", ("accuracy", "f1", AVERAGE), labels, predictions)
+    found = compute_figures("classes", ("accuracy", "f1", AVERAGE), labels, predictions)
     assert found["accuracy"] == pytest.approx((labels == predictions).mean())
     assert found["f1"] == pytest.approx(plain_f1(labels, predictions))
     assert found[AVERAGE] == pytest.approx((found["accuracy"] + found["f1"]) / 2)
@@ -75,7 +82,7 @@ def test_macro_is_the_mean_over_classes_and_micro_counts_all_decisions() -> None
     assert METRICS["classes"]["f1_macro"](labels, predictions) == pytest.approx(np.mean(each))
     assert METRICS["classes"]["f1_micro"](labels, predictions) == pytest.approx(4 / 6)
     several, said = np.array([[1, 0], [1, 1], [0, 0]]), np.array([[1, 0], [0, 1], [0, 1]])
-    found = figures("labels", METRICS["labels"], several, said)
+    found = compute_figures("labels", METRICS["labels"], several, said)
     assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3) / 2)
     assert found["f1_micro"] == pytest.approx(2 * 2 / (3 + 3))
     assert found["accuracy"] == pytest.approx(1 / 3)
@@ -85,9 +92,11 @@ def test_macro_is_the_mean_over_classes_and_micro_counts_all_decisions() -> None
 def test_one_class_alone_scores_zero_and_warns_of_nothing(constant: int) -> None:
     some, same = np.array([0, 1, 1, 0]), np.full(4, constant)
     assert scores.matthews(some, same) == scores.matthews(same, some) == scores.matthews(same, same) == 0
-    assert np.isfinite(list(figures("classes", METRICS["classes"], some, same).values())).all()
+    assert np.isfinite(list(compute_figures("classes", METRICS["classes"], some, same).values())).all()
     several = np.stack([some, same], 1)
-    assert np.isfinite(list(figures("labels", METRICS["labels"], several, np.zeros_like(several)).values())).all()
+    assert np.isfinite(
+        list(compute_figures("labels", METRICS["labels"], several, np.zeros_like(several)).values())
+    ).all()
 
 
 @pytest.mark.parametrize("constant", [0.0, 2.5, 1e30, float("nan"), float("inf")])
@@ -119,9 +128,9 @@ def test_a_model_that_says_one_thing_alone_is_degenerate() -> None:
 
 def test_probabilities_are_finite_whatever_the_logits() -> None:
     logits = np.array([[1000.0, -1000.0], [0.0, 0.0]], np.float32)
-    assert probabilities("classes", logits) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
-    assert probabilities("labels", logits) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
-    assert answers("labels", logits).tolist() == [[1, 0], [0, 0]]
+    assert compute_probabilities("classes", logits) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
+    assert compute_probabilities("labels", logits) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
+    assert compute_answers("labels", logits).tolist() == [[1, 0], [0, 0]]
 
 
 def test_one_label_alone_is_scored_as_more_of_them_are() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.tasks import CUTTER, laid_out, rows, saying
 
 from finetuning.inputs import Items
-from finetuning.tasks.sentences import SentenceItems, hold_out, predictions_content
+from finetuning.tasks.sentences import SentenceItems, format_predictions, hold_out
 from pretraining.huggingface.weights import TaskHead
 
 FILE = Path("train.tsv")
@@ -58,19 +58,19 @@ def test_there_is_always_something_to_train_on_and_to_score(texts: list[str], sh
 
 
 def test_predictions_are_a_table_that_can_be_read() -> None:
-    labels = predictions_content(TaskHead("labels", ("toxic", "rude")), rows([[3, -3], [1, 1], [-1, -1]]).values)
+    labels = format_predictions(TaskHead("labels", ("toxic", "rude")), rows([[3, -3], [1, 1], [-1, -1]]).values)
     assert labels.decode().splitlines() == [
         "index\tprediction\ttoxic\trude",
         "0\ttoxic\t0.952574\t0.047426",
         "1\ttoxic rude\t0.731059\t0.731059",
         "2\t\t0.268941\t0.268941",
     ]
-    assert predictions_content(TaskHead("score"), rows([[2.5], [1.25e-7]]).values) == (
+    assert format_predictions(TaskHead("score"), rows([[2.5], [1.25e-7]]).values) == (
         b"index\tprediction\n0\t2.5\n1\t1.25e-07\n"
     )
-    choice = predictions_content(TaskHead("choice"), saying([3], 4).values).decode().splitlines()
+    choice = format_predictions(TaskHead("choice"), saying([3], 4).values).decode().splitlines()
     assert choice[0] == "index\tprediction\t0\t1\t2\t3"
     assert choice[1].startswith("0\t3\t")
-    spread = predictions_content(TaskHead("classes", ("a\tb", "c\nd")), saying([1], 2).values).decode()
+    spread = format_predictions(TaskHead("classes", ("a\tb", "c\nd")), saying([1], 2).values).decode()
     assert spread.splitlines()[0] == "index\tprediction\ta b\tc d"
     assert pytest.approx(sum(map(float, spread.splitlines()[1].split("\t")[2:]))) == 1

@@ -13,7 +13,7 @@ from support.squad import LETTERS, cutter
 from data_prep.common.errors import UserError
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning, Spans
-from finetuning.tasks.spans import TextWindows, find_answers, pieces_of
+from finetuning.tasks.spans import TextWindows, find_answers, find_pieces
 
 QUESTION = 3
 
@@ -62,7 +62,7 @@ def test_windows_cover_every_piece_of_a_text(sizes: list[tuple[int, int]], shape
             seen = whole[windows.places.begins[row] : windows.places.ends[row]]
             expected = [special.cls, *asked, special.sep, *seen, special.sep]
             assert encoded.sequences.pieces.row(row).tolist() == expected
-            assert encoded.sequences.second[row] == windows.before(np.array([row]))[0] == len(asked) + 2
+            assert encoded.sequences.second[row] == windows.count_before(np.array([row]))[0] == len(asked) + 2
             assert len(expected) <= shape.length
             covered |= set(range(windows.places.begins[row], windows.places.ends[row]))
         assert covered == set(range(size))
@@ -86,7 +86,7 @@ def test_every_piece_belongs_to_the_window_with_most_context(sizes: list[tuple[i
         spread = plain_windows(question, size, shape)
         owners = [plain_owner(spread, piece) for piece in range(size)]
         for row, (begin, end) in enumerate(spread):
-            owned = windows.owned(windows.places.first[number] + row)
+            owned = windows.find_owned(windows.places.first[number] + row)
             assert owned.tolist() == [owners[piece] == row for piece in range(begin, end)]
 
 
@@ -170,7 +170,7 @@ def test_answers_are_cut_from_the_text_itself() -> None:
 )
 def test_an_answer_takes_the_pieces_that_hold_its_ends(start: int, end: int, pieces: tuple[int, int]) -> None:
     offsets = np.array([(0, 3), (4, 6), (6, 9)])
-    assert pieces_of(offsets, start, end) == pieces
+    assert find_pieces(offsets, start, end) == pieces
 
 
 def test_a_length_without_room_for_text_is_refused() -> None:

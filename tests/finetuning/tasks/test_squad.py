@@ -45,8 +45,8 @@ def task_of(path: Path, version: Version = "1.1", **more: Any) -> SquadTask:
 def cut_back(lessons: Lessons, row: int, span: Sequence[int]) -> str:
     """The text of a window's label, by the offsets of its text."""
     context = lessons.context[lessons.places.question[row]]
-    (offsets,) = lessons.offsets(np.array([context]))
-    first, last = np.array(span) + lessons.places.begins[row] - lessons.before(np.array([row]))[0]
+    (offsets,) = lessons.find_offsets(np.array([context]))
+    first, last = np.array(span) + lessons.places.begins[row] - lessons.count_before(np.array([row]))[0]
     text: str = lessons.texts[context][offsets[first, 0] : offsets[last, 1]]
     return text
 
@@ -160,14 +160,14 @@ def test_figures_are_those_of_the_files_that_are_written(tmp_path: Path, version
     if version == "1.1":
         assert scores == {"exact": official["exact_match"] / 100, "f1": official["f1"] / 100}
         assert not odds.exists()
-        assert task.description(said)["threshold"] is None
+        assert task.describe_use(said)["threshold"] is None
     else:
         both = {name: value / 100 for name, value in official.items() if not name.endswith("total")}
         assert scores.items() >= both.items()
         with_odds, _ = evaluate(Evaluate(path, predictions, odds))
         assert scores["best_f1"] == with_odds["best_f1"] / 100 == pytest.approx(scores["f1"])
         assert scores["best_f1_thresh"] == with_odds["best_f1_thresh"]
-        threshold = task.description(said)["threshold"]
+        threshold = task.describe_use(said)["threshold"]
         table = json.loads(odds.read_text())
         empty = {name for name, answer in json.loads(predictions.read_text()).items() if not answer}
         assert empty == {name for name in table if table[name] > threshold}
@@ -194,7 +194,7 @@ def test_a_model_that_is_never_right_is_best_silent(tmp_path: Path) -> None:
     assert (scores["exact"], scores["f1"], scores["best_f1"]) == (0.75, 0.75, 0.75)
     assert (scores["exact_at_zero"], scores["f1_at_zero"]) == (0.0, 0.0)
     assert scores["best_f1_thresh"] == 0.0  # as the official script says it, though silence begins far below
-    assert task.description(said)["threshold"] < -28 < task.description(said)["threshold"] + 1
+    assert task.describe_use(said)["threshold"] < -28 < task.describe_use(said)["threshold"] + 1
 
 
 def test_whole_articles_are_held_out(tmp_path: Path) -> None:

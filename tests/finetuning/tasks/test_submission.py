@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common.errors import UserError
-from finetuning.tasks.glue import TASKS, TEST_ROWS, leaderboard_file, write_submission
+from finetuning.tasks.glue import TASKS, TEST_ROWS, name_leaderboard_file, write_submission
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def _few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
 def answers(folder: Path, leave_out: str = "") -> None:
     """Answers to every test split, as many as the leaderboard wants."""
     for (name, split), count in TEST_ROWS.items():
-        if (file := leaderboard_file(name, split)) != leave_out:
+        if (file := name_leaderboard_file(name, split)) != leave_out:
             lines = ["index\tprediction", *(f"{row}\tfrom the model" for row in range(count))]
             (folder / name).mkdir(exist_ok=True)
             (folder / name / file).write_text("\n".join(lines) + "\n")
