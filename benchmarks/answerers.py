@@ -1,7 +1,7 @@
-"""Sides of the benchmark of inference: a fine-tuned model answers requests, by our code, transformers or ONNX Runtime.
+"""Sides of the inference benchmark: a fine-tuned model by our code, transformers or ONNX Runtime.
 
-A request is some sequences of pieces; the answer is the logits. Nobody is given padded sequences, since nobody is asked
-so: who needs padding pads, to the longest of the request, and that is in the seconds.
+A request has sequences of pieces; the answer is their logits. Sequences come without padding. Sides that need it pad to
+the longest of the request, which counts in their seconds.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pretraining.devices import find_kind
 from pretraining.reporting.hardware import synchronize
 
 Request = Sequence[Array]
-"""Sequences of pieces that are asked about together."""
+"""Sequences of pieces."""
 CORES = 2
-"""Threads that each side computes with."""
+"""Threads of each side."""
 
 
 @dataclass(frozen=True)
 class Replies:
-    """What a side says of requests, and the seconds that each of them took."""
+    """The logits of all requests, and the seconds of each request."""
 
     logits: Array
     seconds: list[float]
@@ -47,7 +47,7 @@ class Answerer:
     answer: Callable[[Request], Array]
 
     def answer_all(self, requests: Sequence[Request]) -> Replies:
-        """Answers one request after another, as fast as possible."""
+        """Answers requests one after another, without pauses."""
         logits, seconds = [], []
         for request in requests:
             start = time.perf_counter()
@@ -58,7 +58,7 @@ class Answerer:
 
 @dataclass(frozen=True)
 class CutSequences:
-    """Sequences that are cut into pieces already, as items of a task."""
+    """Sequences of pieces as items of a task."""
 
     request: Request
 
@@ -72,14 +72,14 @@ class CutSequences:
 
 
 def load_ours(folder: Path, *, numbers: Any) -> Answerer:
-    """Our model, as predict.py asks it."""
+    """Loads our model as predict.py does."""
     set_threads()
     model = load(folder, numbers)
     return Answerer(lambda request: model.logits(CutSequences(request)).values)
 
 
 def load_transformers(folder: Path, *, numbers: str) -> Answerer:
-    """transformers' model: `bf16` has its weights so, `autocast` those in fp32 and its products in bf16."""
+    """Loads transformers' model. `bf16` converts the weights; `autocast` keeps them in fp32, with products in bf16."""
     require_packages("transformers")
     silence_transformers()
     from transformers import BertForSequenceClassification
@@ -102,7 +102,7 @@ def load_transformers(folder: Path, *, numbers: str) -> Answerer:
 
 
 def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
-    """ONNX Runtime, with the graph of transformers' model, its fusions, and for int8 its dynamic quantisation."""
+    """Loads the graph of transformers' model into ONNX Runtime, with its fusions, and dynamic quantisation for int8."""
     require_packages("onnxruntime", "onnx", "onnxscript", "transformers")
     silence_transformers()
     import onnxruntime
@@ -122,7 +122,7 @@ def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
 
 
 def export(folder: Path) -> Path:
-    """Writes the graph of a folder of transformers, with the fusions that ONNX Runtime has for BERT."""
+    """Exports a transformers folder as an ONNX graph, with ONNX Runtime's fusions for BERT."""
     import torch.onnx
     from onnxruntime.transformers.optimizer import optimize_model
     from transformers import BertForSequenceClassification
@@ -151,7 +151,7 @@ def export(folder: Path) -> Path:
 
 
 def set_threads() -> None:
-    """Limits PyTorch to the threads that each side has."""
+    """Limits PyTorch to the threads of a side."""
     torch.set_num_threads(CORES)
 
 
@@ -170,4 +170,4 @@ KINDS = {
     for who, (make, several) in NUMBERS.items()
     for numbers in several
 }
-"""The sides by their names: a library, and the numbers that it computes in."""
+"""The sides by name: a library, and the type of numbers."""

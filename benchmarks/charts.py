@@ -1,4 +1,4 @@
-"""Charts of what was measured: speed by processes."""
+"""The chart of scaling: speed by processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def group_points(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The points of each kind of scaling that differ in nothing but the number of processes."""
+    """Groups points by the kind of scaling; keeps those that differ in the number of processes alone."""
     fewest = min((point["processes"], point["threads"]) for point in points)[1]
     kinds = dict.fromkeys(point["scaling"] for point in points)
     alike = [point for point in points if point["threads"] == fewest or point["nodes"] > 1]
@@ -20,7 +20,7 @@ def group_points(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[
 
 
 def draw_scaling(points: Sequence[Mapping[str, Any]]) -> Figure:
-    """The speed by the number of processes: as measured, without communication, and as it would grow."""
+    """Draws the speed by the number of processes: measured, without communication, and in proportion."""
     figure = new_figure(3.6)
     for axes, (kind, of_kind) in zip(figure.subplots(1, 2), group_points(points).items(), strict=False):
         processes = [point["processes"] for point in of_kind]

@@ -1,8 +1,8 @@
-"""Sides of the benchmark of fine-tuning: each trains and predicts in a process of its own, in its turn.
+"""Sides of the fine-tuning benchmark, which train and predict in turns, each in a process of its own.
 
 A turn is an epoch of training, or one prediction of the same items, so that all do the same work in every turn. The
 peer is transformers' Trainer, on the same items, from the same model folder, with our settings. Its items are cut into
-pieces before it begins, as its users do; that time counts for nobody else.
+pieces beforehand, as its users do, which does not count.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from pretraining.processes.watchdog import Watch
 
 SQUAD = "squad/train-v1.1_subset_44articles.json"
 Numbers = Literal["autocast", "fp32"]
-"""What the Trainer computes in: bf16 over weights in fp32, or fp32."""
+"""The type of numbers of the Trainer: bf16 over weights in fp32, or fp32."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """What all sides do: epochs of training on some items, and predictions of them."""
+    """The work of all sides: epochs of training on some items, and predictions of them."""
 
     task: str
     """sst2, cola or squad."""
@@ -59,14 +59,14 @@ class Exercise:
     dtype: str = "auto"
 
     def settings(self) -> FineTuning:
-        """The settings of the task's recipe, with nothing kept of the run."""
+        """Returns the settings of the task's recipe, without logs or checkpoints of the run."""
         given = {"batch": self.batch, "epochs": float(self.epochs), "precision.dtype": f'"{self.dtype}"'}
         quiet = {"logging.tensorboard": "false", "checkpoints.every": 0}
         overrides = [f"--{name}={value}" for name, value in {**given, **quiet}.items()]
         return load_settings("squad1" if self.task == "squad" else "glue", overrides)
 
     def open(self) -> Task:
-        """The task, with as many of its training items as the steps of an epoch take."""
+        """Opens the task, with the number of training items that the steps of an epoch take."""
         cutter, settings = Cutter(find_model(str(self.model)).vocabulary), self.settings()
         task: Task = (
             open_squad("1.1", self.data / SQUAD, None, Setup(cutter, settings), held_out=0.1)
@@ -80,7 +80,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class ItemSubset:
-    """Some of the items of a split."""
+    """A subset of the items of a split."""
 
     items: Items
     numbers: Array
@@ -94,14 +94,14 @@ class ItemSubset:
 
 
 class UnscoredTuner(Tuner):
-    """A run that scores nothing: prediction has turns of its own."""
+    """A run without scoring, since prediction has its own turns."""
 
     def score_where_due(self) -> None:
         """Does nothing."""
 
 
 class OurFineTuning:
-    """Our fine-tuning, an epoch in a turn."""
+    """Our fine-tuning, an epoch a turn."""
 
     def __init__(self, exercise: Exercise) -> None:
         world, settings = World(), exercise.settings()
@@ -132,8 +132,8 @@ class OurFineTuning:
 
 
 class TheirFineTuning:
-    """transformers' Trainer, which pads to a width, or to the longest of a batch with lengths grouped: an epoch in each
-    turn, and a prediction in each turn after the last one."""
+    """transformers' Trainer: an epoch a turn, and after the last epoch a prediction a turn. It pads to `width`, or to
+    the longest of a batch with lengths grouped."""
 
     def __init__(self, numbers: Numbers, width: int, exercise: Exercise) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -141,7 +141,7 @@ class TheirFineTuning:
         self.numbers, self.width, self.exercise = numbers, width, exercise
 
     def take_turns(self, calls: Calls) -> None:
-        """Trains for all epochs, and then predicts the items that it trained on, again and again."""
+        """Trains for all epochs, then predicts the training items repeatedly."""
         with tempfile.TemporaryDirectory() as folder:
             trainer, rows = self._prepare(calls, Path(folder))
             calls.next()
@@ -151,7 +151,7 @@ class TheirFineTuning:
                 calls.next()
 
     def _prepare(self, calls: Calls, folder: Path) -> tuple[Any, Any]:
-        """The Trainer and the rows of its dataset."""
+        """Creates the Trainer, and the rows of its dataset."""
         import transformers
 
         steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
@@ -180,7 +180,7 @@ class TheirFineTuning:
 
 
 def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:
-    """A model of transformers for a task, with the weights of the folder."""
+    """Loads a transformers model for a task, with the weights of a folder."""
     import transformers
 
     dropout, attention = settings.dropout.hidden, settings.dropout.attention
@@ -196,7 +196,7 @@ def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:
 
 
 def build_arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: bool, on_cpu: bool = False) -> Any:
-    """Our settings as the Trainer takes them; it computes on a GPU where there is one, unless on_cpu says otherwise."""
+    """Converts our settings to arguments of the Trainer. It uses a GPU if there is one, unless `on_cpu` is set."""
     import transformers
 
     optimizer = settings.optimizer
@@ -225,7 +225,7 @@ def build_arguments(settings: FineTuning, folder: Path, numbers: Numbers, groupe
 
 
 def encode_rows(items: Items, kind: str, width: int = 0) -> list[dict[str, Any]]:
-    """The items as rows of a dataset; padded to a `width`, or as long as they are."""
+    """Converts items to rows of a dataset, padded to `width`; not padded if it is 0."""
     encoded = items.encode(np.arange(len(items)))
     pieces, second = encoded.sequences
     rows: list[dict[str, Any]] = []

@@ -5,10 +5,9 @@
     python benchmarks/fine_tuning.py --size base --steps 4 --contests sst2-padded squad-padded --numbers autocast
 
 Both train the same model on the same items of real tasks (from the folder that CLOZE_DATA names; without it, sentences
-of the demo corpus), as many in a batch, with dropout, the same AdamW and clipping. We pad nothing; the Trainer pads to
-the longest sequence that a task allows, or to the longest of a batch with lengths grouped. It computes in bf16 by
-autocast, and in fp32. Where it is not installed, we are measured alone. Sides take turns of an epoch of some steps;
-ratios are medians.
+of the demo corpus), with equal batches, dropout, AdamW and clipping. We pad nothing; the Trainer pads to the longest
+sequence that a task allows, or to the longest of a batch with lengths grouped. It computes in bf16 by autocast, and in
+fp32. If it is not installed, we are measured alone. A turn is an epoch of some steps; ratios are medians.
 """
 
 import sys
@@ -44,13 +43,13 @@ from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import choose_device
 
 WIDTHS = {"sst2": 128, "cola": 128, "squad": 384, "demo": 128}
-"""What users pad the sequences of a task to."""
+"""The usual width of padded sequences of a task."""
 BATCHES = {"sst2": 32, "cola": 32, "squad": 16, "demo": 32}
 FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
 DEMO = ("demo-padded", "demo-dynamic")
-"""Contests on sentences of the demo corpus, as SST-2 has them."""
+"""Contests on sentences of the demo corpus, in the format of SST-2."""
 STEPS = {"tiny": 64, "mini": 64, "small": 16}
-"""Steps of an epoch by the size of the model; fewer for larger ones."""
+"""Steps of an epoch by the size of the model; LEAST_STEPS for larger ones."""
 LEAST_STEPS = 4
 PEER = ("transformers", "accelerate")
 
@@ -60,26 +59,26 @@ class FineTuningSpeed:
     """Measures fine-tuning against transformers' Trainer."""
 
     model: Path | None = None
-    """Folder of a BERT of transformers (default: one with fresh weights, which take as long)."""
+    """Folder of a transformers BERT (default: one with fresh weights)."""
     size: str = "mini"
-    """Its size, where none is given."""
+    """Size of the model with fresh weights."""
     data: Path = DATA
     """Folder with glue/, squad/ and vocab.txt."""
     contests: tuple[str, ...] = ()
-    """Contests, such as sst2-dynamic; what is kept of others stays (default: all whose data is there, without any
-    those on the demo corpus)."""
+    """Contests, such as sst2-dynamic; earlier results of others stay (default: all with data, or else those on the demo
+    corpus)."""
     numbers: tuple[Numbers, ...] = ("autocast", "fp32")
-    """What the Trainer computes in, one after another."""
+    """Types of numbers of the Trainer, one after another."""
     steps: int | None = None
     """Steps of a turn (default: by size)."""
     rounds: int = 5
-    """Turns of which the median is taken."""
+    """Turns for the median."""
     out: Path | None = None
-    """File for the numbers (default: in benchmarks/results)."""
+    """File for the results (default: in benchmarks/results)."""
 
 
 def make_model(size: str, data: Path, folder: Path) -> Path:
-    """A folder of transformers with fresh weights and the published vocabulary."""
+    """Writes a transformers folder with fresh weights and the published vocabulary."""
     if size not in SIZES:
         raise UserError(f"--size {size}: is none of {', '.join(SIZES)}")
     vocabulary = choose_vocabulary(data)
@@ -91,7 +90,7 @@ def make_model(size: str, data: Path, folder: Path) -> Path:
 
 
 def compete(numbers: Numbers, width: int, exercise: Exercise, alone: bool = False) -> dict[str, Turns]:
-    """Turns of all sides, in training and in prediction; the first one of each warms it up."""
+    """Lets all sides take turns in training and in prediction; the first turns do not count."""
     kinds = {OURS: SideSpec(OurFineTuning, small_steps=True)}
     kinds |= {} if alone else {"transformers": SideSpec(partial(TheirFineTuning, numbers, width), prepared=False)}
     with open_sides(kinds, exercise) as sides:
@@ -103,7 +102,7 @@ def compete(numbers: Numbers, width: int, exercise: Exercise, alone: bool = Fals
 
 
 def run_contest(name: str, numbers: Sequence[Numbers], exercise: Exercise, alone: bool = False) -> dict[str, Any]:
-    """Ours against the Trainer with all numbers, one after another."""
+    """Runs a contest against the Trainer with each type of numbers."""
     width = WIDTHS[name.partition("-")[0]] if name.endswith("-padded") else 0
     several = numbers[:1] if alone else numbers
     against = {each: summarise(compete(each, width, exercise, alone), exercise) for each in several}
@@ -111,7 +110,7 @@ def run_contest(name: str, numbers: Sequence[Numbers], exercise: Exercise, alone
 
 
 def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
-    """Items a second of both sides, and how many times as fast we are."""
+    """Returns items a second of both sides, and how many times as fast we are."""
     items, found = exercise.steps * exercise.batch, {}
     for what, turns in taken.items():
         speeds = {
@@ -123,7 +122,7 @@ def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
 
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:
-    """Goes through the contests, and keeps what is found after each, since they take minutes."""
+    """Runs the contests, and writes the results after each, since they take minutes."""
     absent, keeper = (
         find_missing_packages(*PEER),
         ResultsFile("finetuning", ["torch", "deepspeed", *PEER], settings.out),
@@ -146,7 +145,7 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
             exercise = Exercise(task, model, data, BATCHES[task], steps, 1 + settings.rounds)
             if contest in DEMO and demo is not None:
                 exercise = replace(exercise, task="sst2", data=demo)
-            name = f"{contest}, alone" if absent else contest  # takes the place of no ratio
+            name = f"{contest}, alone" if absent else contest  # so that it replaces no ratio
             one = {**run_contest(contest, settings.numbers, exercise, bool(absent)), **describe_run()}
             found["contests"][name] = one
             written = keeper.keep({"models": models})
@@ -155,7 +154,7 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
 
 
 def find_contests(settings: FineTuningSpeed, console: Console) -> Sequence[str]:
-    """The contests that were asked for, or all whose data is there; without data, those on the demo corpus."""
+    """Returns the requested contests, or all with data; without any data, those on the demo corpus."""
     known = [f"{task}-{how}" for task in FILES for how in ("padded", "dynamic")]
     there = [name for name in known if (settings.data / FILES[name.partition("-")[0]]).exists()]
     for name in settings.contests:

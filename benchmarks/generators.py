@@ -1,7 +1,7 @@
-"""Google's original generator of data for BERT, a peer of preparation.py, written from the algorithm's description.
+"""The algorithm of Google's original data generator for BERT, a peer of preparation.py, written from its description.
 
-It cuts text by a tokenizer in plain Python and writes examples of ids padded to the length. Records are pickled here,
-which takes less time than the TFRecord files that TensorFlow would write.
+It has a tokenizer in plain Python, and writes examples of padded ids. Records are pickled, which takes less time than
+TensorFlow's TFRecord files.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 Pieces = list[str]
 Document = list[Pieces]
-LONGEST_WORD = 200  # characters; what is longer is unknown
-SHORT, MASKED = 0.1, 0.15  # shares: of examples that are shorter than they could be, of pieces that are masked
+LONGEST_WORD = 200  # characters; a longer word is unknown
+SHORT, MASKED = 0.1, 0.15  # shares of shortened examples, and of masked pieces
 
 
 @dataclass(frozen=True)
 class ExamplesJob:
-    """What the generator is to make."""
+    """The input and the settings of the generator."""
 
     text: Path
-    """A sentence a line, an empty line after each document: what the original reads."""
+    """The format of the original: a sentence a line, an empty line after each document."""
     vocabulary: Path
     length: int = 128
     duplicates: int = 1
@@ -33,12 +33,12 @@ class ExamplesJob:
 
     @property
     def predictions(self) -> int:
-        """The most pieces of an example that are masked, 20 of 128."""
+        """The largest number of masked pieces of an example, 20 of 128."""
         return self.length * 5 // 32
 
 
 class Pair(NamedTuple):
-    """Two segments, and whether the second is from another document."""
+    """Two segments; `random_next` if the second is from another document."""
 
     first: Pieces
     second: Pieces
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """An example with masks, which positions have them, and what stood there."""
+    """An example with masks, their positions, and the original pieces."""
 
     pieces: Pieces
     positions: list[int]
@@ -54,7 +54,7 @@ class Masked(NamedTuple):
 
 
 def generate_examples(job: ExamplesJob, out: Path) -> int:
-    """Runs the original generator's algorithm; returns how many examples it wrote."""
+    """Runs the original generator's algorithm; returns the number of examples."""
     ids = {piece: number for number, piece in enumerate(job.vocabulary.read_text().split("\n")[:-1])}
     rng, words = Random(job.seed), list(ids)
 
@@ -72,7 +72,7 @@ def generate_examples(job: ExamplesJob, out: Path) -> int:
 
 
 def _read(text: Path, cut: Callable[[str], Pieces]) -> list[Document]:
-    """All documents of a file, in pieces; those without any are left out."""
+    """Reads all documents of a file, in pieces, without empty ones."""
     documents: list[Document] = [[]]
     with text.open(encoding="utf-8") as file:
         for line in file:
@@ -87,7 +87,7 @@ def _read(text: Path, cut: Callable[[str], Pieces]) -> list[Document]:
 
 
 def split_words(text: str) -> list[str]:
-    """Words and punctuation marks of a text, in lower case and without accents."""
+    """Splits a text into words and punctuation marks, in lower case and without accents."""
     spaced = "".join(f" {character} " if _is_chinese(ord(character)) else character for character in _clean(text))
     words: list[str] = []
     for word in spaced.split():
@@ -97,7 +97,7 @@ def split_words(text: str) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    """The text with plain spaces, and without characters that nobody sees."""
+    """Replaces white space by spaces, and removes control characters."""
     kept = []
     for character in text:
         if character in " \t\n\r" or unicodedata.category(character) == "Zs":
@@ -127,7 +127,7 @@ def _is_punctuation(character: str) -> bool:
 
 
 def _split(word: str) -> list[str]:
-    """A word parted at its punctuation marks, each of which is a word by itself."""
+    """Splits a word at punctuation marks, each of which becomes a word."""
     parts: list[list[str]] = []
     begins = True
     for character in word:
@@ -140,7 +140,7 @@ def _split(word: str) -> list[str]:
 
 
 def split_pieces(word: str, vocabulary: dict[str, int]) -> Pieces:
-    """The longest pieces that a word has, from its start; [UNK] where it has none."""
+    """Splits a word into the longest pieces from its start; [UNK] if it has none."""
     characters = list(word)
     if len(characters) > LONGEST_WORD:
         return ["[UNK]"]
@@ -165,14 +165,14 @@ def split_pieces(word: str, vocabulary: dict[str, int]) -> Pieces:
 
 
 def _all_pairs(documents: list[Document], job: ExamplesJob, rng: Random) -> Iterator[Pair]:
-    """The pairs of all documents, drawn anew for each duplicate."""
+    """Yields the pairs of all documents, drawn anew for each duplicate."""
     for _ in range(job.duplicates):
         for number in range(len(documents)):
             yield from _pairs(documents, number, job.length - 3, rng)
 
 
 def _pairs(documents: list[Document], number: int, room: int, rng: Random) -> Iterator[Pair]:
-    """Pairs of segments of a document; half of the second ones come from another."""
+    """Yields pairs of segments of a document; half of the second ones come from another document."""
     document, at = documents[number], 0
     target = rng.randint(2, room) if rng.random() < SHORT else room
     chunk: list[Pieces] = []
@@ -186,7 +186,7 @@ def _pairs(documents: list[Document], number: int, room: int, rng: Random) -> It
             random_next = len(chunk) == 1 or rng.random() < 0.5
             if random_next:
                 second = _elsewhere(documents, number, target - len(first), rng)
-                at -= len(chunk) - end  # what was not used begins the next pair
+                at -= len(chunk) - end  # unused sentences begin the next pair
             else:
                 second = [piece for sentence in chunk[end:] for piece in sentence]
             _truncate(first, second, room, rng)
@@ -197,7 +197,7 @@ def _pairs(documents: list[Document], number: int, room: int, rng: Random) -> It
 
 
 def _elsewhere(documents: list[Document], own: int, target: int, rng: Random) -> Pieces:
-    """Pieces of another document, from a random sentence on, until they are enough."""
+    """Returns at least `target` pieces of another document, from a random sentence on."""
     for _ in range(10):
         other = rng.randint(0, len(documents) - 1)
         if other != own:
@@ -211,7 +211,7 @@ def _elsewhere(documents: list[Document], own: int, target: int, rng: Random) ->
 
 
 def _truncate(first: Pieces, second: Pieces, room: int, rng: Random) -> None:
-    """Takes pieces off the longer segment, at a random end, until both fit."""
+    """Removes pieces from the longer segment, at a random end, until both fit."""
     while len(first) + len(second) > room:
         longer = first if len(first) > len(second) else second
         if rng.random() < 0.5:
@@ -221,7 +221,7 @@ def _truncate(first: Pieces, second: Pieces, room: int, rng: Random) -> None:
 
 
 def _mask(pieces: Sequence[str], predictions: int, words: list[str], rng: Random) -> Masked:
-    """Chooses pieces to be guessed: of ten eight become [MASK], one becomes a random piece, one stays."""
+    """Masks pieces: of ten, eight become [MASK], one a random piece, one stays."""
     candidates = [number for number, piece in enumerate(pieces) if piece not in ("[CLS]", "[SEP]")]
     rng.shuffle(candidates)
     chosen = sorted(candidates[: min(predictions, max(1, round(len(pieces) * MASKED)))])
@@ -248,7 +248,7 @@ def _example(pair: Pair, predictions: int, words: list[str], rng: Random) -> tup
 def _features(
     masked: Masked, segments: list[int], random_next: bool, ids: dict[str, int], job: ExamplesJob
 ) -> dict[str, list[Any]]:
-    """An example in numbers, padded."""
+    """Converts an example to padded ids."""
     size, guessed = len(masked.pieces), len(masked.positions)
     rest, unused = [0] * (job.length - size), [0] * (job.predictions - guessed)
     return {

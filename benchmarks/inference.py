@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Measures answers of a fine-tuned model against transformers and ONNX Runtime: latency, and sentences a second.
+"""Measures inference of a fine-tuned model beside transformers and ONNX Runtime: latency, and sentences a second.
 
     python benchmarks/inference.py
     python benchmarks/inference.py --sizes mini --model runs/mini/glue/sst2/model
 
-A request is some sequences of pieces, and its answer is their logits. Sequences have 128 pieces each, or other
---lengths, or as many as SST-2's sentences have, in the order of the file (from the folder that CLOZE_DATA names;
-without it, sentences of the demo corpus). Everybody has a process of its own with two threads, the same weights and the
-same requests, and first has to say the same. Peers pad to the longest sequence of a request. "All at once" gives us all
-sentences in one request, which we sort by length, as predict.py does; the peers have them 32 at a time in the order of
-the file. Sides take turns; ratios are medians over the rounds. A side that cannot take part says why. The numbers are
-kept in benchmarks/results/.
+A request has sequences of pieces; its answer is their logits. Sequences have the --lengths, or those of SST-2's
+sentences in the order of the file (from the folder that CLOZE_DATA names; without it, sentences of the demo corpus).
+Each side has a process with two threads, the same weights and the same requests, and must give the same logits. Peers
+pad to the longest sequence of a request. "All at once" gives us all sentences in one request, which we sort by length,
+as predict.py does; the peers get 32 at a time in the order of the file. Sides take turns; ratios are medians over the
+rounds. The reason is printed if a side cannot take part. Results go to benchmarks/results/.
 """
 
 import sys
@@ -50,54 +49,53 @@ from pretraining.huggingface.weights import TaskHead
 from pretraining.model.shape import SIZES, Shape
 
 TOGETHER = 32
-"""Sentences of a request of the peers, where we get all of them at once."""
+"""Sentences of a request of the peers, if we get all at once."""
 TURN_SECONDS, MOST_REQUESTS = 1.5, 400
 REST = 0.05
-"""Seconds between turns, in which the threads of the last side go to sleep."""
+"""Seconds between turns, in which the threads of the last side stop spinning."""
 TOLERANCES = {"fp32": 1e-4, "bf16": 0.05, "autocast": 0.05, "int8": 0.5}
-"""How far logits may be from those in fp32, in shares of the largest of them or of 1: whoever is further away computes
-something else."""
+"""The largest difference of logits from those in fp32, relative to the largest logit or 1."""
 
 
 @dataclass(frozen=True)
 class Inference:
-    """Measures how fast a fine-tuned model answers, here and with others."""
+    """Measures inference of a fine-tuned model, by Cloze and others."""
 
     sizes: tuple[str, ...] = ("mini", "base")
-    """Sizes of the models; their weights are fresh, which takes as long."""
+    """Sizes of the models, which have fresh weights."""
     model: Path | None = None
-    """Folder of a model that was fine-tuned, of transformers' BertForSequenceClassification, instead."""
+    """Folder of a fine-tuned model, transformers' BertForSequenceClassification, instead of --sizes."""
     data: Path = DATA
     """Folder with glue/SST-2 and vocab.txt."""
     sides: tuple[str, ...] = tuple(KINDS)
-    """Sides that take part, such as "cloze bf16"."""
+    """Sides, such as "cloze bf16"."""
     batches: tuple[int, ...] = (1, 8, 32)
-    """Sequences of a request, all of one length."""
+    """Sequences of a request, for requests of one length."""
     lengths: tuple[int, ...] = (128,)
-    """These lengths, in pieces."""
+    """Lengths of these sequences, in pieces."""
     mixed: tuple[int, ...] = (1, 32)
-    """Sentences of a request, of their own lengths."""
+    """Sentences of a request, for requests of SST-2's lengths."""
     sentences: int = 64
-    """How many of SST-2's sentences are asked about; 0 asks about none, and needs no numba."""
+    """The number of SST-2's sentences; 0 for none, which needs no numba."""
     rounds: int = 3
-    """Turns of every side of which the median is taken."""
+    """Turns of every side, for the median."""
     out: Path | None = None
-    """File for the numbers (default: in benchmarks/results, by the hardware)."""
+    """File for the results (default: in benchmarks/results, by hardware)."""
 
 
 @dataclass(frozen=True)
 class InferenceContest:
-    """The requests of a contest, which all sides answer."""
+    """A contest, in which all sides answer the same requests."""
 
     name: str
     requests: Sequence[Request]
-    """What the peers are asked, and we too unless all comes at once."""
+    """The requests of the peers, and ours unless `at_once`."""
     at_once: bool = False
-    """Whether we get all sequences in one request."""
+    """Whether our sides get all sequences in one request."""
 
     @property
     def sequences(self) -> int:
-        """How many sequences there are in all requests."""
+        """The number of sequences in all requests."""
         return sum(map(len, self.requests))
 
     def requests_for(self, side: str) -> Sequence[Request]:
@@ -108,14 +106,14 @@ class InferenceContest:
 
 
 def split_requests(sequences: Sequence[Array], size: int) -> list[Request]:
-    """Requests of so many sequences, in their order."""
+    """Splits sequences into requests of this size, in order."""
     return [sequences[begin : begin + size] for begin in range(0, len(sequences), size)]
 
 
 def build_contests(
     settings: Inference, source: str, sentences: Sequence[Array], vocabulary: int, longest: int
 ) -> Iterator[InferenceContest]:
-    """Everything that is asked about a model."""
+    """Yields the contests of a model."""
     random = np.random.default_rng(0)
     for length, batch in itertools.product([min(each, longest) for each in settings.lengths], settings.batches):
         even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
@@ -128,7 +126,7 @@ def build_contests(
 
 
 def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str]]:
-    """Sentences in the order of their file, and where they are from: SST-2, or the demo corpus."""
+    """Reads sentences in the order of their file; returns their source, SST-2 or the demo corpus, too."""
     path = settings.data / "glue" / "SST-2" / "dev.tsv"
     if path.is_file():
         rows = path.read_text().splitlines()[1:]
@@ -138,7 +136,7 @@ def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str
 
 
 def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Array]:
-    """The sequences of pieces of some texts."""
+    """Cuts texts into sequences of pieces."""
     if not texts:
         return []
     cutter = Cutter(vocabulary)
@@ -147,7 +145,7 @@ def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) 
 
 
 def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
-    """A folder of transformers with fresh weights and a head of two classes."""
+    """Writes a transformers folder with fresh weights and a head of two classes."""
     if size not in SIZES:
         raise UserError(f"--sizes {size}: is none of {', '.join(SIZES)}")
     shape, head = Shape.from_size(size, len(vocabulary)), TaskHead("classes", ("0", "1"))
@@ -158,7 +156,7 @@ def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
 
 
 def link_model(model: Path, folder: Path) -> Path:
-    """A folder with links to the files of a model, beside which peers put what they make of it."""
+    """Creates a folder with links to the files of a model, into which peers write their graphs."""
     folder.mkdir()
     for path in model.resolve().iterdir():
         (folder / path.name).symlink_to(path)
@@ -166,7 +164,7 @@ def link_model(model: Path, folder: Path) -> Path:
 
 
 class Contestants:
-    """The sides that take part, as long as they can."""
+    """The sides that take part, without those that have failed."""
 
     def __init__(self, names: Sequence[str], folder: Path, stack: ExitStack, console: Console) -> None:
         self.sides: dict[str, Side] = {}
@@ -180,7 +178,7 @@ class Contestants:
         self.lose({})
 
     def ask(self, requests: Mapping[str, Sequence[Request]]) -> dict[str, Replies]:
-        """The replies of all sides that have some."""
+        """Returns the replies of all sides; drops those that fail."""
         found, failed = {}, {}
         for name, side in self.sides.items():
             try:
@@ -192,7 +190,7 @@ class Contestants:
         return found
 
     def lose(self, faults: Mapping[str, str]) -> None:
-        """Goes on without some sides; UserError where none is left."""
+        """Drops sides. Raises UserError if none is left."""
         for name, fault in faults.items():
             self.sides.pop(name)
             self._note(name, fault)
@@ -205,7 +203,7 @@ class Contestants:
 
 
 def run_contest(contest: InferenceContest, field: Contestants, rounds: int) -> dict[str, Any]:
-    """Lets all sides answer in turns, after they were heard to say the same."""
+    """Lets all sides answer in turns, after their logits have been compared."""
     first = field.ask({name: contest.requests_for(name) for name in field.sides})
     others = find_deviations({name: replies.logits for name, replies in first.items()})
     field.lose({name: f"{contest.name}: {why}" for name, why in others.items()})
@@ -217,19 +215,19 @@ def run_contest(contest: InferenceContest, field: Contestants, rounds: int) -> d
 
 
 def count_repeats(seconds: float, at_once: bool = False) -> int:
-    """How many times a turn has the requests, so that it takes a while."""
+    """Returns the number of times that a turn repeats the requests, so that it takes about TURN_SECONDS."""
     return 1 if at_once else max(1, min(MOST_REQUESTS, round(TURN_SECONDS / seconds)))
 
 
 def find_deviations(said: Mapping[str, Array]) -> dict[str, str]:
-    """The sides that do not say what the judge says, within their rounding, and how far away they are: the judge is the
-    side in fp32 that most others agree with."""
+    """Returns the sides whose logits differ from those of the judge by more than rounding, with messages. The judge is
+    the side in fp32 with which most others agree."""
 
     def faults(judge: str) -> dict[str, str]:
         scale, found = max(1.0, float(np.abs(said[judge]).max())), {}
         for name, logits in said.items():
             away, allowed = float(np.abs(logits - said[judge]).max()), TOLERANCES[name.split()[-1]] * scale
-            if not away <= allowed:  # nan is not, either
+            if not away <= allowed:  # also true for nan
                 found[name] = f"logits of {name} are {away:.2g} away from those of {judge}; {allowed:.2g} may be"
         return found
 
@@ -238,13 +236,13 @@ def find_deviations(said: Mapping[str, Array]) -> dict[str, str]:
 
 
 def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]]) -> dict[str, Any]:
-    """Milliseconds of a request, sentences a second, and how many times as fast we are as each of the others."""
+    """Returns milliseconds of a request, sentences a second, and our ratios to each peer."""
     speeds = {name: [len(each.logits) / sum(each.seconds) for each in turns] for name, turns in taken.items()}
     turns = Turns({name: [1 / speed for speed in found] for name, found in speeds.items()})
     found: dict[str, Any] = {"sequences": contest.sequences, "sides": {}, "times_as_fast": {}}
     for name, answers in taken.items():
         milliseconds = [1000 * each for turn in answers for each in turn.seconds]
-        half, most = np.percentile(milliseconds, (50, 99), method="inverted_cdf").round(2).tolist()  # measured ones
+        half, most = np.percentile(milliseconds, (50, 99), method="inverted_cdf").round(2).tolist()  # measured values
         found["sides"][name] = {
             "p50_ms": half,
             "p99_ms": most,
@@ -258,7 +256,7 @@ def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]])
 
 
 def measure(settings: Inference, console: Console) -> None:
-    """Goes through models and contests, and keeps what is found after each model."""
+    """Runs the contests of all models, and writes the results after each model."""
     unknown = [name for name in settings.sides if name not in KINDS]
     if unknown:
         raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, KINDS))}")

@@ -4,9 +4,9 @@
     python benchmarks/loader.py --data data/wiki
     python benchmarks/loader.py --data data/wiki --length 512 --ranks 8 64 --sequences 64
 
-A rank reads its own sequences alone, but knows the sizes of the whole global batch, which grows with the ranks. Ways to
-mask take turns: those of the shards, and masks that are drawn anew. Told are CPU seconds of the thread, so that other
-work on the machine does not count. Beside a GPU it also copies each batch into pinned memory: that is not measured.
+A rank reads its own sequences alone, but needs the sizes of the global batch, which grows with the ranks. Both kinds
+of masks take turns: those of the shards, and masks that are drawn anew. Seconds are CPU time of the thread: other
+work on the machine does not count. The copy of each batch into pinned memory for a GPU is not measured.
 """
 
 import sys
@@ -41,10 +41,10 @@ from pretraining.objectives.mlm import MaskedPieces, MaskedSettings
 SEED = 12345
 Masks = Literal["static", "dynamic"]
 WAYS: tuple[Masks, ...] = ("static", "dynamic")
-"""Masks of the shards, and masks that are drawn anew for every epoch."""
+"""Masks of the shards, and masks that are drawn anew in each epoch."""
 WARM_UP = 1
 WANTED = 700_000
-"""Pieces a second that one GPU takes at most: base at 128 on an H200, by the goals of `make gpu`."""
+"""The largest number of pieces a second that a GPU takes: base at 128 on an H200, by the goals of `make gpu`."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Loader:
     """Measures how fast one rank's batches are prepared."""
 
     data: Path | None = None
-    """Folder of shards (default: of the demo corpus, made for this)."""
+    """Folder of shards (default: made of the demo corpus)."""
     length: int = 128
-    """Length of the sequences, one that the shards have."""
+    """A length of the shards."""
     sequences: int = 256
     """Sequences of a rank in a step."""
     ranks: tuple[int, ...] = (1, 8, 64, 512)
-    """Ranks that share the global batch."""
+    """Numbers of ranks that share the global batch."""
     steps: int = 7
     """Steps of which the median is taken."""
     out: Path | None = None
@@ -72,7 +72,7 @@ def open_dataset(data: Path, manifest: Manifest, length: int, ranks: int, masks:
 
 
 def make_reader(dataset: Dataset, sequences: int, ranks: int) -> Callable[[], tuple[int, float]]:
-    """Prepares the first rank's batch of the step that comes: its pieces, and the CPU seconds that it took."""
+    """Returns a function that prepares the first rank's next batch, and returns its pieces and CPU seconds."""
     order, steps = BatchOrder(Order(SEED, dataset.shard_rows), sequences * ranks), iter(range(10**6))
 
     def read() -> tuple[int, float]:
@@ -84,7 +84,7 @@ def make_reader(dataset: Dataset, sequences: int, ranks: int) -> Callable[[], tu
 
 
 def measure_ranks(settings: Loader, data: Path, manifest: Manifest, ranks: int) -> list[dict[str, Any]]:
-    """Pieces a second of CPU time by every way to mask, and how many times what a GPU takes that is."""
+    """Measures pieces a CPU second for each kind of masks, and the ratio to what a GPU takes."""
     readers = {
         way: make_reader(open_dataset(data, manifest, settings.length, ranks, way), settings.sequences, ranks)
         for way in WAYS
@@ -106,7 +106,7 @@ def measure_ranks(settings: Loader, data: Path, manifest: Manifest, ranks: int) 
 
 
 def measure(settings: Loader, console: Console) -> None:
-    """Measures for all numbers of ranks, and says and keeps what was found."""
+    """Measures for all numbers of ranks; prints and writes the results."""
     if min((*settings.ranks, settings.sequences, settings.steps, settings.length)) < 1:
         raise UserError("--ranks, --sequences, --steps and --length: at least 1")
     keeper = ResultsFile("loader", ["torch", "numpy", "pyarrow"], settings.out, with_gpu=False)

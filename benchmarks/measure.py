@@ -1,4 +1,4 @@
-"""What every benchmark does: it reads its command, and keeps what it finds with all that decides the numbers."""
+"""Functions of all benchmarks: reading the command, and writing results with the environment."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ RESULTS = Path(__file__).parent / "results"
 SHARD = ROOT / "data_prep" / "shard.py"
 DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
 COMMIT = ROOT / "build" / "gpu-wheels" / "commit.txt"
-"""Says what commit a tree is that goes to a machine without git, or without its history; and the digest of its code."""
+"""The commit and the code digest of a tree that is copied to a machine without git, or without the history."""
 CODE = ("data_prep", "pretraining", "finetuning", "benchmarks")
 FORMAT = 2
-"""The number that JSON files bear; it changes when a reader of older ones would misread newer ones."""
+"""The format of JSON files; it changes if older readers would misread newer files."""
 NO_FLAG_PAIRS = (tyro.conf.FlagCreatePairsOff,)
 INSTRUCTION_SETS = {
     "amx_bf16": "amx",
@@ -44,17 +44,17 @@ INSTRUCTION_SETS = {
     "sve": "sve",
     "asimd": "neon",
 }
-"""Instructions by which processors multiply, the fastest first: Linux's names for them, and ours."""
+"""Instruction sets for multiplication, the fastest first: Linux's names, and ours."""
 
 
 def describe_run() -> dict[str, str]:
-    """When and by what a part of the results was measured, for files with parts of several days."""
+    """Describes when and how a part of the results was measured, for files with parts of several days."""
     found = describe_environment(["torch"])
     return {name: found[name] for name in ("date", "commit", "command", "torch")}
 
 
 def describe_environment(libraries: Sequence[str], with_gpu: bool = True) -> dict[str, Any]:
-    """What decides the numbers: the command, the commit, the hardware with its instruction sets, and versions."""
+    """Describes the command, the commit, the hardware with its instruction sets, and versions."""
     script, *options = sys.argv
     own = Path(script).resolve()
     return {
@@ -74,7 +74,7 @@ def describe_environment(libraries: Sequence[str], with_gpu: bool = True) -> dic
 
 
 def name_hardware(with_gpu: bool = True) -> str:
-    """Names the kind of hardware that numbers hold for, such as avx512-bf16-2-cores or nvidia-h100-80gb-hbm3."""
+    """Names the kind of hardware, such as avx512-bf16-2-cores or nvidia-h100-80gb-hbm3."""
     gpu = _gpu().get("gpu") if with_gpu else None
     if gpu:
         return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
@@ -82,14 +82,14 @@ def name_hardware(with_gpu: bool = True) -> str:
 
 
 def list_instruction_sets() -> list[str]:
-    """What the processor has for multiplying, the fastest first."""
+    """Lists the processor's instruction sets for multiplication, the fastest first."""
     flags = (_cpu_line("flags") or _cpu_line("Features")).split()
     return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
 
 
 def find_commit() -> str:
-    """The commit that is measured, with + where files were changed since. Where the code is that for which wheels were
-    gathered, it is theirs: the machine that measures may have no checkout, or one without the history."""
+    """Returns the commit that is measured, with + if files have changed since. If the code equals that for which wheels
+    were gathered, it is their commit: the machine may have no checkout, or one without the history."""
     git = ["git", "-C", str(ROOT)]
     questions = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", "*.py", "*.cpp", "*.h")
     gathered, _, digest = COMMIT.read_text().strip().partition(" ") if COMMIT.is_file() else ("", "", "")
@@ -98,12 +98,12 @@ def find_commit() -> str:
     try:
         head, changes = (subprocess.check_output([*git, *asked], stderr=subprocess.DEVNULL) for asked in questions)
     except (OSError, subprocess.CalledProcessError):
-        return f"{gathered}+{now[:7]}" if digest else gathered  # so that two changes are two
+        return f"{gathered}+{now[:7]}" if digest else gathered  # so that different changes differ
     return head.decode().strip() + ("+" if changes.strip() else "")
 
 
 def compute_code_digest() -> str:
-    """The digest of all code that can be measured: trees with the same digest measure the same."""
+    """Computes the digest of all code that can be measured."""
     paths = (path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cpp", ".h"))
     lines = [f"{path.relative_to(ROOT)} {sha256(path)}" for path in sorted(paths)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -128,15 +128,15 @@ def _gpu() -> dict[str, Any]:
 
 
 def read_gpu_state(device: Any = "cuda") -> dict[str, float]:
-    """The clocks of a GPU in MHz, its power in watts and its temperature in degrees, which move its speed; nothing
-    where there is none or its driver does not say."""
+    """Reads the clocks of a GPU in MHz, its power in watts and its temperature in degrees, on which its speed depends.
+    Returns nothing without a GPU, or if its driver does not tell."""
     if "cuda" not in str(device):
         return {}
     import torch  # preparing data needs none
 
     names = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "watts", "temperature.gpu": "celsius"}
     try:
-        own = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"  # which nvidia-smi numbers otherwise
+        own = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"  # nvidia-smi numbers GPUs in another order
         ask = ["nvidia-smi", own, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
         told = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()[0]
         return dict(zip(names.values(), map(float, told.split(",")), strict=True))
@@ -145,7 +145,7 @@ def read_gpu_state(device: Any = "cuda") -> dict[str, float]:
 
 
 def _cpu_line(name: str) -> str:
-    """What Linux says of the processor under this name; empty where it says nothing."""
+    """Reads an entry of /proc/cpuinfo; empty if it is missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -154,7 +154,7 @@ def _cpu_line(name: str) -> str:
 
 
 def name_results_file(benchmark: str, with_gpu: bool = True) -> Path:
-    """Where the numbers of this machine are kept: another kind of hardware has another file."""
+    """Names the results file of a benchmark on this kind of hardware."""
     return RESULTS / f"{benchmark}-{name_hardware(with_gpu)}.json"
 
 
@@ -166,7 +166,7 @@ def write_results(path: Path, results: dict[str, Any]) -> Path:
 
 
 class ResultsFile:
-    """The file of a benchmark's numbers, which has what is found as soon as it is found: all of it takes minutes."""
+    """The results file of a benchmark, written after each part, since parts take minutes."""
 
     def __init__(self, benchmark: str, libraries: Sequence[str], out: Path | None, with_gpu: bool = True) -> None:
         self._benchmark, self._libraries, self._with_gpu = benchmark, libraries, with_gpu
@@ -174,25 +174,25 @@ class ResultsFile:
 
     @cached_property
     def earlier(self) -> dict[str, Any]:
-        """What the file has of earlier runs; UserError where it is none of ours."""
+        """The content of earlier runs. Raises UserError if the file is not a results file."""
         found = read_results(self.path) if self.path.is_file() else {}
         return {name: each for name, each in found.items() if name not in ("format", "benchmark", "environment")}
 
     @property
     def readable(self) -> dict[str, Any]:
-        """The same; nothing where the file is none of ours, for a run that measures all of it anew."""
+        """The same, but empty if the file is not a results file, for a run that measures everything anew."""
         with suppress(UserError):
             return self.earlier
         return {}
 
     def keep(self, found: Mapping[str, Any]) -> Path:
-        """Writes these numbers, and returns the file that has them now."""
+        """Writes results; returns the path of the file."""
         about = {"benchmark": self._benchmark, "environment": describe_environment(self._libraries, self._with_gpu)}
         return write_results(self.path, {"format": FORMAT, **about, **found})
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Numbers that were kept; UserError where the file is none of ours, or of another format."""
+    """Reads a results file. Raises UserError if it is none, or has another format."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -206,24 +206,24 @@ def read_results(path: Path) -> dict[str, Any]:
 def run_command(
     kind: type[Settings], do: Callable[[Settings, Console], int | None], words: Sequence[str] | None = None
 ) -> NoReturn:
-    """Reads the command line of an entry, does what it says, and ends with its exit code."""
+    """Reads the command line of an entry, runs it, and ends with its exit code."""
     with handle_mistakes():
         sys.exit(do(read_command(kind, words), open_console(soft_wrap=True)) or 0)
 
 
 def read_command(kind: type[Settings], words: Sequence[str] | None) -> Settings:
-    """The settings that the words of a command line say."""
+    """Reads settings from the words of a command line."""
     return tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS)
 
 
 def read_recipe_command(kind: type[Settings], words: Sequence[str]) -> tuple[Settings, list[str]]:
-    """The settings, and the values of a recipe among the words, as they were given."""
+    """Reads settings, and returns the values of a recipe among the words as given."""
     return tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS, return_unknown_args=True)
 
 
 @contextmanager
 def handle_mistakes() -> Iterator[None]:
-    """Around an entry: prints a user's mistake without a traceback, and ends with exit code 2."""
+    """Prints a UserError within the context without a traceback, and ends with exit code 2."""
     try:
         yield
     except UserError as error:

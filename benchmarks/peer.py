@@ -1,4 +1,4 @@
-"""What the peers of all contests share: sequences that are padded, packages that may be missing, and quiet."""
+"""Functions for the peers of all contests: padding, packages that may be missing, and silence."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pretraining.model.batch import PretrainingBatch
 
 
 def find_missing_packages(*packages: str) -> list[str]:
-    """Which of these packages are not installed."""
+    """Returns the packages that are not installed."""
     return [name for name in packages if find_spec(name) is None]
 
 
 def require_packages(*packages: str) -> None:
-    """Says which package of a peer is not installed."""
+    """Raises UserError if a package of a peer is not installed."""
     if absent := find_missing_packages(*packages):
         raise UserError(f"not installed: {', '.join(absent)}; nothing is compared with it")
 
 
 def silence_transformers() -> None:
-    """Keeps bars, warnings and advice of transformers and what it calls out of the tables."""
+    """Silences progress bars, warnings and advice of transformers and its dependencies."""
     logging.disable(logging.WARNING)
     theirs: Any = import_module("transformers.utils.logging")
     theirs.set_verbosity_error()
@@ -37,7 +37,7 @@ def silence_transformers() -> None:
 
 
 def pad_rows(rows: Sequence[Array], width: int = 0, filler: int = 0) -> Array:
-    """Rows of different lengths as a table, as wide as the longest of them unless a `width` is given."""
+    """Pads rows of different lengths to a table, of the longest row's width unless `width` is given."""
     table = np.full((len(rows), width or max(map(len, rows))), filler, np.int64)
     for line, row in zip(table, rows, strict=True):
         line[: len(row)] = row
@@ -45,14 +45,14 @@ def pad_rows(rows: Sequence[Array], width: int = 0, filler: int = 0) -> Array:
 
 
 def pad_inputs(sequences: Sequence[Array], width: int = 0) -> dict[str, Array]:
-    """Sequences of pieces as transformers takes them, with ones where there are pieces."""
+    """Pads sequences of pieces to inputs of transformers, with their attention mask."""
     ids = pad_rows(sequences, width)
     lengths = np.array([len(pieces) for pieces in sequences])
     return {"input_ids": ids, "attention_mask": (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)}
 
 
 def pad_batch(batch: PretrainingBatch) -> dict[str, torch.Tensor]:
-    """The batch as transformers takes it, padded to its longest sequence."""
+    """Converts a batch to inputs of transformers, padded to its longest sequence."""
     flat = torch.full_like(batch.pieces, -100)
     flat[batch.chosen] = batch.labels
 

@@ -3,10 +3,9 @@
 
     python benchmarks/preparation.py
 
-The sides take turns on one core with the same text and vocabulary: shard.py as it is, the original generator's
-algorithm (generators.py), and `tokenizers` alone. Reads real text from the folder that CLOZE_DATA names, or else the
-documentation strings of the installed packages. The numbers are kept in benchmarks/results/, in a file for each kind of
-hardware.
+The sides take turns on one core with the same text and vocabulary: shard.py, the original generator's algorithm
+(generators.py), and `tokenizers` alone. Reads real text from the folder that CLOZE_DATA names, or the documentation
+strings of installed packages. Results go to benchmarks/results/, a file for each kind of hardware.
 """
 
 import sys
@@ -48,40 +47,40 @@ from data_prep.settings import Settings
 from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
 BATCH = 1000
-"""Sentences that `tokenizers` is given at a time."""
+"""Sentences in a call of `tokenizers`."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Measures data preparation, on real text where it is."""
+    """Measures data preparation."""
 
     data: Path = DATA
-    """Folder with wiki/ (WikiExtractor's output), books/ and vocab.txt; without it, the demo corpus is taken."""
+    """Folder with wiki/ (WikiExtractor's output), books/ and vocab.txt; without it, the demo corpus is used."""
     rounds: int = 3
     """Turns of which the median is taken."""
     peer_mb: tuple[float, ...] = (1, 4)
-    """Sizes of the texts on which peers are measured; ours has a start-up that weighs less the longer a text is."""
+    """Sizes of the texts for comparisons with peers; our start-up weighs less in a longer text."""
     run_mb: tuple[float, ...] = (20, 100)
-    """Sizes of the texts, files as they are, on which whole runs are measured on one core; 0 leaves this out."""
+    """Sizes of the texts for whole runs on one core; 0 for none."""
     growth_mb: tuple[float, ...] = (10, 20, 40, 80)
-    """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out."""
+    """Sizes of the corpora for memory and time, besides all of the data; 0 for none."""
     out: Path | None = None
     """File for the numbers (default: benchmarks/results/preparation-<hardware>.json)."""
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """What is prepared: real text, or the documentation strings of packages."""
+    """The text to prepare: real text, or the documentation strings of packages."""
 
     docs: tuple[str, ...]
-    """The sources, as words of --docs."""
+    """Arguments of --docs."""
     files: tuple[Path, ...]
     format: str
     vocabulary: Path
 
     @classmethod
     def find(cls, data: Path, folder: Path) -> "SourceText":
-        """The text of a folder, or where there is none the demo corpus, whose vocabulary is trained into `folder`."""
+        """Finds the text in `data`; without any, takes the demo corpus, whose vocabulary is written into `folder`."""
         if data != DATA and not (data / "wiki").is_dir():
             raise UserError(f"{data} has no wiki/; give --data a folder with WikiExtractor's output in wiki/")
         if (data / "wiki").is_dir():
@@ -92,7 +91,7 @@ class SourceText:
         return cls(("demo",), tuple(demo.files()), "demo", folder / "demo" / VOCABULARY)
 
     def write(self, path: Path, megabytes: float) -> float:
-        """Writes so much of the text as the original generator reads it; returns how many MB there were."""
+        """Writes up to this number of MB in the format of the original generator; returns the MB written."""
         reader, options, size = READERS[self.format], Options(Problems("skip")), 0
         spans = itertools.chain.from_iterable(reader.spans(file, 1 << 24) for file in self.files)
         with path.open("w", encoding="utf-8") as file:
@@ -106,7 +105,7 @@ class SourceText:
 
 
 def run_tokenizers(job: ExamplesJob) -> None:
-    """What `tokenizers` takes for the pieces alone, in batches, as fast as it is used from Python."""
+    """Runs `tokenizers` on the text in batches, the fastest way from Python."""
     pipeline = load_vocabulary(job.vocabulary, cased=False).pipeline()
     with job.text.open(encoding="utf-8") as file:
         sentences = [line.strip() for line in file]
@@ -115,7 +114,7 @@ def run_tokenizers(job: ExamplesJob) -> None:
 
 
 def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
-    """All sides in turns on one core, each from the text to the file that it writes."""
+    """Lets all sides take turns on one core, each from the text to its output."""
     settings = Settings(
         docs=((str(job.text),),),
         format=(("sentences",),),
@@ -144,7 +143,7 @@ def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, An
 
 
 def run_contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
-    """A contest for every size of text, with one duplicate and with five."""
+    """Runs a contest for every size of text, with one duplicate and with five."""
     found = {}
     for size in settings.peer_mb:
         path = folder / f"{size}.txt"
@@ -158,14 +157,14 @@ def run_contests(settings: Preparation, text: SourceText, folder: Path, console:
 
 
 def measure_growth(settings: Preparation, corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
-    """Memory and time of a run with two workers, for corpora of growing size; the last trains its own vocabulary."""
+    """Measures memory and time of runs with two workers on corpora of growing size; the last trains a vocabulary."""
     rows = []
     for size in settings.growth_mb:
         text = folder / "growth" / "text.txt"
         text.parent.mkdir(exist_ok=True)
         megabytes = corpus.write(text, size)
         rows.append(watch_run([str(text)], megabytes, corpus.vocabulary))
-        if megabytes < size:  # that is all there is
+        if megabytes < size:  # there is no more text
             return [*rows, watch_run([str(text)], megabytes, None)]
     paths = [path for each in corpus.docs for path in Path(each).rglob("*") if path.is_file()]
     everything = round(sum(path.stat().st_size for path in paths) / 1e6, 1)
@@ -173,7 +172,7 @@ def measure_growth(settings: Preparation, corpus: SourceText, folder: Path) -> l
 
 
 def watch_run(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:
-    """Runs shard.py and watches the memory of each of its processes."""
+    """Runs shard.py, and measures its time and the peak memory of its processes."""
     peaks: dict[int, int] = {}
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, str(SHARD), "--docs", *docs, "--out", f"{out}/d", "--workers", "2"]
@@ -191,11 +190,11 @@ def watch_run(docs: list[str], megabytes: float, vocabulary: Path | None) -> dic
 
 
 def watch_memory(command: Sequence[str], peaks: dict[int, int]) -> float:
-    """Runs a command to its end and notes the largest resident memory of each of its processes; returns its seconds."""
+    """Runs a command, and records the peak resident memory of each of its processes; returns the seconds."""
     start = time.perf_counter()
     process = psutil.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None:
-        with suppress(psutil.Error):  # some have ended meanwhile
+        with suppress(psutil.Error):  # some processes have ended
             for each in (process, *process.children(recursive=True)):
                 peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
         time.sleep(0.02)
@@ -204,7 +203,7 @@ def watch_memory(command: Sequence[str], peaks: dict[int, int]) -> float:
 
 
 def run(settings: Preparation, console: Console) -> None:
-    """Measures all, and keeps it."""
+    """Runs all measurements, and writes the results."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     keeper = ResultsFile("preparation", LIBRARIES, settings.out, with_gpu=False)
     with tempfile.TemporaryDirectory() as place:
@@ -214,7 +213,7 @@ def run(settings: Preparation, console: Console) -> None:
 
 
 def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Console) -> dict[str, Any]:
-    """All contests, and how a run grows with the text."""
+    """Runs all contests, whole runs, and runs on growing corpora."""
     console.print(f"text: {' '.join(corpus.docs)}", markup=False)
     found: dict[str, Any] = {"text": corpus.format, "contests": run_contests(settings, corpus, folder, console)}
     found["whole_runs"] = [

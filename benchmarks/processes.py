@@ -1,4 +1,4 @@
-"""Commands that a benchmark starts: nothing of them is left behind."""
+"""Commands that a benchmark starts, and ends with all of their processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from data_prep.common.supervision import end_with_parent
 
 PATIENCE = 10.0
-"""Seconds that processes have to end by themselves, once they are asked to."""
+"""Seconds that processes have to end after a request."""
 SAVING = 120.0
 """The same for a run that saves first."""
 
 
 @contextmanager
 def pin_to_one_core() -> Iterator[None]:
-    """Keeps this process on one core meanwhile."""
+    """Pins this process to one core within the context."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
@@ -30,7 +30,7 @@ def pin_to_one_core() -> Iterator[None]:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Starts a command in a session of its own, with all that it says in one pipe. It ends with this process."""
+    """Starts a command in a session of its own, with its output in one pipe. It ends with this process."""
     return subprocess.Popen(
         command,
         env=environment,
@@ -45,7 +45,7 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.
 
 
 def pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
-    """Says all lines of a process, to its end."""
+    """Passes all lines of a process to `say`, until it ends."""
     assert process.stdout is not None
     for line in process.stdout:
         say(line.rstrip("\n"))
@@ -54,8 +54,8 @@ def pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
 def follow(
     command: Sequence[str], log: Path, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
 ) -> int:
-    """Runs a command to its end, and returns its exit code. Its lines go to a log, where they follow those of earlier
-    starts, and to `say`. A Ctrl-C asks the command to save and stop, and goes on when it has."""
+    """Runs a command, and returns its exit code. Its lines are appended to a log, and go to `say`. A Ctrl-C asks the
+    command to save and stop, and is raised when it has ended."""
     log.parent.mkdir(parents=True, exist_ok=True)
     process = start(command, environment)
     assert process.stdout is not None
@@ -69,20 +69,20 @@ def follow(
     except KeyboardInterrupt:
         process.terminate()
         with suppress(subprocess.TimeoutExpired), log.open("a") as file:
-            file.write(process.communicate(timeout=SAVING)[0])  # read to its end, for a full pipe would hold it up
+            file.write(process.communicate(timeout=SAVING)[0])  # read to the end: a full pipe would block it
         raise
     finally:
         end_group(process)
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
-    """Ends the process and all that it has started: first asks, then kills."""
+    """Ends a process and all that it has started: by a request, then by a kill."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            process.poll()  # one that nobody asks for its code stays in the group
+            process.poll()  # until its code is read, it stays in the group
             try:
                 os.killpg(process.pid, 0)
             except ProcessLookupError:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prints the tables of all that was measured, or writes them into docs/.
+"""Prints the tables of all results, or writes them into docs/.
 
     python benchmarks/report.py
     python benchmarks/report.py --docs
 
-Reads every JSON file under benchmarks/results/. With --docs it writes anew what stands between markers in docs/.
+Reads every JSON file in benchmarks/results/. With --docs it replaces the text between markers in docs/.
 """
 
 import sys
@@ -38,7 +38,7 @@ MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py --
 
 @dataclass(frozen=True)
 class Report:
-    """Prints the tables of all that was measured, or writes them into docs/."""
+    """Prints the tables of all results, or writes them into docs/."""
 
     results: Path = RESULTS
     """Folder with the JSON files of benchmarks."""
@@ -47,7 +47,7 @@ class Report:
 
 
 def read_all(folder: Path) -> dict[str, Results]:
-    """The results of a folder by the names of their files; UserError where there are none, or some cannot be read."""
+    """Reads the results in a folder, by file name. Raises UserError if there are none, or some cannot be read."""
     found: dict[str, Results] = {}
     faults = []
     for path in sorted(folder.glob("*.json")):
@@ -63,7 +63,7 @@ def read_all(folder: Path) -> dict[str, Results]:
 
 
 def describe_machine(environment: Mapping[str, Any]) -> str:
-    """The hardware of results, and their day, as a line."""
+    """Describes the hardware and the day of results in one line."""
     sets = ", ".join(environment["instruction_sets"]) or "instruction sets unknown"
     processor = f"{environment['cores']} cores of {environment['processor']} ({sets})"
     day = date.fromisoformat(environment["date"])
@@ -71,19 +71,19 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
 
 
 def describe_tables(found: Results) -> Iterable[ResultTable]:
-    """The tables of a file of results."""
+    """Returns the tables of a file of results."""
     if found["benchmark"] != BENCHMARK:
         return summarise_results(found)
     return build_tables(TableResult.model_validate(found, strict=False))
 
 
 def format_heading(name: str, found: Results) -> str:
-    """The line above the tables of a file of results."""
+    """Formats the line above the tables of a file of results."""
     return f"{describe_machine(found['environment'])} (`{name}.json`):"
 
 
 def rewrite(text: str, results: Mapping[str, Results]) -> str:
-    """A page of documentation with the tables of these results between its markers."""
+    """Returns a page of documentation with the tables of results between its markers."""
 
     def tables(match: re.Match[str]) -> str:
         parts = []
@@ -99,7 +99,7 @@ def rewrite(text: str, results: Mapping[str, Results]) -> str:
 
 
 def report(settings: Report, console: Console) -> None:
-    """Prints the tables, or writes those of the documentation."""
+    """Prints the tables, or writes them into the documentation."""
     results = read_all(settings.results)
     if not settings.docs:
         for name, found in results.items():

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Measures how steps of training scale: weakly, where each process has as many sequences, and strongly, where all
-together have as many.
+"""Measures how training steps scale: weakly, with a fixed number of sequences a process, and strongly, with a fixed
+number in all.
 
     python benchmarks/scaling.py --processes 1 2
     python benchmarks/scaling.py --recipe bert_large_lamb --parallel.zero 2 --data data/wiki
     sbatch --nodes=8 cluster/benchmark_scaling.slurm
 
-Launches of 1, 2, 4 … processes take turns, so that what disturbs one disturbs all. Each trains as train.py does, and
-then once more in a group whose messages go nowhere: that tells what the machine allows, whose processes share cores and
-memory, and what communication takes of a step. Any value of the recipe can be given anew. Under Slurm, a job makes
-the launches, with --notes, and calls for the report.
+Launches of 1, 2, 4 … processes take turns, so that a disturbance affects all. Each trains as train.py does, then again
+in a group without messages. The difference is the share of communication in a step; the rest is due to shared cores and
+memory. Any value of the recipe can be given. Under Slurm, a job makes the launches, with --notes, then the report.
 """
 
 import sys
@@ -80,29 +79,29 @@ class Scaling:
     """Measures training steps of 1, 2, 4 … processes; values of the recipe can be given as --section.key VALUE."""
 
     processes: tuple[int, ...] = ()
-    """How many processes, in turn (default: 1, 2, 4 … up to one for each GPU, or for each core)."""
+    """Numbers of processes (default: 1, 2, 4 … up to one for each GPU, or for each core)."""
     recipe: Path | None = None
     """Recipe of the model, optimizer, precision and ZeRO stage (default: bert_mini, on GPUs bert_base_lamb)."""
     data: Path | None = None
-    """Folder of shards (default: build/demo, made of the built-in corpus where it is not there yet)."""
+    """Folder of shards (default: build/demo, made of the built-in corpus if it is missing)."""
     length: int = 128
     """Length of the sequences."""
     sequences: int | None = None
-    """Sequences that a process computes at a time (default: 32, on GPUs 256)."""
+    """Sequences of a micro-batch (default: 32, on GPUs 256)."""
     batch: int | None = None
     """Sequences of all processes in strong scaling; few processes accumulate them (default: 32, on GPUs 2,048)."""
     steps: int = 6
     """Steps of each launch of which the median is taken, after two that warm up."""
     rounds: int = 3
-    """How many launches each number of processes has."""
+    """Launches for each number of processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute: on GPUs where there are any."""
+    """Device; auto: GPUs if there are any."""
     notes: Path | None = None
-    """Be a rank of one launch, such as those of srun, and add the seconds to this file."""
+    """Run as a rank of one launch, for example by srun, and append the seconds to this file."""
     report: bool = False
-    """Report on what is in --notes, and measure nothing."""
+    """Report on the launches in --notes, and measure nothing."""
     out: Path | None = None
-    """File for the numbers, beside which the plot is put (default: in benchmarks/results)."""
+    """File for the results; the plot goes beside it (default: in benchmarks/results)."""
 
 
 class RankSteps:
@@ -145,8 +144,8 @@ class RankSteps:
 
 
 def choose_batches(settings: Scaling, device: torch.device, processes: int) -> dict[str, tuple[int, int]]:
-    """The global batch and the micro-batches of a rank in it, by the kind of scaling; the strong one is left out where
-    so many processes cannot share its batch alike."""
+    """Returns the global batch and the micro-batches of a rank, for each kind of scaling. Omits strong scaling if the
+    processes do not divide its batch."""
     on_gpu = device.type == "cuda"
     sequences = settings.sequences or (256 if on_gpu else 32)
     batch = settings.batch or (2048 if on_gpu else 32)
@@ -159,20 +158,22 @@ def choose_batches(settings: Scaling, device: torch.device, processes: int) -> d
 
 @contextmanager
 def open_silent_group(world: World) -> Iterator[None]:
-    """A group as large, whose messages go nowhere: this rank does its share of the work, and waits for nobody."""
+    """A process group of the same size without messages: this rank does its share of the work, and never waits."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
     try:
-        with patch.dict(os.environ, LOCAL_RANK=str(world.local_rank)):  # DeepSpeed wants it
-            with patch("pretraining.engine.partition._check"):  # asks whether all ranks together hold all weights
+        with patch.dict(os.environ, LOCAL_RANK=str(world.local_rank)):  # DeepSpeed needs it
+            with patch(
+                "pretraining.engine.partition._check"
+            ):  # communicates to check that all ranks together hold all weights
                 yield
     finally:
         disconnect()
 
 
 def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
-    """Is one rank of a launch; the first one notes what all have found."""
+    """Runs one rank of a launch; rank 0 appends the results of all."""
     assert settings.notes is not None
     device = choose_device(settings.device, world)
     connect(world, device, folder=settings.notes.parent)
@@ -185,7 +186,7 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
     found = {"seconds": gather(work.measure())}
     store, _ = open_stores()
     disconnect()
-    if world.size > 1 and recipe.parallel.zero < 3:  # under ZeRO 3 messages bring the weights
+    if world.size > 1 and recipe.parallel.zero < 3:  # ZeRO 3 needs messages for the weights
         with open_silent_group(world):
             store.set(f"silent/{world.rank}", json.dumps(work.measure()))
         if world.rank == 0:
@@ -195,7 +196,7 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
 
 
 def write_note(work: RankSteps, found: Mapping[str, Sequence[Mapping[str, float]]], world: World, path: Path) -> None:
-    """Adds to the notes what all ranks of a launch have found, in the mean over them."""
+    """Appends the means over all ranks of a launch to the notes."""
     note = Note(
         processes=world.size,
         nodes=world.size // world.local_size,
@@ -223,7 +224,7 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
         if number < 1:
             raise UserError(f"--{name} {number}: at least 1 is needed")
     if settings.data is not None:
-        Manifest.read(settings.data)  # a mistake is told before anything is launched
+        Manifest.read(settings.data)  # fails before anything is launched
     most = max(counts)
     device = choose_device(settings.device, World(0, most, 0, most))
     threads = recipe.compute.threads or max(1, num_cores() // most)
@@ -232,7 +233,7 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
         if most > num_cores():
             console.print(f"{most} processes share {num_cores()} cores: steps also wait for their turns there")
         if not recipe.compute.threads and threads < num_cores():
-            launches.append((1, num_cores()))  # what one process makes of the whole machine
+            launches.append((1, num_cores()))  # one process with the whole machine
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         path = Path(folder) / "notes.jsonl"
         for processes, each in launches * settings.rounds:
@@ -241,7 +242,7 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
 
 
 def launch(processes: int, arguments: list[str]) -> None:
-    """Starts ranks on this machine, and waits for their end; what they say of a mistake is raised."""
+    """Starts ranks on this machine, and waits for them. Raises UserError with their message if they fail."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     done = subprocess.run([*torchrun, __file__, *arguments], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""What launches of scaling.py have found: points with their efficiency, a table, a plot, and a JSON."""
+"""The report of scaling.py on its launches: points with their efficiency, a table, a plot, and a JSON file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SILENT = "seconds_without_communication"
 
 @dataclass(frozen=True)
 class Note:
-    """What one launch has found."""
+    """The results of one launch."""
 
     processes: int
     nodes: int
@@ -32,7 +32,7 @@ class Note:
     device: str
     dtype: str
     steps: Mapping[str, Mapping[str, float]]
-    """Sequences of all, seconds, and seconds without communication, where there is any, by the kind of scaling."""
+    """Sequences of all processes, seconds, and seconds without communication if measured, by the kind of scaling."""
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Note:
 
 
 def read_notes(path: Path) -> list[Note]:
-    """The launches that a file tells of, in their order."""
+    """Reads the launches in a file, in their order."""
     try:
         notes = [Note(**json.loads(line)) for line in path.read_text().splitlines()]
     except (OSError, ValueError, TypeError) as error:
@@ -51,14 +51,14 @@ def read_notes(path: Path) -> list[Note]:
 
 
 def describe_launch(note: Note) -> str:
-    """A launch in one line."""
+    """Describes a launch in one line."""
     where = f" on {note.nodes} nodes" if note.nodes > 1 else ""
     speeds = [f"{kind} {step['sequences'] / step['seconds']:,.1f} sequences/s" for kind, step in note.steps.items()]
     return f"processes{where}: {note.processes}, threads of each: {note.threads}; {', '.join(speeds)}"
 
 
 def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None, console: Console) -> None:
-    """Prints, draws and keeps what all launches have found."""
+    """Prints, draws and writes the results of all launches."""
     points = find_points(notes)
     found = {**described, "device": notes[0].device, "dtype": notes[0].dtype, "points": points}
     path = ResultsFile("scaling", ["torch", "deepspeed"], out, notes[0].device == "cuda").keep(found)
@@ -72,8 +72,8 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
 
 
 def find_points(notes: Sequence[Note]) -> list[dict[str, Any]]:
-    """For each kind of scaling and each number of processes: the speed, the efficiency against the fewest processes,
-    what it would be without communication, and the share of a step that communication takes."""
+    """Returns, for each kind of scaling and number of processes, the speed, the efficiency against the fewest
+    processes, the same without communication, and the share of communication in a step."""
     points = []
     for kind in ("weak", "strong"):
         launches = {note.name: note for note in notes if kind in note.steps}
@@ -81,7 +81,7 @@ def find_points(notes: Sequence[Note]) -> list[dict[str, Any]]:
         for note in notes:
             for what, value in note.steps.get(kind, {}).items():
                 seconds.setdefault(f"{note.name} {what}", []).append(value)
-        rounds = min(map(len, seconds.values()), default=0)  # a job may have ended within a round
+        rounds = min(map(len, seconds.values()), default=0)  # a job may end within a round
         turns = Turns({side: values[:rounds] for side, values in seconds.items()})
         base = min(launches.values(), key=lambda note: (note.processes, note.threads), default=None)
         points += [{"scaling": kind, **_point(turns, base, note, kind)} for note in launches.values() if base]
@@ -112,7 +112,7 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
 
 
 def conclude(points: Sequence[Mapping[str, Any]]) -> str:
-    """The efficiencies in one line, by nodes where there are several."""
+    """Formats the efficiencies in one line, by nodes if there are several."""
     unit = "nodes" if max(point["nodes"] for point in points) > 1 else "processes"
     told = [
         f"{kind} " + ", ".join(f"{point[unit]}: {point['efficiency']['median']:.0%}" for point in of_kind)

@@ -1,4 +1,4 @@
-"""Sides of a contest, each in a process of its own: they load what they like, and one that dies says why."""
+"""Sides of a contest, each in a process of its own. The error of a side names the cause if its process dies."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from pretraining.reporting.hardware import read_total_memory
 
 @dataclass(frozen=True)
 class SideSpec:
-    """How a side is made."""
+    """How to start a side."""
 
     make: Callable[..., Any]
-    """Makes, in the process of the side, the object whose methods the contest calls."""
+    """Creates, in the process of the side, the object whose methods the contest calls."""
     prepared: bool = True
-    """Whether its process keeps freed memory and shares cores as ours do; a peer's does not."""
+    """Whether its process is prepared as those of our commands: freed memory is kept, and cores are shared."""
     small_steps: bool = False
-    """Whether its threads may wait at work for one another, as those of our commands with small steps do."""
+    """Whether its threads spin while they wait for one another, as in our commands with small steps."""
 
 
 class SideFailedError(UserError):
-    """A side cannot go on, and says why."""
+    """A side has failed."""
 
 
 class NoMemoryError(SideFailedError):
-    """A side has no memory for what it was asked."""
+    """A side has too little memory for a call."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """Handle of a contestant's process."""
+    """Handle of the process of a side."""
 
     name: str
     process: BaseProcess
@@ -62,12 +62,12 @@ class Side:
         return float(self._call(method, given)[1])
 
     def _call(self, method: str, given: tuple[Any, ...]) -> Any:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; what it said last may still be there
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; its last answer may still be in the pipe
             self.pipe.send((method, given))
         return self.hear()
 
     def hear(self) -> Any:
-        """What the side says; SideFailedError, with the reason, where its process has ended or cannot go on."""
+        """Receives an answer. Raises SideFailedError if the side has failed or its process has ended."""
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -81,7 +81,7 @@ class Side:
         return answer
 
     def end(self) -> None:
-        """Ends the process, whatever it is at."""
+        """Ends the process, even during a call."""
         self.pipe.close()
         self.process.join(1)
         if self.process.is_alive():
@@ -90,7 +90,7 @@ class Side:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Why a process may have ended without a word."""
+    """Describes the exit code of a process that gave no answer."""
     if exit_code == -signal.SIGKILL:
         memory = read_total_memory(torch.device("cpu")) / 2**30
         return f"was killed, most likely for want of memory: the machine has {memory:.0f} GiB"
@@ -101,7 +101,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 @contextmanager
 def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[str, Side]]:
-    """A process for each side, made with these arguments one after another; SideFailedError for one that cannot be."""
+    """Starts a process for each side, all with these arguments. Raises SideFailedError if one cannot start."""
     context = multiprocessing.get_context("spawn")
     sides: dict[str, Side] = {}
     try:
@@ -121,13 +121,13 @@ def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[
 
 
 class Calls:
-    """The calls that a side gets, in its process, one after another."""
+    """The calls to a side, received in its process one after another."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._start = pipe, time.perf_counter()
 
     def next(self, answer: Any = None) -> tuple[str, tuple[Any, ...]]:
-        """Answers the last call, or says that the side is ready; waits for the next one: a method and its arguments."""
+        """Answers the last call, or reports that the side is ready. Waits for the next: a method and its arguments."""
         self._pipe.send((answer, time.perf_counter() - self._start))
         method, given = self._pipe.recv()
         self._start = time.perf_counter()
@@ -135,14 +135,14 @@ class Calls:
 
 
 def serve(kind: SideSpec, arguments: tuple[Any, ...], pipe: Connection) -> None:
-    """The process of a side: says that it is ready, and answers until nobody asks any more."""
+    """Runs in the process of a side: creates it, and answers calls until the pipe is closed."""
     end_with_parent()
     offer_to_be_killed()
     if kind.prepared:
         prepare_process(kind.small_steps)
     try:
         side, calls = kind.make(*arguments), Calls(pipe)
-        if hasattr(side, "take_turns"):  # its own loop goes on for a turn, and ends the turn by `calls.next`
+        if hasattr(side, "take_turns"):  # a loop of its own, in which `calls.next` ends a turn
             side.take_turns(calls)
         answer = None
         while True:
@@ -161,14 +161,14 @@ def serve(kind: SideSpec, arguments: tuple[Any, ...], pipe: Connection) -> None:
 
 
 def offer_to_be_killed() -> None:
-    """Where memory runs out, Linux is to end a side, and not the one who asks it or a stranger."""
+    """Makes this process the first that Linux kills if memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("900")
 
 
 @contextmanager
 def prepare_environment(kind: SideSpec) -> Iterator[None]:
-    """What must be in the environment before a side's process loads torch."""
+    """Sets the environment that the process of a side needs before it loads torch."""
     before = dict(os.environ)
     if kind.prepared:
         prepare_process(kind.small_steps)
@@ -181,7 +181,7 @@ def prepare_environment(kind: SideSpec) -> Iterator[None]:
 
 @contextmanager
 def silence_stderr() -> Iterator[None]:
-    """Leaves out what PyTorch's profiler says on the stream of errors, which no setting keeps it from."""
+    """Discards output to stderr: no setting stops the messages of PyTorch's profiler."""
     sys.stderr.flush()
     before = os.dup(2)
     with open(os.devnull, "w") as nowhere:

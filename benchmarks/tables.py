@@ -1,7 +1,6 @@
-"""What results say, as tables on the console and in docs/.
+"""Tables of results, for the console and docs/.
 
-Most files of results have contests, whose sides took turns. No ratio is worked out here: `Turns` has made those of the
-JSON.
+Most files of results have contests, whose sides took turns. Ratios are read from the JSON, where `Turns` computed them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rich.console import Console
 
 Results = Mapping[str, Any]
 ALONG = ("real_pieces_per_second", "share_of_ceiling", "share_of_ceiling_computed", "mb_per_s")
-"""Figures of our side that stand beside the ratios."""
+"""Figures of our side that are shown beside the ratios."""
 PAIRS = (
     ("fp32", "transformers fp32"),
     ("bf16", "transformers bf16"),
@@ -25,19 +24,19 @@ PAIRS = (
     ("fp32", "onnxruntime fp32"),
     ("int8", "onnxruntime int8"),
 )
-"""Our sides and the peers that they are compared with in short, where several sides are ours."""
+"""Pairs of our side and a peer that are compared, if several sides are ours."""
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Rows under a head."""
+    """A table with a head."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def to_markdown(self) -> str:
-        """The table as a page of documentation has it."""
+        """Formats the table as Markdown."""
         rows = [f"| {' | '.join(word.replace('|', '/') for word in row)} |" for row in (self.head, *self.rows)]
         title = f"{self.title}:\n\n" if self.title else ""
         return title + "\n".join([rows[0], "| --- " * len(self.head) + "|", *rows[1:]])
@@ -55,7 +54,7 @@ def show(console: Console, tables: Iterable[ResultTable]) -> None:
 
 
 def show_contest(console: Console, name: str, contest: Results) -> None:
-    """Prints a contest that has just ended: the medians of every side, and how many times as fast we are."""
+    """Prints a contest: the medians of every side, and how many times as fast we are."""
     rows = []
     for side, figures in contest.get("sides", {}).items():
         shown = {figure: value for figure, value in figures.items() if is_cell(value)}
@@ -65,7 +64,7 @@ def show_contest(console: Console, name: str, contest: Results) -> None:
 
 
 def format_cell(value: Any, name: str = "") -> str:
-    """A value in words: shares in percent, a spread as its median with the lowest and the highest."""
+    """Formats a value: shares in percent, a spread as its median with the lowest and the highest."""
     if isinstance(value, Mapping):
         ends = [format_cell(value[end], name) for end in ("lowest", "highest") if end in value]
         return format_cell(value["median"], name) + (f" ({' to '.join(ends)})" if ends else "")
@@ -81,32 +80,32 @@ def format_cell(value: Any, name: str = "") -> str:
 
 
 def is_cell(value: Any) -> bool:
-    """Whether one cell of a table holds this."""
+    """Whether a value fits into one cell of a table."""
     if isinstance(value, Mapping):
         return "median" in value
     return not isinstance(value, list) or not any(isinstance(each, Mapping | list) for each in value)
 
 
 def format_title(name: str) -> str:
-    """The name of a figure as a page has it."""
+    """Formats the name of a figure as the head of a column."""
     words = name.replace("_per_s", "/s").replace("/second", "/s").replace("_", " ")
     return re.sub(r"\b[mg]b\b", lambda unit: unit[0].upper(), words)
 
 
 def build_table(title: str, rows: Sequence[Results]) -> ResultTable:
-    """A table of records."""
+    """Builds a table of records, with a column for each key."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [[format_cell(row.get(name), name) for name in names] for row in rows]
     return ResultTable(title, [format_title(name) for name in names], lines)
 
 
 def read_median(value: Any) -> float:
-    """The median of a spread, or the number itself."""
+    """Returns the median of a spread, or the number itself."""
     return float(value["median"] if isinstance(value, Mapping) else value)
 
 
 def list_contests(found: Results) -> Iterator[tuple[str, dict[str, Results]]]:
-    """The contests of a file, of each model where it has several."""
+    """Yields each model of a file with its contests; the model is empty if the file has no models."""
     for model, each in found.get("models", {"": found}).items():
         held = {name: one for name, one in each.get("contests", each).items() if isinstance(one, Mapping)}
         if contests := {name: one for name, one in held.items() if "sides" in one or "against" in one}:
@@ -114,13 +113,13 @@ def list_contests(found: Results) -> Iterator[tuple[str, dict[str, Results]]]:
 
 
 def name_contest(name: str, contest: Results) -> str:
-    """`base-128` of 32 sequences in words."""
+    """Formats the name of a contest, such as base-128 with 32 sequences."""
     parts = re.fullmatch(r"([a-z]+)-(\d+)(?:-auto|-\d+)?", name)
     return f"{parts[1]} at {parts[2]}, {contest['sequences']} sequences" if parts and "sequences" in contest else name
 
 
 def list_ratios(contest: Results) -> dict[str, Any]:
-    """How many times as fast we are as each peer that took turns with us."""
+    """Returns how many times as fast we are as each peer of a contest."""
     if "against" in contest:
         against = contest["against"].items()
         kinds = {f"Trainer in {by}: {kind}": one for by, each in against for kind, one in each.items()}
@@ -133,7 +132,7 @@ def list_ratios(contest: Results) -> dict[str, Any]:
 
 
 def summarise_contests(found: Results) -> Iterator[ResultTable]:
-    """A row for each contest: some figures of ours, and how many times as fast as the peers we are; then whole runs."""
+    """Yields a table with a row for each contest, our figures and the ratios to peers; then tables of whole runs."""
     for model, contests in list_contests(found):
         rows = []
         for name, each in contests.items():
@@ -150,7 +149,7 @@ def summarise_contests(found: Results) -> Iterator[ResultTable]:
 
 
 def summarise_scaling(found: Results) -> Iterator[ResultTable]:
-    """Efficiencies as they are, and as they would be if no process waited for another."""
+    """Yields the table of efficiencies, as measured and without communication."""
     several = max(point["nodes"] for point in found["points"]) > 1
     names = ("scaling", *["nodes"] * several, "processes", "threads", "sequences")
     rows = []
@@ -165,12 +164,12 @@ def summarise_scaling(found: Results) -> Iterator[ResultTable]:
 
 
 def summarise_loader(found: Results) -> Iterator[ResultTable]:
-    """How many pieces a second one rank's thread prepares."""
+    """Yields the table of the pieces a second that a rank's thread prepares."""
     rows = [{**row, "pieces_per_second": f"{read_median(row['pieces_per_second']):,.0f}"} for row in found["speeds"]]
     yield build_table("", rows)
 
 
 def summarise_results(found: Results) -> Iterable[ResultTable]:
-    """The tables of a file of results."""
+    """Yields the tables of a file of results."""
     functions = {"scaling": summarise_scaling, "loader": summarise_loader}
     return functions.get(found["benchmark"], summarise_contests)(found)

@@ -1,6 +1,6 @@
 """Text to measure on: shards, sentences and words.
 
-Real text is in the folder that CLOZE_DATA names; where it is not, the corpus that is built in takes its place.
+Real text is in the folder that CLOZE_DATA names; without it, the built-in corpus is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LENGTHS = ("--lengths", 128, 512)
 
 
 def make_shards(out: Path, *words: object, duplicates: int = 1) -> Path:
-    """Makes shards by these words of shard.py, unless they are there; UserError where it fails."""
+    """Makes shards by shard.py with these arguments, unless they exist. Raises UserError if it fails."""
     command = [sys.executable, str(SHARD), *map(str, words), "--duplicates", str(duplicates), "--out", str(out)]
     if not (out / MANIFEST).exists():
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -39,14 +39,14 @@ def make_shards(out: Path, *words: object, duplicates: int = 1) -> Path:
 
 
 def make_demo(say: Callable[[str], None]) -> Path:
-    """Makes shards of the built-in corpus, as `make demo` does, unless they are there."""
+    """Makes shards of the built-in corpus, as `make demo` does, unless they exist."""
     if not (DEMO / MANIFEST).exists():
         say(f"shards of the built-in corpus are made in {DEMO.relative_to(ROOT)}, once")
     return make_shards(DEMO, "--docs", "demo", "--vocab-size", 8192, duplicates=2)
 
 
 def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> Path:
-    """Shards to train on: those that are given, or made of real text where it is, or of the corpus that is built in."""
+    """Returns the given shards; else makes shards of real text if there is any, or of the built-in corpus."""
     if given is not None:
         if not (given / MANIFEST).exists():
             raise UserError(
@@ -55,7 +55,7 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
         return given
     words: tuple[object, ...] = ("--docs", "demo", "--vocab-size", 8192)
     if (data / "wiki").is_dir():
-        some = data / "wiki/AA"  # 45 MB are more than enough
+        some = data / "wiki/AA"  # 45 MB are enough
         words = ("--docs", some if some.is_dir() else data / "wiki", "--vocab", data / "vocab.txt")
     elif (DEMO / MANIFEST).exists():
         say(f"{DEMO}: the corpus that is built in (real text: CLOZE_DATA, or --shards)")
@@ -68,7 +68,7 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
 
 
 def read_demo_sentences() -> Iterator[str]:
-    """Sentences of the documentation strings of this Python."""
+    """Yields sentences of the documentation strings of this Python."""
     from data_prep.readers import demo
 
     for path in demo.files()[:DEMO_FILES]:
@@ -78,7 +78,7 @@ def read_demo_sentences() -> Iterator[str]:
 
 
 def choose_vocabulary(data: Path) -> Vocabulary:
-    """The published vocabulary where it is at hand, otherwise one of the words of the demo corpus."""
+    """Returns the published vocabulary if it is available, else one trained on the demo corpus."""
     from data_prep.vocabulary.source import find_vocabulary
     from data_prep.vocabulary.vocabulary import train_vocabulary
 
@@ -89,8 +89,8 @@ def choose_vocabulary(data: Path) -> Vocabulary:
 
 
 def write_demo_task(folder: Path) -> Path:
-    """Writes sentences of the demo corpus as SST-2 has them, of two classes that mean nothing, and returns the folder
-    that stands for the one of real tasks."""
+    """Writes sentences of the demo corpus in the format of SST-2, with two arbitrary classes; returns the folder of
+    tasks."""
     task = folder / "glue" / "SST-2"
     task.mkdir(parents=True)
     sentences = [sentence for sentence in read_demo_sentences() if "\t" not in sentence]

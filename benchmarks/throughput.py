@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Measures pre-training steps: sequences and real pieces a second, their share of what the machine can, and the peer.
+"""Measures pre-training steps: sequences and real pieces a second, the share of the machine's peak, and the peer.
 
     python benchmarks/throughput.py
     python benchmarks/throughput.py --contests base-128-32 --rounds 5 --profile build/profile
     python benchmarks/throughput.py --contests mini-128-64 --peer none --dtype fp32
     python benchmarks/throughput.py --contests large-128-auto --against "cloze, compiled" --apart
 
-All sides train on the same batches of real length distribution: of --shards, of the text in the folder that CLOZE_DATA
-names, or of the corpus that is built in. They compute in the numbers that the device is fast in, with dropout and
-AdamW, a process each. transformers, where it is installed, gets what its users have: autocast over fp32 weights, the
-fused optimizer, batches that are padded and pinned before the step; and on a CPU once more in a process that keeps
-freed memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. Beside them stand the
-ceilings: the speed of matrix products, and of memory. What does not fit is made smaller, and that is said. The numbers
-are kept in benchmarks/results/, in a file for this kind of hardware.
+All sides train on the same batches with real lengths: of --shards, of the text in the folder that CLOZE_DATA names, or
+of the built-in corpus. They compute in the device's fast type of numbers, with dropout and AdamW, in a process each.
+transformers, if it is installed, runs as its users run it: autocast over fp32 weights, the fused optimizer, batches
+that are padded and pinned before the step; on a CPU also in a process that keeps freed memory as ours does, to show the
+effect of that alone. Steps alternate; ratios are medians. The ceilings, the speed of matrix products and of memory, are
+measured too. A contest that does not fit is halved, with a message. Results go to benchmarks/results/, a file for each
+kind of hardware.
 """
 
 import sys
@@ -54,19 +54,19 @@ from pretraining.processes.group import choose_device
 from pretraining.reporting.hardware import measure_flops, measure_memory_bandwidth
 
 WARM_UP = 5
-"""Steps that do not count: memory is written for the first time, and products get code for new numbers of rows."""
+"""Steps that do not count: the first ones allocate memory and compile code for new numbers of rows."""
 EACH = 5
 """Rounds after which the ceiling is measured once more, which takes as long as some steps."""
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 AGAIN = "cloze, again"
-"""Our side once more, after all that had the device to themselves: how much the device itself has changed meanwhile."""
+"""Our side once more after all others, with `apart`: shows how the device itself has changed meanwhile."""
 MOST_SEQUENCES = 4096
-"""Sequences of a step of which the largest part that fits is taken, where a contest has as many as fit."""
+"""Sequences of a step whose largest part that fits is taken, in contests with as many as fit."""
 
 
 def build_our_side(**sections: Any) -> SideSpec:
-    """Our side with some sections of a recipe."""
+    """Builds our side with sections of a recipe."""
     return SideSpec(partial(OurTraining, settings=EngineSettings(**sections)))
 
 
@@ -87,23 +87,21 @@ class Throughput:
     """Measures pre-training steps of Cloze and of transformers on the same batches."""
 
     shards: Path | None = None
-    """Folder of shards with lengths 128 and 512 (default: made of real text, or of the corpus that is built in)."""
+    """Folder of shards with lengths 128 and 512 (default: made of real text, or of the built-in corpus)."""
     data: Path = DATA
     """Folder of real text with wiki/ and vocab.txt."""
     contests: tuple[str, ...] = ()
-    """Each a SIZE-LENGTH-SEQUENCES, or SIZE-LENGTH-auto for as many sequences as fit (default: those for a CPU or a
-    GPU)."""
+    """SIZE-LENGTH-SEQUENCES each, or SIZE-LENGTH-auto for as many sequences as fit (default: by device)."""
     peer: Literal["auto", "transformers", "none"] = "auto"
-    """Who else trains; auto: transformers, where it is installed."""
+    """The peer; auto: transformers, if it is installed."""
     against: tuple[str, ...] = ()
-    """Other sides by their names, such as "cloze, compiled"."""
+    """Names of other sides, such as "cloze, compiled"."""
     apart: bool = False
-    """One side after another has the device to itself, ours once more at the end: for what does not fit beside others.
-    """
+    """Run one side after another, ours again at the end: for sides that do not fit in memory together."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where all compute."""
+    """Device of all sides."""
     dtype: Dtype | Literal["auto"] = "auto"
-    """In which numbers; auto: those that the device is fast in."""
+    """Type of numbers; auto: the device's fast one."""
     rounds: int = 3
     """Alternating steps of which the median is taken."""
     profile: Path | None = None
@@ -114,7 +112,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all contests share."""
+    """Settings of all contests."""
 
     shards: Path
     device: torch.device
@@ -127,7 +125,7 @@ class Bench:
 
 
 def choose_sides(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
-    """Who takes part. Kept memory is a matter of CPUs: on a GPU, PyTorch keeps it for everyone."""
+    """Chooses the sides. Kept memory concerns CPUs alone: on a GPU, PyTorch keeps it for all."""
     unknown = [name for name in settings.against if name not in SIDES]
     if unknown:
         raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
@@ -143,7 +141,7 @@ def choose_sides(settings: Throughput, device: torch.device, console: Console) -
 
 
 def list_usual_contests(bench: Bench) -> Iterator[Contest]:
-    """The contests for a CPU or a GPU that the data is long enough for."""
+    """Yields the default contests of the device whose length the data has."""
     for contest in map(Contest.parse, ON_GPU if bench.device.type == "cuda" else ON_CPU):
         if Manifest.read(bench.shards).length_for(contest.length) is not None:
             yield contest
@@ -225,13 +223,13 @@ def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
 
 
 def fit_sequences(contest: Contest, bench: Bench) -> Contest:
-    """The contest with the sequences that a trainer takes for micro_batch = "auto"."""
+    """Returns the contest with the sequences that a trainer takes for micro_batch = "auto"."""
     shape, _ = contest.open(bench.shards)
     _, read = replace(contest, sequences=1).open(bench.shards)
     predictions = most_predictions(configure_objective(Objective()), contest.length, Manifest.read(bench.shards))
     with open_sides({OURS: SIDES[OURS]}, shape, bench.device, bench.dtype) as sides:
         sides[OURS].ask("take", read(0))
-        sides[OURS].ask("step")  # then the optimizer has all that it keeps
+        sides[OURS].ask("step")  # allocates the state of the optimizer
         found = replace(contest, sequences=sides[OURS].ask("largest", contest.length, predictions, MOST_SEQUENCES))
     bench.console.print(f"{contest}: {found.sequences} sequences fit")
     return found
@@ -240,7 +238,7 @@ def fit_sequences(contest: Contest, bench: Bench) -> Contest:
 def summarise(
     shape: Shape, batches: Sequence[PretrainingBatch], seconds: Sequence[float], ceiling: float
 ) -> dict[str, dict[str, float]]:
-    """What a side did in its steps."""
+    """Summarises the steps of a side."""
     steps = list(zip(batches[: len(seconds)], seconds, strict=True))
     flops = [step_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     computed = [computed_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
@@ -255,7 +253,7 @@ def summarise(
 
 
 def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> tuple[Contest, dict[str, Any]]:
-    """Runs a contest, with half the sequences again and again where a side has no memory for it."""
+    """Runs a contest, and halves its sequences while a side has too little memory."""
     if contest.sequences == AUTO:
         contest = fit_sequences(contest, bench)
     while True:
@@ -267,7 +265,7 @@ def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> tuple[Contest, di
 
 
 def measure(settings: Throughput, console: Console) -> None:
-    """Measures the ceilings and goes through the contests, and keeps what is found after each: they take minutes."""
+    """Measures the ceilings, then runs the contests, and writes the results after each, since they take minutes."""
     given = [Contest.parse(each) for each in settings.contests]
     if settings.rounds < 1:
         raise UserError(f"--rounds {settings.rounds}: at least 1")
@@ -293,7 +291,7 @@ def measure(settings: Throughput, console: Console) -> None:
         return keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
 
     for contest in given or list_usual_contests(bench):
-        is_new = contest.name not in kept  # else what the file has stays until all of it is measured anew
+        is_new = contest.name not in kept  # else the earlier results stay until all sides are measured anew
         smaller, found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
         show_contest(console, str(smaller), found)
         written = keep(contest.name, found)

@@ -1,4 +1,4 @@
-"""Pre-training in contests: a model with its batches, a side that trains as train.py does, and one of transformers."""
+"""Sides of pre-training contests: ours, which trains as train.py does, and transformers, on the same batches."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ LEARNING_RATE = 1e-6
 """Small, so that weights stay finite where ranks exchange nothing and each trains its own."""
 
 USUAL = EngineSettings()
-"""What a recipe has that says nothing: AdamW, nothing compiled."""
+"""The defaults of a recipe: AdamW, nothing compiled."""
 AUTO = 0
-"""The sequences of a contest that has as many as fit."""
+"""Stands for as many sequences as fit."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """A model, and the batches that all sides train on."""
+    """The size of the model and of the batches of a contest."""
 
     size: str
     length: int
@@ -66,14 +66,14 @@ class Contest:
 
     @property
     def name(self) -> str:
-        """What results call it."""
+        """The name in results."""
         return f"{self.size}-{self.length}" + "-auto" * (self.sequences == AUTO)
 
     def __str__(self) -> str:
         return self.name if self.sequences == AUTO else f"{self.name}-{self.sequences}"
 
     def halved(self) -> Contest:
-        """The same with half the sequences; UserError where there is only one."""
+        """Returns the contest with half the sequences. Raises UserError if there is only one."""
         if self.sequences == 1:
             raise UserError(
                 f"{self.name}: not even one sequence fits; take a smaller model, as in --contests mini-128-8"
@@ -81,7 +81,7 @@ class Contest:
         return replace(self, sequences=self.sequences // 2)
 
     def open(self, shards: Path) -> tuple[Shape, Callable[[int], PretrainingBatch]]:
-        """The model's sizes, and what reads the batch of a step as a run does."""
+        """Returns the shape of the model, and a function that reads the batch of a step as a run does."""
         manifest = Manifest.read(shards)
         if manifest.length_for(self.length) is None:
             there = ", ".join(map(str, manifest.lengths()))
@@ -96,7 +96,7 @@ class Contest:
 
 
 class Training:
-    """One rank's training of one of our models, as train.py does it, on as many ranks as are connected."""
+    """One rank's training of a model, as in train.py, together with the ranks that are connected."""
 
     def __init__(self, shape: Shape, settings: EngineSettings, device: torch.device, seed: int = 0, rank: int = 0):
         set_arithmetic(settings.precision, settings.compute, device)
@@ -104,25 +104,25 @@ class Training:
         self.engine, self.rank, self.steps = Engine(model, settings, device), rank, 0
 
     def step(self, batches: PretrainingBatches, mark: Callable[[], Any] = lambda: None) -> StepResult:
-        """A step, which a GPU may still be at when this returns."""
+        """Makes a step; a GPU may still compute when this returns."""
         seeds = Seeds.derive(0, self.steps, self.rank)
         self.steps += 1
         return train_step(self.engine, batches, LEARNING_RATE, seeds, MLM.loss, mark=mark)
 
 
 def join_micro_batches(micro: Sequence[PretrainingBatch], ranks: int = 1) -> PretrainingBatches:
-    """These micro-batches as the step of a rank, where all ranks have as many sequences and predictions."""
+    """Joins micro-batches into the step of a rank; all ranks have equal numbers of sequences and predictions."""
     sequences, predictions = sum(len(each.lengths) for each in micro), sum(len(each.labels) for each in micro)
     return PretrainingBatches(tuple(micro), ranks * sequences, ranks * predictions)
 
 
 class TrainingSide:
-    """A model in training: its `take` does to a batch what loaders do, and its `step` makes a step on it."""
+    """A model in training: `take` prepares a batch as a loader does, and `step` makes a step on it."""
 
     device: torch.device
 
     def peak(self) -> int:
-        """The largest number of bytes that this side has held."""
+        """Returns the peak memory in bytes."""
         return read_peak_memory(self.device)
 
 
@@ -135,7 +135,7 @@ class OurTraining(TrainingSide):
         self.training = Training(shape, replace(settings, precision=Precision(dtype=name_dtype(dtype))), device)
 
     def take(self, batch: PretrainingBatch) -> None:
-        """Takes a batch as the loader hands it over."""
+        """Takes the batch of the next step."""
         self.batches = join_micro_batches([batch])
 
     def step(self) -> None:
@@ -144,12 +144,12 @@ class OurTraining(TrainingSide):
         synchronize(self.device)
 
     def last_loss(self) -> float:
-        """What the last step has minimised."""
+        """Returns the loss of the last step."""
         return float(torch.stack(self.result.losses).sum())
 
     def largest(self, length: int, predictions: int, most: int) -> int:
-        """The sequences that a trainer takes for micro_batch = "auto" where a step has `most`; what the optimizer keeps
-        must be there already."""
+        """Returns the sequences that a trainer takes for micro_batch = "auto" in a step of `most`. The state of the
+        optimizer must be allocated already."""
         dtype = name_dtype(self.training.engine.dtype)
         heaviest = Heaviest(self.shape, dtype, length, predictions, recompute=False)
         sizes = heaviest.sizes(most, self.device.type == "cpu")
@@ -162,7 +162,7 @@ class OurTraining(TrainingSide):
         return found
 
     def write_profile(self, folder: Path) -> None:
-        """Writes a trace of a step and a table of its operations into a folder."""
+        """Writes a trace and a table of the operations of a step into a folder."""
         with silence_stderr(), profile_steps(folder, 1, self.device, lambda _: None) as profiled:
             for _ in range(SKIPPED + 2):
                 self.step()
@@ -179,7 +179,7 @@ class TheirTraining(TrainingSide):
 
         self.device, self.dtype = device, dtype
         config = BertConfig(**make_config(shape, Special(*range(5)), torch.float32))
-        with device:  # where large's weights are drawn in no time
+        with device:  # where initialising the weights of large is fast
             self.model: Any = BertForPreTraining(config).train()
         if compiled:
             self.model.compile()

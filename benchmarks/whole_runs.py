@@ -1,7 +1,7 @@
-"""Whole runs of shard.py on one core, from files of text to shards, and what is made of documents that are kept.
+"""Whole runs of shard.py on one core: from files of text to shards, and from kept documents.
 
-All sides take turns on the same text: with one duplicate, with five, and five from the documents in pieces, which
-should take little more than the examples and shards of the second. Then one worker and two take turns on all cores.
+All sides take turns on the same text: one duplicate, five duplicates, and five from the documents in pieces, which
+takes little more than the examples and shards of the second. Then one worker and two take turns on all cores.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from data_prep.settings import Settings
 
 FIVE = "5 duplicates"
 OF_EXAMPLES = ("examples", "merged", "shards")
-"""How the names of steps begin that --from does too."""
+"""Prefixes of the steps that --from runs too."""
 
 
 class PreparationRun:
-    """Runs shard.py in this process, and throws the shards away; remembers what each step took the last time."""
+    """Runs shard.py in this process, and discards the shards. Keeps the seconds of each step of the last run."""
 
     def __init__(self, settings: Settings, workers: int = 1) -> None:
         self._settings, self._workers = settings, workers
@@ -45,18 +45,18 @@ class PreparationRun:
                 make(Path(folder) / "out", self._settings, pool)
 
     def of_examples(self) -> float:
-        """Says what examples and shards took in the last run."""
+        """Returns the seconds of examples and shards in the last run."""
         return sum(seconds for step, seconds in self.seconds.items() if step.startswith(OF_EXAMPLES))
 
 
 def make(out: Path, settings: Settings, pool: Any) -> None:
-    """Runs shard.py and prints nothing."""
+    """Runs shard.py without output."""
     Pipeline(out, settings, pool, Console(file=io.StringIO())).run()
 
 
 @contextmanager
 def time_steps() -> Iterator[dict[str, float]]:
-    """Measures what each step of the runs takes meanwhile."""
+    """Measures the seconds of each step of runs within the context."""
     seconds: dict[str, float] = {}
     usual = Runner.run
 
@@ -72,7 +72,7 @@ def time_steps() -> Iterator[dict[str, float]]:
 
 
 def select_files(files: Iterable[Path], megabytes: float) -> tuple[tuple[str, ...], float]:
-    """Takes the first of some files, as many as make about so many MB; returns how many MB they have, too."""
+    """Returns the first files that have about this number of MB, and their size in MB."""
     chosen, size = list[str](), 0
     for path in files:
         if size >= megabytes * 1e6:
@@ -85,7 +85,7 @@ def select_files(files: Iterable[Path], megabytes: float) -> tuple[tuple[str, ..
 def measure_whole_runs(
     files: Iterable[Path], format: str, vocabulary: Path, megabytes: float, rounds: int
 ) -> dict[str, Any]:
-    """Measures whole runs on so much text: MB in a second, and what some of them take of others."""
+    """Measures whole runs on a text of this size: MB a second, and ratios of runs."""
     docs, size = select_files(files, megabytes)
     source, settings = docs if format != "demo" else ("demo",), partial(Settings, lengths=(128, 512))
     of_text = partial(settings, docs=(source,), vocab=str(vocabulary))

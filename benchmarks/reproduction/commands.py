@@ -1,4 +1,4 @@
-"""From a table to the commands that fill it, named by a hash of words and inputs, so that tables share them."""
+"""The commands that fill a table, each named by a hash of its words and inputs, so that tables share them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PRODUCTS: Mapping[CommandKind, str] = {
     "tune": RESULTS,
     "pairs": RESULTS,
 }
-"""The file that a command writes when it is done."""
+"""The last file that a command writes."""
 SEED = 12345
-"""The seed of a row's first pre-training, that of the recipes; others count on."""
+"""The seed of a row's first pre-training, that of the recipes; the next ones follow."""
 FEATURES = "--features.layers"
-"""The flag by which the layers are chosen whose frozen activations stand in the place of fine-tuning."""
+"""The flag for the layers whose frozen activations replace fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -40,33 +40,33 @@ class Command:
     words: tuple[str, ...]
     needs: tuple[Command, ...] = ()
     column: str = ""
-    """The column that it fills, of those that a model is fine-tuned for."""
+    """The column that it fills."""
     reads: TableColumn | None = None
     """The column whose files it reads."""
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Checksums of the files that it reads and no other command makes, by their names."""
+        """Checksums of the files that it reads and no other command makes, by name."""
         return checksum_inputs(self.script, self.words, self.reads)
 
     @cached_property
     def name(self) -> str:
-        """The folder that it makes, below that of the scale: the same for the same words and the same inputs."""
+        """Its folder, below that of the scale: the same for equal words and inputs."""
         read = (f"{name} {checksum}" for name, checksum in sorted(self.inputs.items()))
         short = re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")[:48]
         return f"{self.kind}/{short}-{compute_checksum(self.script, *self.words, *read)[:12]}"
 
     def is_made(self, root: Path) -> bool:
-        """Whether what it makes is there, below the folder of the scale."""
+        """Whether its result exists below the folder of the scale."""
         return (root / self.name / PRODUCTS[self.kind]).is_file()
 
     @property
     def folder(self) -> str:
-        """The folder as words of other commands have it."""
+        """The placeholder for its folder in the words of other commands."""
         return f"{{{self.name}}}"
 
     def build_words(self, root: Path, data: Path) -> list[str]:
-        """The script and its words, with folders in their places."""
+        """Builds the script and its words, with folders for placeholders."""
         places = {need.folder: str(root / need.name) for need in self.list_needs()}
         places["{data}"] = str(data)
         words = []
@@ -77,7 +77,7 @@ class Command:
         return [self.script, *words, "--out", str(root / self.name)]
 
     def list_needs(self) -> Iterator[Command]:
-        """The commands that come before it, the first ones first."""
+        """Yields the commands that must run before it, in order."""
         for need in self.needs:
             yield from need.list_needs()
             yield need
@@ -85,7 +85,7 @@ class Command:
 
 @dataclass(frozen=True)
 class TableCell:
-    """A place of the table: what fills it, of one pre-training."""
+    """A cell of the table for one pre-training, and the command that fills it."""
 
     row: str
     column: str
@@ -101,17 +101,16 @@ class CellLister:
         self._declared, self._scale = declared, declared.scale
 
     def list_cells(self) -> Iterator[TableCell]:
-        """The cells of all rows and pre-trainings: those of the first pre-training first, so that all rows are seen
-        early."""
+        """Yields the cells of all rows and pre-trainings, the first pre-training of all rows first."""
         for seed in range(1, self._declared.seeds + 1):
-            # Fresh weights are those of no pre-training, and fine-tuned once.
+            # Fresh weights have no pre-training, and are fine-tuned once.
             for row in (each for each in self._declared.rows if seed == 1 or not each.fresh):
                 for name in self._declared.list_columns(row):
                     if command := self._command(row, name, seed):
                         yield TableCell(row.name, name, seed, command)
 
     def _command(self, row: Row, name: str, seed: int) -> Command | None:
-        """The command that fills a cell; None where nothing can."""
+        """Returns the command that fills a cell; None if there is none."""
         column = self._declared.measured[name]
         if column.entry == "perplexity":
             return None if row.fresh else self.train(row, seed)
@@ -120,14 +119,14 @@ class CellLister:
         return self._tune(row, name, seed)
 
     def shards(self, row: Row) -> Command:
-        """Makes the data of a row."""
+        """Returns the command that makes the data of a row."""
         scale = self._scale
         label = " ".join(("text", *(word.strip("-") for word in row.shards)))
         text = ("--docs", *scale.text) if scale.text else ()
         return Command("shards", label, SHARD, merge_words(*text, *scale.shards, *row.shards))
 
     def train(self, row: Row, seed: int) -> Command:
-        """Pre-trains the model of a row."""
+        """Returns the command that pre-trains the model of a row."""
         row = self._declared.table.find_row(row.model) if row.model else row
         scale, shards = self._scale, self.shards(row)
         often = str(scale.save_every or scale.keep_every)
@@ -139,7 +138,7 @@ class CellLister:
         return Command("train", f"{describe_words(changes) or 'base'} seed {seed}", TRAIN, words, (shards,))
 
     def _model(self, row: Row, seed: int) -> tuple[str, Command]:
-        """What `--model` names for a row, and the command that makes it."""
+        """Returns the value of `--model` for a row, and the command that makes the model."""
         trained = self.train(row, seed)
         step = self._scale.find_checkpoint(row.part)
         return (f"{trained.folder}/checkpoints/step-{step:08}" if step else trained.folder), trained
@@ -151,7 +150,7 @@ class CellLister:
         return Command("pairs", label, name_script("pairs"), words, (trained,), "blimp", column)
 
     def _tune(self, row: Row, name: str, seed: int) -> Command:
-        """Fine-tunes the model of a row for a column."""
+        """Returns the command that fine-tunes the model of a row for a column."""
         column, scale = self._declared.columns[name], self._scale
         model, trained = self._model(row, seed)
         files: tuple[str, ...] = ()
@@ -171,7 +170,7 @@ class CellLister:
         return Command("tune", " ".join(label.split()), name_script(column.entry), words, needs, name, column)
 
     def _words(self, row: Row, name: str) -> list[str]:
-        """How a row is fine-tuned for a column."""
+        """Returns the words for fine-tuning a row for a column."""
         column, scale = self._declared.columns[name], self._scale
         flag = "--features" if column.entry == "ner" else FEATURES
         features = [flag, row.features] if row.features else []
@@ -183,12 +182,12 @@ class CellLister:
 
 
 def name_script(entry: str) -> str:
-    """The command of fine-tuning that a column names."""
+    """Names the script of a column's entry."""
     return f"finetuning/run_{entry}.py"
 
 
 def split_flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """The values of each flag among the words of a command, of which the last ones count."""
+    """Splits words into flags with their values, of which the last ones count."""
     flags: dict[str, list[str]] = {}
     for word in words:
         if word.startswith("--"):
@@ -199,27 +198,27 @@ def split_flags(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def join_flags(flags: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Flags with their values, as words of a command."""
+    """Joins flags with their values to words."""
     return tuple(word for flag, values in flags.items() for word in (flag, *values))
 
 
 def merge_words(*words: str) -> tuple[str, ...]:
-    """The words of a command with the last of a flag's values in the place of its first."""
+    """Merges repeated flags: the last values in the place of the first."""
     return join_flags(split_flags(words))
 
 
 def describe_place(row: Row) -> str:
-    """Where along its run the model of a row is taken."""
+    """Describes at which part of its run the model of a row is taken."""
     return f" at {row.part:.2f}" if row.part < 1 else ""
 
 
 def describe_words(words: str) -> str:
-    """Words of a command for people: without dashes and the sections of their keys."""
+    """Formats words of a command as text, without dashes and the sections of keys."""
     return re.sub(r"(^|(?<= ))-+([a-z_]+\.)*", "", words)
 
 
 def order_commands(cells: Sequence[TableCell]) -> list[Command]:
-    """The commands that the cells need, each once, none before what it needs."""
+    """Returns the commands that the cells need, each once, in an order in which they can run."""
     found: dict[str, Command] = {}
     for cell in cells:
         for command in (*cell.command.list_needs(), cell.command):

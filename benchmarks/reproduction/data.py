@@ -1,4 +1,4 @@
-"""Files of tasks and pairs that the columns of a table read: where they are, and what is missing."""
+"""The files of tasks and pairs that the columns of a table read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FINDERS: Mapping[str, Callable[[Path, str], dict[str, list[Path]]]] = {
     "swag": lambda place, _: find_swag(place),
     "ner": lambda place, _: find_ner(place),
 }
-"""What finds the files of a task as its command does."""
+"""Functions that find the files of a task as its command does."""
 
 
 def find_files(column: TableColumn) -> dict[str, Path]:
-    """The files that decide what a column shows, by names that are the same on all machines; UserError with the cure
-    where one is missing."""
+    """Finds the files that a column reads, by names that are equal on all machines. Raises UserError with the cure if
+    one is missing."""
     if column.entry in FINDERS:
         place = find_data(None, column.entry, column.cure)
         folder = f"glue/{FOLDERS[column.task]}" if column.entry == "glue" else column.entry
@@ -39,7 +39,7 @@ def find_files(column: TableColumn) -> dict[str, Path]:
 
 
 def find_missing(column: TableColumn) -> str:
-    """What is missing of the data of a column, with the cure; nothing where it is there."""
+    """Describes missing data of a column, with the cure; empty if it is complete."""
     try:
         find_files(column)
     except UserError as error:
@@ -48,6 +48,6 @@ def find_missing(column: TableColumn) -> str:
 
 
 def find_lacking(declared: Declared) -> dict[str, str]:
-    """The columns that cannot be measured here, with what is missing of their data."""
+    """Returns the columns whose data is missing, with descriptions."""
     found = {name: find_missing(column) for name, column in declared.measured.items()}
     return {name: lacks for name, lacks in found.items() if lacks}

@@ -1,7 +1,7 @@
-"""What a table of the paper declares: its rows and what each changes, its columns, and the orderings that it claims.
+"""The declaration of a table of the paper: rows and what each changes, columns, and claims.
 
-A file of `tables/` has a table, `columns.toml` what a column measures, `scales.toml` how large everything is. Words are
-those of a command line; in those of a scale and of a column, `{data}` is the folder that CLOZE_DATA names.
+A file in `tables/` declares a table, `columns.toml` all columns, `scales.toml` the sizes. Words are those of a command
+line; in those of a scale and of a column, `{data}` stands for the folder that CLOZE_DATA names.
 """
 
 from __future__ import annotations
@@ -24,96 +24,95 @@ ScaleName = Literal["demo", "tiny", "mini", "gpu", "base", "large"]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 LEFT_OUT = ""
-"""What stands in for a column that a scale has not."""
+"""The stand-in of a column that is omitted at a scale."""
 
 
 class TableColumn(Section):
-    """What a column of a table measures, and by which command."""
+    """A column: what it measures, and by which command."""
 
     title: str
-    """What a reader calls it."""
+    """The title."""
     entry: Literal["glue", "squad", "swag", "ner", "task", "pairs", "perplexity"]
-    """The command of finetuning/ that measures it; `perplexity`: the run's own text that is held out."""
+    """The command of finetuning/ that measures it; `perplexity` is of the run's own held-out text."""
     words: Words = ()
-    """Words of that command."""
+    """Words of this command."""
     task: str = ""
-    """What results.json calls the task."""
+    """The name of the task in results.json."""
     split: str = ""
-    """The split that is shown (default: the first)."""
+    """The split to show (default: the first)."""
     figure: str = ""
-    """The figure that is shown (default: that by which runs are compared)."""
+    """The figure to show (default: that which selects runs)."""
     files: Names = ()
-    """Files that it reads, as patterns below data/ or the folder that CLOZE_DATA names; one of each is needed."""
+    """Patterns of the files that it reads, below data/ or the folder that CLOZE_DATA names; each needs a match."""
     cure: str = ""
-    """What a user does who has none."""
+    """How to get missing files."""
     chance: float | None = None
-    """What guessing scores, where there is no row of fresh weights."""
+    """The score of guessing, if there is no row of fresh weights."""
     lower_is_better: bool = False
-    """Whether less is better, as of perplexity."""
+    """Whether lower is better, as for perplexity."""
 
     @property
     def is_tuned(self) -> bool:
-        """Whether a model is fine-tuned for it, as fresh weights can be too."""
+        """Whether a model is fine-tuned for it; fresh weights can be too."""
         return self.entry not in ("pairs", "perplexity")
 
     @property
     def unit(self) -> float:
-        """By what a figure is multiplied to be shown: scores are shown in hundredths."""
+        """The factor of a figure when it is shown: scores are shown in percent."""
         return 1.0 if self.entry == "perplexity" else 100.0
 
 
 class Row(Section):
-    """A row: what it changes in data, pre-training and fine-tuning."""
+    """A row: its changes to data, pre-training and fine-tuning."""
 
     name: str
-    """What the paper calls it."""
+    """The name in the paper."""
     runs: bool = True
-    """Whether it is run here, rather than shown with the paper's values alone."""
+    """Whether it is run, or shown with the paper's values alone."""
     hidden: bool = False
-    """Whether it is there for the sake of another row alone, which takes its model."""
+    """Whether it is not shown, and only makes the model of another row."""
     scales: Annotated[tuple[ScaleName, ...], Field(strict=False)] = ()
     """The scales at which it is run (default: all)."""
     model: str = ""
     """The row whose pre-trained model it takes (default: its own)."""
     backward: str = ""
-    """The row whose model reads from the end, and is joined to its own."""
+    """The row of a right-to-left model that is joined to its own."""
     part: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """How much of the pre-training lies behind its model: that of the nearest checkpoint is taken."""
+    """The share of the pre-training after which its model is taken, from the nearest checkpoint."""
     shards: Words = ()
     """Words of shard.py."""
     train: Words = ()
     """Words of train.py."""
     train_at: dict[ScaleName, Words] = Field(default_factory=dict)
-    """More of them at single scales."""
+    """More of them at some scales."""
     fresh: bool = False
     """Fine-tune fresh weights of the model's sizes."""
     tune: Words = ()
-    """Words of each command of fine-tuning."""
+    """Words of each fine-tuning command."""
     recipe: str = ""
-    """The recipe of its fine-tuning, where the scale has no words of its own for it but another recipe."""
+    """The recipe of fine-tuning, unless the scale has words of its own without a recipe."""
     features: str = ""
-    """The layers whose frozen activations a BiLSTM stands on, instead of fine-tuning."""
+    """The layers whose frozen activations a BiLSTM reads, instead of fine-tuning."""
     columns: Names = ()
-    """The columns that it has (default: all)."""
+    """Its columns (default: all)."""
     paper: dict[str, float] = Field(default_factory=dict)
     """The paper's values."""
 
 
 class Claim(Section):
-    """An ordering of rows that the paper claims."""
+    """A claim of the paper about the order of rows."""
 
     text: str
-    """The claim in the paper's words, or ours."""
+    """The claim, in the paper's words or ours."""
     rows: Names
-    """Rows from the best to the worst; where they are alike, all of them, the first of which the others are compared
-    with."""
+    """Rows from the best to the worst; with `within`, rows that are compared with the first."""
     columns: Names
-    """The columns for which it is claimed."""
+    """The columns of the claim."""
     within: Annotated[float, Field(gt=0)] | None = None
-    """The rows are alike: no farther from the first than this, in the units shown."""
+    """The largest distance from the first row, if the claim is that rows are equal; in the units shown."""
 
     def list_pairs(self, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """The pairs of those rows that are there, of which the first is claimed to be better, or alike."""
+        """Yields pairs of the available rows, of which the first is claimed to be better or equal."""
         there = [name for name in self.rows if name in rows]
         yield from ((there[0], other) for other in there[1:]) if self.within else pairwise(there)
 
@@ -122,52 +121,52 @@ class Table(Section):
     """A table or a figure of the paper."""
 
     title: str
-    """What it shows."""
+    """The title."""
     columns: Names
     """The paper's columns."""
     beside: Names = ("blimp",)
-    """Columns that stand beside the paper's, wherever a model was pre-trained."""
+    """Columns beside the paper's, for all rows with a pre-trained model."""
     seeds: Positive | None = None
-    """Pre-trainings of each row (default: as the scale has them)."""
+    """Pre-trainings of each row (default: by the scale)."""
     rows: Annotated[tuple[Row, ...], Field(strict=False, min_length=1)]
     """Rows."""
     claims: Annotated[tuple[Claim, ...], Field(strict=False)] = ()
-    """What is claimed of them."""
+    """Claims about the rows."""
     curve: bool = False
-    """Whether the rows are places along a run, which a chart shows."""
+    """Whether the rows are points along a run, for a chart."""
     average: bool = False
-    """Whether rows have a mean over all columns of the paper."""
+    """Whether rows have a mean over the paper's columns."""
 
     def find_row(self, name: str) -> Row:
-        """The row of this name."""
+        """Finds a row by name."""
         return next(row for row in self.rows if row.name == name)
 
     def select_rows(self, scale: ScaleName) -> list[Row]:
-        """The rows that are run at a scale."""
+        """Returns the rows that are run at a scale."""
         return [row for row in self.rows if row.runs and not row.hidden and (not row.scales or scale in row.scales)]
 
 
 class Scale(Section):
-    """How large everything is."""
+    """The sizes of data, models and fine-tuning."""
 
     what: str
-    """For whom it is, in words."""
+    """The description."""
     text: Words = ()
-    """What shards are made of, as words of shard.py after --docs; none where `shards` names documents in pieces."""
+    """The text, as words of shard.py after --docs; none if `shards` names documents in pieces."""
     shards: Words = ()
     """More words of shard.py."""
     recipe: str
     """The recipe of pre-training."""
     train: Words = ()
-    """Values that it changes."""
+    """Words of train.py."""
     ranks: Positive
-    """Processes of pre-training; where a machine has GPUs, it is as many as these."""
+    """Processes of pre-training on CPUs; on GPUs, there is one for each."""
     steps: Positive
-    """Steps of a pre-training, all phases together."""
+    """Steps of a pre-training, over all phases."""
     keep_every: Positive
-    """Steps between the checkpoints that stay, for what is measured along the run."""
+    """Steps between the checkpoints that are kept, for scores along the run."""
     save_every: Positive | None = None
-    """Steps between all checkpoints (default: the same)."""
+    """Steps between checkpoints (default: the same)."""
     seeds: Positive = 1
     """Pre-trainings of each row."""
     seeds_of: dict[str, Positive] = Field(default_factory=dict)
@@ -185,30 +184,29 @@ class Scale(Section):
     pairs: Words = ()
     """Words of run_pairs.py."""
     stand_ins: dict[str, str] = Field(default_factory=dict)
-    """What is measured instead of a column of the paper, or of one table alone, as table5.squad; nothing, where it is
-    left out."""
+    """Stand-ins for columns of the paper, or of one table, as in table5.squad; empty to omit a column."""
     minutes: dict[str, float] = Field(default_factory=dict)
-    """What runs take on 2 cores: shards, train, pairs, and fine-tunings by their columns."""
+    """Minutes of runs on 2 cores: shards, train, pairs, and fine-tunings by column."""
 
     def find_checkpoint(self, part: float) -> int:
-        """The step of the checkpoint that is nearest to a part of the run; 0 for its end."""
+        """Returns the step of the checkpoint nearest to a part of the run; 0 for the end."""
         step = max(1, round(part * self.steps / self.keep_every)) * self.keep_every
         return step if step < self.steps and part < 1.0 else 0
 
     def completed_share(self, part: float) -> float:
-        """How much of the run lies behind that checkpoint."""
+        """Returns the share of the run before that checkpoint."""
         return (self.find_checkpoint(part) or self.steps) / self.steps
 
 
 class Columns(Section):
-    """All columns that a table can have."""
+    """The content of columns.toml."""
 
     columns: dict[str, TableColumn]
     """Columns by their names."""
 
 
 class Scales(Section):
-    """All scales."""
+    """The content of scales.toml."""
 
     scales: dict[ScaleName, Scale]
     """Scales by their names."""
@@ -222,7 +220,7 @@ class Declared(NamedTuple):
     scale_name: ScaleName
     scale: Scale
     columns: dict[str, TableColumn]
-    """All columns that there are."""
+    """All declared columns."""
 
     @property
     def title(self) -> str:
@@ -246,46 +244,46 @@ class Declared(NamedTuple):
         return self.scale.restarts_of.get(self.name, self.scale.restarts)
 
     def find_stand_in(self, column: str) -> str:
-        """The column that is measured for one of the paper; LEFT_OUT where none is."""
+        """Returns the column that stands for one of the paper; LEFT_OUT if it is omitted."""
         given = self.scale.stand_ins
         return given.get(f"{self.name}.{column}", given.get(column, column))
 
     @property
     def measured(self) -> dict[str, TableColumn]:
-        """The columns that are measured here, each once, in the order of the paper's."""
+        """The measured columns, each once, in the order of the paper's."""
         names = dict.fromkeys(map(self.find_stand_in, (*self.table.columns, *self.table.beside)))
         return {name: self.columns[name] for name in names if name != LEFT_OUT}
 
     @property
     def averaged(self) -> list[str]:
-        """The columns of which a row has a mean: those that stand for the paper's, not what is beside them."""
+        """The columns in the mean of a row: those that stand for the paper's."""
         return [name for name in self.measured if name not in self.table.beside] if self.table.average else []
 
     def list_columns(self, row: Row) -> list[str]:
-        """The columns that a row has here."""
+        """Returns the measured columns of a row."""
         own = set(map(self.find_stand_in, row.columns)) | set(self.table.beside)
         return [name for name in self.measured if not row.columns or name in own]
 
     @property
     def replaced(self) -> dict[str, str]:
-        """What is measured instead of the paper's columns that are not."""
+        """Stand-ins by the columns of the paper that are not measured themselves."""
         there = {name: self.find_stand_in(name) for name in self.table.columns}
         return {name: other for name, other in there.items() if other != name}
 
 
 def list_tables() -> list[str]:
-    """The tables that there are: table1 to table8, then figure5."""
+    """Lists all tables: table1 to table8, then figure5."""
     return sorted((path.stem for path in (HERE / "tables").glob("*.toml")), key=lambda name: (name[0] != "t", name))
 
 
 def format_flag(name: str) -> str:
-    """A table as the command line names it: `--table 5` for table5."""
+    """Formats a table as a flag: `--table 5` for table5."""
     return "--{} {}".format(*re.findall(r"[a-z]+|-?\d+", name))
 
 
 @cache
 def load_table(name: str, scale: ScaleName) -> Declared:
-    """Reads the declaration of a table; UserError where there is none."""
+    """Reads the declaration of a table. Raises UserError if there is none."""
     if name not in list_tables():
         there = ", ".join(map(format_flag, list_tables()))
         raise UserError(f"{format_flag(name)}: is not declared; there is {there}")

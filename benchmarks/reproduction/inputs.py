@@ -1,4 +1,4 @@
-"""The files that decide what comes of a command: recipes, text, and data of tasks; each with a checksum."""
+"""Checksums of the inputs of a command: recipes, text, and data of tasks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from finetuning.settings import FORM as FINE_TUNING
 from pretraining.config.overrides import FORM as PRE_TRAINING
 
 DIGITS = 16
-"""Digits of a checksum that are kept."""
+"""The number of digits of a checksum."""
 CHECKSUMS: dict[tuple[Path, int, int], str] = {}
-"""Checksums of files that were read, by path, size and time."""
+"""A cache of checksums, by path, size and modification time."""
 SHARD, TRAIN = "data_prep/shard.py", "pretraining/train.py"
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "finetuning/run_glue.py": ("glue", "miniature"),
@@ -32,12 +32,12 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "finetuning/run_ner.py": ("ner", "ner_features"),
     "finetuning/run_task.py": ("own", "miniature"),
 }
-"""The recipes of which a command of fine-tuning takes one where none is named."""
+"""The default recipes of a fine-tuning command, of which it takes one."""
 
 
 def checksum_inputs(script: str, words: Sequence[str], reads: TableColumn | None) -> dict[str, str]:
-    """The checksums of what a command reads, by names that are the same on all machines; `reads` is the column whose
-    files it needs. A file that is not here has none."""
+    """Computes the checksums of what a command reads, by names that are equal on all machines. `reads` is the column
+    whose files it needs. Missing files have none."""
     found = {f"recipe {path.stem}": checksum_recipe(path) for path in find_recipes(script, words)}
     if script == SHARD:
         places = {word: Path(word.replace("{data}", str(DATA))) for word in words}
@@ -48,7 +48,7 @@ def checksum_inputs(script: str, words: Sequence[str], reads: TableColumn | None
 
 
 def find_recipes(script: str, words: Sequence[str]) -> Iterator[Path]:
-    """The recipes that decide what comes of a command: that which it names, or those of which it takes one."""
+    """Yields the recipes of a command: the one that it names, or its default ones."""
     named = [word for flag, word in pairwise(words) if flag == "--recipe"]
     form = PRE_TRAINING if script == TRAIN else FINE_TUNING
     for name in named or RECIPES.get(script, ()):
@@ -56,24 +56,24 @@ def find_recipes(script: str, words: Sequence[str]) -> Iterator[Path]:
 
 
 def checksum_recipe(path: Path) -> str:
-    """A checksum of what a recipe says, whatever its comments are."""
+    """Computes the checksum of a recipe without its comments."""
     return compute_checksum(json.dumps(read_toml(path.read_text(encoding="utf-8")), sort_keys=True, default=str))
 
 
 @cache
 def checksum_text(place: Path) -> str:
-    """A checksum of the names and sizes of a file or a folder's files; empty where there are none."""
+    """Computes a checksum of the names and sizes of a folder's files, or of a file; empty if there are none."""
     paths = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
     return compute_checksum(*(f"{path.relative_to(place)} {path.stat().st_size}" for path in paths)) if paths else ""
 
 
 def compute_checksum(*texts: str) -> str:
-    """A checksum of texts."""
+    """Computes the checksum of texts."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:DIGITS]
 
 
 def checksum_file(path: Path) -> str:
-    """A checksum of a file, which is read again only when its size or its time has changed."""
+    """Computes the checksum of a file, again only if its size or time has changed."""
     about = path.stat()
     known = (path, about.st_size, about.st_mtime_ns)
     if known not in CHECKSUMS:

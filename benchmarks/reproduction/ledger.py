@@ -1,4 +1,4 @@
-"""Which commands of a table are done, have failed, are begun, or are still to do."""
+"""The state of the commands of a table: done, failed, begun, or to do."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Ledger:
         self._root = root
 
     def note_path(self, command: Command) -> Path:
-        """The file that has the outcome of a command."""
+        """Returns the path of a command's outcome."""
         return self._root / NOTES / f"{command.name}.json"
 
     def find(self, command: Command) -> tuple[Standing, CommandOutcome | None]:
-        """Where a command stands, and its outcome."""
+        """Returns the state of a command, and its outcome."""
         outcome = read_outcome(self.note_path(command))
         if outcome is not None and not outcome.is_stopped:
             return ("failed" if outcome.code else "done"), outcome
         return ("begun" if (self._root / command.name).exists() else "to do"), None
 
     def list_unfinished(self, cells: Sequence[TableCell]) -> list[Command]:
-        """The commands that are to run, none before what it needs: those without an outcome, and what they are made
-        from where that is not here."""
+        """Returns the commands to run, in order: those without an outcome, and those that they need whose results are
+        missing."""
         commands = order_commands(cells)
         shown = {cell.command.name for cell in cells} | {
             command.name for command in commands if command.kind == "train"
@@ -49,12 +49,12 @@ class Ledger:
         return [command for command in commands if command.name in wanted]
 
     def _serves(self, command: Command) -> bool:
-        """Whether nothing is won by making again what others need: it is here, or a run that will diverge again."""
+        """Whether a command that others need is not to run again: its result exists, or it would diverge again."""
         standing, outcome = self.find(command)
         return outcome is not None and standing == "done" and (outcome.diverged or command.is_made(self._root))
 
     def describe_commits(self, commands: Iterable[Command]) -> list[str]:
-        """Lines on outcomes that were made at another commit than this one."""
+        """Returns a line on outcomes of other commits than this one, if there are any."""
         now = find_commit()
         found = (self.find(command)[1] for command in commands)
         others = Counter(outcome.commit or "unknown" for outcome in found if outcome and outcome.commit != now)
@@ -62,7 +62,7 @@ class Ledger:
         return [f"made at another commit than this: {told}"] if told else []
 
     def median_minutes(self) -> dict[str, float]:
-        """How long commands took on this hardware, in all tables of the scale, by what they make."""
+        """Returns the median minutes of commands on this hardware, in all tables of the scale, by label."""
         notes = (read_outcome(path) for path in (self._root / NOTES).glob("*/*.json"))
         found: dict[str, list[float]] = {}
         for outcome in filter(None, notes):
@@ -72,5 +72,5 @@ class Ledger:
 
 
 def strip_seed(label: str) -> str:
-    """What a command makes, whatever the seed: runs of the same label take about the same time."""
+    """Removes the seed from a label."""
     return label.rpartition(" seed ")[0] or label

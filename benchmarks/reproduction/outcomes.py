@@ -1,4 +1,4 @@
-"""What came of a command, as its folder shows it: scores, a curve, or what went wrong; and where it was computed."""
+"""The outcome of a command, read from its folder: scores, a curve, or an error; and where it was computed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pretraining.reporting.loss_chart import PLACES
 from pretraining.reporting.metrics_file import METRICS, read_evaluations, read_step_records
 
 HELD_OUT = "held out"
-"""What a run's own text that is held out is called as a split."""
+"""The split of a run's own held-out text."""
 PERPLEXITY = "perplexity"
-"""The figure of that text."""
+"""The figure of this split."""
 PAIRS = "pairs"
-"""The same of minimal pairs."""
+"""The split of minimal pairs."""
 
 
 class Score(JsonRecord):
@@ -36,62 +36,62 @@ class Score(JsonRecord):
     figures: dict[str, Figures] = Field(default_factory=dict)
     """The figures of every split."""
     errors: dict[str, Figures] = Field(default_factory=dict)
-    """How far they are by the choice of the items."""
+    """Their standard errors over items."""
     degenerate: bool = False
-    """Whether the model says the same of every item."""
+    """Whether the model gives all items the same answer."""
     failed: str | None = None
     """Why there are no figures."""
 
 
 class CommandOutcome(JsonRecord):
-    """What came of a command."""
+    """The outcome of a command."""
 
     label: str
-    """What it was to make."""
+    """The label of the command."""
     command: str
-    """The command, with folders by their names."""
+    """The script and its words, with placeholders for folders."""
     code: int
     """Its exit code."""
     said: str = ""
-    """What went wrong, in its own words."""
+    """The message of an error."""
     diverged: bool = False
-    """Whether a pre-training has learned nothing, so that going on is of no use."""
+    """Whether a pre-training has diverged, so that there is no point in continuing."""
     seconds: float
-    """How long it took."""
+    """Seconds, of all starts together."""
     date: str
-    """When, where and by what it was computed: the day with its minute, …"""
+    """Day and minute of its end."""
     commit: str
     hardware: str
     processor: str
     cores: int
     inputs: dict[str, str] = Field(default_factory=dict)
-    """Checksums of the files that it read, by their names."""
+    """Checksums of the files that it read, by name."""
     scores: list[Score] = Field(default_factory=list)
-    """What it has measured, a score for each restart."""
+    """A score for each restart."""
     curve: list[tuple[int, float]] = Field(default_factory=list)
-    """Of a pre-training, the perplexity of text that is held out, by steps."""
+    """Steps and perplexities of held-out text, for a pre-training."""
 
     @property
     def is_well(self) -> bool:
-        """Whether it has ended as it should, and has learned something."""
+        """Whether it has ended well, and has not diverged."""
         return self.code == 0 and not self.diverged
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it has stopped before its end, from where the same command goes on."""
+        """Whether it was stopped early; the same command continues it."""
         return self.code in (Code.STOPPED, Code.RANK_LOST)
 
 
 def read_outcome(path: Path) -> CommandOutcome | None:
-    """The outcome that a file tells of; None where there is none, or it cannot be read."""
+    """Reads an outcome; None if the file is missing or damaged."""
     with suppress(OSError, UserError, ValidationError):
         return CommandOutcome.model_validate(read_table(path), strict=False)
     return None
 
 
 def read_ending(folder: Path, code: int, said: str, begun: float) -> tuple[int, str]:
-    """How a command has ended that was begun at this time: what its folder says counts more than its code and its last
-    words, since torchrun makes 1 of every code."""
+    """Returns the exit code and the message of a command that began at this time. Those in its folder take precedence,
+    since torchrun turns every code into 1."""
     with suppress(OSError, UserError):
         if code and (folder / ENDED).stat().st_mtime >= begun:
             ended = read_table(folder / ENDED)
@@ -100,13 +100,13 @@ def read_ending(folder: Path, code: int, said: str, begun: float) -> tuple[int, 
 
 
 def join_lines(said: str) -> str:
-    """What a command said, without the places of a traceback."""
+    """Joins the lines of a message; of a traceback, takes the last one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return "; ".join(lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines)
 
 
 def describe_outcome(command: Command, root: Path, code: int, said: str, seconds: float) -> CommandOutcome:
-    """What came of a command that has ended in this way."""
+    """Describes the outcome of a command that has ended."""
     folder, found = root / command.name, describe_environment(["torch"])
     scores: list[Score] = []
     curve: list[tuple[int, float]] = []
@@ -135,8 +135,8 @@ def describe_outcome(command: Command, root: Path, code: int, said: str, seconds
 
 
 def read_curve(metrics: Path) -> tuple[list[tuple[int, float]], str]:
-    """The perplexities of text that is held out; and what is wrong where the run ends nearer to where it began than to
-    the best that it was."""
+    """Reads the perplexities of held-out text. Also returns a message if the final loss is nearer to the first than to
+    the lowest."""
     if not metrics.is_file():
         return [], ""
     scored = [each for each in read_evaluations(metrics) if PERPLEXITY in each.figures]
@@ -152,13 +152,13 @@ def read_curve(metrics: Path) -> tuple[list[tuple[int, float]], str]:
 
 
 def read_last_figures(metrics: Path) -> Figures:
-    """The figures of the last validation of a run."""
+    """Reads the figures of the last evaluation of a run."""
     found = list(read_evaluations(metrics)) if metrics.is_file() else []
     return {name: float(value) for name, value in found[-1].figures.items()} if found else {}
 
 
 def read_scores(folder: Path) -> list[Score]:
-    """The scores of every restart of a task: of what it has tried, the best by the figure that runs are compared by."""
+    """Reads the best score of each restart of a task, by the figure that selects runs."""
     [result] = read_results(folder).values()
     seeds: dict[int, list[RunResult]] = {}
     for run in result.runs.values():
@@ -171,7 +171,7 @@ def read_scores(folder: Path) -> list[Score]:
 
 
 def read_pair_scores(folder: Path) -> list[Score]:
-    """The share of minimal pairs that a model gets right, over all and by phenomenon."""
+    """Reads the accuracy on minimal pairs, overall and by phenomenon."""
     found = PairsResult.read(folder / RESULTS)
     if found is None:
         return []
@@ -180,4 +180,4 @@ def read_pair_scores(folder: Path) -> list[Score]:
 
 
 READERS: Mapping[CommandKind, Callable[[Path], list[Score]]] = {"tune": read_scores, "pairs": read_pair_scores}
-"""What reads the scores of a command."""
+"""Functions that read the scores of a command."""

@@ -1,4 +1,4 @@
-"""What a table takes: its runs, how long they are and how that is known, and what is there already."""
+"""The plan of a table: its runs, their state, how long they take, and the source of that time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
 
 MOST_RANKS = 8
-"""Processes of a pre-training on CPUs, for which it is planned, where there are so many cores."""
+"""The largest number of processes for which a pre-training on CPUs is planned."""
 
 
 class TimeEstimate(NamedTuple):
-    """How long a command takes, and how that is known."""
+    """The minutes of a command, and the source of the estimate."""
 
     minutes: float | None
     source: str
 
 
 class TablePlan:
-    """The runs of a table, those that are left to do, and how long these take; `waiting` names those without data."""
+    """The runs of a table; `left` are those still to do, and `waiting` has the names of those without data."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TablePlan:
         self._times = self._forecast(left)
 
     def table(self) -> ResultTable:
-        """All runs, with how they stand and how long they take or took."""
+        """Builds the table of all runs, with their state and time."""
         rows = []
         for command in self._commands:
             standing, outcome = self._ledger.find(command)
@@ -56,7 +56,7 @@ class TablePlan:
         return ResultTable(self._declared.title, ["", "run", "", "time", "", "folder"], rows)
 
     def describe_total(self) -> str:
-        """How long all runs take that are left, which are made again, and which wait for data."""
+        """Describes the runs that are left: time, repeated runs, and runs without data."""
         known = [each.minutes for each in self._times.values() if each.minutes is not None]
         unknown = len(self._times) - len(known)
         again = sum(
@@ -69,7 +69,7 @@ class TablePlan:
         return told + (f"; {lacking} of them when their data is there" if lacking else "")
 
     def _forecast(self, left: Sequence[Command]) -> dict[str, TimeEstimate]:
-        """How long each command that is left takes: as it took here before, or as the scale or `--check` says."""
+        """Estimates the time of each command that is left: as measured before, or by the scale or `--check`."""
         took, found = self._ledger.median_minutes(), {}
         for command in left:
             label = strip_seed(command.label)
@@ -77,7 +77,7 @@ class TablePlan:
         return found
 
     def _expect(self, command: Command) -> TimeEstimate:
-        """How long a command takes by the scale, or a pre-training as it is planned on this machine."""
+        """Estimates the time of a command by the scale, or of a pre-training by its plan on this machine."""
         scale = self._declared.scale
         said = scale.minutes.get(command.column if command.kind in ("tune", "pairs") else command.kind)
         if said is not None:
@@ -90,7 +90,7 @@ class TablePlan:
 
 @cache
 def plan_minutes(*words: str) -> float | None:
-    """The minutes of a pre-training on this machine, of the words of its command; None where nobody knows."""
+    """Plans the minutes of a pre-training on this machine by the words of its command; None if unknown."""
     from pretraining.config.overrides import load_recipe
     from pretraining.training.preview import plan_run
 
@@ -104,7 +104,7 @@ def plan_minutes(*words: str) -> float | None:
 
 
 def read_share(text: str) -> tuple[int, int] | None:
-    """The part of the list that this command runs, as `2/4` says it; None where it runs all."""
+    """Reads a share such as 2/4; None if the text is empty."""
     if not text:
         return None
     found = re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", text)

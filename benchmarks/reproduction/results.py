@@ -1,4 +1,4 @@
-"""A table as it was measured, beside the paper's, as its file of results has it."""
+"""The results file of a table: measured scores beside the paper's."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from benchmarks.reproduction.verdicts import ClaimVerdict
 from finetuning.results import JsonRecord
 
 NO_BREAK = "\u00a0"
-"""A space at which no line ends, so that a figure stays with its spread."""
+"""Keeps a figure and its spread on one line."""
 
 
 class CellResult(JsonRecord):
-    """What a row scores in a column, in the units shown."""
+    """The scores of a row in a column, in the units shown."""
 
     values: list[float] = Field(default_factory=list)
-    """A value for each pre-training; for each restart of fine-tuning where there is one pre-training."""
+    """A value for each pre-training, or for each fine-tuning of a single pre-training."""
     wanted: int = 0
-    """How many there should be."""
+    """The planned number of values."""
     mean: float | None = None
     spread: float | None = None
     """The standard deviation of the values."""
     error: float | None = None
-    """How far the mean may be by the choice of the items."""
+    """The standard error of the mean over items."""
     notes: list[str] = Field(default_factory=list)
-    """What went wrong, or is to do."""
+    """Errors, and commands still to do."""
 
     @property
     def text(self) -> str:
-        """The mean with its spread and the number of seeds, and what is wrong in a few words."""
+        """The mean with its spread and the number of seeds, and short notes."""
         counted = f"{len(self.values)}" + (f" of {self.wanted}" if len(self.values) < self.wanted else "")
         told = [] if self.mean is None else [f"{self.mean:.1f}"]
         told += [] if self.spread is None else [f"± {self.spread:.1f}"]
@@ -48,37 +48,37 @@ class RowResult(JsonRecord):
     cells: dict[str, CellResult]
     paper: dict[str, float]
     part: float = 1.0
-    """How much of the pre-training lies behind it."""
+    """The share of the pre-training that is done."""
     fresh: bool = False
 
 
 class TableResult(JsonRecord):
-    """A table as it was measured at a scale."""
+    """A table at a scale."""
 
     table: str
     title: str
     scale: str
     what: str
-    """What the scale is."""
+    """The description of the scale."""
     columns: dict[str, str]
-    """Titles of the columns that were measured."""
+    """Titles of the measured columns."""
     paper: dict[str, str]
     """Titles of the paper's columns."""
     averaged: list[str] = Field(default_factory=list)
-    """The measured columns of which rows have a mean; none, where the paper has no such column."""
+    """The columns in the mean of a row; none if the paper has no mean."""
     units: str
-    """What a seed is."""
+    """What the values of a cell are, in words."""
     rows: list[RowResult]
     signals: dict[str, str]
-    """Whether columns have a signal, by the row of fresh weights or by what guessing scores: empty where they have."""
+    """Why a column has no signal, beside fresh weights or guessing; empty if it has one."""
     verdicts: list[ClaimVerdict]
     notes: list[str]
     curve: bool = False
-    """Whether the rows are places along a run."""
+    """Whether the rows are points along a run."""
     runs: dict[str, CommandOutcome]
-    """What came of every command, by its name."""
+    """The outcomes of commands, by name."""
 
     @classmethod
     def read(cls, path: Path) -> TableResult:
-        """The table that a file of results has."""
+        """Reads the table from a results file."""
         return cls.model_validate(read_results(path), strict=False)

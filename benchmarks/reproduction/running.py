@@ -1,4 +1,4 @@
-"""Runs the commands of a table one after another, notes what came of each, and goes on without those that fail."""
+"""Runs the commands of a table one after another, and records their outcomes. A failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from data_prep.common.progress import duration
 
 LOGS, LOCKS = "logs", "locks"
 LAST_LINES = 3
-"""Lines of a command that failed which are told of it, where none says that it is an error."""
+"""The number of last lines that are shown of a command that failed without an error message."""
 FOR_EVER = 10.0**9
-"""Seconds: a command that another process runs is waited for."""
+"""Seconds to wait for a command that another process runs."""
 
 
 class CommandRunner:
@@ -37,7 +37,7 @@ class CommandRunner:
         self._ranks = ranks or count_ranks(declared.scale.ranks)
 
     def run(self, commands: Sequence[Command]) -> bool:
-        """Runs the commands; returns whether one was stopped before its end, as by a time limit, and with it all."""
+        """Runs commands. Returns True if one was stopped early, as by a time limit, which stops all."""
         for number, command in enumerate(commands, 1):
             self._console.print(f"{number}/{len(commands)}  {command.kind}  {command.label}", markup=False)
             if lacking := self._lacking(command):
@@ -45,7 +45,7 @@ class CommandRunner:
                 continue
             with locked(self._root / LOCKS / command.name, command.name, "{owner} is at it", patience=FOR_EVER):
                 if self._ledger.find(command)[0] == "done" and command.is_made(self._root):
-                    continue  # by another process, meanwhile
+                    continue  # by another process in the meantime
                 outcome = self._run(command)
             self._console.print(f"    {outcome.said or 'done'}, {duration(outcome.seconds)}", markup=False)
             if outcome.is_stopped:
@@ -53,7 +53,7 @@ class CommandRunner:
         return False
 
     def _lacking(self, command: Command) -> str:
-        """Why a command cannot be run: what it needs was not made."""
+        """Describes which needed command has no result; empty if none."""
         for need in command.needs:
             outcome = self._ledger.find(need)[1]
             if outcome is None or not outcome.is_well:
@@ -61,7 +61,7 @@ class CommandRunner:
         return ""
 
     def _run(self, command: Command) -> CommandOutcome:
-        """Runs a command, and notes what came of it."""
+        """Runs a command, and records its outcome."""
         last: deque[str] = deque(maxlen=50)
         log = self._root / LOGS / f"{command.name}.log"
         before, start, begun = self._before(command), time.monotonic(), time.time()
@@ -85,12 +85,12 @@ class CommandRunner:
         return note(*read_ending(self._root / command.name, code, select_last_words(last), begun))
 
     def _before(self, command: Command) -> float:
-        """Seconds that earlier starts of a command took, which was stopped."""
+        """Returns the seconds of earlier starts of a command that was stopped."""
         earlier = read_outcome(self._ledger.note_path(command))
         return earlier.seconds if earlier is not None and earlier.is_stopped else 0.0
 
     def _command(self, command: Command) -> list[str]:
-        """The command, with a launcher where it is one of several ranks."""
+        """Builds the command line, with a launcher for several ranks."""
         python = [sys.executable]
         if command.kind == "train" and self._ranks > 1:
             python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self._ranks)]
@@ -99,13 +99,13 @@ class CommandRunner:
 
 
 def count_ranks(wanted: int) -> int:
-    """The processes of a pre-training: one for each GPU, or as many as the scale has, up to the cores."""
+    """Returns the processes of a pre-training: the number of GPUs, or that of the scale, at most the cores."""
     import torch
 
     return torch.cuda.device_count() or min(wanted, num_cores())
 
 
 def select_last_words(lines: Sequence[str]) -> str:
-    """What a command said last: its errors, or its last lines."""
+    """Returns the last error of a command, or its last lines."""
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return errors[-1] if errors else "\n".join(list(lines)[-LAST_LINES:])

@@ -1,4 +1,4 @@
-"""A table that was measured: in words, for the console and for docs/, and as a chart."""
+"""A measured table as text, for the console and docs/, and as a chart."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AVERAGE = "average"
-"""The title of the column that has the mean of those before it."""
+"""The title of the column of means."""
 
 
 def build_tables(result: TableResult) -> Iterator[ResultTable]:
-    """Ours beside the paper's; what holds of what is claimed; and what is to be said of both."""
+    """Yields three tables: our scores beside the paper's, the verdicts on its claims, and notes."""
     yield build_scores_table(result)
     yield build_claims_table(result)
     yield ResultTable("", ["notes"], [[note] for note in [*result.notes, *list_troubles(result)]])
 
 
 def build_scores_table(result: TableResult) -> ResultTable:
-    """Ours beside the paper's, with what the row of fresh weights says of each column."""
+    """Builds the table of our scores beside the paper's, with a last row of signals."""
     paper = {name: title for name, title in result.paper.items() if any(name in row.paper for row in result.rows)}
     mean = [AVERAGE] if result.averaged else []
     head = ["", *result.columns.values(), *mean, *(f"paper: {title}" for title in (*paper.values(), *mean))]
@@ -38,7 +38,7 @@ def build_scores_table(result: TableResult) -> ResultTable:
 
 
 def build_claims_table(result: TableResult) -> ResultTable:
-    """What holds of what is claimed, and how sure that is."""
+    """Builds the table of verdicts on claims."""
     rows, before = [], ""
     for each in result.verdicts:
         column = result.columns[each.column]
@@ -48,7 +48,7 @@ def build_claims_table(result: TableResult) -> ResultTable:
 
 
 def describe_cells(row: RowResult, result: TableResult) -> Iterator[str]:
-    """The cells of a row in words, and their mean where the paper has one."""
+    """Yields the texts of a row's cells, and their mean if the paper has one."""
     for name in result.columns:
         yield row.cells[name].text if name in row.cells else ""
     if result.averaged:
@@ -56,7 +56,7 @@ def describe_cells(row: RowResult, result: TableResult) -> Iterator[str]:
 
 
 def describe_paper(row: RowResult, paper: Mapping[str, str], result: TableResult) -> Iterator[str]:
-    """The paper's values of a row, and their mean where the paper has one."""
+    """Yields the paper's values of a row, and their mean if the paper has one."""
     for name in paper:
         yield f"{row.paper[name]:g}" if name in row.paper else ""
     if result.averaged:
@@ -64,13 +64,13 @@ def describe_paper(row: RowResult, paper: Mapping[str, str], result: TableResult
 
 
 def format_mean(values: Sequence[float | None]) -> str:
-    """The mean of the columns of a row; nothing where one of them is missing, since it would be another mean."""
+    """Formats the mean of a row's columns; empty if one of them is missing."""
     known = [value for value in values if value is not None]
     return f"{fmean(known):.1f}" if known and len(known) == len(values) else ""
 
 
 def list_troubles(result: TableResult) -> list[str]:
-    """What went wrong, in full, each once, with the rows in which it did."""
+    """Lists errors in full, each once, with the rows in which they occurred."""
     said: dict[str, dict[str, None]] = {}
     for row in result.rows:
         for cell in row.cells.values():
@@ -81,8 +81,8 @@ def list_troubles(result: TableResult) -> list[str]:
 
 
 def draw_curves(result: TableResult) -> Figure:
-    """The scores of every column by how much of the pre-training lies behind them, with their spread: a curve for each
-    kind of rows, and a dashed line for fresh weights."""
+    """Draws the scores of every column along the pre-training, with their spread: a curve for each kind of rows, and a
+    dashed line for fresh weights."""
     figure = new_figure(3.0 * len(result.columns))
     plots = figure.subplots(len(result.columns), squeeze=False)[:, 0]
     for axes, (name, title) in zip(plots, result.columns.items(), strict=True):

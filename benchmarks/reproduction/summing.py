@@ -1,4 +1,4 @@
-"""Sums up what is there of a table: means and spreads over seeds, and what holds of what is claimed."""
+"""The summary of a table: means and spreads over seeds, and verdicts on claims."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from benchmarks.reproduction.results import CellResult, RowResult, TableResult
 from benchmarks.reproduction.verdicts import ClaimVerdict, compute_spread, has_signal, judge
 
 NOT_CHECKED = "not checked"
-"""What is said of the signal of a column in which no fresh weights are scored, and of which chance is not known."""
+"""The signal of a column without scores of fresh weights or a known score of guessing."""
 FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, PERPLEXITY)}
-"""The split and the figure of columns that no model is fine-tuned for."""
+"""The split and the figure of columns without fine-tuning."""
 
 
 class TableSummary:
-    """Sums up what is there of a table."""
+    """Summarises the outcomes of a table."""
 
     def __init__(self, declared: Declared, cells: Sequence[TableCell], ledger: Ledger) -> None:
         self._declared, self._cells, self._ledger = declared, cells, ledger
         self._lacking = find_lacking(declared)
 
     def summarise(self) -> TableResult:
-        """The whole table."""
+        """Returns the table."""
         d, commands = self._declared, order_commands(self._cells)
         rows = [row for row in d.table.rows if not row.hidden and (row in d.rows or row.paper)]
         made = {row.name: self._row(row) for row in rows}
@@ -51,7 +51,7 @@ class TableSummary:
         )
 
     def _row(self, row: Row) -> RowResult:
-        """A row with its cells; one that is not run has the paper's values alone."""
+        """Returns a row with its cells; one that is not run has the paper's values alone."""
         cells = {}
         for name in self._declared.list_columns(row) if row in self._declared.rows else ():
             own = [cell for cell in self._cells if (cell.row, cell.column) == (row.name, name)]
@@ -60,7 +60,7 @@ class TableSummary:
         return RowResult(name=row.name, cells=cells, paper=row.paper, part=part, fresh=row.fresh)
 
     def _cell(self, column: TableColumn, cells: Sequence[TableCell], row: Row, lacks: str) -> CellResult:
-        """What a row scores in a column."""
+        """Returns the scores of a row in a column."""
         if lacks:
             return CellResult(notes=[f"no data: {lacks}"])
         if not cells:
@@ -88,7 +88,7 @@ class TableSummary:
         )
 
     def _scores(self, cell: TableCell) -> Iterator[tuple[Score | None, str]]:
-        """The scores of a cell, each with what is to be said of it."""
+        """Yields the scores of a cell, each with a note."""
         for need in cell.command.list_needs():
             outcome = self._ledger.find(need)[1]
             if outcome is not None and not outcome.is_well:
@@ -104,7 +104,7 @@ class TableSummary:
             yield (None if score.failed else score), told or "one answer for all: degenerate" * score.degenerate
 
     def _signal(self, name: str, column: TableColumn, made: dict[str, RowResult]) -> str:
-        """Why a column has no signal; nothing where it has one, NOT_CHECKED where nobody can say."""
+        """Describes why a column has no signal; empty if it has one, NOT_CHECKED if unknown."""
         fresh = next((row for row in self._declared.rows if row.fresh), None)
         pre_trained = fresh.model if fresh else self._best(name, made)
         base = made[pre_trained].cells.get(name) if pre_trained else None
@@ -121,14 +121,13 @@ class TableSummary:
         return f"no signal: {pre_trained} {fmean(base.values):.1f}, {told} {fmean(against):.1f}"
 
     def _best(self, name: str, made: dict[str, RowResult]) -> str:
-        """The row that scores best in a column; empty where none does."""
+        """Returns the row with the best score in a column; empty if there is none."""
         scores = {row.name: row.cells[name].mean for row in made.values() if name in row.cells}
         known = {row: score for row, score in scores.items() if score is not None}
         return max(known, key=lambda row: known[row], default="")
 
     def _verdicts(self, made: dict[str, RowResult], signals: dict[str, str]) -> Iterator[ClaimVerdict]:
-        """What was found of every claim, in every column for which it is made, and beside that in those that the paper
-        has not."""
+        """Yields the verdicts on all claims, in their columns and in those that stand beside the paper's."""
         d = self._declared
         there = [row.name for row in d.rows]
         for claim in d.table.claims:
@@ -141,14 +140,14 @@ class TableSummary:
                         yield self._verdict(claim, (better, worse), name, first, second, signals[name])
 
     def _same_model(self, *names: str) -> bool:
-        """Whether rows have one pre-trained model, so that nothing but fine-tuning tells them apart."""
+        """Whether rows have the same pre-trained model, and differ in fine-tuning alone."""
         rows = [self._declared.table.find_row(name) for name in names]
         return len({(row.model or row.name, row.part) for row in rows}) == 1
 
     def _verdict(
         self, claim: Claim, rows: tuple[str, str], name: str, first: CellResult, second: CellResult, signal: str
     ) -> ClaimVerdict:
-        """What was found of a claim on two rows in a column."""
+        """Returns the verdict on a claim about two rows in a column."""
         verdict = ClaimVerdict(
             claim=claim.text,
             better=rows[0],
@@ -177,7 +176,7 @@ class TableSummary:
         return verdict.model_copy(update=update)
 
     def _notes(self) -> list[str]:
-        """What is otherwise than in the paper."""
+        """Lists the differences from the paper."""
         d = self._declared
         instead: dict[str, list[str]] = {}
         for name, other in d.replaced.items():
@@ -201,26 +200,26 @@ class TableSummary:
 
 
 def describe_trouble(outcome: CommandOutcome) -> str:
-    """What is said of a command that did not end well."""
+    """Describes a command that failed or diverged."""
     return outcome.said if outcome.diverged else f"failed: {outcome.label}: {outcome.said}"
 
 
 def locate_figure(score: Score, column: TableColumn) -> tuple[str, str]:
-    """The split and the figure of a score that a column shows."""
+    """Returns the split and the figure of a score that a column shows."""
     split, figure = FIGURES.get(column.entry, (column.split or next(iter(score.figures), ""), column.figure))
     own = score.figures.get(split, {})
     return split, figure or next(reversed(own), "")
 
 
 def read_figure(score: Score, column: TableColumn) -> float | None:
-    """The figure of a score that a column shows, in its units."""
+    """Reads the figure that a column shows, in its units."""
     split, figure = locate_figure(score, column)
     value = score.figures.get(split, {}).get(figure)
     return None if value is None else column.unit * value
 
 
 def read_error(score: Score, column: TableColumn) -> float | None:
-    """How far that figure may be by the choice of the items."""
+    """Reads the standard error of that figure over items."""
     split, figure = locate_figure(score, column)
     value = score.errors.get(split, {}).get(figure)
     return None if value is None else column.unit * value

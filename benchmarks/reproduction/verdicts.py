@@ -1,4 +1,4 @@
-"""Whether the orderings that the paper claims hold, by a test over seeds; and whether a column says anything at all."""
+"""Verdicts on the paper's claims, by a test over seeds, and the signal of a column."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from scipy import stats
 from finetuning.results import JsonRecord
 
 LEVEL = 0.05
-"""The chance of finding a difference where there is none that is taken."""
+"""The significance level."""
 SPREADS = 2.0
-"""Spreads by which a pre-trained model must be above fresh weights."""
+"""The number of spreads by which a pre-trained model must exceed fresh weights."""
 Judged = Literal["holds", "does not hold", "not sure", "nothing is claimed"]
-"""What a test finds, whatever its seeds are of."""
+"""Results of the test."""
 
 
 class ClaimVerdict(JsonRecord):
-    """What was found of a claim in a column."""
+    """The verdict on a claim in a column."""
 
     claim: str
     better: str
-    """The row that is claimed to be better, or the first of two that are alike."""
+    """The row that is claimed to be better, or the first of two equal ones."""
     worse: str
     column: str
     finding: str
-    """What the test finds, and of which models where it cannot speak of all."""
+    """The result of the test, and its scope if it does not hold for all models."""
     why: str
-    """How sure it is, in words."""
+    """The evidence, in words."""
     difference: float | None = None
-    """By how much the one is better, in the units shown."""
+    """The difference of the means, in the units shown."""
     interval: list[float] | None = None
-    """Between what the difference lies, at 95%."""
+    """The 95% confidence interval of the difference."""
     p: float | None = None
-    """The chance of such a difference where there is none."""
+    """The p value."""
 
 
 class SampleDifference(JsonRecord):
-    """Two samples beside each other, by Welch's test: they need not spread alike."""
+    """The result of Welch's test, which allows unequal variances."""
 
     difference: float
     low: float
@@ -49,13 +49,12 @@ class SampleDifference(JsonRecord):
 
 
 def compute_spread(values: Sequence[float]) -> float | None:
-    """The standard deviation over seeds; None where there is one alone."""
+    """Computes the standard deviation over seeds; None for a single one."""
     return stdev(values) if len(values) > 1 else None
 
 
 def compare(first: Sequence[float], second: Sequence[float]) -> SampleDifference | None:
-    """By how much the first are above the second; None where nobody knows what chance may do: one of them has a single
-    seed, or neither spreads."""
+    """Compares two samples by Welch's test; None if one has a single seed, or neither has a variance."""
     if min(len(first), len(second)) < 2 or stdev(first) == stdev(second) == 0:
         return None
     found = stats.ttest_ind(first, second, equal_var=False)
@@ -69,7 +68,7 @@ def compare(first: Sequence[float], second: Sequence[float]) -> SampleDifference
 def judge(
     first: Sequence[float], second: Sequence[float], within: float | None = None
 ) -> tuple[Judged, str, SampleDifference | None]:
-    """Whether the first are above the second, or, `within` a distance, alike; and how sure that is."""
+    """Judges whether the first sample is above the second or, with `within`, equal up to this distance."""
     found = compare(first, second)
     if found is None:
         why = "one seed" if min(len(first), len(second)) < 2 else "no spread"
@@ -86,8 +85,8 @@ def judge(
 
 
 def has_signal(base: Sequence[float], fresh: Sequence[float], errors: Sequence[float]) -> bool:
-    """Whether a pre-trained model is two spreads above fresh weights. The spread is the largest of those of both over
-    seeds and of the `errors` by the choice of items, since two seeds may be alike by chance."""
+    """Whether a pre-trained model is two spreads above fresh weights. The spread is the largest of those over seeds and
+    of the `errors` over items, since two seeds may be close by chance."""
     own = [each for each in (compute_spread(base), compute_spread(fresh)) if each is not None]
     widest = max([*own, *errors], default=math.inf)
     return fmean(base) - fmean(fresh) > SPREADS * widest
