@@ -25,12 +25,12 @@ class Lists(NamedTuple):
     ends: Array  # where every list ends in them
 
 
-def full_columns(**kinds: pa.DataType) -> pa.Schema:
+def make_schema(**kinds: pa.DataType) -> pa.Schema:
     """Makes the schema of a table in which every column has a value in every row."""
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
-def full_lists(kind: pa.DataType) -> pa.ListType:
+def make_list_type(kind: pa.DataType) -> pa.ListType:
     """Makes the type of lists in which no item lacks a value."""
     return pa.list_(pa.field("item", kind, nullable=False))
 
@@ -48,7 +48,9 @@ def write_batches(
     return FileRecord.from_file(folder, name, rows)
 
 
-def example_batch(schema: pa.Schema, pieces: Lists, positions: Array, labels: Lists, *others: Array) -> pa.RecordBatch:
+def make_example_batch(
+    schema: pa.Schema, pieces: Lists, positions: Array, labels: Lists, *others: Array
+) -> pa.RecordBatch:
     """Makes a record batch of examples from flat arrays.
 
     `positions` has the place in its example of every piece of `labels`; `others` are the columns that remain.
@@ -56,14 +58,16 @@ def example_batch(schema: pa.Schema, pieces: Lists, positions: Array, labels: Li
     item = schema.field("masked").type.value_type
     masked = pa.StructArray.from_arrays([pa.array(positions), pa.array(labels.values)], fields=list(item))
     columns = [
-        pa.ListArray.from_arrays(list_offsets(pieces.ends), pa.array(pieces.values), type=schema.field("pieces").type),
-        pa.ListArray.from_arrays(list_offsets(labels.ends), masked, type=schema.field("masked").type),
+        pa.ListArray.from_arrays(
+            make_list_offsets(pieces.ends), pa.array(pieces.values), type=schema.field("pieces").type
+        ),
+        pa.ListArray.from_arrays(make_list_offsets(labels.ends), masked, type=schema.field("masked").type),
         *(pa.array(column, field.type) for column, field in zip(others, list(schema)[2:], strict=True)),
     ]
     return pa.record_batch(columns, schema=schema)
 
 
-def list_offsets(ends: Array) -> pa.Array:
+def make_list_offsets(ends: Array) -> pa.Array:
     """Turns the ends of lists into the offsets that Arrow has for lists, which begin with a zero."""
     offsets = np.zeros(len(ends) + 1, np.int32)
     offsets[1:] = ends
@@ -71,7 +75,7 @@ def list_offsets(ends: Array) -> pa.Array:
 
 
 @contextmanager
-def naming_damage(path: Path, what: str) -> Iterator[None]:
+def name_damage(path: Path, what: str) -> Iterator[None]:
     """Turns into a DamageError, which names the file, whatever is raised where it is not what it claims to be."""
     try:
         yield
@@ -83,7 +87,7 @@ def naming_damage(path: Path, what: str) -> Iterator[None]:
 
 def map_batches(path: Path) -> pa.RecordBatchFileReader:
     """Maps an Arrow file into memory, of which nothing is read yet; raises DamageError where it is not whole."""
-    with naming_damage(path, "not a whole Arrow file"):
+    with name_damage(path, "not a whole Arrow file"):
         if not path.is_file():
             raise DamageError(f"{path}: missing, or no file")
         return pa.ipc.open_file(pa.memory_map(str(path)))
@@ -94,7 +98,7 @@ def read_batch(reader: pa.RecordBatchFileReader, index: int, path: Path, full: b
 
     `full` says whether the offsets within columns are looked at too, half a millisecond for a shard of 75 MB.
     """
-    with naming_damage(path, "damaged"):
+    with name_damage(path, "damaged"):
         batch = reader.get_batch(index)
         batch.validate(full=full)
         if nulls := sum(map(_nulls, batch.columns)):
@@ -116,7 +120,7 @@ def read_shard(path: Path, full: bool = False) -> pa.RecordBatch:
     Unless `full`, its offsets are not looked at: whoever reads rows by them must check them first.
     """
     reader = map_batches(path)
-    with naming_damage(path, "not a whole Arrow file"):
+    with name_damage(path, "not a whole Arrow file"):
         count = reader.num_record_batches
     if count != 1:
         raise DamageError(f"{path}: {count} record batches; a shard has one")

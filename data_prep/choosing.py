@@ -144,7 +144,7 @@ class Choosing:
         pieces: Counter[str] = Counter()
         for record in tokens:
             pieces[record.source] += record.pieces
-        shares = sifting.kept_shares(pieces, self.settings.max_shares)
+        shares = sifting.compute_shares(pieces, self.settings.max_shares)
         return self._sift(LEAVE_OUT_SHARE, tokens, lambda: ({"kept_share": shares[one.source]} for one in tokens))
 
     def _with_passages(self, tokens: Tokens) -> Tokens:
@@ -155,8 +155,8 @@ class Choosing:
         passages = sifting.choose_passages(num_documents, num_sentences, s.validation, s.seed)
         if not passages:
             return tokens
-        copied = sifting.texts_with_copies(self._digests(tokens))
-        return self._sift(CUT_PASSAGES, tokens, lambda: sifting.passages_of(tokens, passages, copied))
+        copied = sifting.find_copied_texts(self._digests(tokens))
+        return self._sift(CUT_PASSAGES, tokens, lambda: sifting.divide_passages(tokens, passages, copied))
 
     def _hold_out(self, tokens: Tokens) -> None:
         """Chooses the documents held out for validation: the passages that were cut, where there are such."""

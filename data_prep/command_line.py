@@ -10,7 +10,7 @@ import tyro
 from data_prep.common.errors import UserError
 from data_prep.common.reading import Form, read_settings
 from data_prep.common.toml_text import Key
-from data_prep.settings import CUTTING, READING, REPEATED, Settings, find_faults, flag_of
+from data_prep.settings import CUTTING, READING, REPEATED, Settings, find_faults, spell_flag
 
 
 def parse_settings(arguments: list[str]) -> Settings:
@@ -30,8 +30,8 @@ def _needing_text(s: Settings, given: set[str]) -> list[str]:
     usual, why = Settings(), dict.fromkeys(CUTTING, "the documents of --from are in pieces already")
     if not s.sources:
         why |= dict.fromkeys(READING, "the documents of --from are read already; it is for --docs beside them")
-    asked = [name for name in why if flag_of(name) in given or getattr(s, name) != getattr(usual, name)]
-    return [f"{flag_of(name)} needs the text: {why[name]}" for name in asked]
+    asked = [name for name in why if spell_flag(name) in given or getattr(s, name) != getattr(usual, name)]
+    return [f"{spell_flag(name)} needs the text: {why[name]}" for name in asked]
 
 
 def _flags(arguments: list[str]) -> set[str]:
@@ -48,7 +48,7 @@ def _defaults(arguments: list[str]) -> Settings:
             path = value if equals else next(iter(arguments[at + 1 :]), None)
     if path is None:
         return Settings()
-    anew: dict[str, Any] = {name: () for name in REPEATED if flag_of(name) in _flags(arguments)}
+    anew: dict[str, Any] = {name: () for name in REPEATED if spell_flag(name) in _flags(arguments)}
     return read_config(Path(path)).model_copy(update=anew)
 
 

@@ -24,7 +24,7 @@ COUNTED = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes",
 
 def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
     """Tells what a run is going to do."""
-    recorded = settings.recorded() | {"without_words": words_label(settings.without_words)}
+    recorded = settings.record_values() | {"without_words": words_label(settings.without_words)}
     return Ingredients(
         settings=RecordedSettings(**recorded),
         sources=[SourceRecord(file.source, file.name, file.size, file.format, file.content) for file in files],
@@ -35,13 +35,13 @@ def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | No
 def describe_with_origins(plan: Ingredients, origins: Origins, out: Path) -> Ingredients:
     """Tells what a run is going to do, as if the documents of other folders had been cut for it."""
     alone = len(origins.folders) == 1 and not plan.sources  # the text of that folder then made the shards
-    theirs = origins.settings()
+    theirs = origins.read_settings()
     if plan.sources:
         theirs = {name: theirs[name] for name in CUTTING if name in theirs}
     for name in () if alone else BY_SOURCE:
         said = plan.settings.as_json()[name] if plan.sources else None
         ours = said if isinstance(said, dict) else {"": said} if said is not None else {}
-        named = {source: one for source, one in origins.by_source(name).items() if one != ours.get("")} | ours
+        named = {source: one for source, one in origins.read_by_source(name).items() if one != ours.get("")} | ours
         theirs[name] = named if named.keys() - {""} else named.get("")
     changed: dict[str, Any] = {
         "settings": plan.settings.model_copy(update=theirs),
@@ -59,7 +59,7 @@ def describe_vocabulary(vocabulary: Vocabulary, given: Vocabulary | None) -> Voc
     return VocabularyFigures(size=len(vocabulary), sha256=vocabulary.sha256, cased=vocabulary.cased, **extended)
 
 
-def faults_of(documents: Iterable[DocumentsRecord], left_out: Problems) -> Faults:
+def collect_faults(documents: Iterable[DocumentsRecord], left_out: Problems) -> Faults:
     """Lists what could not be read, files first, with nothing of this machine; counts what was replaced or left out."""
     files = [without_place(fault, left_out.names) for fault in left_out.skipped]
     skipped = [*files, *(fault for record in documents for fault in record.left_out)]
@@ -67,7 +67,7 @@ def faults_of(documents: Iterable[DocumentsRecord], left_out: Problems) -> Fault
     return Faults(skipped, sum(record.replaced for record in documents), filtered or None)
 
 
-def corpus_figures(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> CorpusFigures:
+def sum_corpus(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> CorpusFigures:
     """Sums up the corpus in the numbers that a manifest has of it; `lost` names damaged documents of other folders."""
     by_source: Counter[str] = Counter()
     totals: Counter[str] = Counter()

@@ -27,15 +27,15 @@ from data_prep.examples.parts import FEW_PARTS, PARTNER_PARTS
 from data_prep.examples.sorted_files import SortedFiles
 from data_prep.near_copies.corpus import MOST_STRETCHES
 from data_prep.near_copies.finding import STEPS as NEAR_STEPS
-from data_prep.origins import Origins, TakeTask, take
+from data_prep.origins import Origins, TakeTask, take_file
 from data_prep.readers.extraction import extract
 from data_prep.readers.reader import COMPRESSED
 from data_prep.readers.sieve import none_left
 from data_prep.readers.sources import Bundle, SourceFile, make_bundles
 from data_prep.settings import Settings
 from data_prep.shards import example_schema
-from data_prep.steps import COUNT, ENCODE, READ, Steps, estimated_bytes
-from data_prep.trial import look_for_near_copies, rehearse, trial
+from data_prep.steps import COUNT, ENCODE, READ, Steps, estimate_bytes
+from data_prep.trial import look_for_near_copies, open_trial, rehearse
 from data_prep.vocabulary.tokens import encode_part
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, Joined
@@ -111,7 +111,7 @@ class Amount:
         return cls(read, by_source.total() - read, weighed / max(by_source.total(), 1))
 
 
-def steps_of(settings: Settings, costs: Costs, amount: Amount, parts: int) -> list[StepForecast]:
+def plan_steps(settings: Settings, costs: Costs, amount: Amount, parts: int) -> list[StepForecast]:
     """Works out what the steps of a run take, for so much text in so many parts."""
     text = amount.sources * costs.text
     documents, tokens = costs.documents * text, costs.tokens * text
@@ -149,7 +149,7 @@ def steps_of(settings: Settings, costs: Costs, amount: Amount, parts: int) -> li
     return found
 
 
-def usual_costs(settings: Settings) -> Costs:
+def make_usual_costs(settings: Settings) -> Costs:
     """Gives what English text takes on the disk, where no sample is taken."""
     made = PIECES * PIECE_BYTES * (settings.duplicates + settings.validation)
     shards = dict.fromkeys(settings.lengths, made)
@@ -157,37 +157,37 @@ def usual_costs(settings: Settings) -> Costs:
     return Costs(shards=shards, examples={length: shards[length] + keys[length] for length in settings.lengths})
 
 
-def free_bytes(folder: Path) -> int:
+def count_free_bytes(folder: Path) -> int:
     """Finds how much room there is for a folder, with what an earlier run has left in it."""
     used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
-    return shutil.disk_usage(existing(folder)).free + used
+    return shutil.disk_usage(find_existing_folder(folder)).free + used
 
 
-def disk_note(folder: Path, steps: list[StepForecast]) -> str:
+def describe_disk_need(folder: Path, steps: list[StepForecast]) -> str:
     """Compares what a run will have on the disk at most with the room there is; nothing where that is enough."""
-    needed, free = max(step.disk for step in steps), free_bytes(folder)
+    needed, free = max(step.disk for step in steps), count_free_bytes(folder)
     if needed <= free:
         return ""
-    return f"the run will need some {size_of(needed)} in {folder} at its largest, and {size_of(free)} are free"
+    return f"the run will need some {format_size(needed)} in {folder} at its largest, and {format_size(free)} are free"
 
 
-def size_of(number: float) -> str:
+def format_size(number: float) -> str:
     """Spells a number of bytes in a unit that fits it."""
     unit = next((unit for unit, factor in (("TB", 1e12), ("GB", 1e9)) if number >= factor), "MB")
     return f"{number / {'TB': 1e12, 'GB': 1e9, 'MB': 1e6}[unit]:,.1f} {unit}"
 
 
-def measure(settings: Settings, given: Vocabulary | None, text: Text, folder: Path, console: Console) -> Costs:
+def measure_costs(settings: Settings, given: Vocabulary | None, text: Text, folder: Path, console: Console) -> Costs:
     """Takes a sample of the text through all steps, in a folder that is thrown away, and finds what each took."""
-    place = existing(folder)
+    place = find_existing_folder(folder)
     rehearse(settings, len(given) if given else settings.vocab_size, place, console)
-    with trial(settings, place) as (runner, steps):
+    with open_trial(settings, place) as (runner, steps):
         start = time.perf_counter()
         documents, read = read_sample(steps, make_bundles(text.files))
         runner.seconds[READ.name] = time.perf_counter() - start
         files = [file for record in documents for file in record.files]
         size = sum(file.text_bytes for file in files)
-        taken = [take(task) for task in sample_of(text.origins, steps.folder)]
+        taken = [take_file(task) for task in choose_sample(text.origins, steps.folder)]
         if not (files or taken):
             if any(record.num_filtered for record in documents):
                 raise UserError(none_left(documents, settings))
@@ -203,7 +203,7 @@ def measure(settings: Settings, given: Vocabulary | None, text: Text, folder: Pa
     everything = size + sum(record.text_bytes for record in taken)
     shards: Counter[int] = Counter()
     for figures in made.figures:
-        shards[figures.length] += estimated_bytes(figures, example_schema(figures.length, len(vocabulary), 1 << 24))
+        shards[figures.length] += estimate_bytes(figures, example_schema(figures.length, len(vocabulary), 1 << 24))
     of_text = (READ.name, COUNT.name, ENCODE.name)
     return Costs(
         seconds={
@@ -218,9 +218,9 @@ def measure(settings: Settings, given: Vocabulary | None, text: Text, folder: Pa
     )
 
 
-def sample_of(origins: Origins, folder: Path) -> Iterator[TakeTask]:
+def choose_sample(origins: Origins, folder: Path) -> Iterator[TakeTask]:
     """Chooses files of the documents of other folders, from all over them, as a sample."""
-    tasks, size = list(origins.tasks(folder, "skip")), 0
+    tasks, size = list(origins.make_tasks(folder, "skip")), 0
     for task in tasks[:: max(1, -(-len(tasks) // SAMPLES))]:
         if size < SAMPLE_BYTES:
             yield task
@@ -246,41 +246,41 @@ def read_sample(steps: Steps, bundles: list[Bundle]) -> tuple[list[DocumentsReco
     return records, read
 
 
-def existing(folder: Path) -> Path:
+def find_existing_folder(folder: Path) -> Path:
     """Finds the nearest folder that is there."""
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
 
 
-def forecast(
+def print_forecast(
     settings: Settings, given: Vocabulary | None, text: Text, folder: Path, workers: int, console: Console
 ) -> None:
     """Says what a run into a folder will take."""
     bundles, kept = make_bundles(text.files), text.origins.kept_files
     if not (bundles or kept):
         raise UserError("the files have nothing in them to read")
-    costs = measure(settings, given, text, folder, console)
+    costs = measure_costs(settings, given, text, folder, console)
     amount = replace(Amount.from_text(settings, text), sources=sum(file.size for file in text.files))
     read = max(len(bundles), round(amount.sources * costs.text / bundles[0].part_bytes)) if bundles else 0
-    steps = steps_of(settings, costs, amount, read + len(kept))
-    console.print(forecast_table(steps, workers))
+    steps = plan_steps(settings, costs, amount, read + len(kept))
+    console.print(make_forecast_table(steps, workers))
     seconds = sum(step.core_seconds / min(workers, step.tasks) for step in steps)
     count = sum(step.tasks for step in steps if step.name.startswith("shards"))
     of_examples = (amount.sources * costs.text + amount.taken) * amount.repeated
-    shards = size_of(sum(costs.shards.values()) * of_examples * bool(count))
+    shards = format_size(sum(costs.shards.values()) * of_examples * bool(count))
     trained = "" if given else ", and up to a minute or two for the vocabulary"
     console.print(f"time: {duration(seconds)} on {workers} workers like this one{trained}")
-    largest = size_of(max(step.disk for step in steps))
+    largest = format_size(max(step.disk for step in steps))
     console.print(f"disk: {largest} at the largest, of which {shards} in {count:,} shards stay")
-    if note := disk_note(folder, steps):
+    if note := describe_disk_need(folder, steps):
         console.print(f"warning: {note}", style="yellow", soft_wrap=True)
 
 
-def forecast_table(steps: list[StepForecast], workers: int) -> Table:
+def make_forecast_table(steps: list[StepForecast], workers: int) -> Table:
     """Lays out what the steps will take."""
     table = Table(box=None, pad_edge=False)
     for name in ("step", "tasks", "on one core", f"on {workers} workers", "on the disk", "files"):
         table.add_column(name, justify="left" if name == "step" else "right")
     for step in steps:
         times = (duration(step.core_seconds), duration(step.core_seconds / min(workers, step.tasks)))
-        table.add_row(step.name, f"{step.tasks:,}", *times, size_of(step.disk), f"{step.tasks:,}")
+        table.add_row(step.name, f"{step.tasks:,}", *times, format_size(step.disk), f"{step.tasks:,}")
     return table

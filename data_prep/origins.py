@@ -17,8 +17,8 @@ from typing import Any
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import absence, sha256
 from data_prep.running import Step
-from data_prep.seals import broken_seal
-from data_prep.settings import BY_SOURCE, READING, TEXT_SETTINGS, Errors, flag_of
+from data_prep.seals import find_broken_seal
+from data_prep.settings import BY_SOURCE, READING, TEXT_SETTINGS, Errors, spell_flag
 from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
 from data_prep.work import TokensRecord
@@ -106,7 +106,7 @@ class Origins:
         """Lists the files of the text that the documents come from."""
         return [file for origin in self.folders for file in origin.sources]
 
-    def vocabulary(self) -> Vocabulary:
+    def load_vocabulary(self) -> Vocabulary:
         """Loads the vocabulary that all of them were cut with."""
         first = self.folders[0]
         said = first.manifest.vocabulary
@@ -124,12 +124,12 @@ class Origins:
                 )
         return vocabulary
 
-    def settings(self) -> dict[str, Any]:
+    def read_settings(self) -> dict[str, Any]:
         """Gives the settings that decided what the documents are: of the first folder, where some differ."""
         said = self.manifests[0].settings.as_json()
         return {name: said[name] for name in TEXT_SETTINGS if name in said}
 
-    def by_source(self, name: str) -> dict[str, Any]:
+    def read_by_source(self, name: str) -> dict[str, Any]:
         """Gives a setting that each source may have its own value of, for all their sources where it was given."""
         found: dict[str, Any] = {}
         for origin in self.folders:
@@ -139,15 +139,16 @@ class Origins:
                 found |= {source: value} if value is not None else {}
         return found
 
-    def differences(self) -> Iterator[str]:
+    def find_differences(self) -> Iterator[str]:
         """Names the settings in which a folder differs from the first, whose the manifest will tell."""
-        ours = {name: value for name, value in self.settings().items() if name in READING and name not in BY_SOURCE}
+        first = self.read_settings()
+        ours = {name: first[name] for name in READING if name in first and name not in BY_SOURCE}
         for origin in self.folders[1:]:
             theirs = origin.manifest.settings.as_json()
-            if names := [flag_of(name) for name, value in ours.items() if theirs.get(name) != value]:
+            if names := [spell_flag(name) for name, value in ours.items() if theirs.get(name) != value]:
                 yield f"{origin.folder} was made with other {', '.join(names)} than {self.folders[0].folder}"
 
-    def tasks(self, out: Path, errors: Errors) -> Iterator[TakeTask]:
+    def make_tasks(self, out: Path, errors: Errors) -> Iterator[TakeTask]:
         """Makes a task of every file of documents; `out` is the folder that shards of them are made in."""
         for origin in self.folders:
             for file in origin.manifest.kept:
@@ -158,15 +159,15 @@ class Origins:
                     fault = str(error)
                 yield TakeTask(origin.folder.absolute(), origin.path_from(out), origin.key, file, errors, fault)
 
-    def to_be_taken_again(self, out: Path, errors: Errors, lost: set[str]) -> list[str]:
+    def find_files_to_take_again(self, out: Path, errors: Errors, lost: set[str]) -> list[str]:
         """Names the files of tasks that left them out as damaged, if they are whole now, or may not be left out."""
-        tasks = (task for task in self.tasks(out, errors) if task.name in lost)
+        tasks = (task for task in self.make_tasks(out, errors) if task.name in lost)
         return [task.file.path for task in tasks if errors != "skip" or not (task.fault or _damage_of(task))]
 
 
 def find_origins(given: Iterable[str]) -> Origins:
     """Finds the folders that --from names, or those of whose documents they were made."""
-    found = [origin for folder in given for origin in origins_of(Path(folder), f"--from {folder}")]
+    found = [origin for folder in given for origin in find_origins_of_folder(Path(folder), f"--from {folder}")]
     for place, count in Counter(origin.folder.resolve() for origin in found).items():
         if count > 1:
             raise UserError(f"--from: {place.name} is named twice, or documents of it are; each text counts once")
@@ -186,7 +187,7 @@ def look_for_repeated(groups: Iterable[tuple[str, list[SourceRecord]]]) -> Itera
         seen |= {(file.size, file.content): name for file in files}
 
 
-def origins_of(folder: Path, named: str) -> Iterator[Origin]:
+def find_origins_of_folder(folder: Path, named: str) -> Iterator[Origin]:
     """Goes through the folders whose documents a folder has: others, then itself."""
     own = _read(folder, named)
     for record in own.manifest.origins:
@@ -214,7 +215,7 @@ def _read(folder: Path, named: str) -> Origin:
         raise
     except UserError as error:
         raise UserError(f"{named}: {str(error).removeprefix(f'{folder}: ')}") from error
-    if broken := broken_seal(folder / MANIFEST):
+    if broken := find_broken_seal(folder / MANIFEST):
         raise DamageError(f"{folder / MANIFEST}: {broken}: it was edited")
     if manifest.kept and manifest.kept_format != KEPT_FORMAT:
         raise UserError(
@@ -250,7 +251,7 @@ class TakeTask:
         return self.file.pieces
 
 
-def take(task: TakeTask) -> TokensRecord:
+def take_file(task: TakeTask) -> TokensRecord:
     """Finds a file of documents whole, or under --errors skip leaves it out."""
     file = task.file
     counts = {name: getattr(file, name) for name in COUNTS}
@@ -273,11 +274,11 @@ def _damage_of(task: TakeTask) -> str:
     return "" if sha256(path) == task.file.sha256 else f"{path}: the content changed after it was written"
 
 
-def as_kept(record: TokensRecord) -> KeptFile:
+def make_kept_file(record: TokensRecord) -> KeptFile:
     """Makes the record by which a manifest tells of a file of documents."""
     [file] = record.files
     counts = {name: getattr(record, name) for name in COUNTS}
     return KeptFile(**file.as_json(), source=record.source, **counts)
 
 
-TAKE = Step("taken", take, TokensRecord, "pieces", items=lambda record: record.documents)
+TAKE = Step("taken", take_file, TokensRecord, "pieces", items=lambda record: record.documents)

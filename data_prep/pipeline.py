@@ -23,12 +23,12 @@ from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
-from data_prep.description import corpus_figures, describe, describe_vocabulary, describe_with_origins, faults_of
+from data_prep.description import collect_faults, describe, describe_vocabulary, describe_with_origins, sum_corpus
 from data_prep.examples.sifting import SHARES_TOO_SMALL
-from data_prep.forecast import Amount, Text, disk_note, forecast, steps_of, usual_costs
-from data_prep.inspection.figures import vocabulary_line
+from data_prep.forecast import Amount, Text, describe_disk_need, make_usual_costs, plan_steps, print_forecast
+from data_prep.inspection.figures import describe_vocabulary_size
 from data_prep.near_copies.finding import FOUND
-from data_prep.origins import TAKE, Origins, as_kept, find_origins, look_for_repeated
+from data_prep.origins import TAKE, Origins, find_origins, look_for_repeated, make_kept_file
 from data_prep.readers.extraction import try_first_records
 from data_prep.readers.filters import make_filters
 from data_prep.readers.reader import Problems
@@ -46,7 +46,7 @@ from data_prep.readers.sources import (
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
 from data_prep.seals import FIELDED, FILTERED_REPORT
-from data_prep.settings import Settings, flat
+from data_prep.settings import Settings, join_values
 from data_prep.shards import (
     FORMAT,
     KEPT,
@@ -55,7 +55,7 @@ from data_prep.shards import (
     Ingredients,
     Manifest,
     VocabularyFigures,
-    length_folder,
+    name_length_folder,
 )
 from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
@@ -65,9 +65,9 @@ from data_prep.work import (
     DocumentsRecord,
     Joined,
     WorkFolder,
-    changed_settings,
-    changed_sources,
-    missing_sources,
+    find_changed_settings,
+    find_changed_sources,
+    find_missing_sources,
     refuse_changes,
     refuse_foreign,
 )
@@ -110,11 +110,11 @@ class Pipeline:
             self._note_disk(files)
             return self._run_steps(plan, files, given, left_out)
 
-    def forecast(self) -> None:
+    def print_forecast(self) -> None:
         """Says what a run will take; makes nothing."""
         given, (files, _) = self._given_vocabulary(), self._find_files()
         text, workers = Text(files, self.origins), self.settings.workers or num_cores()
-        forecast(self.settings, given, text, self.folder, workers, self.console)
+        print_forecast(self.settings, given, text, self.folder, workers, self.console)
 
     def _say(self, line: str, style: str | None = None) -> None:
         """Prints a line as it stands, however long it is."""
@@ -187,7 +187,9 @@ class Pipeline:
         """Says so where the disk likely has too little room for the run."""
         amount = Amount.from_text(self.settings, Text(files, self.origins))
         parts = max(1, round((amount.sources + amount.taken) / LARGEST_BUNDLE))
-        if note := disk_note(self.folder, steps_of(self.settings, usual_costs(self.settings), amount, parts)):
+        if note := describe_disk_need(
+            self.folder, plan_steps(self.settings, make_usual_costs(self.settings), amount, parts)
+        ):
             self._warn(note)
 
     def _check_plan(self, plan: Ingredients) -> None:
@@ -203,19 +205,19 @@ class Pipeline:
             if theirs["errors"] == "fail":  # what was read without a fault is the same under any policy
                 taken["errors"] = ours["errors"]
             before = before.model_copy(update={"settings": before.settings.model_copy(update=taken)})
-            if changed_settings(before, plan):
+            if find_changed_settings(before, plan):
                 refuse_changes(self.folder, before, plan)
-            if self.work.is_finished(SPLIT) and (gone := missing_sources(before, plan)):
+            if self.work.is_finished(SPLIT) and (gone := find_missing_sources(before, plan)):
                 raise UserError(
                     f"{self.folder}: {len(gone)} of the files that it was begun with are gone, such as {gone[0]}\n"
                     "bring them back, or start anew in another --out: all examples would be others without them"
                 )
             self.console.print(f"continuing in {self.folder}", markup=False)
-            names = changed_sources(before, plan)
+            names = find_changed_sources(before, plan)
             moved = [one.folder for one in plan.origins if one.folder not in {old.folder for old in before.origins}]
             drawn = ["how --weight draws"] if is_weighed_by_older(self.work) else []
             lost = {task for task, _, record in self.work.journal(TAKE.name, TAKE.kind).read() if record.lost}
-            again = self.origins.to_be_taken_again(self.folder, self.settings.errors, lost)
+            again = self.origins.find_files_to_take_again(self.folder, self.settings.errors, lost)
             if names is not None or read_anew or moved or again or drawn:
                 self._take_changes([*(names or []), *read_anew, *moved, *again, *drawn])
         self.work.write_plan(plan)
@@ -227,9 +229,9 @@ class Pipeline:
         self.console.print(f"{change}; what comes of the other files is kept as far as it can be", markup=False)
         kept = (READ.name, COUNT.name, ENCODE.name)
         self.work.reopen(*kept)
-        self.work.undo(MARKED, FOUND, SPLIT, *(step for step in self.work.steps() if step not in kept))
+        self.work.undo(MARKED, FOUND, SPLIT, *(step for step in self.work.list_steps() if step not in kept))
         for length in self.settings.lengths:
-            shutil.rmtree(self.folder / length_folder(length), ignore_errors=True)
+            shutil.rmtree(self.folder / name_length_folder(length), ignore_errors=True)
 
     def _run_steps(
         self, plan: Ingredients, files: list[SourceFile], given: Vocabulary | None, left_out: Problems
@@ -255,15 +257,15 @@ class Pipeline:
         tokens = Joined((taken, cut))
         made = steps.keep(tokens, vocabulary) if s.documents_only else steps.make_shards(tokens, vocabulary)
         tables = [*made.tables, *([write_report(self.folder, documents)] if steps.filters and bundles else [])]
-        faults = [*(origin.faults for origin in self.origins.folders), faults_of(documents, left_out)]
+        faults = [*(origin.faults for origin in self.origins.folders), collect_faults(documents, left_out)]
         manifest = Manifest(
             **dict(plan),
             format=FORMAT,
-            corpus=corpus_figures(made.chosen, faults, lost),
+            corpus=sum_corpus(made.chosen, faults, lost),
             vocabulary=figures,
             vocabulary_source=self._vocabulary_source(),
             files=tables,
-            kept=[] if s.no_documents else [as_kept(record) for record in cut],
+            kept=[] if s.no_documents else [make_kept_file(record) for record in cut],
             kept_format=KEPT_FORMAT,
             sets=made.figures,
             bytes=sum(file.size for file in made.files),
@@ -329,7 +331,7 @@ class Pipeline:
         """Says how large the vocabulary is, in every run, where it was made earlier too."""
         s, folders = self.settings, self.origins.folders
         given, extend = (str(folders[0].folder), 0) if folders else (s.vocab, s.extend)
-        self._say(vocabulary_line(s.vocab_size, given, extend, vocabulary))
+        self._say(describe_vocabulary_size(s.vocab_size, given, extend, vocabulary))
 
     def _vocabulary_source(self) -> str | None:
         """Says for the manifest where the vocabulary was taken from; None where it was trained from this text."""
@@ -351,15 +353,15 @@ class Pipeline:
 
     def _take_origins(self) -> Vocabulary:
         """Finds the folders of --from, and the vocabulary that their documents were cut with; says what they have."""
-        self.origins = find_origins(flat(self.settings.origins))
+        self.origins = find_origins(join_values(self.settings.origins))
         for origin in self.origins.folders:
             if self.folder.resolve().is_relative_to(origin.folder.resolve()):
                 raise UserError(f"--from {origin.folder}: shards of its documents need an --out outside of it")
             kept = origin.manifest.kept
             counts = f"{sum(file.rows for file in kept):,} documents, {sum(file.pieces for file in kept):,} pieces"
             self._say(f"{origin.folder}: {counts}, as they are")
-        for difference in self.origins.differences():
+        for difference in self.origins.find_differences():
             self._say(f"note: {difference}; the manifest tells those of {self.origins.folders[0].folder}")
-        vocabulary = self.origins.vocabulary()
+        vocabulary = self.origins.load_vocabulary()
         self.settings = self.settings.model_copy(update={"cased": vocabulary.cased})
         return vocabulary

@@ -50,7 +50,7 @@ class Step(Generic[Task, Kind]):
     after: Callable[[Task], None] = lambda _: None
     """Called with a task once its record is kept: it may delete what the task has consumed."""
 
-    def called(self, name: str) -> Step[Task, Kind]:
+    def rename(self, name: str) -> Step[Task, Kind]:
         """Gives the step by another name, where it is done several times in a run."""
         return replace(self, name=name)
 
@@ -147,7 +147,7 @@ class Runner:
                 return Records(journal, tuple(places[task.name] for task in tasks()))
             self.work.reopen(step.name)  # a record that was not on the disk yet when the machine lost its power
         journal.repair()
-        places = dict(self.work.whole(step.name))
+        places = dict(self.work.find_whole_tasks(step.name))
         total, done = 0, 0
         for task in tasks():
             total += task.weight

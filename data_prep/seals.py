@@ -34,34 +34,34 @@ FIELDED = ("jsonl", "parquet", "arrow", "csv")  # formats whose records have the
 
 def seal(content: dict[str, Any]) -> None:
     """Adds to a manifest what tells later changes to it: the fingerprint of the data, and a checksum of all it says."""
-    content["fingerprint"] = fingerprint(content)
-    content["checksum"] = checksum(content)
+    content["fingerprint"] = make_fingerprint(content)
+    content["checksum"] = hash_content(content)
 
 
-def broken_seal(path: Path) -> str | None:
+def find_broken_seal(path: Path) -> str | None:
     """Says how a manifest was changed after it was written, even where that changes nothing of what it means."""
     content = read_json(path)
-    if content["fingerprint"] not in (fingerprint(content), fingerprint(content, field_as_given=True)):
+    if content["fingerprint"] not in (make_fingerprint(content), make_fingerprint(content, field_as_given=True)):
         return "its fingerprint does not fit what it says"
-    if content.get("checksum") != checksum(content):
+    if content.get("checksum") != hash_content(content):
         return "its checksum does not fit what it says"
     if path.read_bytes() != json_bytes(content):
         return "not as it was written, though it says the same"
     return None
 
 
-def checksum(content: dict[str, Any]) -> str:
+def hash_content(content: dict[str, Any]) -> str:
     """Hashes all that a manifest says but this."""
     return hashlib.sha256(json_bytes({key: value for key, value in content.items() if key != "checksum"})).hexdigest()
 
 
-def fingerprint(content: dict[str, Any], field_as_given: bool = False) -> str:
+def make_fingerprint(content: dict[str, Any], field_as_given: bool = False) -> str:
     """Hashes what a manifest says of the content of the shards, in which their checksums are.
 
     Of `text_field` it takes what a reader used; older versions took it as it was given.
     """
     parts = {key: value for key, value in content.items() if key not in NOT_IN_THE_FINGERPRINT}
-    settings = with_language(parts["settings"])
+    settings = name_language(parts["settings"])
     if "text_field" in settings and not field_as_given:
         settings["text_field"] = _used_field(settings["text_field"], parts["sources"])
     parts["settings"] = {name: said for name, said in settings.items() if name not in UNUSED or said != UNUSED[name]}
@@ -80,6 +80,6 @@ def _used_field(given: Any, sources: list[dict[str, Any]]) -> Any:
     return (used if any(field != fields[0] for field in fields) else fields[0]) if fields else "text"
 
 
-def with_language(settings: dict[str, Any]) -> dict[str, Any]:
+def name_language(settings: dict[str, Any]) -> dict[str, Any]:
     """Names in recorded settings the language whose rules are taken where none is given."""
     return {**settings, "language": settings.get("language") or DEFAULT}

@@ -46,7 +46,7 @@ MaskedUnit = Literal["token", "whole-word"]
 Pairing = Literal["nsp", "none"]
 
 
-def grouped(value: Any) -> Any:
+def group_values(value: Any) -> Any:
     """The values of a flag that may be given several times, grouped as on a command line; a file has one or a list."""
     if isinstance(value, str | list):
         return ((value,),) if isinstance(value, str) else (tuple(value),)
@@ -54,7 +54,7 @@ def grouped(value: Any) -> Any:
 
 
 Several = tyro.conf.UseAppendAction[
-    Annotated[tuple[tuple[str, ...], ...], Field(strict=False), BeforeValidator(grouped)]
+    Annotated[tuple[tuple[str, ...], ...], Field(strict=False), BeforeValidator(group_values)]
 ]
 Whole = Annotated[int, BeforeValidator(whole)]
 File = Annotated[Path, Field(strict=False)]
@@ -159,32 +159,32 @@ class Settings(Section):
     @property
     def sources(self) -> list[str]:
         """Lists all that was given as --docs, however often the flag was given."""
-        return flat(self.docs)
+        return join_values(self.docs)
 
     @property
     def formats(self) -> dict[str, str]:
         """Maps the names of sources to the formats that the user says they have; "" stands for all others."""
-        return by_source(flat(self.format))
+        return map_by_source(join_values(self.format))
 
     @property
     def text_fields(self) -> dict[str, str]:
         """Maps the names of sources to the fields that have their texts; "" stands for all others."""
-        return {"": TEXT_FIELD, **by_source(flat(self.text_field))}
+        return {"": TEXT_FIELD, **map_by_source(join_values(self.text_field))}
 
     @property
     def max_shares(self) -> dict[str, float]:
         """Maps the names of sources to the largest shares of the text that they may have."""
-        return {name: float(share) for name, share in by_source(flat(self.max_share)).items()}
+        return {name: float(share) for name, share in map_by_source(join_values(self.max_share)).items()}
 
     @property
     def weights(self) -> dict[str, float]:
         """Maps the names of sources to how many times their documents are to be there."""
-        return {name: float(weight) for name, weight in by_source(flat(self.weight)).items()}
+        return {name: float(weight) for name, weight in map_by_source(join_values(self.weight)).items()}
 
     @property
     def languages(self) -> dict[str, str]:
         """Maps the names of sources to the languages that the user says they have; "" stands for all others."""
-        return by_source(flat(self.language))
+        return map_by_source(join_values(self.language))
 
     def language_of(self, source: str) -> str | None:
         """Names the language of a source, where the user has said it."""
@@ -200,7 +200,7 @@ class Settings(Section):
             return self.max_predictions[self.lengths.index(length)]
         return math.ceil(length * self.mask_rate * 25 / 24)  # 20 of 128 and 80 of 512 at a rate of 0.15
 
-    def recorded(self) -> dict[str, Any]:
+    def record_values(self) -> dict[str, Any]:
         """Lists what decides the output, for the manifest and for comparison with an earlier run."""
         values = {name: value for name, value in self if name not in NOT_IN_THE_BYTES}
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
@@ -213,7 +213,7 @@ class Settings(Section):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def num_held_out(num_documents: int, share: float) -> int:
+def count_held_out(num_documents: int, share: float) -> int:
     """Says how many documents are to be held out: a share of all, but not so few that they say little.
 
     Where those few are a large part of all documents, it is one at least.
@@ -224,12 +224,12 @@ def num_held_out(num_documents: int, share: float) -> int:
     return min(max(fewest, round(num_documents * share)), num_documents - 1)
 
 
-def flat(groups: tuple[tuple[str, ...], ...]) -> list[str]:
+def join_values(groups: tuple[tuple[str, ...], ...]) -> list[str]:
     """Lists all values of a flag that may be given several times, each time with several values."""
     return [value for group in groups for value in group]
 
 
-def by_source(values: list[str]) -> dict[str, str]:
+def map_by_source(values: list[str]) -> dict[str, str]:
     """Maps the names of sources to values given as NAME=VALUE; a VALUE alone is for all others, under the name ""."""
     parted = [value.rpartition("=") for value in values]
     return {name: value for name, _, value in parted}
@@ -243,7 +243,7 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def flag_of(name: str) -> str:
+def spell_flag(name: str) -> str:
     """Spells a setting as its flag."""
     return "--from" if name == "origins" else f"--{name.replace('_', '-')}"
 
@@ -266,15 +266,15 @@ def find_faults(settings: Settings) -> list[str]:
 def _check_text(s: Settings) -> Checks:
     """Checks what is read, and as what."""
     nothing = "nothing to read: give --docs a file, a folder or a glob (or try --docs demo)"
-    yield s.sources or flat(s.origins), nothing
+    yield s.sources or join_values(s.origins), nothing
     formats = get_args(Format)
-    for said in flat(s.format):
+    for said in join_values(s.format):
         yield said.rpartition("=")[2] in formats, f"--format {said}: there is {', '.join(formats)}"
     named = {"--format": s.format, "--text-field": s.text_field, "--language": s.language}
-    for flag, values in ((flag, flat(said)) for flag, said in named.items()):
-        once = len(by_source(values)) == len(values)
+    for flag, values in ((flag, join_values(said)) for flag, said in named.items()):
+        once = len(map_by_source(values)) == len(values)
         yield once, f"{flag} {' '.join(values)}: once for each source (as NAME=VALUE), once for all others"
-    for said in flat(s.language):
+    for said in join_values(s.language):
         fault = language_fault(said.rpartition("=")[2])
         yield not fault, f"--language {said}: {fault}"
 
@@ -303,15 +303,15 @@ def _check_documents(s: Settings) -> Checks:
 
 def _check_sources(s: Settings) -> Checks:
     """Checks the shares and weights of sources."""
-    for said in flat(s.max_share):
+    for said in join_values(s.max_share):
         name, _, share = said.rpartition("=")
         yield name and _is_between(share, 0, 1), f"--max-share {said}: NAME=SHARE, such as wiki=0.5"
-    for said in flat(s.weight):
+    for said in join_values(s.weight):
         name, _, weight = said.rpartition("=")
         fit = name and _is_between(weight, 0, math.nextafter(MOST_WEIGHT, math.inf))
         yield fit, f"--weight {said}: NAME=WEIGHT above 0, up to {MOST_WEIGHT}, such as books=2"
-    for flag, values in (("--max-share", flat(s.max_share)), ("--weight", flat(s.weight))):
-        yield len(by_source(values)) == len(values), f"{flag} {' '.join(values)}: once for each source"
+    for flag, values in (("--max-share", join_values(s.max_share)), ("--weight", join_values(s.weight))):
+        yield len(map_by_source(values)) == len(values), f"{flag} {' '.join(values)}: once for each source"
 
 
 def _is_between(text: str, low: float, high: float) -> bool:

@@ -32,7 +32,7 @@ from data_prep.common.progress import duration
 from data_prep.common.ranks import attempt_together
 from data_prep.common.terminal import open_console
 from data_prep.common.workers import Workers, open_workers
-from data_prep.inspection.figures import figures_table, warnings
+from data_prep.inspection.figures import find_warnings, make_figures_table
 from data_prep.pipeline import Pipeline
 from data_prep.readers.sources import group_sources
 from data_prep.settings import Settings
@@ -44,10 +44,10 @@ def main(arguments: list[str]) -> int:
     hear_signals()
     console, errors = open_console(), open_console(stderr=True)
     try:
-        settings, folder = attempt_together(lambda: with_folder(parse_settings(arguments)))
+        settings, folder = attempt_together(lambda: choose_folder(parse_settings(arguments)))
         if settings.check:
             if mpi_rank() == 0:
-                Pipeline(folder, settings, Workers(), console).forecast()
+                Pipeline(folder, settings, Workers(), console).print_forecast()
             return 0
         size, said = (settings.workers, "") if settings.workers else room_for_workers()
         with open_workers(size, preload=Pipeline.__module__, work=folder / WORK) as workers:
@@ -56,9 +56,9 @@ def main(arguments: list[str]) -> int:
                 if said and mpi_size() == 1:
                     console.print(said, soft_wrap=True)
                 manifest = Pipeline(folder, settings, workers, console).run()
-                console.print(figures_table(manifest))
+                console.print(make_figures_table(manifest))
                 console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
-                for warning in warnings(manifest):
+                for warning in find_warnings(manifest):
                     console.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
     except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
@@ -68,12 +68,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def with_folder(settings: Settings) -> tuple[Settings, Path]:
+def choose_folder(settings: Settings) -> tuple[Settings, Path]:
     """Gives settings back with the output folder that they name, or that is named after their sources."""
-    return settings, settings.out or default_folder(settings)
+    return settings, settings.out or name_default_folder(settings)
 
 
-def default_folder(settings: Settings) -> Path:
+def name_default_folder(settings: Settings) -> Path:
     """Names the output folder after the sources, where the user gives none."""
     names = list(dict.fromkeys(name for name, _ in group_sources(settings.sources)))
     return Path("data") / ("-".join(names) if len(names) <= 3 else f"{names[0]}-and-{len(names) - 1}-more")

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from data_prep.arrow_files import full_columns, full_lists
+from data_prep.arrow_files import make_list_type, make_schema
 from data_prep.common.arrays import smallest_type
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, is_inside, read_json, write_json
@@ -39,7 +39,7 @@ from data_prep.seals import seal
 FORMAT = 1
 MANIFEST = "manifest.json"
 DOCUMENTS = "documents.arrow"
-DOCUMENTS_SCHEMA = full_columns(id=pa.string(), title=pa.string(), source=pa.string())
+DOCUMENTS_SCHEMA = make_schema(id=pa.string(), title=pa.string(), source=pa.string())
 NEAR_REPORT = "near-copies.csv"  # some near copies that were left out
 REPORT = "report.html"  # a page of the folder for readers, which is no content of it: the manifest has no record of it
 KEPT = "documents"  # the folder of documents in pieces
@@ -82,14 +82,15 @@ class ShardSet:
     @property
     def folder(self) -> str:
         """Names the folder of the set, relative to the output folder."""
-        return f"{length_folder(self.length)}/" + ("validation" if self.validation else f"duplicate-{self.duplicate}")
+        name = "validation" if self.validation else f"duplicate-{self.duplicate}"
+        return f"{name_length_folder(self.length)}/{name}"
 
     def shard(self, index: int) -> str:
         """Names a shard by its path, relative to the output folder."""
         return f"{self.folder}/shard-{index:05}.arrow"
 
 
-def length_folder(length: int) -> str:
+def name_length_folder(length: int) -> str:
     """Names the folder of all shards of one length, relative to the output folder."""
     return f"length-{length}"
 
@@ -99,9 +100,9 @@ def example_schema(length: int, vocabulary_size: int, num_documents: int) -> pa.
     piece, position, document = (
         pa.from_numpy_dtype(smallest_type(largest)) for largest in (vocabulary_size - 1, length, num_documents - 1)
     )
-    return full_columns(
-        pieces=full_lists(piece),
-        masked=full_lists(pa.struct(list(full_columns(position=position, piece=piece)))),
+    return make_schema(
+        pieces=make_list_type(piece),
+        masked=make_list_type(pa.struct(list(make_schema(position=position, piece=piece)))),
         boundary=position,
         random_next=pa.bool_(),
         document=document,

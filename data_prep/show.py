@@ -27,7 +27,7 @@ from data_prep.common.files import is_stream
 from data_prep.common.terminal import open_console
 from data_prep.inspection.documents import find_document
 from data_prep.inspection.lookup import Wanted, find_example
-from data_prep.inspection.marking import heading, marked
+from data_prep.inspection.marking import describe_example, format_example
 from data_prep.inspection.page.writing import write_page
 
 ABOUT = "Prints a training example, with what is masked, replaced or kept; or a document; or makes a page of a folder."
@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> int:
     except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return 2
-    console.print(heading(wanted.index, example), markup=False)
-    for line in marked(example, vocabulary):
+    console.print(describe_example(wanted.index, example), markup=False)
+    for line in format_example(example, vocabulary):
         console.print(line)
     return 0
 

@@ -34,7 +34,7 @@ from data_prep.common.files import FileRecord
 from data_prep.common.languages import DEFAULT
 from data_prep.common.progress import StepProgress
 from data_prep.examples import merging
-from data_prep.examples.making import ExamplesPlan, ExamplesTask, make_examples, shard_sets
+from data_prep.examples.making import ExamplesPlan, ExamplesTask, list_shard_sets, make_examples
 from data_prep.examples.merging import ShardTask
 from data_prep.examples.parts import HELD_OUT, PARTS, read_parts
 from data_prep.examples.sorted_files import MOST_FILES, SortedFiles
@@ -44,7 +44,7 @@ from data_prep.readers.filters import Filter, make_filters
 from data_prep.readers.sources import Bundle
 from data_prep.running import Runner, Step
 from data_prep.settings import Settings
-from data_prep.shards import DOCUMENTS, NEAR_REPORT, Counts, SetFigures, example_schema, length_folder
+from data_prep.shards import DOCUMENTS, NEAR_REPORT, Counts, SetFigures, example_schema, name_length_folder
 from data_prep.vocabulary.extension import extend_vocabulary
 from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
@@ -122,7 +122,7 @@ class Steps:
             return given
         stride = -(-sum(len(record.files) for record in documents) // VOCABULARY_PARTS)
         tasks = list(islice(self.part_tasks(documents), 0, None, max(stride, 1)))
-        key = hash_of(*(task.name for task in tasks))
+        key = hash_parts(*(task.name for task in tasks))
         if not work.is_finished(TRAINED, key):
             paths = self.count(tasks)
             with StepProgress(console, TRAINED, "", 1, 0).show():
@@ -159,13 +159,13 @@ class Steps:
         """Finds the documents in pieces that other folders have, whole."""
         if not origins.folders:
             return []
-        return self.runner.run(TAKE, lambda: origins.tasks(self.folder, self.settings.errors))
+        return self.runner.run(TAKE, lambda: origins.make_tasks(self.folder, self.settings.errors))
 
     def keep(self, tokens: Iterable[TokensRecord], vocabulary: Vocabulary) -> Made:
         """Makes nothing of documents in pieces but their vocabulary; what an earlier start made of them goes."""
         require_text(tokens)
         for length in self.settings.lengths:
-            shutil.rmtree(self.folder / length_folder(length), ignore_errors=True)
+            shutil.rmtree(self.folder / name_length_folder(length), ignore_errors=True)
         for name in (DOCUMENTS, NEAR_REPORT):
             (self.folder / name).unlink(missing_ok=True)
         return Made(vocabulary.write(self.folder), Chosen(tokens, tokens, 0), [])
@@ -178,24 +178,24 @@ class Steps:
         if self.settings.near_copies is not None:
             tables.append(FileRecord.from_file(self.folder, NEAR_REPORT))
         checksums = [FileRecord.from_file(self.folder, name).sha256 for name in (PARTS, HELD_OUT)]
-        key = hash_of(*checksums, vocabulary.sha256)
+        key = hash_parts(*checksums, vocabulary.sha256)
         lengths = [self._make_length(length, key, len(vocabulary)) for length in self.settings.lengths]
         return Made(tables, chosen, [figures for one in lengths for figures in one])
 
     def _make_length(self, length: int, corpus_key: str, vocabulary_size: int) -> list[SetFigures]:
         """Makes the shards of a length, and deletes all that was needed for them alone."""
         s, parts = self.settings, read_parts(self.folder)
-        sets = shard_sets(length, s.duplicates, parts.held_out.size > 0)
+        sets = list_shard_sets(length, s.duplicates, parts.held_out.size > 0)
         made = SortedFiles(length, len(parts.paths), apart=len(parts.paths) <= MOST_FILES)
         plan = ExamplesPlan(self.folder, corpus_key, made, s)
 
         def example_tasks() -> Iterator[ExamplesTask]:
             return (ExamplesTask(plan, part, pieces) for part, pieces in enumerate(parts.pieces.tolist()))
 
-        examples = self.runner.run(MAKE_EXAMPLES.called(made.step), example_tasks)
+        examples = self.runner.run(MAKE_EXAMPLES.rename(made.step), example_tasks)
         totals = add_counts(record.counts for record in examples)
         schema = example_schema(length, vocabulary_size, parts.num_documents)
-        sizes = [estimated_bytes(total, schema) for total in totals]
+        sizes = [estimate_bytes(total, schema) for total in totals]
         keyed = sum(sizes) + KEY_BYTES * sum(total.examples for total in totals)
         files = self._merge(made, keyed, len(sets))
         shards = [max(1, round(size / s.shard_bytes)) for size in sizes]
@@ -219,7 +219,7 @@ class Steps:
     def _write_shards(self, name: str, files: SortedFiles, tasks: Callable[[], Iterable[ShardTask]]) -> Records[Record]:
         """Writes the shards of a length, and deletes the examples of each set as soon as all its shards are there."""
         work = self.runner.work
-        done = {task for task, _ in work.whole(name)}
+        done = {task for task, _ in work.find_whole_tasks(name)}
         left = Counter(task.set_index for task in tasks() if task.name not in done)
         if any(not (work.path / files.folder_of(one)).is_dir() for one in left) and not work.is_finished(name):
             raise UserError(
@@ -238,13 +238,13 @@ class Steps:
         """Merges files of examples in as many rounds as it takes, and deletes each as soon as it is merged."""
         for source, fan_in, target in self.rounds(files, total_bytes, num_sets):
             tasks = partial(merging.merge_tasks, self.folder, source, fan_in, target, num_sets, total_bytes)
-            self.runner.run(MERGE.called(target.step), tasks)
+            self.runner.run(MERGE.rename(target.step), tasks)
             self.runner.work.forget(source.step)
             files = target
         return files
 
 
-def hash_of(*parts: str) -> str:
+def hash_parts(*parts: str) -> str:
     """Makes a short name that stands for all the parts together."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -259,7 +259,7 @@ def add_counts(records: Iterable[list[Counts]]) -> list[Counts]:
     return [Counts(**{name: count.tolist() for name, count in total.items()}) for total in totals]
 
 
-def estimated_bytes(counts: Counts, schema: pa.Schema) -> int:
+def estimate_bytes(counts: Counts, schema: pa.Schema) -> int:
     """Estimates what the examples of a set take in shards, which decides how many shards there are."""
     piece, position = schema.field("pieces").type.value_type.byte_width, schema.field("boundary").type.byte_width
     example = 4 + 4 + position + schema.field("document").type.byte_width + 1 / 8

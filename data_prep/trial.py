@@ -54,20 +54,20 @@ class MeasuringRunner(Runner):
         return records
 
 
-def merged_at_once(files: SortedFiles, *_: int) -> Rounds:
+def merge_at_once(files: SortedFiles, *_: int) -> Rounds:
     """Merges files of examples, however few they are, into one."""
     yield files, files.num_files, SortedFiles(files.length, 1, round=1, apart=True)
 
 
 @contextmanager
-def trial(
+def open_trial(
     settings: Settings, place: Path, done: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[MeasuringRunner, Steps]]:
     """Opens a folder below another one, in which steps can be gone through."""
     with tempfile.TemporaryDirectory(prefix="cloze-trial-", dir=place) as folder:
         runner = MeasuringRunner(WorkFolder(Path(folder)), Workers(), Console(quiet=True), done=done)
         runner.work.path.mkdir()
-        yield runner, Steps(runner, settings.model_copy(update=KEEP_ALL), merged_at_once)
+        yield runner, Steps(runner, settings.model_copy(update=KEEP_ALL), merge_at_once)
         open_maker.cache_clear()  # its files are about to go
 
 
@@ -89,7 +89,7 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console, said: 
     steps_of_all = 2 + 3 * len(settings.lengths) + len(NEAR_STEPS) * (settings.near_copies is not None)
     progress = StepProgress(console, "compiling", "", steps_of_all, 0)
     once = settings.model_copy(update={"duplicates": 1, "validation": 0.01})
-    with progress.show(), trial(once, work, lambda: progress.advance(1, 0)) as (_, steps):
+    with progress.show(), open_trial(once, work, lambda: progress.advance(1, 0)) as (_, steps):
         numbers = (str(number) for number in range(size))
         vocabulary = Vocabulary((*SPECIAL, *numbers)[:size], settings.cased)
         documents = [write_documents(steps.folder)]

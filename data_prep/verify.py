@@ -24,7 +24,7 @@ import tyro
 from data_prep.common.capacity import limit_memory
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.terminal import open_console
-from data_prep.inspection.integrity import finished_faults, unfinished_faults
+from data_prep.inspection.integrity import find_faults_in_finished, find_faults_in_unfinished
 from data_prep.shards import Manifest, is_unfinished
 
 FINE, DAMAGED, UNUSABLE, UNFINISHED = 0, 1, 2, 3
@@ -44,9 +44,9 @@ def main(arguments: list[str]) -> int:
     folder = tyro.cli(Verify, args=arguments, prog="verify.py").data
     try:
         if is_unfinished(folder):
-            state, faults = UNFINISHED, list(unfinished_faults(folder, console))
+            state, faults = UNFINISHED, list(find_faults_in_unfinished(folder, console))
         else:
-            state, faults = FINE, list(finished_faults(folder, Manifest.read(folder), console))
+            state, faults = FINE, list(find_faults_in_finished(folder, Manifest.read(folder), console))
     except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return DAMAGED if isinstance(error, DamageError) else UNUSABLE

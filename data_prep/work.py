@@ -34,7 +34,7 @@ from pydantic import Field
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, write_json
 from data_prep.common.forms import whole
-from data_prep.seals import UNUSED, with_language
+from data_prep.seals import UNUSED, name_language
 from data_prep.shards import FILE_FORM, PLAN, WORK, Counts, Ingredients, Said
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
@@ -262,9 +262,9 @@ class WorkFolder:
 
     def is_begun(self) -> bool:
         """Tells whether any task of any step is done under a plan, which no other settings can go on from."""
-        return (self.out / PLAN).exists() and bool(self.steps())
+        return (self.out / PLAN).exists() and bool(self.list_steps())
 
-    def steps(self) -> list[str]:
+    def list_steps(self) -> list[str]:
         """Lists the steps of which a task is done, in the order in which they began."""
         journals = [path for path in self.path.glob("*.jsonl") if path.stat().st_size]
         return [path.stem for path in sorted(journals, key=lambda path: (path.stat().st_ctime_ns, path.stem))]
@@ -277,7 +277,7 @@ class WorkFolder:
         """Reads the records of the tasks of a step that are done, whether the step is finished or not."""
         return list({task: record for task, _, record in self.journal(step, Record).read()}.values())
 
-    def whole(self, step: str) -> Iterator[tuple[str, int]]:
+    def find_whole_tasks(self, step: str) -> Iterator[tuple[str, int]]:
         """Finds the tasks whose files are still whole in size, with the places of their records."""
         for task, place, record in self.journal(step, Record).read():
             sizes = {self.out / file.path: file.size for file in record.files}
@@ -328,15 +328,15 @@ class WorkFolder:
         return self.path / f"{step}.finished"
 
 
-def numbered_path(step: str, number: int) -> str:
+def make_numbered_path(step: str, number: int) -> str:
     """Names the file that a step writes for a number, relative to the output folder."""
     return f"{WORK}/{step}/{number // 1000:04}/{number:07}.arrow"
 
 
 def refuse_changes(folder: Path, before: Ingredients, now: Ingredients) -> None:
     """Raises UserError if a folder was begun with other settings or sources."""
-    changes = changed_settings(before, now)
-    names = changed_sources(before, now)
+    changes = find_changed_settings(before, now)
+    names = find_changed_sources(before, now)
     if names is not None:
         changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
     if changes:
@@ -346,13 +346,13 @@ def refuse_changes(folder: Path, before: Ingredients, now: Ingredients) -> None:
         )
 
 
-def changed_settings(before: Ingredients, now: Ingredients) -> list[str]:
+def find_changed_settings(before: Ingredients, now: Ingredients) -> list[str]:
     """Lists the settings that are not those that a folder was begun with."""
     theirs, ours = {**UNUSED, **before.settings.as_json()}, now.settings.as_json()
     changes = [
         f"  --{name.replace('_', '-')} was {_spelled(theirs.get(name))}, now {_spelled(ours[name])}"
-        for name, value in with_language(ours).items()
-        if with_language(theirs).get(name) != value
+        for name, value in name_language(ours).items()
+        if name_language(theirs).get(name) != value
     ]
     if before.given_vocabulary != now.given_vocabulary:
         changes.append("  --vocab: another vocabulary")
@@ -361,7 +361,7 @@ def changed_settings(before: Ingredients, now: Ingredients) -> list[str]:
     return changes
 
 
-def changed_sources(before: Ingredients, now: Ingredients) -> list[str] | None:
+def find_changed_sources(before: Ingredients, now: Ingredients) -> list[str] | None:
     """Names the files that were added, are gone or have another content since a folder was begun; None where all is
     as it was, and an empty list where only their order is another."""
     if before.sources == now.sources:
@@ -369,7 +369,7 @@ def changed_sources(before: Ingredients, now: Ingredients) -> list[str] | None:
     return sorted({file.name for file in {*before.sources} ^ {*now.sources}})
 
 
-def missing_sources(before: Ingredients, now: Ingredients) -> list[str]:
+def find_missing_sources(before: Ingredients, now: Ingredients) -> list[str]:
     """Names the files that are gone since a folder was begun."""
     old, new = ({(file.source, file.name) for file in plan.sources} for plan in (before, now))
     return sorted(name for _, name in old - new)

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import Lists, example_batch
+from data_prep.arrow_files import Lists, make_example_batch
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.masking import Masking, mask_example
 from data_prep.examples.pairs import Segments
-from data_prep.examples.parting import Parted, use_of
-from data_prep.examples.streams import draw
+from data_prep.examples.parting import Parted, count_use
+from data_prep.examples.streams import draw_bits
 from data_prep.shards import Counts, ShardSet
 from data_prep.vocabulary.vocabulary import Special
 
@@ -41,12 +41,14 @@ class Finished(NamedTuple):
     counts: Counts
 
 
-def keyed_schema(schema: pa.Schema) -> pa.Schema:
+def add_keys(schema: pa.Schema) -> pa.Schema:
     """Adds the keys to the columns of examples, which have them until they are in shards."""
     return schema.append(pa.field(KEY, pa.uint64(), nullable=False))
 
 
-def finish(draft: Draft, own: Parted, special: Special, masking: Masking, schema: pa.Schema, pairs: bool) -> Finished:
+def finish_examples(
+    draft: Draft, own: Parted, special: Special, masking: Masking, schema: pa.Schema, pairs: bool
+) -> Finished:
     """Puts the segments of the examples together, masks them, and sorts the examples by their keys.
 
     `schema` has the columns of the examples, with the keys.
@@ -75,9 +77,9 @@ def finish(draft: Draft, own: Parted, special: Special, masking: Masking, schema
         split=split.tolist(),
         random_next=int(random_next.sum()),
         histogram=np.bincount(sizes, minlength=draft.shards.length + 1).tolist(),
-        **use_of(segments, draft.rows, own),
+        **count_use(segments, draft.rows, own),
     )
-    return Finished(example_batch(schema, *lists, *columns), counts)
+    return Finished(make_example_batch(schema, *lists, *columns), counts)
 
 
 @compiled
@@ -85,7 +87,7 @@ def _keys(states):
     """Draws the keys of all examples from their streams of random numbers."""
     keys = np.empty(states.size, np.uint64)
     for example in range(states.size):
-        keys[example] = draw(states[example : example + 1])
+        keys[example] = draw_bits(states[example : example + 1])
     return keys
 
 

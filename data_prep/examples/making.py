@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.arrow_files import write_batches
-from data_prep.examples.assembly import Draft, Finished, finish, keyed_schema
-from data_prep.examples.masking import Masking, num_predictions
-from data_prep.examples.pairs import fill, plan_pairs, plan_sentences, take_partners
+from data_prep.examples.assembly import Draft, Finished, add_keys, finish_examples
+from data_prep.examples.masking import Masking, count_predictions
+from data_prep.examples.pairs import fill_second, plan_pairs, plan_sentences, take_partners
 from data_prep.examples.parting import Parted, part_sentences
 from data_prep.examples.parts import read_parts
 from data_prep.examples.sorted_files import SortedFiles
@@ -76,17 +76,17 @@ def _count_and_pass(finished: Iterable[Finished], counts: list[Counts]) -> Itera
         yield examples.batch
 
 
-def shard_sets(length: int, duplicates: int, validation: bool) -> list[ShardSet]:
+def list_shard_sets(length: int, duplicates: int, validation: bool) -> list[ShardSet]:
     """Lists the sets of shards of one length, in the order in which a file of examples has them."""
     held_out = [ShardSet(length, 0, validation=True)] if validation else []
     return [ShardSet(length, duplicate) for duplicate in range(duplicates)] + held_out
 
 
-def masking_rules(settings: Settings, length: int, vocabulary: Vocabulary) -> Masking:
+def make_masking_rules(settings: Settings, length: int, vocabulary: Vocabulary) -> Masking:
     """Works out what the settings mean for the masks of examples of one length."""
     masked, random, _ = settings.mask_split
     return Masking(
-        num_predictions(length, settings.mask_rate, settings.predictions(length)),
+        count_predictions(length, settings.mask_rate, settings.predictions(length)),
         settings.masking == "whole-word",
         vocabulary.continues,
         vocabulary.special.mask,
@@ -106,9 +106,9 @@ class ExampleMaker:
         self.folder, self.settings, length = plan.folder, plan.settings, plan.files.length
         self.parts = read_parts(plan.folder)
         self.vocabulary = load_vocabulary(plan.folder / VOCABULARY, self.settings.cased)
-        self.rules = masking_rules(self.settings, length, self.vocabulary)
-        self.schema = keyed_schema(example_schema(length, len(self.vocabulary), self.parts.num_documents))
-        self.sets = shard_sets(length, self.settings.duplicates, self.parts.held_out.size > 0)
+        self.rules = make_masking_rules(self.settings, length, self.vocabulary)
+        self.schema = add_keys(example_schema(length, len(self.vocabulary), self.parts.num_documents))
+        self.sets = list_shard_sets(length, self.settings.duplicates, self.parts.held_out.size > 0)
         self.pairs = self.settings.pairs == "nsp"
         self.room = length - (3 if self.pairs else 2)  # beside [CLS] and a [SEP] for each segment
         self._open: dict[int, Corpus] = {}
@@ -123,7 +123,7 @@ class ExampleMaker:
             if self.pairs:
                 self._add_partners(part, own.corpus, drafts)
             for draft in drafts:
-                yield finish(draft, own, self.vocabulary.special, self.rules, self.schema, self.pairs)
+                yield finish_examples(draft, own, self.vocabulary.special, self.rules, self.schema, self.pairs)
 
     def _read(self, part: int) -> Parted:
         """Reads a part of the corpus, with its sentences parted so that all fit into an example."""
@@ -146,7 +146,7 @@ class ExampleMaker:
         """Fills in segment B of all examples: those from this part, then part by part those from elsewhere."""
         homes = []
         for draft in drafts:
-            fill(np.flatnonzero(draft.segments.partner < 0), draft.segments, own, draft.second)
+            fill_second(np.flatnonzero(draft.segments.partner < 0), draft.segments, own, draft.second)
             home = self.parts.find(draft.segments.partner)
             order = np.argsort(home, kind="stable")
             bounds = np.searchsorted(home[order], np.arange(len(self.parts.paths) + 1))

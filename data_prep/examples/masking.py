@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
-from data_prep.examples.streams import below, uniform
+from data_prep.examples.streams import draw_below, draw_uniform
 
 
 class Masking(NamedTuple):
@@ -27,7 +27,7 @@ class Masking(NamedTuple):
     random_share: float  # which share of the chosen pieces becomes a random piece
 
 
-def num_predictions(length: int, rate: float, most: int) -> Array:
+def count_predictions(length: int, rate: float, most: int) -> Array:
     """Works out how many pieces of an example are predicted, for all lengths up to `length`.
 
     They are rounded by Python's own `round`, as in the original: a half goes to the even neighbour.
@@ -51,7 +51,7 @@ def choose_pieces(state, size, boundary, wanted, candidates):
         count += 1
     chosen = min(wanted, count)
     for at in range(chosen):
-        other = at + below(state, count - at)
+        other = at + draw_below(state, count - at)
         candidates[at], candidates[other] = candidates[other], candidates[at]
     return chosen
 
@@ -70,7 +70,7 @@ def choose_words(state, candidates, words, wanted):
     for at in range(num_words):
         if count == wanted:
             break
-        other = at + below(state, num_words - at)
+        other = at + draw_below(state, num_words - at)
         order[at], order[other] = order[other], order[at]
         start, end = words[order[at]], words[order[at] + 1]
         if count + end - start > wanted:
@@ -135,12 +135,12 @@ def mask_example(state, pieces, boundary, masking, candidates, words, positions,
     for index in range(count):
         position = positions[index]
         labels[index] = pieces[position]
-        share = uniform(state)
+        share = draw_uniform(state)
         if share < masking.mask_share:
             pieces[position] = masking.mask_piece
             split[0] += 1
         elif share < masking.mask_share + masking.random_share:
-            pieces[position] = below(state, masking.continues.size)
+            pieces[position] = draw_below(state, masking.continues.size)
             split[1] += 1
         else:
             split[2] += 1

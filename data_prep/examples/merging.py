@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import Lists, example_batch, write_batches
+from data_prep.arrow_files import Lists, make_example_batch, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.assembly import KEY
@@ -148,14 +148,14 @@ def write_shard(task: ShardTask) -> Record:
     low, high = (KEYS * index // task.total for index in (task.index, task.index + 1))
     opened = [task.files.open(task.folder, number, task.set_index) for number in range(task.files.num_files)]
     keyed, total = opened[0].schema, task.files.num_ranges
-    slices = [part for file in opened for part in slices_between(file, total, low, high)]
+    slices = [part for file in opened for part in find_slices(file, total, low, high)]
     batch = gather(slices, keyed)
     schema = keyed.remove(keyed.get_field_index(KEY))
     batch = batch.select(schema.names)
     return Record(files=[write_batches(task.folder, task.shards.shard(task.index), schema, [batch])])
 
 
-def slices_between(file: SortedSet, total: int, low: int, high: int) -> Iterator[pa.RecordBatch]:
+def find_slices(file: SortedSet, total: int, low: int, high: int) -> Iterator[pa.RecordBatch]:
     """Finds the examples in one sorted file, of `total` ranges, whose keys are from `low` to below `high`."""
     for number in range(low * total // KEYS, -(-high * total // KEYS)):
         batch = file.range(number)
@@ -192,7 +192,7 @@ def gather(slices: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatc
         _scatter(*_flat(examples["masked"], lambda values: values.field("position")), masked_starts[row:end], positions)
         row = end
     lists = Lists(pieces, piece_ends), positions, Lists(labels, masked_ends)
-    return example_batch(schema, *lists, *(column[order] for column in others))
+    return make_example_batch(schema, *lists, *(column[order] for column in others))
 
 
 def _places(sizes: Array, order: Array) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.parts import Pool
-from data_prep.examples.streams import below, count_heads, draw, stream, uniform
+from data_prep.examples.streams import begin_stream, count_heads, draw_below, draw_bits, draw_uniform
 from data_prep.vocabulary.tokens import Corpus
 
 PARTNER_DRAWS = 10  # attempts to find a document other than one's own
@@ -66,8 +66,8 @@ def _begin_document(corpus, row, limits):
     Returns both, with the first sentence of the document, the last one, and the first piece.
     """
     room, seed, length, duplicate, short = limits
-    state = stream(seed, length, duplicate, corpus.first + row)
-    target = 2 + below(state, room - 1) if uniform(state) < short else np.int64(room)
+    state = begin_stream(seed, length, duplicate, corpus.first + row)
+    target = 2 + draw_below(state, room - 1) if draw_uniform(state) < short else np.int64(room)
     sentence = np.int64(corpus.document_ends[row - 1] if row else 0)
     start = np.int64(corpus.sentence_ends[sentence - 1] if sentence else 0)
     return state, target, sentence, np.int64(corpus.document_ends[row] - 1), start
@@ -98,9 +98,9 @@ def _plan_pairs(corpus, rows, pool, limits):
                 sentence += 1
                 continue
             gathered = sentence - begin + 1
-            kept = 1 + below(state, gathered - 1) if gathered > 1 else 1
+            kept = 1 + draw_below(state, gathered - 1) if gathered > 1 else 1
             a_end = sentence_ends[begin + kept - 1]
-            random_next = gathered == 1 or uniform(state) < 0.5
+            random_next = gathered == 1 or draw_uniform(state) < 0.5
             columns = _with_room(columns, count)
             columns[0, count], columns[1, count], columns[2, count] = row, start, a_end
             if random_next:
@@ -112,7 +112,7 @@ def _plan_pairs(corpus, rows, pool, limits):
                 columns[3, count], columns[4, count] = a_end, end
                 columns[5, count], columns[6, count] = -1, 0
                 sentence += 1
-            columns[7, count] = np.int64(draw(state))
+            columns[7, count] = np.int64(draw_bits(state))
             count += 1
             begin = sentence
             start = sentence_ends[begin - 1]
@@ -130,11 +130,11 @@ def _draw_partner(state, pool, books, first, row):
     group, rank, partner = np.int64(0), np.int64(0), np.int64(0)
     for draws in range(PARTNER_DRAWS + (books.size if several else 0)):
         if draws < PARTNER_DRAWS:
-            group = below(state, pool.firsts.size) if pool.firsts.size > 1 else 0
-            rank = below(state, pool.sizes[group])
+            group = draw_below(state, pool.firsts.size) if pool.firsts.size > 1 else 0
+            rank = draw_below(state, pool.sizes[group])
         else:
             rank = (rank + 1) % pool.sizes[group]
-        partner = document_at(pool, pool.firsts[group] + rank)
+        partner = find_ranked_document(pool, pool.firsts[group] + rank)
         here = partner - first
         if here < 0 or here >= books.size or books[here] != books[row]:
             break
@@ -142,7 +142,7 @@ def _draw_partner(state, pool, books, first, row):
 
 
 @compiled
-def document_at(pool, rank):
+def find_ranked_document(pool, rank):
     """Finds the number of the document that has a rank in the pool."""
     if not pool.training:
         return np.int64(pool.held_out[rank])
@@ -173,7 +173,7 @@ def _plan_sentences(corpus, rows, limits):
             columns = _with_room(columns, count)
             columns[0, count], columns[1, count], columns[2, count] = row, start, end
             columns[3, count], columns[4, count], columns[5, count], columns[6, count] = 0, 0, -1, 0
-            columns[7, count] = np.int64(draw(state))
+            columns[7, count] = np.int64(draw_bits(state))
             count += 1
             start = end
     return columns[:, :count].copy()
@@ -187,7 +187,7 @@ def place_partners(chosen: Array, segments: Segments, corpus: Corpus) -> None:
         begin = corpus.document_ends[row - 1] if row else 0
         stop = corpus.document_ends[row]
         state = segments.state[example : example + 1]
-        sentence = begin + below(state, stop - begin)
+        sentence = begin + draw_below(state, stop - begin)
         start = corpus.sentence_ends[sentence - 1] if sentence else 0
         while sentence < stop - 1 and corpus.sentence_ends[sentence] - start < segments.wanted[example]:
             sentence += 1
@@ -218,7 +218,7 @@ def truncate(chosen: Array, segments: Segments, room: int) -> None:
 
 
 @compiled
-def fill(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> None:
+def fill_second(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> None:
     """Truncates the chosen examples, whose segments B lie in this corpus, and copies those segments."""
     truncate(chosen, segments, second.shape[1])
     for example in chosen:
@@ -229,4 +229,4 @@ def fill(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> No
 def take_partners(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> None:
     """Finds, truncates and copies segment B of the chosen examples, whose partners all lie in this corpus."""
     place_partners(chosen, segments, corpus)
-    fill(chosen, segments, corpus, second)
+    fill_second(chosen, segments, corpus, second)

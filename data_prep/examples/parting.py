@@ -92,7 +92,7 @@ def _part_one(pieces, marks, room, start, stop, ends, count, stretches, num_stre
     return count, num_stretches
 
 
-def use_of(segments: Segments, rows: Array, parted: Parted) -> dict[str, int]:
+def count_use(segments: Segments, rows: Array, parted: Parted) -> dict[str, int]:
     """Counts the pieces of the documents `rows`, those that examples have as A or as a true B, and what is lost.
 
     `lost_parted` is what truncation took of sentences that had to be parted before words.

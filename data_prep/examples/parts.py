@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import full_columns, map_batches, write_batches
+from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.files import FileRecord
-from data_prep.examples.streams import below, stream
+from data_prep.examples.streams import begin_stream, draw_below
 from data_prep.shards import WORK
 
 PARTS = f"{WORK}/parts.arrow"
@@ -28,7 +28,7 @@ HELD_OUT = f"{WORK}/held-out.npy"  # the numbers of the documents held out, asce
 FEW_PARTS = 256  # up to so many parts, a partner may be in any of them
 PARTNER_PARTS = 64  # where there are more, it is in one of so many: half a million documents of Wikipedia
 NEIGHBOURS = 256  # parts that draw from the same ones, which the machine then has in memory
-SCHEMA = full_columns(path=pa.string(), documents=pa.int64(), pieces=pa.int64())
+SCHEMA = make_schema(path=pa.string(), documents=pa.int64(), pieces=pa.int64())
 TRAINING, VALIDATION = 0, 1
 MOST_POOLS = 8  # a worker keeps so many pools
 
@@ -105,8 +105,8 @@ class Parts:
         if len(self.paths) <= FEW_PARTS:
             firsts, sizes = np.zeros(1, np.int64), ranks[-1:]
         else:
-            state = stream(seed, 0, VALIDATION if validation else TRAINING, neighbours)
-            drawn = np.array([below(state, ranks[-1]) for _ in range(PARTNER_PARTS if ranks[-1] else 0)], np.int64)
+            state = begin_stream(seed, 0, VALIDATION if validation else TRAINING, neighbours)
+            drawn = np.array([draw_below(state, ranks[-1]) for _ in range(PARTNER_PARTS if ranks[-1] else 0)], np.int64)
             chosen = np.searchsorted(ranks, drawn, side="right") - 1
             firsts, sizes = ranks[chosen], np.diff(ranks)[chosen]
         return Pool(firsts, sizes, self.held_out, not validation)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import list_offsets, map_batches, write_batches
+from data_prep.arrow_files import make_list_offsets, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.hashing import hash_key
@@ -30,7 +30,7 @@ from data_prep.near_copies.finding import NEAR_COPIES
 from data_prep.settings import FEWEST_HELD_OUT, LARGEST_SHARE
 from data_prep.shards import WORK
 from data_prep.vocabulary.tokens import digests_of
-from data_prep.work import TokensRecord, numbered_path
+from data_prep.work import TokensRecord, make_numbered_path
 
 COPIES = f"{WORK}/copies.u8"  # a byte for each document: whether an earlier one has the same text
 DIGEST = np.dtype([("digest", np.uint64), ("number", np.int64)])
@@ -83,7 +83,7 @@ class SiftTask:
     @property
     def target(self) -> str:
         """Names the file that is written where anything changes, relative to the output folder."""
-        return numbered_path(self.step, self.number)
+        return make_numbered_path(self.step, self.number)
 
     @property
     def weight(self) -> int:
@@ -124,7 +124,7 @@ def cut_passages(task: SiftTask) -> TokensRecord:
     new_ends = new_ends[new_ends > 0]
     books = np.searchsorted(ends, new_ends)
     kind = column.type
-    sentences = pa.ListArray.from_arrays(list_offsets(new_ends), column.values, type=kind)
+    sentences = pa.ListArray.from_arrays(make_list_offsets(new_ends), column.values, type=kind)
     digests = digests_of(np.asarray(column.values.values), np.asarray(column.values.offsets)[1:], new_ends)
     names = [batch[name].take(pa.array(books)) for name in ("id", "title")]
     schema = batch.schema.append(BOOK)
@@ -267,7 +267,7 @@ def _mark_bucket(path: Path, copies: Array) -> None:
     path.unlink()
 
 
-def kept_shares(pieces: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:
+def compute_shares(pieces: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:
     """Works out which share of each source stays, so that none has more of what stays than its limit."""
     limited: set[str] = set()
     while True:
@@ -282,13 +282,13 @@ def kept_shares(pieces: Mapping[str, int], limits: Mapping[str, float]) -> dict[
         limited |= over
 
 
-def texts_with_copies(digests: Iterable[Array]) -> tuple[int, ...]:
+def find_copied_texts(digests: Iterable[Array]) -> tuple[int, ...]:
     """Lists the digests that several documents have."""
     different, counts = np.unique(np.concatenate([*digests]), return_counts=True)
     return tuple(different[counts > 1].tolist())
 
 
-def passages_of(
+def divide_passages(
     tokens: Iterable[TokensRecord], passages: list[tuple[int, int]], copied: tuple[int, ...]
 ) -> Iterator[dict[str, Any]]:
     """Divides passages among the files that they are in; their beginnings count from those of the files then."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from data_prep.arrow_files import map_batches
-from data_prep.work import numbered_path
+from data_prep.work import make_numbered_path
 
 MOST_FILES = 256  # a shard is made of so many sorted files at most
 
@@ -61,7 +61,7 @@ class SortedFiles:
 
     def path(self, number: int, set_index: int) -> str:
         """Names the file with a set, relative to the output folder."""
-        return numbered_path(self.folder_of(set_index) if self.apart else self.step, number)
+        return make_numbered_path(self.folder_of(set_index) if self.apart else self.step, number)
 
     def paths(self, number: int, num_sets: int) -> list[str]:
         """Names all files of a number, that of the first set first."""

@@ -16,33 +16,33 @@ GOLDEN = np.uint64(hashing.GOLDEN)
 BITS_32, BITS_11 = np.uint64(32), np.uint64(11)
 LOW_32 = np.uint64(2**32 - 1)
 
-mix = compiled(hashing.scramble_bits)
+mix_bits = compiled(hashing.scramble_bits)
 
 
 @compiled
-def stream(seed, length, duplicate, document):
+def begin_stream(seed, length, duplicate, document):
     """Begins the stream of a document; returns it as an array of its one word of state, which the draws change."""
     state = np.empty(1, np.uint64)
-    state[0] = mix(np.uint64(seed) + GOLDEN)
+    state[0] = mix_bits(np.uint64(seed) + GOLDEN)
     for part in (length, duplicate, document):
-        state[0] = mix((state[0] ^ np.uint64(part)) + GOLDEN)
+        state[0] = mix_bits((state[0] ^ np.uint64(part)) + GOLDEN)
     return state
 
 
 @compiled
-def draw(state):
+def draw_bits(state):
     """Draws 64 random bits."""
     state[0] += GOLDEN
-    return mix(state[0])
+    return mix_bits(state[0])
 
 
 @compiled
-def below(state, limit):
+def draw_below(state, limit):
     """Draws an integer, uniform in 0 … limit-1: 64 random bits times the limit, of which the part above them is taken.
 
     For a limit below 2³² the upper half of the bits is enough.
     """
-    bits, limit = draw(state), np.uint64(limit)
+    bits, limit = draw_bits(state), np.uint64(limit)
     if limit <= LOW_32:
         return np.int64(((bits >> BITS_32) * limit) >> BITS_32)
     lower = (bits & LOW_32) * (limit & LOW_32)
@@ -52,9 +52,9 @@ def below(state, limit):
 
 
 @compiled
-def uniform(state):
+def draw_uniform(state):
     """Draws a number, uniform in [0, 1)."""
-    return np.float64(draw(state) >> BITS_11) * 2.0**-53
+    return np.float64(draw_bits(state) >> BITS_11) * 2.0**-53
 
 
 @compiled
@@ -62,7 +62,7 @@ def count_heads(state, tosses):
     """Counts how many tosses of a fair coin fall heads, 64 tosses at a time."""
     count = np.int64(0)
     while tosses > 0:
-        bits = draw(state)
+        bits = draw_bits(state)
         if tosses < 64:
             bits &= (np.uint64(1) << np.uint64(tosses)) - np.uint64(1)
         while bits:

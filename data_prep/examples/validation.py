@@ -10,8 +10,8 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
-from data_prep.examples.streams import mix
-from data_prep.settings import num_held_out
+from data_prep.examples.streams import mix_bits
+from data_prep.settings import count_held_out
 
 Digests: TypeAlias = Callable[[], Iterable[Array]]  # goes through the digests of all documents, part by part
 MOST_COPIES = 4  # so many copies of a text are held out together, however few documents are wanted
@@ -26,7 +26,7 @@ def choose_held_out(digests: Digests, num_documents: int, share: float, seed: in
     and a text in validation is in no training example. A text with very many copies stays in training, unless all are
     such. What is in memory are the digests near the smallest, never those of all documents.
     """
-    wanted = num_held_out(num_documents, share)
+    wanted = count_held_out(num_documents, share)
     if wanted < 1:
         return np.empty(0, np.int64)
     salt = np.uint64(seed)
@@ -88,8 +88,8 @@ def _numbers(digests: Digests, chosen: Array, salt: np.uint64) -> Array:
 @compiled
 def _ranks(digests, seed):
     """Puts the digests in another order for every seed."""
-    salt = mix(seed)
+    salt = mix_bits(seed)
     ranks = np.empty(digests.size, np.uint64)
     for document in range(digests.size):
-        ranks[document] = mix(digests[document] ^ salt)
+        ranks[document] = mix_bits(digests[document] ^ salt)
     return ranks

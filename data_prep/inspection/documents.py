@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from data_prep.arrow_files import map_batches, read_batch
 from data_prep.common.errors import DamageError, UserError
 from data_prep.inspection.lookup import read_document_row
-from data_prep.origins import Origin, origins_of
+from data_prep.origins import Origin, find_origins_of_folder
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
 
@@ -42,7 +42,7 @@ class KeptDocument:
 def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
     """Finds the document of a title, or of a number as examples and the table of documents have it."""
     manifest = Manifest.read(folder)
-    origins = list(origins_of(folder, str(folder)))
+    origins = list(find_origins_of_folder(folder, str(folder)))
     found = _by_title(origins, wanted)
     if not found and wanted.isdigit():
         found = _by_number(folder, manifest, origins, int(wanted))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from data_prep.seals import FILTERED_REPORT
-from data_prep.settings import FILTERS, LARGEST_SHARE, flag_of, num_held_out
+from data_prep.settings import FILTERS, LARGEST_SHARE, count_held_out, spell_flag
 from data_prep.shards import NEAR_REPORT, Manifest, SetFigures, VocabularyFigures
 
 MOST_LOST = 0.005
@@ -16,7 +16,7 @@ FEWEST_EXAMPLES = 100
 """How many examples of a length validation needs, about, for scores that say something."""
 
 
-def figures_table(manifest: Manifest) -> Table:
+def make_figures_table(manifest: Manifest) -> Table:
     """Lays out the figures of a manifest: the corpus, a line for every set of shards, and the bytes they take."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -24,7 +24,7 @@ def figures_table(manifest: Manifest) -> Table:
     table.add_column()
     for row in (*_corpus_rows(manifest), *map(_set_row, manifest.figures)):
         table.add_row(*row)
-    for use in use_of_text(manifest):
+    for use in find_use_of_text(manifest):
         own, lost = (100 * count / use.text for count in (use.own, use.lost_parted))
         table.add_row(
             f"{use.length} text",
@@ -46,21 +46,20 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     corpus = manifest.corpus
     yield "documents", f"{corpus.documents:,}"
     if manifest.figures:
-        yield "  held out", f"{corpus.validation_documents:,}", held_out(manifest)
+        yield "  held out", f"{corpus.validation_documents:,}", describe_held_out(manifest)
     for name in filter((corpus.filtered or {}).__contains__, FILTERS):
         see = f"; see {FILTERED_REPORT}" if any(file.path == FILTERED_REPORT for file in manifest.tables) else ""
-        yield f"  {flag_of(name)}", f"{(corpus.filtered or {})[name]:,}", f"left out while the text was read{see}"
+        yield f"  {spell_flag(name)}", f"{(corpus.filtered or {})[name]:,}", f"left out while the text was read{see}"
     if corpus.copies is not None:
         yield "  copies", f"{corpus.copies:,}", "left out, as an earlier document has their text"
     if corpus.near_copies is not None:
-        share = f"{percent(manifest.settings.near_copies or 1)} in common with an earlier one"
+        share = f"{format_percent(manifest.settings.near_copies or 1)} in common with an earlier one"
         yield "  near copies", f"{corpus.near_copies:,}", f"left out: {share}; see {NEAR_REPORT}"
     if corpus.weighed is not None:
         weights = ", ".join(f"{name} {weight:g} times" for name, weight in manifest.settings.weight.items())
         yield "  weighed", f"{corpus.weighed:,}", f"rows of documents once they are repeated: {weights}"
     if corpus.over_share is not None:
-        shares = ", ".join(f"{name} at most {percent(share)}" for name, share in manifest.settings.max_share.items())
-        yield "  over share", f"{corpus.over_share:,}", f"left out: {shares}"
+        yield "  over share", f"{corpus.over_share:,}", f"left out: {describe_limits(manifest)}"
     unreadable = len(corpus.skipped)
     if unreadable or corpus.empty or corpus.replaced:
         places = f"{unreadable:,} unreadable places, each a document or more, up to a whole file; " * bool(unreadable)
@@ -81,7 +80,7 @@ def _set_row(figures: SetFigures) -> tuple[str, ...]:
     return f"{figures.length} {kind}", f"{figures.examples:,}", quality
 
 
-def vocabulary_line(asked: int, given: str | None, extend: int, vocabulary: VocabularyFigures) -> str:
+def describe_vocabulary_size(asked: int, given: str | None, extend: int, vocabulary: VocabularyFigures) -> str:
     """Says how many pieces a vocabulary has, and how many were asked for or where they come from.
 
     `extend` is how many words were to be added to those of `given`.
@@ -95,27 +94,33 @@ def vocabulary_line(asked: int, given: str | None, extend: int, vocabulary: Voca
     return f"vocabulary: {size:,} pieces of {asked:,} asked for{fewer}"
 
 
-def held_out(manifest: Manifest) -> str:
+def describe_held_out(manifest: Manifest) -> str:
     """Says which share of the text is held out for validation, and what was asked for."""
     corpus, asked = manifest.corpus, manifest.settings.validation
     if not corpus.validation_documents:
         return "nothing for validation" + (" (--validation 0)" if not asked else "")
     examples = _counts_of_lengths(_validation_examples(manifest))
-    share = f"{percent(_validation_share(manifest))} of the text ({percent(asked)} asked for)"
+    share = f"{format_percent(_validation_share(manifest))} of the text ({format_percent(asked)} asked for)"
     what = "for validation" if corpus.passages is None else "passages for validation, out of all documents"
     return f"{what}, {share}; examples: {examples}"
 
 
-def percent(share: float) -> str:
+def describe_limits(manifest: Manifest) -> str:
+    """Spells the largest shares that sources may have."""
+    limits = manifest.settings.max_share.items()
+    return ", ".join(f"{name} at most {format_percent(share)}" for name, share in limits)
+
+
+def format_percent(share: float) -> str:
     """Spells a share in percent, with two digits at least."""
     return f"{100 * share:.2g}%" if share < 0.095 else f"{100 * share:.0f}%"
 
 
-def warnings(manifest: Manifest) -> Iterator[str]:
+def find_warnings(manifest: Manifest) -> Iterator[str]:
     """Says what a user should know of the text and of validation before training on it, and what to do."""
-    for use in use_of_text(manifest):
+    for use in find_use_of_text(manifest):
         if use.lost_parted > MOST_LOST * use.text:
-            lost = percent(use.lost_parted / use.text)
+            lost = format_percent(use.lost_parted / use.text)
             yield (
                 f"over-long sentences lose {lost} of the text at length {use.length}: they have no full stop for more "
                 "than an example has room for, and are parted before words; where the text lacks line breaks at the "
@@ -125,7 +130,7 @@ def warnings(manifest: Manifest) -> Iterator[str]:
         yield from _validation_warnings(manifest)
 
 
-def use_of_text(manifest: Manifest) -> list[SetFigures]:
+def find_use_of_text(manifest: Manifest) -> list[SetFigures]:
     """Finds a set of every length, whose figures say what became of the pieces of the text."""
     return [one for one in manifest.figures if not one.validation and not one.duplicate and one.text]
 
@@ -149,7 +154,7 @@ def _validation_warnings(manifest: Manifest) -> Iterator[str]:
         cure = f"--validation {enough:.1g} holds out enough" if enough <= LARGEST_SHARE else "more text helps"
         yield f"validation has few examples, so its scores will be rough: {_counts_of_lengths(few)}; {cure}"
     if share > LARGEST_SHARE:
-        wanted = num_held_out(total, asked)
+        wanted = count_held_out(total, asked)
         if by_passages and asked <= LARGEST_SHARE:
             cause, cure = f"{number:,} passages of a short text are as much as that", "take more text"
         elif number > wanted and not by_passages:
@@ -160,7 +165,7 @@ def _validation_warnings(manifest: Manifest) -> Iterator[str]:
         else:
             cause = f"{number:,} of {total:,} documents {'is' if number == 1 else 'are'} as large as that"
             cure = "cut long documents into several, or take more text"
-        yield f"validation takes {percent(share)} of the text from training: {cause}; {cure}"
+        yield f"validation takes {format_percent(share)} of the text from training: {cause}; {cure}"
 
 
 def _validation_examples(manifest: Manifest) -> dict[int, int]:

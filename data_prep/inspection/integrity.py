@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from data_prep.arrow_files import map_batches, naming_damage, read_batch
+from data_prep.arrow_files import map_batches, name_damage, read_batch
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
 from data_prep.inspection.lookup import read_examples
-from data_prep.origins import origins_of
-from data_prep.seals import broken_seal
+from data_prep.origins import find_origins_of_folder
+from data_prep.seals import find_broken_seal
 from data_prep.shards import (
     DOCUMENTS,
     DOCUMENTS_SCHEMA,
@@ -41,9 +41,9 @@ CONSUMED = ("examples-", "merged-", "unique", "distinct", "limited")
 """How the names of steps begin whose files are deleted one by one as later steps take their place."""
 
 
-def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
+def find_faults_in_finished(folder: Path, manifest: Manifest, console: Console) -> Faults:
     """Finds all that is wrong with a finished folder."""
-    if broken := broken_seal(folder / MANIFEST):
+    if broken := find_broken_seal(folder / MANIFEST):
         yield f"{folder / MANIFEST}: {broken}: it was edited"
     for record in manifest.tables:
         yield from _faults(record.check, folder)
@@ -59,13 +59,13 @@ def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Fault
             console.print(f"note: {path} is not in the manifest; it is not used", markup=False)
 
 
-def unfinished_faults(folder: Path, console: Console) -> Faults:
+def find_faults_in_unfinished(folder: Path, console: Console) -> Faults:
     """Finds all that is wrong with what a run that did not finish has left."""
     console.print(f"{folder} is not finished")
     work = WorkFolder(folder)
-    for step in work.steps():
+    for step in work.list_steps():
         try:
-            with naming_damage(work.path, f"{step}: cannot be read"):
+            with name_damage(work.path, f"{step}: cannot be read"):
                 records = work.read_records(step)
         except DamageError as error:
             yield str(error)
@@ -99,7 +99,7 @@ def _check_documents(folder: Path, manifest: Manifest) -> None:
     """Raises DamageError unless the table of documents has the rows and columns that it must have."""
     path = folder / DOCUMENTS
     reader = map_batches(path)
-    with naming_damage(path, "cannot be read"):
+    with name_damage(path, "cannot be read"):
         rows = sum(read_batch(reader, number, path).num_rows for number in range(reader.num_record_batches))
     promised = manifest.num_documents
     if reader.schema != DOCUMENTS_SCHEMA or rows != promised:
@@ -118,7 +118,7 @@ def _kept_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
     if manifest.origins:
         where = f"documents are those of {', '.join(origin.folder for origin in manifest.origins)}, to be checked there"
         try:
-            list(origins_of(folder, str(folder)))
+            list(find_origins_of_folder(folder, str(folder)))
         except UserError as error:  # the shards are as right as before
             where = str(error)
         console.print(f"note: {where}", markup=False)
@@ -128,7 +128,7 @@ def _check_kept(folder: Path, record: KeptFile, schema: pa.Schema) -> None:
     """Raises DamageError unless a file of documents has the columns and counts of its record, and its own digests."""
     record.check(folder)
     path = folder / record.path
-    with naming_damage(path, "cannot be read"):
+    with name_damage(path, "cannot be read"):
         reader = map_batches(path)
         if reader.num_record_batches != 1 or reader.schema != schema:
             raise DamageError(f"{path}: its columns are not those of documents in pieces")
@@ -150,7 +150,7 @@ def _set_faults(
     def check(record: FileRecord) -> None:
         record.check(folder)
         path = folder / record.path
-        with naming_damage(path, "cannot be read"):
+        with name_damage(path, "cannot be read"):
             totals.update(_checked_counts(path, record.rows, figures.length, manifest, special))
 
     faults = [fault for record in figures.shards for fault in _faults(check, record)]
@@ -166,7 +166,7 @@ def _checked_counts(path: Path, rows: int, length: int, manifest: Manifest, spec
     """Counts what a shard has; raises DamageError unless it has the columns and examples that it must have."""
     batch = read_examples(path, manifest, length, rows)
     whole_word = manifest.settings.masking == "whole-word"
-    fault = example_fault(batch, length, manifest.vocabulary_size, special, may_be_unmasked=whole_word)
+    fault = find_example_fault(batch, length, manifest.vocabulary_size, special, may_be_unmasked=whole_word)
     if fault:
         raise DamageError(f"{path}: {fault}")
     return {
@@ -207,7 +207,7 @@ class FlatExamples:
         )
 
 
-def example_fault(
+def find_example_fault(
     batch: pa.RecordBatch, length: int, vocabulary_size: int, special: Special | None, may_be_unmasked: bool
 ) -> str | None:
     """Says what is wrong with the first example that is not well formed.

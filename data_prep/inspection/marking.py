@@ -14,7 +14,7 @@ from data_prep.vocabulary.vocabulary import MASK, Vocabulary
 STYLES = {"masked": "bold magenta", "replaced": "bold red", "kept": "bold green", "special": "dim"}
 
 
-def heading(index: int, example: Example) -> str:
+def describe_example(index: int, example: Example) -> str:
     """Says what the example is: its size, its masks, what segment B is, and which document it comes from."""
     size = len(example.pieces)
     follows = "no B" if example.boundary == size else "B is random" if example.random_next else "B follows A"
@@ -59,7 +59,7 @@ def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiec
         yield MarkedPiece(segment, style, now, now if was is None else was, begins)
 
 
-def marked(example: Example, vocabulary: Vocabulary) -> list[Text]:
+def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
     """Writes the segments on a line each, with what stood at masked positions, and a legend."""
     segments = {"A": Text("A  "), "B": Text("B  ")}
     for piece in mark_pieces(example, vocabulary):

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import full_columns, map_batches, write_batches
+from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.near_copies import signatures
 from data_prep.near_copies.corpus import read_parts
-from data_prep.work import Record, numbered_path
+from data_prep.work import Record, make_numbered_path
 
 STEP = "candidates"
-SCHEMA = full_columns(later=pa.int64(), earlier=pa.int64())
+SCHEMA = make_schema(later=pa.int64(), earlier=pa.int64())
 KEYS = 1 << 19  # of a range, about
 FEW = 4  # documents with a key that all later ones with it are compared with
 
@@ -57,7 +57,7 @@ def find_tasks(folder: Path, num_keys: int) -> Iterator[FindTask]:
 
 def find_candidates(task: FindTask) -> Record:
     """Writes the pairs of a range, sorted by the later document and then by the earlier one."""
-    file = write_batches(task.folder, numbered_path(STEP, task.number), SCHEMA, _pairs_of(task))
+    file = write_batches(task.folder, make_numbered_path(STEP, task.number), SCHEMA, _pairs_of(task))
     return Record(files=[file])
 
 
@@ -81,7 +81,7 @@ def _read_range(task: FindTask) -> Iterator[tuple[Array, Array]]:
     bounds = [(number << 64) // task.num_ranges for number in (task.number, task.number + 1)]
     waiting: list[tuple[Array, Array]] = []
     for stretch in range(parts.num_stretches):
-        reader = map_batches(task.folder / numbered_path(signatures.STEP, stretch))
+        reader = map_batches(task.folder / make_numbered_path(signatures.STEP, stretch))
         for index, part in enumerate(parts.stretch(stretch)):
             batch = reader.get_batch(index)
             keys = np.asarray(batch["key"])

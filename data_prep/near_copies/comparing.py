@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import full_columns, map_batches, write_batches
+from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.near_copies import candidates
@@ -36,11 +36,11 @@ from data_prep.near_copies.shingles import (
     room_for,
     start_of,
 )
-from data_prep.work import Record, numbered_path
+from data_prep.work import Record, make_numbered_path
 
 STEP = "near-copies"
 PAIRS = 1 << 21  # of candidates that are in memory at once, about
-SCHEMA = full_columns(later=pa.int64(), earlier=pa.int64(), jaccard=pa.float64())
+SCHEMA = make_schema(later=pa.int64(), earlier=pa.int64(), jaccard=pa.float64())
 
 
 class ComparedRecord(Record):
@@ -100,7 +100,7 @@ def compare(task: CompareTask) -> ComparedRecord:
         )
     near = np.flatnonzero(originals >= 0)
     batch = pa.record_batch([near + first, originals[near], indices[near]], schema=SCHEMA)
-    file = write_batches(task.folder, numbered_path(STEP, task.number), SCHEMA, [batch])
+    file = write_batches(task.folder, make_numbered_path(STEP, task.number), SCHEMA, [batch])
     return ComparedRecord(files=[file], compared=compared)
 
 
@@ -149,7 +149,7 @@ def _with_few_pairs(task: CompareTask, parts: Parts) -> Iterator[range]:
 def _candidates(task: CompareTask) -> Iterator[tuple[Array, Array]]:
     """Maps all candidates into memory, some at a time: the later documents, which are sorted, and the earlier ones."""
     for number in range(task.num_ranges):
-        reader = map_batches(task.folder / numbered_path(candidates.STEP, number))
+        reader = map_batches(task.folder / make_numbered_path(candidates.STEP, number))
         for index in range(reader.num_record_batches):
             batch = reader.get_batch(index)
             yield np.asarray(batch["later"]), np.asarray(batch["earlier"])

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import full_columns, map_batches, write_batches
+from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.shards import WORK
 from data_prep.work import TokensRecord
 
 PATH = f"{WORK}/near-parts.arrow"
-SCHEMA = full_columns(path=pa.string(), source=pa.string(), documents=pa.int64(), pieces=pa.int64())
+SCHEMA = make_schema(path=pa.string(), source=pa.string(), documents=pa.int64(), pieces=pa.int64())
 MOST_STRETCHES = 128
 
 

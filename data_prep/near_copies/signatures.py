@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import full_columns, write_batches
+from data_prep.arrow_files import make_schema, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import hash_key
@@ -34,10 +34,10 @@ from data_prep.near_copies.shingles import (
     read_texts,
     scramble,
 )
-from data_prep.work import Record, numbered_path
+from data_prep.work import Record, make_numbered_path
 
 STEP = "signatures"
-SCHEMA = full_columns(key=pa.uint64(), row=pa.uint32())
+SCHEMA = make_schema(key=pa.uint64(), row=pa.uint32())
 MOST_MINIMA = 128  # of a signature
 FOUND = 0.95  # chance at least that two documents share a key whose Jaccard index is the threshold
 LARGEST = np.uint32(0xFFFFFFFF)
@@ -100,7 +100,7 @@ def sign(task: SignTask) -> Record:
     parts, continues = read_parts(task.folder), continuing(task.folder, task.vocabulary_sha256)
     paths = (task.folder / parts.path(part) for part in parts.stretch(task.number))
     batches = (_sorted(keys_of(read_texts(path), continues, task.banding)) for path in paths)
-    return Record(files=[write_batches(task.folder, numbered_path(STEP, task.number), SCHEMA, batches)])
+    return Record(files=[write_batches(task.folder, make_numbered_path(STEP, task.number), SCHEMA, batches)])
 
 
 def keys_of(texts: Texts, continues: Array, banding: Banding) -> Array:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from data_prep.arrow_files import full_columns, full_lists, write_batches
+from data_prep.arrow_files import make_list_type, make_schema, write_batches
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.filters import Filter
@@ -24,7 +24,7 @@ from data_prep.settings import TEXT_FIELD, Errors, Formulas
 from data_prep.shards import WORK
 from data_prep.work import DocumentsRecord, TextFile
 
-SCHEMA = full_columns(id=pa.string(), title=pa.string(), sentences=full_lists(pa.string()))
+SCHEMA = make_schema(id=pa.string(), title=pa.string(), sentences=make_list_type(pa.string()))
 
 
 @dataclass(frozen=True)

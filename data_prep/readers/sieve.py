@@ -17,7 +17,7 @@ from data_prep.common.files import FileRecord, replacing
 from data_prep.readers.filters import Filter
 from data_prep.readers.reader import Document
 from data_prep.seals import FILTERED_REPORT
-from data_prep.settings import Settings, flag_of
+from data_prep.settings import Settings, spell_flag
 from data_prep.work import DocumentsRecord, Filtered, FilteredExample
 
 BLOCK = 1 << 22  # characters of documents that a filter is asked about at once
@@ -112,7 +112,7 @@ def write_report(folder: Path, records: Iterable[DocumentsRecord]) -> FileRecord
     table.writerow(COLUMNS)
     for name, total in add_up(records).items():
         for source, one in total.examples:
-            table.writerow((flag_of(name), one.figure, source, one.id, one.title, one.beginning))
+            table.writerow((spell_flag(name), one.figure, source, one.id, one.title, one.beginning))
     with replacing(folder / FILTERED_REPORT) as file:
         file.write(text.getvalue().encode())
     return FileRecord.from_file(folder, FILTERED_REPORT)
@@ -125,5 +125,5 @@ def none_left(records: Iterable[DocumentsRecord], settings: Settings) -> str:
         if total.number:
             _, first = total.examples[0]
             said = f"{total.number:,}, such as {first.title or first.id} ({first.figure})"
-            lines.append(f"  {flag_of(name)} {getattr(settings, name)} left out {said}")
+            lines.append(f"  {spell_flag(name)} {getattr(settings, name)} left out {said}")
     return "\n".join([*lines, "give other thresholds"])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import full_columns, full_lists, list_offsets, map_batches, write_batches
+from data_prep.arrow_files import make_list_offsets, make_list_type, make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array, smallest_type
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import GOLDEN, scramble_bits
@@ -23,7 +23,7 @@ from data_prep.vocabulary.words import WordTable
 from data_prep.work import Record, TokensRecord
 
 MOST_WORDS = 2_000_000  # different words that the vocabulary is trained from
-COUNTS_SCHEMA = full_columns(word=pa.string(), count=pa.int64())
+COUNTS_SCHEMA = make_schema(word=pa.string(), count=pa.int64())
 
 scramble = compiled(scramble_bits)
 INCREMENT = np.uint64(GOLDEN)
@@ -93,8 +93,8 @@ def token_schema(vocabulary_size: int) -> pa.Schema:
 
     The digest of the pieces of a document decides whether it is held out for validation.
     """
-    sentence = full_lists(pa.from_numpy_dtype(smallest_type(vocabulary_size - 1)))
-    return full_columns(id=pa.string(), title=pa.string(), sentences=full_lists(sentence), digest=pa.uint64())
+    sentence = make_list_type(pa.from_numpy_dtype(smallest_type(vocabulary_size - 1)))
+    return make_schema(id=pa.string(), title=pa.string(), sentences=make_list_type(sentence), digest=pa.uint64())
 
 
 def encode_part(task: PartTask) -> TokensRecord:
@@ -110,7 +110,7 @@ def encode_part(task: PartTask) -> TokensRecord:
     inner = schema.field("sentences").type.value_type
     ids = pa.array(pieces.ids.astype(inner.value_type.to_pandas_dtype()))
     sentences = pa.ListArray.from_arrays(
-        list_offsets(document_ends), pa.ListArray.from_arrays(list_offsets(sentence_ends), ids)
+        make_list_offsets(document_ends), pa.ListArray.from_arrays(make_list_offsets(sentence_ends), ids)
     )
     digests = digests_of(pieces.ids, sentence_ends, document_ends)
     kept = batch.select(["id", "title"]).filter(pa.array(filled))

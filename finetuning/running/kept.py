@@ -27,7 +27,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from data_prep.arrow_files import full_columns, full_lists, list_offsets, map_batches, read_batch
+from data_prep.arrow_files import make_list_offsets, make_list_type, make_schema, map_batches, read_batch
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import replacing
@@ -112,7 +112,7 @@ class ActivationFile:
 
     def write(self, items: Items, frozen: FrozenEncoders, device: torch.device) -> Iterator[None]:
         """Writes the file, which takes its name when it is whole; yields after every batch that was computed."""
-        schema = full_columns(rows=full_lists(pa.binary(self.row)), checksum=pa.uint32())
+        schema = make_schema(rows=make_list_type(pa.binary(self.row)), checksum=pa.uint32())
         schema = schema.with_metadata({FINGERPRINT: self.fingerprint})
         with replacing(self.path) as file, pa.ipc.new_file(file, schema) as writer:
             for numbers, encoded in _encode_in_order(items):
@@ -129,7 +129,7 @@ class ActivationFile:
                     data = pa.FixedSizeBinaryArray.from_buffers(
                         pa.binary(self.row), len(rows), [None, pa.py_buffer(rows.numpy())]
                     )
-                    lists = pa.ListArray.from_arrays(list_offsets(np.cumsum(lengths)), data, type=schema[0].type)
+                    lists = pa.ListArray.from_arrays(make_list_offsets(np.cumsum(lengths)), data, type=schema[0].type)
                     checksums = pa.array(_compute_checksums(rows.numpy(), lists.offsets.to_numpy()), pa.uint32())
                     writer.write_batch(pa.record_batch([lists, checksums], schema=schema))
                     yield

@@ -13,7 +13,7 @@ from conftest import write_wiki
 from support.sharding import run
 
 from data_prep import forecast, shard
-from data_prep.forecast import Amount, Costs, steps_of
+from data_prep.forecast import Amount, Costs, plan_steps
 from data_prep.settings import Settings
 from data_prep.shards import KEPT
 
@@ -55,7 +55,7 @@ def test_everything_grows_with_the_text_alone() -> None:
     )
     each = {}
     for size in (2e9, 2e10, 1e12, 1e13):
-        steps = steps_of(settings, costs, Amount(size), round(size / (16 << 20)))
+        steps = plan_steps(settings, costs, Amount(size), round(size / (16 << 20)))
         each[size] = sum(step.core_seconds for step in steps) / size
         assert max(step.disk for step in steps) < 7.2 * size  # documents in pieces, all shards, a set of examples
         assert sum(step.tasks for step in steps) < 20 * size / (16 << 20) + 500
@@ -99,7 +99,7 @@ def test_a_check_of_nothing_is_refused_as_a_run_is(tmp_path: Path, capfd: pytest
 
 
 def test_sizes_are_spelled_in_units_that_fit() -> None:
-    assert [forecast.size_of(size) for size in (5e5, 3.21e8, 4e9, 7.77e12)] == [
+    assert [forecast.format_size(size) for size in (5e5, 3.21e8, 4e9, 7.77e12)] == [
         "0.5 MB",
         "321.0 MB",
         "4.0 GB",

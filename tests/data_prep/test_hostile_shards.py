@@ -288,7 +288,8 @@ def test_a_shard_that_claims_to_be_huge_is_named(number: int, data: Path) -> Non
 PLANS = [
     "[]",
     "{}",
-    '{"layout": 3, "settings": {"lengths": [128], "duplicates": 1, "cased": true}}',
+    '{"layout": 3, "settings": {"lengths": [128], "duplicates": 1, "cased": true, "pairs": "nsp"}, "sources": [],'
+    ' "given_vocabulary": null}',
     f'{{"layout": {LAYOUT}, "settings": 5}}',
     f'{{"layout": {LAYOUT}, "settings": {{"lengths": [], "duplicates": 1, "cased": true}}}}',
 ]

@@ -23,7 +23,7 @@ from data_prep.arrow_files import map_batches
 from data_prep.common.arrays import Array
 from data_prep.near_copies.finding import FOUND
 from data_prep.near_copies.shingles import Texts, read_texts
-from data_prep.origins import find_origins, take
+from data_prep.origins import find_origins, take_file
 from data_prep.shards import NEAR_REPORT, Manifest
 from data_prep.vocabulary.vocabulary import load_vocabulary
 from data_prep.work import TokensRecord, WorkFolder
@@ -173,9 +173,9 @@ def test_real_documents_lose_those_of_the_exact_answer(threshold: float, real_da
     kept = ["--out", str(tmp_path / "kept"), "--vocab", str(real_data / "vocab.txt"), "--documents-only"]
     assert shard.main(["--docs", str(real_data / "wiki" / "AA"), *kept]) == 0
     tokens: list[TokensRecord] = []
-    for task in find_origins([str(tmp_path / "kept")]).tasks(tmp_path, "fail"):
+    for task in find_origins([str(tmp_path / "kept")]).make_tasks(tmp_path, "fail"):
         if sum(record.documents for record in tokens) < 20_000:
-            tokens.append(take(task))
+            tokens.append(take_file(task))
     vocabulary = load_vocabulary(tmp_path / "kept" / "vocab.txt", cased=False)
     vocabulary.write(tmp_path)
     found = mark(tmp_path, tokens, threshold, vocabulary=vocabulary)

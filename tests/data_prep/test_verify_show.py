@@ -16,7 +16,7 @@ from support.sharding import interrupted_at
 from data_prep import shard, show, verify
 from data_prep.arrow_files import read_shard
 from data_prep.common.files import write_json
-from data_prep.seals import checksum, fingerprint
+from data_prep.seals import hash_content, make_fingerprint
 from data_prep.shards import KEPT, MANIFEST
 
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--workers", "1"]
@@ -48,14 +48,14 @@ def test_a_field_that_no_reader_used_is_not_in_the_fingerprint(data: Path) -> No
     before = content["fingerprint"]
     for said in ("body", {"": "text", "wiki": "text"}, {"wiki": "body"}):
         content["settings"]["text_field"] = said
-        assert fingerprint(content) == before
-        content["fingerprint"] = fingerprint(content, field_as_given=True)
-        content["checksum"] = checksum(content)
+        assert make_fingerprint(content) == before
+        content["fingerprint"] = make_fingerprint(content, field_as_given=True)
+        content["checksum"] = hash_content(content)
         write_json(data / MANIFEST, content)
         assert content["fingerprint"] != before
         assert verify.main([str(data)]) == 0
     content["sources"][0]["format"] = "jsonl"
-    assert fingerprint(content) not in (before, content["fingerprint"])
+    assert make_fingerprint(content) not in (before, content["fingerprint"])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from data_prep.near_copies.finding import NEAR_COPIES, mark_near_copies
 from data_prep.running import Runner
 from data_prep.vocabulary.tokens import token_schema
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
-from data_prep.work import TokensRecord, WorkFolder, numbered_path
+from data_prep.work import TokensRecord, WorkFolder, make_numbered_path
 
 Document = Sequence[int]
 """The ids of the pieces of a document."""
@@ -99,7 +99,7 @@ def write_tokens(folder: Path, documents: Sequence[Document], per_file: int) -> 
         sentences = pa.array([_cut(document) for document in some], kind)
         digests = pa.array(np.zeros(len(some), np.uint64))
         batch = pa.record_batch([names, titles, sentences, digests], schema=schema)
-        file = write_batches(folder, numbered_path("tokens", number), schema, [batch])
+        file = write_batches(folder, make_numbered_path("tokens", number), schema, [batch])
         pieces = sum(map(len, some))
         unused = dict.fromkeys(("empty", "sentences", "unknown", "text_bytes"), 0)
         counts: dict[str, Any] = {"documents": len(some), "pieces": pieces, **unused}

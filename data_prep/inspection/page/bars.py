@@ -50,7 +50,7 @@ class Histogram:
         return max(self.bars, key=lambda bar: bar.count)
 
 
-def doubling_histogram(sizes: Array, counted: str) -> Histogram:
+def make_doubling_histogram(sizes: Array, counted: str) -> Histogram:
     """Counts sizes, from 1 on, in ranges each of which is twice as wide as the one before: 1, 2 to 3, 4 to 7, …"""
     exponents = np.frexp(sizes)[1] - 1
     counts = np.bincount(exponents).tolist()
@@ -59,7 +59,7 @@ def doubling_histogram(sizes: Array, counted: str) -> Histogram:
     return _histogram(counted, ranges, counts[first:])
 
 
-def even_histogram(counts: Sequence[int], counted: str) -> Histogram:
+def make_even_histogram(counts: Sequence[int], counted: str) -> Histogram:
     """Adds up the counts of every size, from 0 on, in some ranges of the same width."""
     last = len(counts) - 1
     width = max(1, -(-last // MOST_BARS))

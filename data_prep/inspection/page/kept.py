@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from data_prep.arrow_files import map_batches, naming_damage, read_batch
+from data_prep.arrow_files import map_batches, name_damage, read_batch
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
-from data_prep.origins import origins_of
+from data_prep.origins import find_origins_of_folder
 from data_prep.shards import KeptFile, Manifest
 from data_prep.vocabulary.tokens import token_schema
 
@@ -44,7 +44,7 @@ class KeptDocuments:
     @property
     def sample(self) -> list[tuple[Path, KeptFile]]:
         """Chooses some files from all over the corpus: all of them, where they are few."""
-        return spread(self.files, MOST_FILES)
+        return choose_evenly(self.files, MOST_FILES)
 
     def read_sample(self) -> Iterator[Documents]:
         """Maps the chosen files into memory, one after another."""
@@ -55,7 +55,7 @@ class KeptDocuments:
 def find_kept(folder: Path, manifest: Manifest) -> KeptDocuments:
     """Finds the documents in pieces, those of other folders too; none, where they were not kept or are gone."""
     try:
-        origins = list(origins_of(folder, str(folder)))
+        origins = list(find_origins_of_folder(folder, str(folder)))
     except DamageError:
         raise
     except UserError:
@@ -67,7 +67,7 @@ def find_kept(folder: Path, manifest: Manifest) -> KeptDocuments:
 def read_documents(folder: Path, record: KeptFile, vocabulary_size: int) -> Documents:
     """Maps a file of documents into memory; raises DamageError unless it has the columns and counts of its record."""
     path = record.find(folder)
-    with naming_damage(path, "damaged"):
+    with name_damage(path, "damaged"):
         batch = read_batch(map_batches(path), 0, path)
         if batch.schema != token_schema(vocabulary_size) or batch.num_rows != record.rows:
             raise DamageError(f"{path}: its rows or columns are not those of its record")
@@ -79,7 +79,7 @@ def read_documents(folder: Path, record: KeptFile, vocabulary_size: int) -> Docu
         return Documents(record.source, np.asarray(sentences.values), bounds[1:], document_ends)
 
 
-def spread(items: Sequence[Item], most: int) -> list[Item]:
+def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
     """Chooses so many items at most, from the first on and as evenly as it goes."""
     if len(items) <= most:
         return list(items)

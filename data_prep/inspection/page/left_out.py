@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from data_prep.common.errors import DamageError
-from data_prep.inspection.figures import held_out, percent
+from data_prep.inspection.figures import describe_held_out, describe_limits, format_percent
 from data_prep.shards import NEAR_REPORT, CorpusFigures, Manifest
 
 MOST_ROWS = 20
@@ -40,13 +40,13 @@ class Examples:
     shown: list[list[str]]
 
 
-def documents_before(corpus: CorpusFigures) -> int:
+def count_documents_before(corpus: CorpusFigures) -> int:
     """Counts the documents with text as they were before any was left out for what it says."""
     left_out = (corpus.copies, corpus.near_copies, corpus.over_share, *(corpus.filtered or {}).values())
     return corpus.documents + sum(count or 0 for count in left_out)
 
 
-def reasons(manifest: Manifest) -> Iterator[Reason]:
+def list_reasons(manifest: Manifest) -> Iterator[Reason]:
     """Goes through the reasons for which documents were left out, in the order in which it was done."""
     corpus, settings = manifest.corpus, manifest.settings
     yield Reason("unreadable", len(corpus.skipped), "places", f"could not be read (--errors {settings.errors})")
@@ -56,22 +56,21 @@ def reasons(manifest: Manifest) -> Iterator[Reason]:
     if corpus.copies is not None:
         yield Reason("copies", corpus.copies, "documents", "an earlier document has the same text")
     if corpus.near_copies is not None:
-        share = percent(settings.near_copies or 1)
+        share = format_percent(settings.near_copies or 1)
         meaning = f"{share} at least in common with an earlier document; some are in {NEAR_REPORT}"
         yield Reason("near copies", corpus.near_copies, "documents", meaning)
     if corpus.over_share is not None:
-        shares = ", ".join(f"{name} at most {percent(share)}" for name, share in settings.max_share.items())
-        yield Reason("over share", corpus.over_share, "documents", f"drawn at random: {shares}")
+        yield Reason("over share", corpus.over_share, "documents", f"drawn at random: {describe_limits(manifest)}")
 
 
-def held_out_line(manifest: Manifest) -> str:
+def describe_validation(manifest: Manifest) -> str:
     """Says what is held out for validation, which is in no training example; nothing where nothing is."""
     corpus = manifest.corpus
     what = "documents " if corpus.passages is None else ""
-    return f"{corpus.validation_documents:,} {what}{held_out(manifest)}" if corpus.validation_documents else ""
+    return f"{corpus.validation_documents:,} {what}{describe_held_out(manifest)}" if corpus.validation_documents else ""
 
 
-def tables_of_examples(folder: Path, manifest: Manifest) -> list[Examples]:
+def read_example_tables(folder: Path, manifest: Manifest) -> list[Examples]:
     """Reads the first rows of every CSV file among the tables of a folder."""
     records = [record for record in manifest.tables if record.path.endswith(".csv")]
     return [_read_table(record.find(folder), record.path, record.rows) for record in records]

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_prep.common.errors import DamageError
 from data_prep.inspection.lookup import name_document, read_document_rows, read_example, read_examples
-from data_prep.inspection.marking import MarkedPiece, heading, mark_pieces
+from data_prep.inspection.marking import MarkedPiece, describe_example, mark_pieces
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
 
@@ -46,7 +46,7 @@ class Masks:
     """Pieces of segment A of the examples that were looked at; nothing where their documents are too many."""
 
 
-def masks_of(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Masks:
+def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Masks:
     """Reads the first examples of the first set; none where a folder has no examples."""
     training = [figures for figures in manifest.figures if not figures.validation and figures.examples]
     if not training:
@@ -63,7 +63,7 @@ def masks_of(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Masks:
         if max([*example.pieces, *example.labels.values()], default=0) >= len(vocabulary):
             raise DamageError(f"{folder / record.path}: example {row} has a piece beyond its {VOCABULARY}")
         example = replace(example, source=name_document(documents.get(example.document, {})))
-        shown.append(ShownExample(heading(row, example), list(mark_pieces(example, vocabulary))))
+        shown.append(ShownExample(describe_example(row, example), list(mark_pieces(example, vocabulary))))
     by_source = Counter[str]()
     for number, boundary in zip(numbers, boundaries, strict=True):
         if number in documents:

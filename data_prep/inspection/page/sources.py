@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from data_prep.inspection.figures import percent
+from data_prep.inspection.figures import format_percent
 from data_prep.shards import KeptFile, Manifest, RecordedSettings
 
 MOST_SOURCES = 50
@@ -29,7 +29,7 @@ class SourceRow:
     """The share of the pieces of some training examples."""
 
 
-def source_rows(manifest: Manifest, kept: Iterable[KeptFile], in_examples: Counter[str]) -> list[SourceRow]:
+def make_source_rows(manifest: Manifest, kept: Iterable[KeptFile], in_examples: Counter[str]) -> list[SourceRow]:
     """Makes a row for every source, in the order of the corpus.
 
     `in_examples` has how many pieces of some training examples are of every source, as far as that is known.
@@ -57,7 +57,7 @@ def source_rows(manifest: Manifest, kept: Iterable[KeptFile], in_examples: Count
 def _asked_for(source: str, settings: RecordedSettings) -> str:
     """Says how much of a source there is to be, where the user has said it."""
     weight, share = settings.weight.get(source), settings.max_share.get(source)
-    said = ("" if weight is None else f"{weight:g} times", "" if share is None else f"at most {percent(share)}")
+    said = ("" if weight is None else f"{weight:g} times", "" if share is None else f"at most {format_percent(share)}")
     return ", ".join(filter(None, said))
 
 

@@ -108,7 +108,7 @@ class _Found:
                 yield CutWord(word, " ".join(pieces), number, int(counts[at]))
 
 
-def words_of(folder: Path, kept: KeptDocuments, vocabulary: Vocabulary) -> Words | None:
+def count_word_cuts(folder: Path, kept: KeptDocuments, vocabulary: Vocabulary) -> Words | None:
     """Counts how the words of documents from all over the corpus are cut; None where there are no documents."""
     each = MOST_PIECES // max(1, len(kept.sample))
     parts, documents = dict[str, list[Array]](), 0

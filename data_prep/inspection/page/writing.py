@@ -14,14 +14,14 @@ import jinja2
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import is_stream, replacing
-from data_prep.inspection.figures import percent, use_of_text, warnings
+from data_prep.inspection.figures import find_use_of_text, find_warnings, format_percent
 from data_prep.inspection.page import left_out, lengths
 from data_prep.inspection.page.kept import find_kept
-from data_prep.inspection.page.masks import masks_of
-from data_prep.inspection.page.sources import source_rows
-from data_prep.inspection.page.words import words_of
-from data_prep.seals import broken_seal
-from data_prep.settings import Settings, flag_of
+from data_prep.inspection.page.masks import read_masks
+from data_prep.inspection.page.sources import make_source_rows
+from data_prep.inspection.page.words import count_word_cuts
+from data_prep.seals import find_broken_seal
+from data_prep.settings import Settings, spell_flag
 from data_prep.shards import MANIFEST, REPORT, Manifest
 from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
@@ -47,28 +47,28 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 def make_page(folder: Path) -> str:
     """Makes the page of a finished folder; raises UserError where it is none, DamageError where it is damaged."""
     manifest = Manifest.read(folder)
-    if broken := broken_seal(folder / MANIFEST):
+    if broken := find_broken_seal(folder / MANIFEST):
         raise DamageError(f"{folder / MANIFEST}: {broken}: it was edited")
     vocabulary = load_vocabulary(folder / VOCABULARY, manifest.vocabulary.cased)
     if vocabulary.sha256 != manifest.vocabulary.sha256:
         raise DamageError(f"{folder / VOCABULARY}: not the vocabulary that its {MANIFEST} tells of: it was edited")
-    kept, masks = find_kept(folder, manifest), masks_of(folder, manifest, vocabulary)
+    kept, masks = find_kept(folder, manifest), read_masks(folder, manifest, vocabulary)
     return _rendered(
         manifest=manifest,
         corpus=manifest.corpus,
         title=make_title(manifest),
         vocabulary=describe_vocabulary(manifest),
-        settings=list(unusual_settings(manifest)),
-        warnings=list(warnings(manifest)),
-        sources=source_rows(manifest, (record for _, record in kept.files), masks.by_source),
-        documents=lengths.document_lengths(kept),
-        sets=lengths.set_rows(manifest),
-        uses=use_of_text(manifest),
-        reasons=list(left_out.reasons(manifest)),
-        before=left_out.documents_before(manifest.corpus),
-        held_out=left_out.held_out_line(manifest) if manifest.figures else "",
-        tables=left_out.tables_of_examples(folder, manifest),
-        words=words_of(folder, kept, vocabulary),
+        settings=list(list_unusual_settings(manifest)),
+        warnings=list(find_warnings(manifest)),
+        sources=make_source_rows(manifest, (record for _, record in kept.files), masks.by_source),
+        documents=lengths.measure_documents(kept),
+        sets=lengths.make_set_rows(manifest),
+        uses=find_use_of_text(manifest),
+        reasons=list(left_out.list_reasons(manifest)),
+        before=left_out.count_documents_before(manifest.corpus),
+        held_out=left_out.describe_validation(manifest) if manifest.figures else "",
+        tables=left_out.read_example_tables(folder, manifest),
+        words=count_word_cuts(folder, kept, vocabulary),
         masks=masks,
     )
 
@@ -82,7 +82,7 @@ def _rendered(**parts: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"count": "{:,}".format, "percent": percent, "megabytes": _megabytes}
+    environment.filters |= {"count": "{:,}".format, "percent": format_percent, "megabytes": _megabytes}
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(parts)
 
 
@@ -119,15 +119,15 @@ def describe_vocabulary(manifest: Manifest) -> str:
     return f"{vocabulary.size:,} pieces {case}, {source}" + (f", with {added:,} added" if added else "")
 
 
-def unusual_settings(manifest: Manifest) -> Iterator[str]:
+def list_unusual_settings(manifest: Manifest) -> Iterator[str]:
     """Spells as flags the recorded settings that are not those of a run without flags."""
     said = manifest.settings.as_json()
     given = {name: said[name] for name in ("lengths", "mask_rate") if name in said}  # on which others rest
-    usual = Settings(**given).recorded() | {name: None for name in said if name not in Settings.model_fields}
-    usual |= {"lengths": Settings().recorded()["lengths"], "mask_rate": Settings().mask_rate}
+    usual = Settings(**given).record_values() | {name: None for name in said if name not in Settings.model_fields}
+    usual |= {"lengths": Settings().record_values()["lengths"], "mask_rate": Settings().mask_rate}
     for name, value in said.items():
         if value != usual.get(name) and (value or usual.get(name)):
-            yield f"{flag_of(name)} {_spelled(value)}".rstrip()
+            yield f"{spell_flag(name)} {_spelled(value)}".rstrip()
 
 
 def _spelled(value: Any) -> str:

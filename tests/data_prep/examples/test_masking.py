@@ -20,9 +20,9 @@ from support import original
 from support.original import CHANCE, chance_alike
 
 from data_prep.common.arrays import Array
-from data_prep.examples.making import masking_rules
-from data_prep.examples.masking import Masking, mask_example, num_predictions
-from data_prep.examples.streams import stream
+from data_prep.examples.making import make_masking_rules
+from data_prep.examples.masking import Masking, count_predictions, mask_example
+from data_prep.examples.streams import begin_stream
 from data_prep.settings import MaskedUnit, Settings
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
@@ -49,7 +49,7 @@ def rules(
 ) -> Masking:
     """Makes rules of masking from settings, as the command line does, for examples of up to LONGEST pieces."""
     chosen = Settings(lengths=(LONGEST,), max_predictions=(most,), masking=masking, mask_rate=rate, mask_split=split)
-    return masking_rules(chosen, LONGEST, VOCABULARY)
+    return make_masking_rules(chosen, LONGEST, VOCABULARY)
 
 
 def pair(a: list[int], b: list[int]) -> tuple[Array, int]:
@@ -63,7 +63,7 @@ def masked(example: tuple[Array, int], masking: Masking, number: int = 0) -> Mas
     candidates, words = np.empty(LONGEST + 1, np.int64), np.empty(LONGEST + 2, np.int64)
     most = int(masking.predictions[pieces.size])
     positions, labels, tally = np.empty(most, np.uint16), np.empty(most, np.uint16), np.zeros(3, np.int64)
-    state = stream(12345, LONGEST, 0, number)
+    state = begin_stream(12345, LONGEST, 0, number)
     count = mask_example(state, pieces, boundary, masking, candidates, words, positions, labels, tally)
     return Masked(pieces, positions[:count], labels[:count], tally)
 
@@ -106,14 +106,14 @@ ANY_RULES = st.builds(
 
 @pytest.mark.parametrize("most", [1, 20, 76, 80])
 def test_each_length_has_the_original_number_of_predictions(most: int) -> None:
-    found = num_predictions(LONGEST, 0.15, most)
+    found = count_predictions(LONGEST, 0.15, most)
     assert len(found) == LONGEST + 1
     for length in range(3, LONGEST + 1):
         assert found[length] == min(most, max(1, round(length * 0.15)))
 
 
 def test_a_half_prediction_goes_to_the_even_neighbour() -> None:
-    found = num_predictions(LONGEST, 0.15, 80)
+    found = count_predictions(LONGEST, 0.15, 80)
     assert [int(found[length]) for length in (3, 10, 30, 50, 70, 128, 512)] == [1, 2, 4, 8, 10, 19, 77]
 
 

@@ -29,7 +29,7 @@ from support.segments import (
     varied,
 )
 
-from data_prep.examples.pairs import Segments, fill, place_partners, plan_pairs, truncate
+from data_prep.examples.pairs import Segments, fill_second, place_partners, plan_pairs, truncate
 from data_prep.examples.parts import Pool
 
 
@@ -227,7 +227,7 @@ def test_the_second_segments_are_copied_to_their_rows() -> None:
     corpus, room, _, plan = make(corpus_of([[7, 30, 2, 11]] * 20), 24)
     second = np.full((plan.row.size, room), 9999, np.uint16)
     chosen = np.arange(0, plan.row.size, 2)
-    fill(chosen, plan, corpus, second)
+    fill_second(chosen, plan, corpus, second)
     assert (second[1::2] == 9999).all()
     for example in chosen:
         b = corpus.pieces[plan.b_start[example] : plan.b_end[example]].tolist()

@@ -14,14 +14,14 @@ from support.original import CHANCE
 
 from data_prep.common.arrays import Array
 from data_prep.examples import parts as module
-from data_prep.examples.pairs import document_at
+from data_prep.examples.pairs import find_ranked_document
 from data_prep.examples.parts import HELD_OUT, Parts, Pool, read_parts, write_parts
-from data_prep.examples.streams import below, stream
+from data_prep.examples.streams import begin_stream, draw_below
 
 SEED = 7
-drawn_below: Callable[[Array, int], int] = below
-begin_stream: Callable[..., Array] = stream
-number_at: Callable[[Pool, int], int] = document_at
+drawn_below: Callable[[Array, int], int] = draw_below
+start_stream: Callable[..., Array] = begin_stream
+number_at: Callable[[Pool, int], int] = find_ranked_document
 
 
 def make_parts(folder: Path, sizes: list[int], held_out: list[int]) -> Parts:
@@ -88,7 +88,7 @@ def test_each_document_is_as_likely_whichever_part_it_is_in(few: None, tmp_path:
         counts = np.zeros(42, np.int64)
         for seed in range(6000):
             pool = parts.pool(0, seed, validation=validation)
-            state = begin_stream(seed, 128, 0, 5)
+            state = start_stream(seed, 128, 0, 5)
             group = drawn_below(state, len(pool.firsts))
             counts[number_at(pool, pool.firsts[group] + drawn_below(state, pool.sizes[group]))] += 1
         allowed = np.isin(np.arange(42), held_out) == validation
@@ -106,7 +106,7 @@ def test_numbers_beyond_32_bits(tmp_path: Path) -> None:
     drawn = [
         number_at(pool, pool.firsts[group] + drawn_below(state, pool.sizes[group]))
         for number in range(2000)
-        for state in [begin_stream(SEED, 128, 0, number)]
+        for state in [start_stream(SEED, 128, 0, number)]
         for group in [drawn_below(state, len(pool.firsts))]
     ]
     assert max(drawn) > 2**32 > min(drawn)

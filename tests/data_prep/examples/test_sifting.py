@@ -19,7 +19,7 @@ from data_prep import shard, verify
 from data_prep.arrow_files import map_batches, read_shard
 from data_prep.common.errors import UserError
 from data_prep.examples import sifting
-from data_prep.examples.sifting import choose_passages, kept_shares, mark_copies
+from data_prep.examples.sifting import choose_passages, compute_shares, mark_copies
 from data_prep.shards import WORK, Manifest
 
 
@@ -83,7 +83,7 @@ def test_copies_are_found_however_few_digests_are_in_memory(
 def test_no_source_has_more_than_its_share_of_what_stays(pieces: dict[str, int], limits: dict[str, float]) -> None:
     limits = {name: limit for name, limit in limits.items() if name in pieces}
     try:
-        shares = kept_shares(pieces, limits)
+        shares = compute_shares(pieces, limits)
     except UserError:
         assert sum(limits.values()) <= 1 + 1e-9
         assert limits.keys() == pieces.keys()

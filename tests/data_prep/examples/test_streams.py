@@ -13,7 +13,7 @@ from scipy import stats
 from support.original import CHANCE
 
 from data_prep.common.arrays import Array
-from data_prep.examples.streams import below, count_heads, draw, stream, uniform
+from data_prep.examples.streams import begin_stream, count_heads, draw_below, draw_bits, draw_uniform
 
 BITS_64 = (1 << 64) - 1
 PARTS = ("seed", "length", "duplicate", "document")
@@ -63,32 +63,32 @@ def next_key(key: Key, part: str) -> Key:
 
 def first_draws(keys: list[Key], count: int) -> Array:
     """Draws the first numbers from the streams of all keys, as an array (keys, count)."""
-    states = [stream(*key) for key in keys]
-    return np.array([[draw(state) for _ in range(count)] for state in states], np.uint64)
+    states = [begin_stream(*key) for key in keys]
+    return np.array([[draw_bits(state) for _ in range(count)] for state in states], np.uint64)
 
 
 @pytest.mark.parametrize("start", PUBLISHED)
 def test_draws_are_those_published_for_splitmix64(start: int) -> None:
     state = np.array([start], np.uint64)
-    assert tuple(int(draw(state)) for _ in range(3)) == PUBLISHED[start] == splitmix_outputs(start, 3)
+    assert tuple(int(draw_bits(state)) for _ in range(3)) == PUBLISHED[start] == splitmix_outputs(start, 3)
 
 
 @pytest.mark.parametrize("key", PINNED)
 def test_the_bits_of_a_key_never_change(key: tuple[int, int, int, int]) -> None:
-    state = stream(*key)
+    state = begin_stream(*key)
     assert state.dtype == np.uint64
     assert int(state[0]) == splitmix_of_key(key)
-    assert tuple(int(draw(state)) for _ in range(3)) == PINNED[key] == splitmix_outputs(splitmix_of_key(key), 3)
+    assert tuple(int(draw_bits(state)) for _ in range(3)) == PINNED[key] == splitmix_outputs(splitmix_of_key(key), 3)
 
 
 @pytest.mark.parametrize("key", PINNED)
 def test_a_key_of_numpy_integers_gives_the_stream_of_the_same_python_integers(key: tuple[int, int, int, int]) -> None:
-    assert stream(*map(np.int64, key)) == stream(*key)
+    assert begin_stream(*map(np.int64, key)) == begin_stream(*key)
 
 
 def test_uniform_takes_the_high_bits_of_a_draw() -> None:
-    state = stream(*BASE)
-    assert [uniform(state) for _ in range(20)] == [
+    state = begin_stream(*BASE)
+    assert [draw_uniform(state) for _ in range(20)] == [
         (output >> 11) / 2**53 for output in splitmix_outputs(splitmix_of_key(BASE), 20)
     ]
 
@@ -97,7 +97,7 @@ def test_uniform_takes_the_high_bits_of_a_draw() -> None:
 @given(st.integers(1, 2**63 - 1), st.integers(0, 2**63 - 1))
 def test_a_number_below_any_limit_is_the_exact_product(limit: int, seed: int) -> None:
     [bits] = splitmix_outputs(splitmix_of_key((seed, 1, 2, 3)), 1)
-    drawn = below(stream(seed, 1, 2, 3), limit)
+    drawn = draw_below(begin_stream(seed, 1, 2, 3), limit)
     assert drawn == (((bits >> 32) * limit) >> 32 if limit < 2**32 else (bits * limit) >> 64)
 
 
@@ -105,9 +105,9 @@ def test_a_number_below_any_limit_is_the_exact_product(limit: int, seed: int) ->
 def test_heads_counts_the_low_bits_of_as_many_draws_as_it_needs(tosses: int) -> None:
     outputs = splitmix_outputs(splitmix_of_key(BASE), 4)
     bits = sum(output << 64 * at for at, output in enumerate(outputs)) & ((1 << tosses) - 1)
-    state = stream(*BASE)
+    state = begin_stream(*BASE)
     assert count_heads(state, tosses) == bits.bit_count()
-    assert int(draw(state)) == outputs[math.ceil(tosses / 64)]
+    assert int(draw_bits(state)) == outputs[math.ceil(tosses / 64)]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -126,5 +126,7 @@ def test_keys_that_differ_by_one_give_unrelated_streams(part: str) -> None:
 
 
 def test_every_key_has_its_own_stream() -> None:
-    states = {int(stream(*key)[0]) for key in itertools.product(range(8), (0, 1, 2, 3, 128, 512), range(10), range(60))}
+    states = {
+        int(begin_stream(*key)[0]) for key in itertools.product(range(8), (0, 1, 2, 3, 128, 512), range(10), range(60))
+    }
     assert len(states) == 8 * 6 * 10 * 60

@@ -14,12 +14,18 @@ from hypothesis import strategies as st
 
 from data_prep.common.files import FileRecord
 from data_prep.inspection.lookup import Example
-from data_prep.inspection.marking import mark_pieces, marked
-from data_prep.inspection.page.bars import MOST_BARS, MOST_TICKS, doubling_histogram, even_histogram
-from data_prep.inspection.page.kept import spread
-from data_prep.inspection.page.left_out import LONGEST_CELL, MOST_ROWS, documents_before, reasons, tables_of_examples
-from data_prep.inspection.page.sources import MOST_SOURCES, source_rows
-from data_prep.inspection.page.writing import unusual_settings
+from data_prep.inspection.marking import format_example, mark_pieces
+from data_prep.inspection.page.bars import MOST_BARS, MOST_TICKS, make_doubling_histogram, make_even_histogram
+from data_prep.inspection.page.kept import choose_evenly
+from data_prep.inspection.page.left_out import (
+    LONGEST_CELL,
+    MOST_ROWS,
+    count_documents_before,
+    list_reasons,
+    read_example_tables,
+)
+from data_prep.inspection.page.sources import MOST_SOURCES, make_source_rows
+from data_prep.inspection.page.writing import list_unusual_settings
 from data_prep.settings import Settings
 from data_prep.shards import CorpusFigures, KeptFile, Manifest, RecordedSettings, SourceRecord, VocabularyFigures
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
@@ -28,7 +34,7 @@ from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 def manifest(**changes: Any) -> Manifest:
     """A manifest that says little else than what a test needs."""
     said: dict[str, Any] = {
-        "settings": RecordedSettings(**Settings().recorded()),
+        "settings": RecordedSettings(**Settings().record_values()),
         "sources": [],
         "given_vocabulary": None,
         "corpus": CorpusFigures(documents=10, validation_documents=0),
@@ -42,7 +48,7 @@ def manifest(**changes: Any) -> Manifest:
 
 @given(st.lists(st.integers(1, 10**7), min_size=1))
 def test_every_document_is_in_the_bar_of_its_length(sizes: list[int]) -> None:
-    histogram = doubling_histogram(np.array(sizes), "documents")
+    histogram = make_doubling_histogram(np.array(sizes), "documents")
     assert sum(bar.count for bar in histogram.bars) == len(sizes)
     for bar in histogram.bars:
         low, _, high = bar.label.replace(",", "").partition(" to ")
@@ -53,7 +59,7 @@ def test_every_document_is_in_the_bar_of_its_length(sizes: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 10**9), min_size=9, max_size=513))
 def test_every_example_is_in_the_bar_of_its_length(counts: list[int]) -> None:
-    histogram = even_histogram([0, *counts[1:]], "examples")
+    histogram = make_even_histogram([0, *counts[1:]], "examples")
     assert sum(bar.count for bar in histogram.bars) == sum(counts[1:])
     assert len(histogram.bars) <= MOST_BARS
     assert histogram.end == f"{len(counts) - 1:,}"
@@ -62,7 +68,7 @@ def test_every_example_is_in_the_bar_of_its_length(counts: list[int]) -> None:
 
 @given(st.integers(0, 300), st.integers(1, 100))
 def test_a_sample_is_spread_over_all(size: int, most: int) -> None:
-    chosen = spread(range(size), most)
+    chosen = choose_evenly(range(size), most)
     assert len(chosen) == min(size, most)
     assert chosen == sorted(set(chosen))
     gaps = np.diff([*chosen, size])
@@ -70,11 +76,11 @@ def test_a_sample_is_spread_over_all(size: int, most: int) -> None:
 
 
 def test_reasons_are_those_of_the_settings_and_filters_are_ready_to_be_told() -> None:
-    assert [reason.name for reason in reasons(manifest())] == ["unreadable", "without text"]
+    assert [reason.name for reason in list_reasons(manifest())] == ["unreadable", "without text"]
     corpus = CorpusFigures(documents=10, validation_documents=1, copies=0, near_copies=2, over_share=3, empty=4)
     filtered = corpus.model_copy(update={"filtered": {"language": 5, "length": 6}})
     told = manifest(corpus=filtered)
-    counts = {reason.name: reason.count for reason in reasons(told)}
+    counts = {reason.name: reason.count for reason in list_reasons(told)}
     assert counts == {
         "unreadable": 0,
         "without text": 4,
@@ -84,14 +90,14 @@ def test_reasons_are_those_of_the_settings_and_filters_are_ready_to_be_told() ->
         "near copies": 2,
         "over share": 3,
     }
-    assert documents_before(told.corpus) == 10 + 5 + 6 + 0 + 2 + 3
+    assert count_documents_before(told.corpus) == 10 + 5 + 6 + 0 + 2 + 3
 
 
 def test_every_table_of_values_shows_its_first_rows(tmp_path: Path) -> None:
     rows = [["why", "text"], *([str(number), "x" * 10_000 if number else '"a",\n<b>'] for number in range(50))]
     with (tmp_path / "too-short.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
-    [table] = tables_of_examples(tmp_path, manifest(files=[FileRecord.from_file(tmp_path, "too-short.csv")]))
+    [table] = read_example_tables(tmp_path, manifest(files=[FileRecord.from_file(tmp_path, "too-short.csv")]))
     assert (table.name, table.head) == ("too short", ["why", "text"])
     assert table.shown[0] == ["0", '"a",\n<b>']
     assert len(table.shown) == MOST_ROWS
@@ -107,7 +113,7 @@ def test_of_very_many_sources_the_smallest_share_a_row() -> None:
         for number, name in enumerate(names)
     ]
     corpus = CorpusFigures(documents=400, validation_documents=0, documents_by_source=dict.fromkeys(names, 2))
-    rows = source_rows(manifest(sources=files, corpus=corpus), kept, Counter())
+    rows = make_source_rows(manifest(sources=files, corpus=corpus), kept, Counter())
     assert len(rows) == MOST_SOURCES
     assert [row.name for row in rows] == [*names[-MOST_SOURCES + 1 :], f"{200 - MOST_SOURCES + 1} others"]
     assert sum(row.found["pieces"] for row in rows) == sum(file.pieces for file in kept)
@@ -128,14 +134,14 @@ def test_of_very_many_sources_the_smallest_share_a_row() -> None:
     ],
 )
 def test_settings_that_are_not_the_usual_ones_are_spelled_as_flags(changes: dict[str, Any], flags: list[str]) -> None:
-    recorded = RecordedSettings(**Settings(**changes).recorded())
-    assert sorted(unusual_settings(manifest(settings=recorded))) == sorted(flags)
+    recorded = RecordedSettings(**Settings(**changes).record_values())
+    assert sorted(list_unusual_settings(manifest(settings=recorded))) == sorted(flags)
 
 
 def test_settings_of_a_later_version_are_told_where_they_are_used() -> None:
     later: dict[str, Any] = {"sieve": None, "filters": {"length": 3}}
-    recorded = RecordedSettings(**Settings().recorded(), **later)
-    assert list(unusual_settings(manifest(settings=recorded))) == ["--filters length=3"]
+    recorded = RecordedSettings(**Settings().record_values(), **later)
+    assert list(list_unusual_settings(manifest(settings=recorded))) == ["--filters length=3"]
 
 
 def test_marks_read_alike_in_a_terminal_and_on_a_page() -> None:
@@ -144,5 +150,5 @@ def test_marks_read_alike_in_a_terminal_and_on_a_page() -> None:
     pieces = list(mark_pieces(example, vocabulary))
     assert [piece.style for piece in pieces] == ["special", "", "masked", "kept", "special", "replaced", "", "special"]
     assert [piece.was for piece in pieces if piece.style == "masked"] == ["##ing"]
-    lines = [line.plain for line in marked(example, vocabulary)]
+    lines = [line.plain for line in format_example(example, vocabulary)]
     assert lines[:2] == ["A  [CLS] play##ing→[MASK] =<b>= [SEP]", "B  <b>→plays [SEP]"]

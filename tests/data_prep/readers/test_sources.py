@@ -20,7 +20,7 @@ from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.reader import Problems
 from data_prep.readers.sources import AS_OTHERS, AS_SAID, BY_CONTENT, BY_NAME, find_files, group_sources, make_bundles
-from data_prep.settings import Format, by_source
+from data_prep.settings import Format, map_by_source
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"
 SENTENCES = "This is one.\nThis is two.\n\nThis is three.\nThis is four.\n"
@@ -302,7 +302,7 @@ def test_cures_can_be_given_to_a_shell(tmp_path: Path) -> None:
     said = message(folder)
     flags = shlex.split(said[said.index("--format") :])
     for flag in (flags[1], flags[4]):
-        assert find_files([str(folder)], by_source([flag]))
+        assert find_files([str(folder)], map_by_source([flag]))
     fill(folder, c_dot_pdf=b"%PDF-1.4")
     said = message(folder, format="text")
     assert shlex.split(said.split("\n")[2])[:3] == ["pdftotext", f"{folder}/c.pdf", "NEW.txt"]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from support.damage import flip
 
-from data_prep.arrow_files import Lists, example_batch, read_shard, write_batches
+from data_prep.arrow_files import Lists, make_example_batch, read_shard, write_batches
 from data_prep.common.arrays import smallest_type
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
@@ -71,7 +71,7 @@ def rewrite(folder: Path, manifest: Manifest, number: int, change: Any, schema: 
     change(flat)
     pieces, labels = Lists(flat["pieces"], flat["ends"]), Lists(flat["labels"], flat["masked_ends"])
     others = [flat[name] for name in ("boundaries", "random_next", "documents")]
-    changed = example_batch(schema or batch.schema, pieces, flat["positions"], labels, *others)
+    changed = make_example_batch(schema or batch.schema, pieces, flat["positions"], labels, *others)
     new = write_batches(folder, record.path, changed.schema, [changed])
     return with_shards(manifest, lambda record: new if record.path == new.path else record)
 
