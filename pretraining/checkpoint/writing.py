@@ -306,13 +306,13 @@ def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, UserError) as error:
-        told = _explain_failure(unfinished, error.__cause__ or error)
+        explained = _explain_failure(unfinished, error.__cause__ or error)
         with suppress(OSError):
             for path in unfinished.glob(written):
                 path.unlink()
             if written == EVERYTHING:
                 unfinished.rmdir()
-        raise told from error
+        raise explained from error
 
 
 def _explain_failure(unfinished: Path, error: BaseException) -> UserError:

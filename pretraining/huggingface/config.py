@@ -40,7 +40,7 @@ SIZES = {
     "segments": "type_vocab_size",
 }
 """Integers in a config: our names, and those in transformers."""
-RATES = {
+FRACTIONS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "epsilon": "layer_norm_eps",
@@ -69,7 +69,7 @@ def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHe
         "model_type": "bert" if theirs else OWN_TYPES[shape.sees],
         "hidden_act": "gelu",
         **{theirs: getattr(shape, ours) for ours, theirs in SIZES.items()},
-        **{theirs: getattr(shape, ours) for ours, theirs in RATES.items()},
+        **{theirs: getattr(shape, ours) for ours, theirs in FRACTIONS.items()},
         "initializer_range": 0.02,
         "pad_token_id": special.pad,
         "tie_word_embeddings": True,
@@ -108,26 +108,22 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
     ]
     refuse_faults(where, faults)  # first: another kind of model may have other sizes too
     sizes = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in SIZES.items()}
-    rates = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in RATES.items()}
+    fractions = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in FRACTIONS.items()}
     faults += [
         f"{SIZES[ours]} is {value!r}; it should be a whole number of 1 or more"
         for ours, value in sizes.items()
         if type(value) is not int or value < 1
     ]
     faults += [
-        f"{RATES[ours]} is {value!r}; it should be a number from 0 to 1"
-        for ours, value in rates.items()
+        f"{FRACTIONS[ours]} is {value!r}; it should be a number from 0 to 1"
+        for ours, value in fractions.items()
         if not isinstance(value, int | float) or not 0 <= value < 1
     ]
     if not faults and sizes["hidden"] % sizes["heads"]:
         faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
     refuse_faults(where, faults)
-    values: dict[str, Any] = {
-        **sizes,
-        **{ours: float(value) for ours, value in rates.items()},
-        "sees": _parse_sees(config),
-    }
-    return _add_objective(Shape(**values), _parse_class(config), where)
+    values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in fractions.items()}}
+    return _add_objective(Shape(**values, sees=_parse_sees(config)), _parse_class(config), where)
 
 
 def _parse_sees(config: Mapping[str, Any]) -> Sees:

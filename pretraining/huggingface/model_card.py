@@ -253,11 +253,7 @@ def _render(template: str, *, folder: Path, **parts: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "plain": _format,
-        "quoted": partial(json.dumps, ensure_ascii=False),
-        "toml": toml_text,
-    }
+    environment.filters |= {"plain": _format, "quoted": partial(json.dumps, ensure_ascii=False), "toml": toml_text}
     place = folder.name if folder.is_absolute() else str(folder)
     return environment.get_template(template).render(place=place, own_types=OWN_TYPES, **parts)
 

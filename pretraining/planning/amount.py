@@ -86,9 +86,8 @@ def _measure_all(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]
 
 def measure_phase(recipe: Recipe, phase: Phase, shape: Shape, manifest: Manifest | None) -> SequenceStatistics:
     """Measures the average sequence of a phase, with the predictions in the middle of the phase."""
-    return measure_sequences(
-        shape, phase.length, manifest, configure_objective(recipe.objective), find_middle(recipe, phase)
-    )
+    objective, done = configure_objective(recipe.objective), find_middle(recipe, phase)
+    return measure_sequences(shape, phase.length, manifest, objective, done)
 
 
 def find_middle(recipe: Recipe, phase: Phase) -> float:

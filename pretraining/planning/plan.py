@@ -17,16 +17,9 @@ from pretraining.data.statistics import SequenceStatistics, most_predictions
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
+from pretraining.planning import cost
 from pretraining.planning.amount import measure_phase, warn_of_disproportion
-from pretraining.planning.cost import (
-    Cluster,
-    Exchange,
-    MicroBatch,
-    StepTime,
-    describe_range,
-    estimate_step,
-    find_efficiency,
-)
+from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime
 from pretraining.planning.memory import (
     PROCESS,
     Activations,
@@ -63,9 +56,9 @@ class Target:
     where: str = ""
     """the cluster in words"""
     pieces_per_second: float | None = None
-    """real pieces a second of all ranks, from which the hours follow where they are given"""
+    """real pieces a second of all ranks, from which the hours follow if given"""
     flops_per_second: float | None = None
-    """matrix rate of a rank, from which they follow where neither pieces a second nor a cluster is given"""
+    """measured FLOP/s of a rank, from which they follow without pieces a second and without a cluster"""
 
     @property
     def shape(self) -> Shape:
@@ -118,7 +111,7 @@ class Target:
         traffic = find_optimizer(self.recipe.optimizer).traffic
         exchange = Exchange.for_stage(count_parameters(self.shape), zero, self.dtype, traffic)
         arguments = (self.cluster, work, exchange, accumulation)
-        return estimate_step(*arguments), find_efficiency(*arguments)
+        return cost.estimate_step(*arguments), cost.find_efficiency(*arguments)
 
 
 @dataclass(frozen=True)
@@ -198,7 +191,7 @@ class Plan:
     def range(self) -> str:
         """Range of the time on the cluster, from comparisons of the model with published runs."""
         by_clock = sum(phase.seconds or 0.0 for phase in self.phases if phase.schedule.steps is None)
-        return describe_range((self.seconds or 0.0) - by_clock, by_clock)
+        return cost.describe_range((self.seconds or 0.0) - by_clock, by_clock)
 
     @property
     def step_seconds(self) -> float:
@@ -227,8 +220,8 @@ def build_plan(target: Target, assumed: Sequence[str] = ()) -> Plan:
 def plan_phase(target: Target, number: int, zero: int, micro_batch: int) -> PhasePlan:
     """Plans a phase with `micro_batch` sequences in a micro-batch.
 
-    Its hours follow from the given pieces a second, or else from the model of the cluster, or else from the matrix rate
-    of one rank and the share of it that useful operations reach.
+    Its hours follow from the given pieces a second, or else from the model of the cluster, or else from the FLOP/s of
+    one rank and the share of useful operations.
     """
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
     statistics, speed, step, share = target.statistics(phase), None, None, 1.0
@@ -266,8 +259,8 @@ def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
     if target.pieces_per_second is not None:
         yield f"hours from {target.pieces_per_second:,.0f} real pieces a second on all ranks, as given"
     elif flops is not None:
-        rate = f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}"
-        yield f"hours from a matrix rate of {rate} TFLOP/s a rank, {100 * USEFUL_SHARE:.0f}% of it useful"
+        tflops = f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}"
+        yield f"hours from a matrix rate of {tflops} TFLOP/s a rank, {100 * USEFUL_SHARE:.0f}% of it useful"
     elif not assumed:
         yield "hours: give the throughput, --pieces-per-second"
     yield from assumed

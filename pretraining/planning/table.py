@@ -49,15 +49,10 @@ def render_cluster(target: Target, plans: Sequence[Plan], hour_price: float | No
 
 def render_scale(plans: Iterable[Plan], hour_price: float | None) -> RenderableType:
     """Renders the time and cost of a run on other numbers of GPUs."""
-    rows = (
-        [
-            f"{plan.target.ranks:,}",
-            f"{plan.efficiency:.1%}",
-            _format_duration(plan.seconds),
-            _format_price(plan, hour_price),
-        ]
-        for plan in plans
-    )
+    rows = []
+    for plan in plans:
+        time, price = _format_duration(plan.seconds), _format_price(plan, hour_price)
+        rows.append([f"{plan.target.ranks:,}", f"{plan.efficiency:.1%}", time, price])
     return _make_table(["GPUs", "efficiency", "time", "cost"], rows)
 
 
@@ -127,9 +122,9 @@ def _format_learning_rates(schedule: PhaseSchedule) -> str:
     places = [place * schedule.length / 1000 for place in range(1001)]
     top = schedule.schedule.warmup - schedule.begin
     places += [top - (0 if by_clock else 1)] if 0 < top <= schedule.length else []
-    rates = [schedule.learning_rate(int(place), place) for place in places if place < schedule.length]
+    learning_rates = [schedule.learning_rate(int(place), place) for place in places if place < schedule.length]
     last = schedule.learning_rate(int(schedule.length) - 1, schedule.length)
-    return f"{rates[0]:.2g} .. {max(rates):.2g} .. {last:.2g}"
+    return f"{learning_rates[0]:.2g} .. {max(learning_rates):.2g} .. {last:.2g}"
 
 
 def _format_number(value: float | None) -> str:

@@ -65,7 +65,7 @@ class StepRecord(LearningRecord):
 
     def panel(self, width: int) -> Group:
         """Draws three lines, for terminals of at least 80 columns."""
-        head = draw_steps(self.step, self.total_steps, self.phase, self.phases, self.speed.seconds_left, width)
+        head = draw_bar(self.step, self.total_steps, self.phase, self.phases, self.speed.seconds_left, width)
         return Group(head, *self.details())
 
     def details(self) -> list[RenderableType]:
@@ -122,7 +122,7 @@ class Progress:
 
     def panel(self, width: int) -> Group:
         """Draws three lines, or four once there are losses; the last shows the time of the current activity."""
-        head = draw_steps(self.step, self.total_steps, self.phase, self.phases, self.seconds_left, width)
+        head = draw_bar(self.step, self.total_steps, self.phase, self.phases, self.seconds_left, width)
         first = crop("  " + "  ".join([*self._pace(), f"losses follow at step {self.next_record:,}"]))
         return Group(head, *([first] if self.latest is None else self.latest.details()), Waiting(f"  {self.doing}"))
 
@@ -135,9 +135,7 @@ def format_steps(step: int, total: int) -> str:
     return f"{step:>{len(str(total))}}/{total}" if total else f"{step:>6}"
 
 
-def draw_steps(
-    step: int, total: int, phase: int, phases: int, seconds_left: float | None, width: int
-) -> RenderableType:
+def draw_bar(step: int, total: int, phase: int, phases: int, seconds_left: float | None, width: int) -> RenderableType:
     """Draws the number of steps done, and the phase."""
     return draw_progress(f"phase {phase} of {phases}  step" if phases > 1 else "step", step, total, seconds_left, width)
 

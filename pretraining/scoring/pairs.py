@@ -91,10 +91,8 @@ class Asked:
     def require_telling(self, where: str) -> None:
         """Raises UserError if no pair can be right."""
         if not self.telling:
-            said = "\n".join(
-                [f"{where}: none of its {self.pairs:,} pairs says anything of this model", *self.list_doubts()]
-            )
-            raise UserError(f"{said}\nname a file with other pairs, or a model with more positions")
+            doubts = "\n".join([f"none of its {self.pairs:,} pairs says anything of this model", *self.list_doubts()])
+            raise UserError(f"{where}: {doubts}\nname a file with other pairs, or a model with more positions")
 
 
 def read_pairs(path: Path) -> list[Pair]:

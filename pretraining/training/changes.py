@@ -181,9 +181,9 @@ def list_changes(latest: Saved, request: Request, context: Context, engine: Engi
     now = describe_making(engine, context.world.size)
     if made_by.ranks == now.ranks and made_by.threads and now.threads:  # both on CPUs
         ranks += [("threads of a rank", made_by.threads, now.threads), ("kernels", made_by.kernels, now.kernels)]
-    told = {name for name, _, _ in ranks}
+    listed = {name for name, _, _ in ranks}
     changes = select_different(ranks)
-    changes += [change for change in compare_recipes(run.recipe, request.recipe) if change[0] not in told]
+    changes += [change for change in compare_recipes(run.recipe, request.recipe) if change[0] not in listed]
     done = tuple(f"phases.{number}." for number in range(run.state.phase))
     return [
         f"{name} {then} -> {now}" + (" (that phase is done)" if name.startswith(done) else "")

@@ -129,7 +129,7 @@ class TrainingPhase:
         """
         begin = time.perf_counter()
         learns: dict[str, float] = {}
-        told: list[str] = []
+        lines: list[str] = []
         examples = 0
 
         def before() -> None:
@@ -138,14 +138,14 @@ class TrainingPhase:
                 raise GivenUpError
 
         if validates and self.validation is not None:
-            learns, told, examples = self._validate(engine, self.validation, before)
+            learns, lines, examples = self._validate(engine, self.validation, before)
         if ends and self._request.pairs:
             tally = score_pairs(engine, self._request.pairs, self._request.data, before)
             learns[MINIMAL_PAIRS.name] = tally.accuracy
-            told.append(describe_tally(tally))
-        if not told:
+            lines.append(describe_tally(tally))
+        if not lines:
             return None
-        return EvaluationRecord(step, self.number + 1, learns, examples, time.perf_counter() - begin, told)
+        return EvaluationRecord(step, self.number + 1, learns, examples, time.perf_counter() - begin, lines)
 
     def _validate(
         self, engine: Engine, validation: Dataset, before: Callable[[], None]
