@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Plans a run on a cluster that need not be at hand: memory, time, efficiency, cost, and what to take.
+"""Plans a run on any cluster: memory, time, efficiency, cost, and the settings to take.
 
     python benchmarks/planner.py --recipe bert_large_lamb --nodes 32 --gpus-per-node 8 --gpu a100-80 --network hdr200x8
 
-Any value of the recipe can be given as --section.key VALUE, as train.py takes it. `docs/planning.md` states the model,
-its constants, and how far it is from what others have published.
+Any value of the recipe can be given as --section.key VALUE, as for train.py. `docs/planning.md` has the model, its
+constants, and its errors against published runs.
 """
 
 import sys
@@ -30,10 +30,10 @@ from pretraining.planning.table import render_cluster, render_scale
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans a run on a cluster; every value of the recipe can be given as --section.key VALUE."""
+    """Plans a run on a cluster. Every value of the recipe can be given as --section.key VALUE."""
 
     recipe: Path = Path("bert_large_lamb")
-    """TOML file that says how to train, or the name of one in pretraining/recipes."""
+    """A recipe: a TOML file, or the name of one in pretraining/recipes."""
     data: Path | None = None
     """Folder of shards, for the lengths of real text (default: full sequences)."""
     nodes: int = 1
@@ -43,11 +43,11 @@ class Planner:
     gpu: str = "h100-80"
     """Kind of the GPUs: v100-32, a100-80, h100-80, h200, …"""
     network: str | None = None
-    """What joins the nodes, and how many ports a node has: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
+    """Network between nodes, with the ports of a node: hdr200x8, edr100x4, 10gbe (default: the maker's)."""
     gpu_memory: float | None = None
-    """GB of a GPU (default: what it is sold with)."""
+    """GB of a GPU (default: by its kind)."""
     price_per_gpu_hour: float | None = None
-    """What a GPU costs an hour, in any currency."""
+    """Price of a GPU for an hour, in any currency."""
 
 
 def main(arguments: list[str]) -> int:
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
 
 def choose_micro_batches(recipe: Recipe) -> Recipe:
-    """The recipe without micro-batches of its own: here they are chosen."""
+    """Returns the recipe with automatic micro-batches."""
     phases = [phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases]
     return recipe.model_copy(update={"phases": type(recipe.phases)(phases)})
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes a table of the paper: pre-trains its rows, fine-tunes them, and puts what came of it beside the paper's values.
+"""Makes a table of the paper: pre-trains its rows, fine-tunes them, and shows the scores beside the paper's.
 
     python benchmarks/reproduce.py --table 5 --scale demo
     python benchmarks/reproduce.py --figure 5 --scale tiny --plan
     python benchmarks/reproduce.py --table 8 --scale base --share 2/4
 
-What is there already is used, what was stopped goes on by the same command. docs/reproducing.md tells more.
+Finished runs are used, and the same command continues stopped ones. See docs/reproducing.md.
 """
 
 import sys
@@ -48,28 +48,29 @@ class Reproduce:
     figure: int | None = None
     """Number of a figure: 5, scores along the pre-training."""
     scale: ScaleName = "demo"
-    """demo: a quarter of an hour on 2 cores; tiny, mini: hours of them; base, large: the paper's own."""
+    """demo: a quarter of an hour on 2 cores; tiny, mini: hours on them; base, large: the paper's sizes."""
     plan: bool = False
-    """Print the runs, how long they take and what is there already, and stop."""
+    """Print the runs, their state and how long they take, and stop."""
     share: str = ""
-    """Run part I of N of the list, as I/N, beside other commands in the same folder; one without this concludes."""
+    """Run part I of N of the runs, given as I/N, beside other commands in the same folder; a command without it makes
+    the table."""
     ranks: int | None = None
-    """Processes of a pre-training (default: one for each GPU, or as the scale has it)."""
+    """Processes of a pre-training (default: one for each GPU, or by the scale)."""
     out: Path = Path("build/reproduction")
-    """Folder for all that is made, with a folder for each scale that its tables share."""
+    """Folder of the runs, with a folder for each scale that its tables share."""
     results: Path = RESULTS
-    """Folder for the table that is made."""
+    """Folder for the table."""
 
     @property
     def name(self) -> str:
-        """The table's own name, as table5."""
+        """The name of the table, such as table5."""
         if (self.table is None) == (self.figure is None):
             raise UserError("which table? give --table 1 to 8, or --figure 5")
         return f"table{self.table}" if self.figure is None else f"figure{self.figure}"
 
 
 def make(wanted: Reproduce, console: Console) -> int:
-    """Makes the table, or says what that takes; returns the exit code."""
+    """Makes the table, or prints its plan; returns the exit code."""
     if wanted.ranks is not None and wanted.ranks < 1:
         raise UserError(f"--ranks {wanted.ranks}: give a whole number from 1 on")
     table = load_table(wanted.name, wanted.scale)
@@ -91,7 +92,7 @@ def make(wanted: Reproduce, console: Console) -> int:
         console.print("\n".join([plan.describe_total(), *ledger.describe_commits(listed)]), markup=False)
         return Code.DONE
     hear_signals()
-    signal.signal(signal.SIGUSR1, lambda *_: None)  # by which Slurm announces the end of a job: runs look at the clock
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # Slurm announces the end of a job by it; runs watch the clock
     runner = CommandRunner(table, root, ledger, wanted.ranks, console)
     try:
         if runner.run([command for command in ledger.list_unfinished(there) if command.name in own]):
@@ -105,7 +106,7 @@ def make(wanted: Reproduce, console: Console) -> int:
 
 
 def conclude(wanted: Reproduce, summing: TableSummary, console: Console) -> None:
-    """Prints the table, and keeps it."""
+    """Prints and writes the table."""
     result = summing.summarise()
     show(console, build_tables(result))
     path = ResultsFile(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json").keep(

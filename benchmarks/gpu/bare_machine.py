@@ -1,4 +1,4 @@
-"""What a machine has that was made for GPUs alone: NEEDED and what it needs. A dry run sees nothing else."""
+"""The packages of a bare GPU machine: NEEDED and its requirements. A dry run sees no others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from packaging.utils import canonicalize_name
 from benchmarks.gpu.install import NEEDED
 
 FOLDER = Path(__file__).parent / "bare"
-"""Begins the path of a Python that is to see no more than such a machine has."""
+"""Put first in the path of a Python that sees only the packages of such a machine."""
 TORCH = "torch"
 
 
 def collect_requirements(names: Sequence[str], has: Collection[str], python: str) -> list[str]:
-    """Packages with those that they need, as they are installed here, but for what the machine has."""
+    """Collects packages and their requirements, as installed here, without those that the machine has."""
     waiting, found = list(names), []
     there = {canonicalize_name(name) for name in has}
     while waiting:
@@ -35,18 +35,18 @@ def collect_requirements(names: Sequence[str], has: Collection[str], python: str
 def _needs(name: str) -> list[Requirement]:
     try:
         return [Requirement(line) for line in requires(name) or []]
-    except PackageNotFoundError:  # for another Python alone: small packages that need nothing
+    except PackageNotFoundError:  # for another Python: small packages without requirements
         return []
 
 
 def applies_to(requirement: Requirement, python: str) -> bool:
-    """Whether a requirement is one on a machine with this Python."""
+    """Whether a requirement applies to this version of Python."""
     target = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
     return requirement.marker is None or requirement.marker.evaluate(target)
 
 
 def list_hidden_modules() -> list[str]:
-    """The modules that are installed here and would not be there."""
+    """Lists the modules that are installed here, but not on such a machine."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     there = {*collect_requirements([TORCH, *NEEDED], (), python), "cloze", "pip", "setuptools"}
     found = packages_distributions().items()
@@ -54,8 +54,8 @@ def list_hidden_modules() -> list[str]:
 
 
 def hide_packages(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment whose Python sees what such a machine has."""
+    """Builds an environment in which Python sees only the packages of such a machine."""
     path = os.pathsep.join([str(FOLDER), *filter(None, [environment.get("PYTHONPATH")])])
-    # a plugin of pytest is found by its package, which is there, and not by its module
+    # pytest finds a plugin by its package, which is installed, and not by its module, which is hidden
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p pytest_timeout"}
     return {**environment, **plugins, "PYTHONPATH": path, "HIDDEN_MODULES": " ".join(list_hidden_modules())}

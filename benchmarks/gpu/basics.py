@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The parts of `make gpu` that no benchmark has: what machine it is, shards to train on, and the tests that need a GPU.
+"""The parts of `make gpu` besides benchmarks: the setup of the machine, shards, and the tests that need a GPU.
 
     python benchmarks/gpu/basics.py data --shards build/gpu-shards
     python benchmarks/gpu/basics.py tests --only kernels
 
-Shards are made of the text in the folder that CLOZE_DATA names, or else of the demo corpus, which every machine has.
+Shards are made of the text in the folder that CLOZE_DATA names, or else of the demo corpus.
 """
 
 import sys
@@ -38,42 +38,42 @@ from data_prep.shards import MANIFEST, Manifest
 FILES = "wiki/AA/wiki_0*"
 """Real text for the shards: 5 MB, which are 12,000 sequences at 128."""
 MODULES = {"pytest-timeout": "pytest_timeout"}
-"""Packages whose modules are called otherwise."""
+"""Modules of packages with another name."""
 PROGRAMS = {
     "gcc": "Triton needs a C compiler, so that PyTorch's operations stand in for our kernels, and nothing is compiled",
     "nvidia-smi": "clocks, power and temperature stay unknown",
 }
-"""Programs whose lack costs something, and what. Neither nvcc nor make is needed."""
+"""Optional programs, and what their lack costs. Neither nvcc nor make is needed."""
 LEAST_MEMORY = 60
-"""GiB of a GPU for which the contests are made."""
+"""GiB of a GPU that the contests need."""
 KERNELS = (
     "tests/pretraining/engine/test_gpu.py",
     "tests/pretraining/model/test_gpu_kernels.py",
     "tests/pretraining/model/test_gpu_cross_entropy.py",
 )
-"""The tests of which the speed depends: attention, LAMB, waits for the GPU, translations, our own kernels."""
+"""The tests on which the speed depends: attention, LAMB, waits for the GPU, compilation, our kernels."""
 
 
 @dataclass(frozen=True)
 class OwnPart:
-    """Does what the measurements of a GPU need besides."""
+    """Runs a part of `make gpu` that is no benchmark."""
 
     part: tyro.conf.Positional[Literal["setup", "data", "tests"]]
-    """setup: say what is installed, on what machine; data: make shards; tests: run those that need a GPU."""
+    """setup: describe the machine and its packages; data: make shards; tests: run those that need a GPU."""
     out: Path | None = None
-    """File for what is found."""
+    """File for the results."""
     shards: Path = Path("build/gpu-shards")
-    """Folder of the shards; nothing is made where there are some."""
+    """Folder of the shards, which are made if they are missing."""
     data: Path = DATA
     """Folder of real text with wiki/ and vocab.txt."""
     only: Literal["all", "kernels", "others"] = "all"
-    """Which tests: those of kernels, of which the speed depends, or all others."""
+    """Which tests: those of kernels, or all others."""
     dry: bool = False
-    """A machine without a GPU will do."""
+    """Accept a machine without a GPU."""
 
 
 def describe_machine(dry: bool) -> dict[str, Any]:
-    """What decides the numbers besides the code, and which packages are missing; UserError where nothing can run."""
+    """Describes the environment and missing packages. Raises UserError if no part can run."""
     import torch
 
     from pretraining.devices import explain_absence
@@ -82,7 +82,7 @@ def describe_machine(dry: bool) -> dict[str, Any]:
     for name in (*NEEDED, *PREPARING):
         try:
             importlib.import_module(MODULES.get(name, name))
-        except Exception as error:  # a package that is broken is as bad as none
+        except Exception as error:  # a broken package counts as missing
             missing[name] = f"{type(error).__name__}: {error}"
     if not missing.keys().isdisjoint(CORE):
         told = [f"{name}: {why}" for name, why in missing.items()]
@@ -97,7 +97,7 @@ def describe_machine(dry: bool) -> dict[str, Any]:
 
 
 def describe_lacks(gpu_memory: float | None) -> list[str]:
-    """What the machine lacks that costs something, a line each; the parts that do without run all the same."""
+    """Describes optional things that the machine lacks, a line each."""
     notes = [f"no {name}: {cost}" for name, cost in PROGRAMS.items() if which(name) is None]
     if gpu_memory is not None and gpu_memory < LEAST_MEMORY:
         notes.append(f"{gpu_memory:g} GiB: contests of large are for {LEAST_MEMORY}, and have fewer sequences")
@@ -105,7 +105,7 @@ def describe_lacks(gpu_memory: float | None) -> list[str]:
 
 
 def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
-    """Makes the shards where they are missing, and says what they are."""
+    """Makes the shards if they are missing, and describes them."""
     if not (shards / MANIFEST).exists():
         missing = [name for name in PREPARING if find_spec(name) is None]
         if missing:
@@ -123,25 +123,25 @@ def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
 
 
 def list_marked_tests(only: str) -> list[str]:
-    """The files of tests that are marked `gpu`: those of kernels, the others, or all."""
+    """Lists the test files marked `gpu`: those of kernels, the others, or all."""
     marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     kernels = {ROOT / name for name in KERNELS}
     return [str(path) for path in marked if only == "all" or (path in kernels) == (only == "kernels")]
 
 
 def run_tests(only: str) -> tuple[int, dict[str, int]]:
-    """Runs tests that are marked `gpu`; returns pytest's exit code, and how they ended."""
+    """Runs tests marked `gpu`; returns pytest's exit code, and the numbers of passed, failed and skipped tests."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-m", "gpu", "--verbose", "-rs", f"--junitxml={report}", "-p", "no:cacheprovider"]
-        options += ["--continue-on-collection-errors"]  # one file that cannot be read costs no other
+        options += ["--continue-on-collection-errors"]  # a broken file does not stop the others
         tests = [sys.executable, "-m", "pytest", *options, *list_marked_tests(only)]
         code = subprocess.run(tests, cwd=ROOT, check=False).returncode
         return code, count(report) if report.exists() else {}
 
 
 def count(report: Path) -> dict[str, int]:
-    """How many tests passed, failed and were skipped, by a report of pytest's."""
+    """Counts passed, failed and skipped tests in a report of pytest."""
     suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
     tests, errors, failures, skipped = (
         sum(int(suite.attrib[name]) for suite in suites) for name in ("tests", "errors", "failures", "skipped")
@@ -150,7 +150,7 @@ def count(report: Path) -> dict[str, int]:
 
 
 def do_part(settings: OwnPart, console: Console) -> int:
-    """Does a part, and says and keeps what was found; returns the exit code."""
+    """Runs a part, prints and writes its results; returns the exit code."""
     code, found = 0, {}
     if settings.part == SETUP:
         found = describe_machine(settings.dry)

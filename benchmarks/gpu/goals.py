@@ -1,4 +1,4 @@
-"""What a run of `make gpu` is to reach on one H200, and from where each figure is; compared when it ends."""
+"""The goals of `make gpu` on one H200, with their sources."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OWN = "this project's own"
 MLPERF_PIECES = 254
 """Real pieces of a sequence of MLPerf's corpus, on average."""
 VOCABULARY, ALIKE = 30_522, 0.1
-"""The vocabulary that goals in pieces a second are for; and how much less work a piece may be for them to be met."""
+"""The vocabulary of goals in pieces a second, and the tolerance for easier data."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that a part measures, and what it is to be."""
+    """A figure that a part measures, and its target."""
 
     part: str
     what: str
@@ -26,10 +26,10 @@ class Goal:
     """The keys that lead to the figure in what the part has measured; `*` is the first key there."""
     least: float | None = None
     most: float | None = None
-    """Where neither is given, the figure is told, and compared with nothing."""
+    """If neither is given, the figure is only printed."""
     source: str = ""
     length: float | None = None
-    """The pieces of a sequence that the goal is for, of a vocabulary of 30,522."""
+    """The mean length of sequences that the goal assumes, with a vocabulary of 30,522."""
 
     def find(self, measured: Any) -> float | None:
         """Returns the figure; None where the part has not measured it."""
@@ -46,7 +46,7 @@ class Goal:
         return "" if self.most is None else f"<= {self.most:.2g}"
 
     def describe_ease(self, measured: Measurement) -> str:
-        """What made it easier to reach than the goal is meant: shorter sequences, or fewer words to choose from."""
+        """Describes data that makes the goal easier: shorter sequences, or a smaller vocabulary."""
         if self.length is None:
             return ""
         [contest] = measured["contests"].values()
@@ -56,7 +56,7 @@ class Goal:
         return "; ".join(told)
 
     def judge(self, value: float | None, dry: bool) -> str:
-        """How the figure compares."""
+        """Compares the figure with the target."""
         wanted = self.least if self.least is not None else self.most
         if wanted is None:
             return ""
@@ -84,9 +84,9 @@ def _ratio(other: str) -> tuple[str, ...]:
 
 
 COMPILED, PLAIN_PEER, PEER = "cloze, compiled", "transformers", "transformers, compiled"
-AT_128 = f"{OWN}: what its products, attention and traffic are reckoned to allow with half of the traffic gone"
+AT_128 = f"{OWN}: the estimate for its products, attention and half of the memory traffic"
 AT_512 = f"{OWN}; MLPerf Training 4.0: 1,042 sequences/s a GPU on 8 H200 in FP8, {MLPERF_PIECES} real pieces each"
-FASTER = f"{OWN}: what makes it worth to change over"
+FASTER = f"{OWN}: what makes a change worthwhile"
 NVIDIA = "NVIDIA's DeepLearningExamples publishes 580 for an A100 in fp16, on data about 100 pieces long"
 T4 = "NVIDIA publishes 2.2 for a T4, with TensorRT"
 BASE, P50 = ("models", "base"), ("sides", "cloze bf16", "p50_ms")
@@ -135,7 +135,7 @@ GOALS = (
 
 
 def format_goals(parts: Mapping[str, Any], dry: bool) -> list[str]:
-    """What was to be reached, what was measured, and whether it is enough: a line for each goal."""
+    """Formats a line for each goal: target, figure, and verdict."""
     lines = [f"{'goal':48} {'wanted':>12} {'measured':>12}"]
     for goal in GOALS:
         measured = parts.get(goal.part, {}).get("measured")

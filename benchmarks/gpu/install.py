@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes an environment for `make gpu` beside what a machine has installed: its own torch is kept.
+"""Makes an environment for `make gpu` on top of a machine's packages: its own torch is kept.
 
     python3 benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels
 
-The environment sees the packages of the Python that runs this, also where that one is an environment itself, and adds
-only what they lack: from the folder of wheels where there is one, otherwise from the index. It needs Python and pip.
+The environment sees the packages of the Python that runs this, which may be an environment itself, and adds those that
+are missing: from the folder of wheels if there is one, otherwise from the index. It needs Python and pip.
 """
 
 import sys
@@ -25,38 +25,38 @@ from collections.abc import Mapping
 ROOT = Path(__file__).parent.parent.parent
 LOCK = ROOT / "requirements.lock"
 CORE = ("deepspeed", "numpy", "pyarrow", "safetensors", "pydantic", "tyro", "rich")
-"""Packages without which nothing can be measured, besides torch."""
+"""Packages that every measurement needs, besides torch."""
 TESTING = ("pytest", "pytest-timeout", "hypothesis")
-"""Packages that tests need besides."""
+"""Packages that tests need in addition."""
 NEEDED = (*CORE, "transformers", "sentencex", *TESTING)
-"""Packages that all parts of `make gpu` together import, and that fit among wheels."""
+"""Packages that the parts of `make gpu` import, small enough for wheels."""
 PREPARING = ("numba", "sentencex", "tokenizers")
-"""Packages that making shards needs besides."""
+"""Packages that making shards needs in addition."""
 UNLOCKED = ("setuptools",)
-"""Packages of which each torch wants its own versions."""
+"""Packages whose version depends on torch."""
 
 
 def list_installed() -> dict[str, str]:
-    """What this Python has installed, by the names that pip compares."""
+    """Lists the installed packages with their versions, by normalised name."""
     found = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
     return {normalise_name(name): version for name, version in found.items() if name}
 
 
 def normalise_name(name: str) -> str:
-    """A package's name, which may be spelled in several ways."""
+    """Normalises the name of a package."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def lock_versions(lines: str, has: Mapping[str, str]) -> str:
-    """The constraints of a lock file, but for what a machine has; its torch stays as it is."""
+    """Returns the constraints of a lock file without installed packages, and with the installed torch."""
     free = {*has, *UNLOCKED}
     missing = [line for line in lines.splitlines() if normalise_name(re.split(r"[=\s]", line)[0]) not in free]
     return "\n".join([*missing, f"torch=={has['torch']}", ""])
 
 
 def create(folder: Path) -> Path:
-    """An environment that sees this Python's packages and this project; returns its Python."""
-    import venv  # which not every Python has
+    """Creates an environment that sees this Python's packages and this project; returns its Python."""
+    import venv  # not every Python has it
 
     venv.create(folder, clear=True)
     python = folder / "bin" / "python"
@@ -68,7 +68,7 @@ def create(folder: Path) -> Path:
 
 
 def choose_pip_options(wheels: Path, constraints: Path, has: Mapping[str, str]) -> list[str]:
-    """Where packages come from: without a network the wheels alone, in whatever versions they are."""
+    """Returns the options of pip: with wheels, these alone, in any version."""
     if wheels.is_dir():
         constraints.write_text(f"torch=={has['torch']}\n")
         return ["--constraint", str(constraints), "--no-index", "--find-links", str(wheels), *NEEDED]

@@ -1,4 +1,4 @@
-"""What the parts of `make gpu` have measured: in a file that is whole after each of them, and goes along to others."""
+"""The results of the parts of `make gpu`, in a file that is written after each part and can be copied."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from data_prep.common.files import read_json, write_json
 
 RESULTS_FILE, LOG, PROFILE = "results.json", "log.txt", "profile"
 SUBJECT = ("gpu", "torch", "commit")
-"""What all numbers depend on: where the setup finds another one, parts are measured anew."""
+"""Keys of the setup on which all results depend: if one changes, all parts run again."""
 MOST_BYTES = 16 << 20
-"""Of a file that is copied: machines that are lent give no larger ones back."""
+"""Size limit of copied files: lent machines return no larger ones."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class PartResults:
-    """What the parts have measured."""
+    """The results of all parts."""
 
     def __init__(self, folder: Path, dry: bool, copies: Path | None = None):
-        """`copies` is another folder that gets all that is in this one, after each part."""
+        """`copies` is another folder, which gets copies of the files after each part."""
         self.folder, self.path, self._copies = folder, folder / RESULTS_FILE, copies
         self.content: dict[str, Any] = read_json(self.path) if self.path.exists() else {"dry": dry, "parts": {}}
         self.parts: dict[str, Any] = self.content["parts"]
@@ -33,32 +33,32 @@ class PartResults:
             raise UserError(f"{folder}: has results {kind}; give another folder")
 
     def is_done(self, part: GpuPart) -> bool:
-        """Whether a part need not run again."""
+        """Whether a part is done."""
         record = self.parts.get(part.name, {})
         return record.get("ended") == "done" and (part.name not in FIRST or record.get("where") == identify_machine())
 
     def add(self, part: GpuPart, record: dict[str, Any]) -> None:
-        """Keeps what a part has measured."""
+        """Adds the results of a part, and writes the file."""
         self.parts[part.name] = record | ({"where": identify_machine()} if part.name in FIRST else {})
         write_json(self.path, self.content)
         self.copy()
 
     def copy(self) -> None:
-        """Brings the other folder up to date."""
+        """Copies the files to the other folder."""
         if self._copies is None or self._copies.resolve() == self.folder.resolve():
             return
         self._copies.mkdir(parents=True, exist_ok=True)
-        for path in (self.path, self.folder / LOG, *sorted(self.folder.glob(f"{PROFILE}/*/*/*"))):  # flat: few come far
+        for path in (self.path, self.folder / LOG, *sorted(self.folder.glob(f"{PROFILE}/*/*/*"))):  # without subfolders
             if path.is_file() and path.stat().st_size <= MOST_BYTES:
                 shutil.copyfile(path, self._copies / path.name)
 
     def missing(self) -> dict[str, str]:
-        """The packages that the setup has not found, and why."""
+        """Returns the packages that the setup found missing, with reasons."""
         found: dict[str, str] = self.parts.get(SETUP, {}).get("measured", {}).get("missing", {})
         return found
 
     def set_others_aside(self, setup: dict[str, Any]) -> bool:
-        """Sets aside what was measured on another subject than what the setup has found; whether there was any."""
+        """Sets results aside if the setup found another GPU, torch or commit; returns whether it did."""
         subject = {name: setup.get(name) for name in SUBJECT}
         is_other: bool = self.content.get("subject", subject) != subject
         if is_other:
@@ -70,7 +70,7 @@ class PartResults:
 
 
 def identify_machine() -> dict[str, str]:
-    """This start of this machine, and what it runs: parts that say so need not be run twice here."""
+    """Identifies this boot of the machine, the commit and torch."""
     return {
         "boot": BOOT.read_text().strip() if BOOT.exists() else "",
         "commit": find_commit(),
@@ -79,7 +79,7 @@ def identify_machine() -> dict[str, str]:
 
 
 def copy_earlier_results(earlier: Path | None, folder: Path) -> None:
-    """Begins with the results of an earlier machine, where the folder has none of its own."""
+    """Copies the results of an earlier machine, if the folder has none."""
     if earlier is None:
         return
     given = earlier / RESULTS_FILE if earlier.is_dir() else earlier

@@ -1,4 +1,4 @@
-"""The parts of `make gpu`, in the order of their worth: what whoever has ten minutes wants to know comes first."""
+"""The parts of `make gpu`, the most important first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from data_prep.common.errors import UserError
 
 SETUP, SHARDS, SMOKE = "setup", "data", "smoke"
 FIRST = (SETUP, SHARDS)
-"""What all others need: run on each machine once, since a results folder may have come from another one."""
+"""Parts that all others need. They run once on each machine, since results may come from another one."""
 BASICS = "gpu/basics.py"
 PEER = ("transformers",)
 
@@ -23,25 +23,25 @@ class GpuPart:
     name: str
     what: str
     command: tuple[str, ...]
-    """A script in benchmarks/ with its options; `--out FILE` is added, for what it measures."""
+    """A script in benchmarks/ with its options, to which `--out FILE` is added."""
     minutes: float = 1.0
-    """What it takes on one H200, about: where less is left of a limit, it is not started."""
+    """Its approximate time on one H200; it is not started if less is left."""
     needs: tuple[str, ...] = ()
-    """Packages that it needs besides those that all need."""
+    """Packages that it needs in addition."""
 
     def lacks(self, missing: Collection[str]) -> list[str]:
-        """What it needs of those packages that are missing."""
+        """Returns the missing packages that it needs."""
         return [name for name in self.needs if name in missing]
 
 
 def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
-    """All parts in their order. `dry` gives the same with a tiny model."""
+    """Builds all parts in order; with `dry`, the same for a tiny model."""
 
     read = ("--shards", str(shards))
     train = ("throughput.py", *read, "--peer", "none", "--rounds", "1" if dry else "10", "--contests")
 
     def throughput(contest: str, *options: str) -> tuple[str, ...]:
-        return (*train, "tiny-128-4" if dry else contest, *options)  # dry, other sizes and lengths are the same command
+        return (*train, "tiny-128-4" if dry else contest, *options)  # in a dry run, all sizes are the same command
 
     def against(*sides: str) -> tuple[str, ...]:
         return ("--against", *sides)
@@ -78,19 +78,19 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
 
 
 def build_trainer_words(dry: bool) -> tuple[str, ...]:
-    """Says how long a run is; a dry one has a tiny model."""
+    """Returns the words of trainer.py: a tiny model in a dry run."""
     return ("--size", "tiny", "--seconds", "4", "--batch", "8", "--every", "5") if dry else ()
 
 
 def build_tuning_words(dry: bool) -> tuple[str, ...]:
-    """Says what is fine-tuned: sentences that every machine has."""
+    """Returns the words of fine_tuning.py, for sentences of the demo corpus."""
     usual = ("--contests", "demo-dynamic", "--numbers", "autocast")
     few = ("--size", "tiny", "--steps", "1", "--rounds", "1")
     return (*usual, *(few if dry else ("--size", "base", "--steps", "32")))
 
 
 def build_inference_words(dry: bool) -> tuple[str, ...]:
-    """Says what is asked of whom: no sentences, which numba cuts; the side in fp32 says what is right."""
+    """Returns the words of inference.py: without sentences, which need numba; the side in fp32 is the reference."""
     ours, theirs = ("cloze fp32", "cloze bf16"), ("transformers bf16", "transformers autocast")
     few = ("--sizes", "tiny", "--batches", "2", "--rounds", "1", "--sides", *ours)
     usual = ("--sizes", "base", "--batches", "1", "32", "--lengths", "128", "384", "--sides", *ours, *theirs)
@@ -98,13 +98,13 @@ def build_inference_words(dry: bool) -> tuple[str, ...]:
 
 
 def build_scaling_words(shards: Path, dry: bool) -> tuple[str, ...]:
-    """Says how ranks are compared."""
+    """Returns the words of scaling.py."""
     few = ("--processes", "1", "--recipe", "demo", "--sequences", "4", "--batch", "8", "--steps", "1", "--rounds", "1")
     return ("--data", str(shards), *(few if dry else ("--rounds", "2")))
 
 
 def choose(parts: Sequence[GpuPart], names: Sequence[str]) -> list[GpuPart]:
-    """The parts of these names, or of names that begin so; all of them where none is given."""
+    """Returns the parts with these names or prefixes of names, and FIRST; all parts if none is given."""
     unknown = [name for name in names if not any(_is_named(part, name) for part in parts)]
     if unknown:
         there = ", ".join(part.name for part in parts)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Runs the parts of `make gpu`, keeps what each has measured as soon as it ends, and says which goals were met.
+"""Runs the parts of `make gpu`, writes the results of each as soon as it ends, and prints which goals were met.
 
     python benchmarks/gpu/run.py --out build/gpu --parts tests throughput
     python benchmarks/gpu/run.py --out build/gpu --minutes 9
     python benchmarks/gpu/run.py --out build/gpu --keep
 
-Each part is a process with a limit. `results.json` in the folder has what all parts have measured, `log.txt` what they
-said. A part that is done is not run again, unless --again is given or the GPU, torch or the commit is another one. With
---minutes, no part is started for which too few are left. The exit code is 0 when all parts were done, whatever the
-goals, 1 when one failed or ran out of time, 75 when some are left for the next time, 2 for a mistake in the command.
+Each part is a process with a time limit. `results.json` in the folder has the results of all parts, `log.txt` their
+output. A part that is done is not run again, unless --again is given or the GPU, torch or commit has changed. With
+--minutes, no part is started that needs more than is left. The exit code is 0 if all parts are done, whatever the
+goals, 1 if one failed or ran out of time, 75 if some are left for the next time, 2 for a mistake in the command.
 """
 
 import sys
@@ -46,7 +46,7 @@ from data_prep.common.files import read_json
 BENCHMARKS = Path(__file__).parent.parent
 MEANT_FOR = "H200"
 ENDING = 15.0
-"""Seconds at the end of the minutes that are kept for ending a part and writing down what it has measured."""
+"""Seconds at the end of --minutes that are reserved for ending a part and writing its results."""
 Ended = Literal["done", "failed", "ran out of time"]
 
 
@@ -57,25 +57,25 @@ class GpuRun:
     out: Path = Path("build/gpu")
     """Folder for the results."""
     parts: tuple[str, ...] = ()
-    """Names of parts, or how they begin (default: all)."""
+    """Names of parts, or prefixes of names (default: all)."""
     again: bool = False
-    """Run parts again that are done."""
+    """Run finished parts again."""
     dry: bool = False
-    """Go through everything on a CPU with a tiny model."""
+    """Run all parts on a CPU with a tiny model."""
     limit: float = 480.0
-    """Seconds that a part may take."""
+    """Time limit of a part, in seconds."""
     minutes: float | None = None
-    """Start no part that cannot end within so many minutes (default: take what time it takes)."""
+    """Start no part that cannot end within this time (default: no limit)."""
     since: float | None = None
-    """When the minutes have begun, in seconds since 1970 (default: now)."""
+    """Start of the minutes, in seconds since 1970 (default: now)."""
     earlier: Path | None = None
-    """Results of an earlier machine, or their folder, to go on from."""
+    """Results of an earlier machine to continue from, or their folder."""
     copies: Path | None = None
-    """Another folder that gets the results too, after each part."""
+    """Another folder, which gets copies of the results after each part."""
     shards: Path = Path("build/gpu-shards")
-    """Folder of shards; made where it is missing."""
+    """Folder of shards, which is made if it is missing."""
     list: bool = False
-    """Say which parts there are."""
+    """List the parts."""
     keep: bool = False
     """Copy the results into benchmarks/results, and run nothing."""
 
@@ -83,7 +83,7 @@ class GpuRun:
 def run_limited(
     command: Sequence[str], limit: float, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
 ) -> Ended:
-    """Runs a command for a limited time, and leaves no process of it behind. `say` gets its output, line by line."""
+    """Runs a command for a limited time, then ends all of its processes. `say` gets its lines."""
     process = start(command, environment)
     reader = threading.Thread(target=pass_on, args=(process, say), daemon=True)
     reader.start()
@@ -97,13 +97,15 @@ def run_limited(
 
 
 def run_part(part: GpuPart, settings: GpuRun, limit: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Runs a part for so many seconds at most, and says how it ended and what it measured."""
+    """Runs a part for at most `limit` seconds; returns how it ended, and its results."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if settings.dry:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         if part.name != SHARDS:  # shards may be made elsewhere
             environment = hide_packages(environment)
-        environment |= {} if part.name == SMOKE else {"TORCHDYNAMO_DISABLE": "1"}  # one part compiles, for all others
+        environment |= (
+            {} if part.name == SMOKE else {"TORCHDYNAMO_DISABLE": "1"}
+        )  # compilation is tried in one part only
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "measured.json"
         script, *options = part.command
@@ -117,12 +119,12 @@ def run_part(part: GpuPart, settings: GpuRun, limit: float, say: Callable[[str],
 
 
 class UnfinishedParts(NamedTuple):
-    """The names of parts that are not done."""
+    """Names of parts that are not done."""
 
     bad: list[str]
-    """Those that failed or ran out of time."""
+    """Failed, or out of time."""
     later: list[str]
-    """Those for which no time was left."""
+    """Not started, for lack of time."""
 
 
 def find_end(settings: GpuRun) -> float:
@@ -134,7 +136,7 @@ def find_end(settings: GpuRun) -> float:
 def run_parts(
     parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun, say: Callable[[str], None]
 ) -> UnfinishedParts:
-    """Runs the parts that are not done, and returns those that did not come to their end."""
+    """Runs the parts that are not done; returns those that remain."""
     bad: list[str] = []
     later: list[str] = []
     made: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -152,7 +154,7 @@ def run_parts(
             later.append(part.name)
             continue
         say(f"== {part.name}: {part.what}")
-        if part.command in made:  # a dry run has one tiny model in the place of several
+        if part.command in made:  # in a dry run, several parts have the same tiny model
             measured.add(part, made[part.command])
             say(f"== {part.name}: the same command as before")
             continue
@@ -164,13 +166,13 @@ def run_parts(
         say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
         if record["ended"] != "done":
             bad.append(part.name)
-            if part.name in FIRST:  # no other can do without
+            if part.name in FIRST:  # all others need it
                 break
     return UnfinishedParts(bad, later)
 
 
 def summarise(measured: PartResults, left: UnfinishedParts, say: Callable[[str], None]) -> None:
-    """Says how the goals were met, and what did not end well."""
+    """Prints how the goals were met, and the parts that are not done."""
     for line in format_goals(measured.parts, measured.content["dry"]):
         say(line)
     gpu = measured.parts.get(SETUP, {}).get("measured", {}).get("gpu")
@@ -184,20 +186,20 @@ def summarise(measured: PartResults, left: UnfinishedParts, say: Callable[[str],
 
 
 def keep(folder: Path) -> Path:
-    """Copies the results of a GPU to where numbers are published from."""
+    """Copies the results of a GPU to benchmarks/results."""
     path = folder / RESULTS_FILE
     content: dict[str, Any] = read_json(path) if path.exists() else {"dry": True}
     if content["dry"]:
         raise UserError(f"{folder}: has no results of a GPU to keep; run make gpu there first")
     setup = content["parts"].get(SETUP, {}).get("measured", {})
-    about = {name: value for name, value in setup.items() if not isinstance(value, dict)}  # a row of the page
+    about = {name: value for name, value in setup.items() if not isinstance(value, dict)}  # for a line of docs/
     results = {"format": FORMAT, "benchmark": "gpu", "environment": about, **content}
     return write_results(RESULTS / f"gpu-{setup.get('hardware', 'unknown')}.json", results)
 
 
 def measure(settings: GpuRun, console: Console) -> int:
     """Runs the parts; returns the exit code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that a part does not outlive this
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that no part outlives this process
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda heard, _: sys.exit(128 + heard))
     if settings.keep:

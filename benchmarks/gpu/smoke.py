@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes two steps of a small model in each way that the project can train, so that what is broken is known at once.
+"""Makes two steps of a small model in each way of training, to find faults at once.
 
     python benchmarks/gpu/smoke.py --shards build/gpu-shards
 
-Each way has a process of its own. The exit code is 1 where one of them fails.
+Each way runs in a process of its own. The exit code is 1 if one of them fails.
 """
 
 import sys
@@ -32,30 +32,30 @@ from pretraining.engine.precision import choose_dtype
 from pretraining.processes.group import choose_device
 
 STEPS = 2
-"""The second one tells whether the first has left anything broken."""
+"""The second step shows whether the first one has left a valid state."""
 
 
 @dataclass(frozen=True)
 class Smoke:
-    """Makes a step in each way that the project can train."""
+    """Makes two steps in each way of training."""
 
     shards: Path = Path("build/gpu-shards")
     """Folder of shards."""
     contest: str = "mini-128-8"
-    """Size of the model, length and number of the sequences."""
+    """SIZE-LENGTH-SEQUENCES."""
     out: Path | None = None
-    """File for what came of it."""
+    """File for the results."""
 
 
 def list_ways(device: torch.device) -> dict[str, tuple[str, torch.dtype]]:
-    """The ways: a side of throughput.py, and the numbers that it computes in."""
+    """Lists the ways: a side of throughput.py, and its type of numbers."""
     usual = choose_dtype("auto", device)
     found = {name: (name, usual) for name in SIDES if name.startswith(OURS)}
     return found | {"fp16": (OURS, torch.float16)} if device.type == "cuda" else found
 
 
 def try_way(side: str, dtype: torch.dtype, contest: Contest, shards: Path, device: torch.device) -> dict[str, Any]:
-    """What comes of some steps, in a process of their own: a GPU that has met a fault is of no use to who met it."""
+    """Makes steps in a process of their own, since a GPU fault ends its process. Returns seconds and loss."""
     shape, read = contest.open(shards)
     try:
         with open_sides({side: SIDES[side]}, shape, device, dtype) as sides:
@@ -70,7 +70,7 @@ def try_way(side: str, dtype: torch.dtype, contest: Contest, shards: Path, devic
 
 
 def try_all(settings: Smoke, console: Console) -> int:
-    """Tries all ways one after another, and says which fail; returns the exit code."""
+    """Tries all ways one after another, and prints the results; returns the exit code."""
     device, contest = choose_device("auto", World()), Contest.parse(settings.contest)
     chosen = list_ways(device)
     found: dict[str, dict[str, Any]] = {}

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes Table 5 on one GPU in minutes: all its models are trained at once, since the host of each is what takes time.
+"""Makes Table 5 on one GPU in minutes: all models are trained at once, since the host limits each of them.
 
     python benchmarks/gpu/tables.py pack --out build/gpu-tables
     python benchmarks/gpu/tables.py run --out build/gpu-tables --minutes 9 --copies results
 
-`pack` gathers on a machine with the data what `run` needs on one without: the text as documents in pieces, the tasks
-and the pairs. When the minutes are over, what is done is put into the table, and the rest is saved and stopped.
+`pack` gathers the data for a machine that has none: the text as documents in pieces, the tasks and the pairs. When the
+minutes are over, runs save and stop, and the table is made of those that are done.
 """
 
 import sys
@@ -43,14 +43,14 @@ from data_prep.common.errors import UserError
 
 TABLE = 5
 CARRIED = ("glue/STS-B", "glue/SST-2", "glue/MRPC", "glue/RTE", "pairs")
-"""Of the data besides the text."""
+"""Data besides the text."""
 ARCHIVE = "data.tar.xz"
 MOST = 40
-"""MiB of what is packed, at most: a lent machine takes 64 with the tree and few wheels (make gpu-wheels HAS=…)."""
+"""Size limit in MiB: a lent machine takes 64 with the tree and few wheels (make gpu-wheels HAS=…)."""
 LAST_LINES = 3
-"""Lines of a share that failed which are told of it."""
+"""The number of last lines that are shown of a share that failed."""
 ENDING = 45.0
-"""Seconds at the end of the minutes in which runs save and stop, and the table is made."""
+"""Seconds at the end of the minutes for runs to save and stop, and for the table."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,21 @@ class GpuTables:
     part: tyro.conf.Positional[Literal["pack", "run"]]
     """pack: gather the data; run: make the table."""
     out: Path = Path("build/gpu-tables")
-    """Folder for the data that is packed, and for all that is made of it."""
+    """Folder for the packed data and the runs."""
     text: tuple[Path, ...] = (DATA / "wiki", DATA / "books")
-    """What documents are made of."""
+    """Text of the documents."""
     minutes: float = 9.0
-    """How long `run` may take in all."""
+    """Time limit of `run`."""
     scale: ScaleName = "gpu"
-    """How large everything is."""
+    """Scale of the table."""
     shares: int = 9
-    """Commands that train at once: one for each model."""
+    """The number of commands that run at once: one for each model."""
     copies: Path | None = None
-    """Folder that gets the table (default: that of `out`)."""
+    """Folder for the table (default: `out`)."""
 
 
 def pack(settings: GpuTables, console: Console) -> None:
-    """Makes documents of the text, and puts them with the tasks into one file."""
+    """Makes documents of the text, and packs them with the tasks into one file."""
     archive = settings.out / ARCHIVE
     with tempfile.TemporaryDirectory() as scratch:
         documents = Path(scratch) / "documents"
@@ -101,7 +101,7 @@ def pack(settings: GpuTables, console: Console) -> None:
 
 
 def run(settings: GpuTables, console: Console) -> int:
-    """Unpacks the data, trains all models at once, and makes the table of what is done in time."""
+    """Unpacks the data, trains all models at once, and makes the table of the runs that are done in time."""
     end = time.monotonic() + 60 * settings.minutes - ENDING
     os.environ |= {"PYTHONUNBUFFERED": "1", **unpack(settings.out)}
     root, results = settings.out / "made", settings.copies or settings.out
@@ -118,7 +118,7 @@ def run(settings: GpuTables, console: Console) -> int:
     wait_for(readers, end)
     late = [share for share in shares if share.poll() is None]
     for share in late:
-        share.terminate()  # all of them first: they save
+        share.terminate()  # all at the same time: they save
     wait_for(readers, end + ENDING / 2)
     for share in shares:
         end_group(share)
@@ -137,7 +137,7 @@ def run(settings: GpuTables, console: Console) -> int:
 
 
 def unpack(folder: Path) -> dict[str, str]:
-    """Unpacks the data where that was not done yet; returns the variable that names them."""
+    """Unpacks the data, unless that is done; returns the environment variable of its folder."""
     archive, data = folder / ARCHIVE, folder / "data"
     if not data.exists():
         if not archive.exists():
@@ -151,7 +151,7 @@ def unpack(folder: Path) -> dict[str, str]:
 
 
 def wait_for(threads: Sequence[threading.Thread], end: float) -> None:
-    """Waits until all threads have ended, or it is so late by the clock of `time.monotonic`."""
+    """Waits for threads, until `end` by `time.monotonic` at the latest."""
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
 

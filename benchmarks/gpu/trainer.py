@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains by the command that users type, kills the run, and continues it: speed, loader, checkpoint and resumption.
+"""Trains by train.py, kills the run, and continues it: measures speed, loader, checkpoint and resumption.
 
 python benchmarks/gpu/trainer.py --shards build/gpu-shards --seconds 180
 """
@@ -34,41 +34,41 @@ from pretraining.checkpoint.record import list_finished, parse_step
 from pretraining.reporting.metrics_file import METRICS, read_all_records
 
 SETTLED = 3
-"""Steps after a start that count for no speed: what is compiled, allocated and read for the first time."""
+"""Steps after a start that do not count: they compile, allocate and read for the first time."""
 PATIENCE, STOPS_IN = 180.0, 60.0
-"""Seconds in which a run must come to its first steps, or to its next checkpoint; and in which it must stop."""
+"""Time limits in seconds: for the first steps or the next checkpoint, and for a stop."""
 TOLD = ("micro-batch", "continu", "warning")
-"""How the lines of a run begin that are kept."""
+"""Prefixes of the lines of a run that are kept."""
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains by the command, kills the run, and continues it."""
+    """Trains by train.py, kills the run, and continues it."""
 
     shards: Path = Path("build/gpu-shards")
     """Folder of shards."""
     size: str = "large"
     """Size of the model."""
     seconds: float = 150.0
-    """How long both starts train together, from their first steps on."""
+    """Training time of both starts together, from their first steps."""
     batch: int = 1024
-    """Sequences of a step, of which as many as fit are computed at a time."""
+    """Sequences of a step; as many as fit are computed at a time."""
     every: int = 20
     """Steps between checkpoints."""
     lengths: tuple[int, int] = (128, 512)
-    """Lengths of the sequences of both phases, of which the first is trained."""
+    """Lengths of the sequences of both phases; only the first phase is trained."""
     out: Path | None = None
-    """File for what is measured."""
+    """File for the results."""
 
 
 class TrainerRun:
-    """A run in a folder, and what it said."""
+    """A run in a folder, and its output."""
 
     def __init__(self, settings: Trainer, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self._say = folder, say
         own: tuple[object, ...] = ("--model.size", settings.size, "--phases.0.batch", settings.batch)
         often = ("--checkpoints.every", settings.every, "--checkpoints.keep", 2, "--evaluation.every", 1_000_000)
-        bare = ("--logging.tensorboard", "false")  # which needs a package of its own
+        bare = ("--logging.tensorboard", "false")  # it needs another package
         own += tuple(word for n in (0, 1) for word in (f"--phases.{n}.length", settings.lengths[n]))
         words = ("--recipe", "bert_large_lamb", "--data", settings.shards, "--out", folder, *own, *often, *bare)
         self.command = [sys.executable, str(ROOT / "pretraining/train.py"), *map(str, words)]
@@ -86,17 +86,17 @@ class TrainerRun:
         self._say(line)
 
     def steps(self) -> list[dict[str, Any]]:
-        """The steps that its log has of the last start."""
+        """Returns the logged steps of the last start."""
         lines = read_all_records(self.folder / METRICS)
         return [line for line in lines if line["kind"] == "step" and line["time"] > self.begun]
 
     def wait_until(self, told: str, what: Callable[[], bool]) -> None:
-        """Waits until something holds; UserError where it takes too long."""
+        """Waits until a condition holds. Raises UserError if that takes too long."""
         if not self.wait_for(what, PATIENCE):
             raise UserError(f"after {PATIENCE:.0f} s nothing shows that the run {told}")
 
     def wait_for(self, what: Callable[[], bool], seconds: float) -> bool:
-        """Whether something came before so many seconds were over; UserError where the run ends."""
+        """Waits for a condition; returns False after `seconds`. Raises UserError if the run ends."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if what():
@@ -108,12 +108,12 @@ class TrainerRun:
         return False
 
     def kill(self) -> None:
-        """Kills the run, as a machine that loses its power does."""
+        """Kills the run, as a power cut does."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> int | None:
-        """Asks the run to save and to stop; the exit code, or None where it does not end in time."""
+        """Asks the run to save and stop; returns the exit code, or None if it does not end in time."""
         self.process.terminate()
         try:
             return self.process.wait(STOPS_IN)
@@ -122,7 +122,7 @@ class TrainerRun:
 
 
 def summarise_speed(steps: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """The median of the steps of one start, but for the first of them."""
+    """Returns medians over the steps of a start, without the first SETTLED."""
     settled = list(steps)[SETTLED:]
     if not settled:
         raise UserError(f"fewer than {SETTLED + 1} steps: give more --seconds")
@@ -159,7 +159,7 @@ def train_twice(training: TrainerRun, seconds: float) -> dict[str, Any]:
 
 
 def train_for(training: TrainerRun, seconds: float) -> list[dict[str, Any]]:
-    """Starts the run, and lets it train for so long, and some steps at least; these are what it returns."""
+    """Starts the run, and lets it train for this time and at least SETTLED steps; returns the steps."""
     training.begin()
     training.wait_until("makes steps", lambda: len(training.steps()) > SETTLED)
     training.wait_for(lambda: False, seconds)
@@ -167,7 +167,7 @@ def train_for(training: TrainerRun, seconds: float) -> list[dict[str, Any]]:
 
 
 def measure(settings: Trainer, console: Console) -> int:
-    """Trains, says and keeps what was measured; returns the exit code."""
+    """Trains, prints and writes the results; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         training = TrainerRun(settings, Path(folder) / "run", lambda line: console.print(line, markup=False))
         try:

@@ -3,7 +3,7 @@
 
     python benchmarks/gpu/wheels.py --out build/gpu-wheels --python 3.12 --has torch numpy pyarrow
 
-What the machine has is left out, with all that only this needs: torch with its CUDA libraries always is.
+Omits the packages of the machine and their requirements; torch with its CUDA libraries is always omitted.
 """
 
 import sys
@@ -31,9 +31,9 @@ from data_prep.common.errors import UserError
 
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 MOST = 64
-"""MiB of a working tree, with all that goes along, that machines which are lent take."""
+"""Size limit in MiB of the tree, wheels and shards on lent machines."""
 SOURCES_ONLY = ("deepspeed",)
-"""Packages of which the index has no wheel: it is built here, of Python alone."""
+"""Packages without a wheel in the index, which are built here without kernels."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +41,27 @@ class Wheels:
     """Gathers wheels."""
 
     out: Path
-    """Folder for them; what is in it goes."""
+    """Folder for the wheels, which is emptied first."""
     python: str = "3.12"
     """Python of the machine."""
     has: tuple[str, ...] = ("torch", "numpy", "pyarrow")
-    """What the machine has."""
+    """Packages of the machine."""
     shards: Path = Path("build/gpu-shards")
-    """Folder of shards that goes along."""
+    """Folder of shards, to count its size."""
 
 
 def select_locked(names: Collection[str], lock: str, python: str) -> list[str]:
-    """The packages in their versions of a lock file for a Python."""
+    """Returns packages with their versions in a lock file, for a version of Python."""
     lines = [Requirement(line) for line in lock.splitlines()]
     return [f"{each.name}{each.specifier}" for each in lines if each.name in names and applies_to(each, python)]
 
 
 def gather(names: Sequence[str], out: Path, python: str) -> None:
-    """Downloads wheels in the versions of requirements.lock; builds those that nobody has built."""
+    """Downloads wheels in the versions of requirements.lock, and builds missing ones."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     lock = (ROOT / "requirements.lock").read_text()
     built = select_locked(set(names) & {*SOURCES_ONLY}, lock, python)
-    if built:  # kernels are compiled where they are used
+    if built:  # kernels are compiled on the machine
         without_kernels = {**os.environ, "DS_BUILD_OPS": "0"}
         subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(out), *built], check=True, env=without_kernels)
     target = ["--no-deps", "--python-version", python, "--only-binary=:all:"]
@@ -71,13 +71,13 @@ def gather(names: Sequence[str], out: Path, python: str) -> None:
 
 
 def prepare(settings: Wheels, console: Console) -> None:
-    """Gathers the wheels, all of them or none, and says what they are."""
+    """Gathers all wheels or none, and lists them."""
     shutil.rmtree(settings.out, ignore_errors=True)
     settings.out.mkdir(parents=True)
     try:
         gather(collect_requirements(NEEDED, (TORCH, *settings.has), settings.python), settings.out, settings.python)
     except subprocess.CalledProcessError as error:
-        shutil.rmtree(settings.out)  # half of them would be worse than none
+        shutil.rmtree(settings.out)  # an incomplete set is useless
         raise UserError(f"pip ended with {error.returncode}; its message above says why") from error
     sizes = {wheel.name: wheel.stat().st_size / 2**20 for wheel in settings.out.iterdir()}
     for name in sorted(sizes, key=lambda each: -sizes[each]):
@@ -91,18 +91,18 @@ def prepare(settings: Wheels, console: Console) -> None:
 
 
 def count_mib(paths: Iterable[Path]) -> float:
-    """What the files among these paths take, in MiB."""
+    """Returns the size of the files among these paths in MiB."""
     return sum(path.stat().st_size for path in paths if path.is_file()) / 2**20
 
 
 def tracked_files() -> list[Path]:
-    """The files of this checkout; none outside of one."""
+    """Lists the tracked files of this checkout; none outside of a checkout."""
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False)
     return [ROOT / name for name in listed.stdout.split("\0") if name]
 
 
 def describe_load(wheels: float, shards: float, tree: float) -> list[str]:
-    """What goes to the machine, in MiB, and what can stay behind where that is more than lent machines take."""
+    """Describes the sizes in MiB, and how to reduce them if they exceed the limit of lent machines."""
     load = wheels + shards + tree
     lines = [f"{load:7.2f} MiB  go to the machine: wheels {wheels:.1f}, shards {shards:.1f}, tree {tree:.1f}"]
     if load > MOST:

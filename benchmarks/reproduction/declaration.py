@@ -294,14 +294,14 @@ def load_table(name: str, scale: ScaleName) -> Declared:
 
 @cache
 def read_common() -> tuple[dict[str, TableColumn], dict[ScaleName, Scale]]:
-    """Reads what tables have in common: columns and scales."""
+    """Reads the columns and scales of all tables."""
     columns = read_settings(Form(Columns), HERE / "columns.toml", find_faults=lambda _: [])
     scales = read_settings(Form(Scales), HERE / "scales.toml", find_faults=lambda _: [])
     return columns.columns, scales.scales
 
 
 def find_table_faults(table: Table) -> list[str]:
-    """Lists what a table names that it has not."""
+    """Lists unknown or repeated names in a table."""
     rows = [row.name for row in table.rows]
     faults = [f"rows: two are called {name}" for name in set(rows) if rows.count(name) > 1]
     for row in table.rows:

@@ -1,6 +1,6 @@
-"""Hides installed modules from a Python whose path begins with this folder: HIDDEN_MODULES names them.
+"""Hides the installed modules in HIDDEN_MODULES from a Python whose path begins with this folder.
 
-Python imports a module of this name at its start. To whoever asks, a hidden module is not installed.
+Python imports a module of this name when it starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HIDDEN = {*os.environ.get("HIDDEN_MODULES", "").split()}
 
 
 class Without(PathFinder):
-    """Finds modules as Python does, but for those that are hidden."""
+    """Finds modules as Python does, without hidden ones."""
 
     @classmethod
     def find_spec(
