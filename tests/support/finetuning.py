@@ -232,7 +232,7 @@ def stop_within_scoring(step: int, split: str) -> None:
         return compute_outputs(engine, kind, splits, context)
 
     put(loop.Tuner, "score_where_due", noted)
-    put(loop, "outputs_of", heard)
+    put(loop, "compute_outputs", heard)
 
 
 def kill_at(step: int, run: str = "") -> None:
