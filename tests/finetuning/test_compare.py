@@ -60,17 +60,14 @@ def test_what_is_not_alike_has_no_difference(
     assert named in note
 
 
-def test_one_folder_is_a_table_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([write(tmp_path / "glue", sst2=0.5)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["sst2", "accuracy", "50.0"]
-
-
 def test_what_has_no_results_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert f"{tmp_path}: no results.json" in capsys.readouterr().err
     (tmp_path / "results.json").write_text('{"task": "sst2", "metric": "accuracy", "score": 0.5}')
     assert main([str(tmp_path)]) == 2
     assert "name the folder above it" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "python finetuning/compare.py runs/" in capsys.readouterr().err
 
 
 def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,12 +92,9 @@ def test_names_are_shown_as_they_are_and_files_lead_to_their_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [write(tmp_path / name, runs=runs, sst2=0.8) for name, runs in (("a", 1), ("[bold]b", 1), ("c", 2))]
+    assert main(names[:1]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["sst2", "accuracy", "80.0"]
     assert main([f"{names[0]}/results.json", *names[1:]]) == 0
     head, _, note = capsys.readouterr().out.splitlines()
     assert "[bold]b" in head
     assert note.startswith("sst2: not alike (c): one run and the best of 2")
-
-
-def test_without_folders_it_says_how_to_call_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "python finetuning/compare.py runs/" in capsys.readouterr().err

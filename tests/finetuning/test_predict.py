@@ -18,7 +18,7 @@ import torch
 from conftest import ROOT
 from safetensors.torch import load_file, save_file
 from support.commands import start
-from support.fine_tuned_models import LABELS, MODELS, save_models
+from support.fine_tuned_models import LABELS, MODELS
 from support.transformers_models import PIECES, SHAPE, their_model
 from transformers import (
     AutoTokenizer,
@@ -35,12 +35,7 @@ from finetuning.tasks.spans import TextWindows
 from pretraining.huggingface.folders import TASK
 from pretraining.huggingface.weights import Kind
 
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
-    return save_models(tmp_path_factory)
-
-
+pytest_plugins = ["support.fine_tuned_models"]
 ENTRY = [sys.executable, str(ROOT / "finetuning" / "predict.py")]
 TEXTS = ["a fine film", "", "word1 word2 xyz?", "b " * 60, "Word7 and word9"]
 PAIRS = [["what", "a fine film of word3 and word5 ab"], ["", ""], ["who is", "word11 word12 b c d"], ["x", ""]]

@@ -8,16 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.fine_tuned_models import save_models
 
 from finetuning import predict
 from finetuning.prediction import load
 from pretraining.huggingface.weights import Kind
 
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
-    return save_models(tmp_path_factory)
+pytest_plugins = ["support.fine_tuned_models"]
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,17 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from support.commands import wait_for
-from support.fine_tuned_models import save_models
 from support.processes import free_port
 
 from finetuning.prediction import load
 from pretraining.huggingface.weights import Kind
 
+pytest_plugins = ["support.fine_tuned_models"]
 TEXTS = ["a fine film", "", "word1 word2 xyz?"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folders: dict[Kind, Path] = save_models(tmp_path_factory)
+@pytest.fixture
+def model(folders: dict[Kind, Path]) -> Path:
     return folders["classes"]
 
 

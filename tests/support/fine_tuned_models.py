@@ -32,8 +32,9 @@ MODELS: dict[Kind, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def save_models(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
-    """What transformers saves of a model of every kind, whose head speaks up."""
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
+    """What transformers saves of a model of every kind, whose head speaks up; tests only read it."""
     found = {}
     for kind, (theirs, settings) in MODELS.items():
         found[kind] = folder = tmp_path_factory.mktemp(kind)

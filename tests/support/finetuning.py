@@ -10,9 +10,11 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from support.base_models import write_bert
 from support.faults import replace as put
@@ -22,7 +24,7 @@ from support.training import TIMES
 
 from finetuning.running import loop
 from finetuning.running.outputs import compute_outputs
-from finetuning.session.session import main
+from finetuning.session import session
 from pretraining.engine.step import train_step
 from pretraining.processes import stopping
 
@@ -122,11 +124,13 @@ def be_entry(entry: str, command: Sequence[str], fault: Callable[[], None] | Non
     exit_now(call(entry, command))
 
 
-def call(entry: str, command: Sequence[str]) -> int:
-    """An entry in this process, `run_task` or another; returns its exit code."""
+def call(entry: str, command: Sequence[str], charts: bool = False) -> int:
+    """Runs an entry in this process, `run_task` or another; returns its exit code. Without `charts`, which take most of
+    the time of a small run."""
     module = importlib.import_module(f"finetuning.{entry}")
     kind = getattr(module, "".join(part.capitalize() for part in entry.split("_")))
-    return main(kind, list(command), f"{entry}.py")
+    with nullcontext() if charts else mock.patch.object(session, "draw_task", return_value=[]):
+        return session.main(kind, list(command), f"{entry}.py")
 
 
 def launch(

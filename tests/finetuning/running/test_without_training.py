@@ -35,7 +35,11 @@ def test_a_fine_tuned_model_scores_as_it_did(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(["--evaluate"], "not fine-tuned for a task"), (["--evaluate", "--from-scratch"], "fresh weights")],
+    [
+        (["--evaluate"], "not fine-tuned for a task"),
+        (["--evaluate", "--check"], "not fine-tuned for a task"),
+        (["--evaluate", "--from-scratch"], "fresh weights"),
+    ],
 )
 def test_what_has_learned_nothing_is_not_scored(
     more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -43,6 +47,7 @@ def test_what_has_learned_nothing_is_not_scored(
     toy = write_toy(tmp_path / "toy")
     assert call("run_task", toy.command("out", *more)) == 2
     assert message in capsys.readouterr().err
+    assert not (toy.folder / "out").exists()
 
 
 def write_glue(folder: Path) -> None:

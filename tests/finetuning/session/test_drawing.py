@@ -27,7 +27,7 @@ def test_a_grid_is_drawn_beside_its_results(tmp_path: Path) -> None:
     toy = write_toy(tmp_path / "toy")
     shutil.copy(toy.data / "dev.tsv", toy.data / "test.tsv")  # a test split with labels is scored too
     grid = ["--learning-rates", "1e-3", "3e-3", "--epochs", "1", "--logging.tensorboard", "true", "--length", "16"]
-    assert call("run_task", toy.command("out", *grid)) == 0
+    assert call("run_task", toy.command("out", *grid), charts=True) == 0
     drawn = {"curves", "grid", "lengths", "answers_dev", "answers_test", "classes_dev", "classes_test"}
     assert pictures(toy.folder / "out" / "toy") == drawn
     assert len(results(toy.folder / "out")["runs"]) == 2
@@ -47,7 +47,7 @@ def test_what_cannot_be_drawn_is_told_and_fails_nothing(
     toy = write_toy(tmp_path / "toy")
     monkeypatch.setattr(charts, "draw_curves", broken)
     monkeypatch.setattr(figures, "save", broken)
-    assert call("run_task", toy.command("out")) == 0
+    assert call("run_task", toy.command("out"), charts=True) == 0
     said = capsys.readouterr().out
     assert "curves.png: not drawn: RuntimeError: no font" in said
     assert "answers_dev.png: not drawn: RuntimeError: no font" in said

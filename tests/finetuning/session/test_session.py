@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.finetuning import RECIPE, TASK, Toy, call, changed, fine_tune, results
+from support.finetuning import RECIPE, TASK, Toy, call, changed, results
 from support.squad import article, item, write_squad
 from support.task_models import task_weights
-from support.training import assert_well
 from support.transformers_models import PIECES, SHAPE
 
 from data_prep.common.files import write_json
@@ -42,7 +41,8 @@ def test_from_scratch_begins_with_fresh_weights(toy: Toy) -> None:
     still = ["--learning-rates", "1e-12", "--epochs", "0.2"]
     begun = {"given": load_file(toy.model / "model.safetensors")}
     for out, more in (("taken", []), ("fresh", ["--from-scratch"]), ("other", ["--from-scratch", "--seed", "2"])):
-        assert_well(fine_tune(toy.command(out, *still, *more)))
+        assert call("run_task", toy.command(out, *still, *more)) == 0
+        disconnect()
         begun[out] = load_file(toy.folder / out / "toy" / "model" / "model.safetensors")
         card = (toy.folder / out / "toy" / "model" / "README.md").read_text()
         assert ("but not the weights" in card) == bool(more)
@@ -54,8 +54,9 @@ def test_from_scratch_begins_with_fresh_weights(toy: Toy) -> None:
         assert all(float((one - two).abs().max()) > 0.01 for one, two in ((given, fresh), (fresh, other)))
 
 
-def test_results_tell_all_of_the_runs(toy: Toy) -> None:
-    said = assert_well(fine_tune(toy.command("out", "--seeds", "2")))
+def test_results_tell_all_of_the_runs(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run_task", toy.command("out", "--seeds", "2")) == 0
+    said = capsys.readouterr().out
     steps = [line for line in said.splitlines() if "items/s" in line and "epoch" in line]
     assert all(re.search(r" s left(  \(.* s for all runs\))?$", line) for line in steps)
     assert ["for all runs" in line for line in steps] == [True] * 5 + [False] * 5
@@ -204,15 +205,6 @@ def test_a_split_that_came_later_is_named_with_what_answers_it(
     disconnect()
     assert call("run_task", toy.command("later", "--evaluate", "--model", model)) == 0
     assert (toy.folder / "later" / "toy" / "predictions" / "predictions_test.tsv").exists()
-
-
-@pytest.mark.parametrize("more", [[], ["--check"]])
-def test_scoring_without_training_needs_a_model_that_is_fine_tuned(
-    toy: Toy, more: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("run_task", toy.command("out", "--evaluate", *more)) == 2
-    assert "not fine-tuned for a task" in capsys.readouterr().err
-    assert not (toy.folder / "out").exists()
 
 
 def commands_in(message: str) -> list[list[str]]:
