@@ -15,7 +15,7 @@ from data_prep.common.errors import DamageError
 from data_prep.common.files import FileRecord, replacing
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, MemoryError, TypeError, OverflowError)
-"""What is raised where a file is not the Arrow file that it claims to be."""
+"""Exceptions that pyarrow raises for a file that is no whole Arrow file."""
 
 
 class Lists(NamedTuple):
@@ -86,7 +86,7 @@ def name_damage(path: Path, what: str) -> Iterator[None]:
 
 
 def map_batches(path: Path) -> pa.RecordBatchFileReader:
-    """Maps an Arrow file into memory, of which nothing is read yet; raises DamageError where it is not whole."""
+    """Maps an Arrow file into memory without reading it; raises DamageError if it is not whole."""
     with name_damage(path, "not a whole Arrow file"):
         if not path.is_file():
             raise DamageError(f"{path}: missing, or no file")
@@ -96,7 +96,7 @@ def map_batches(path: Path) -> pa.RecordBatchFileReader:
 def read_batch(reader: pa.RecordBatchFileReader, index: int, path: Path, full: bool = True) -> pa.RecordBatch:
     """Takes a record batch of a mapped file; raises DamageError unless its columns lie within the file.
 
-    `full` says whether the offsets within columns are looked at too, half a millisecond for a shard of 75 MB.
+    `full` also checks the offsets within columns, which takes half a millisecond for a shard of 75 MB.
     """
     with name_damage(path, "damaged"):
         batch = reader.get_batch(index)
@@ -117,7 +117,7 @@ def _nulls(column: pa.Array) -> int:
 def read_shard(path: Path, full: bool = False) -> pa.RecordBatch:
     """Maps a shard into memory; raises DamageError where it is none.
 
-    Unless `full`, its offsets are not looked at: whoever reads rows by them must check them first.
+    Unless `full`, its offsets are not checked: the caller must check them before reading rows by them.
     """
     reader = map_batches(path)
     with name_damage(path, "not a whole Arrow file"):

@@ -1,8 +1,8 @@
-"""What of the documents becomes examples, and by which numbers: between the pieces of a corpus and its examples.
+"""Chooses and numbers the documents that become examples: the steps between tokens and examples.
 
 unique     copies of earlier documents are left out             where --drop-copies is given
-distinct   documents of which earlier ones have almost all      --near-copies
-limited    so much of a source that its share is no larger      --max-share
+distinct   near copies of earlier documents are left out        --near-copies
+limited    documents are left out of a source that is too large  --max-share
 passages   are cut out for validation                           where documents are too few to hold some out
 (split)    documents are held out for validation
 weighed    documents for training are repeated, or left out     --weight
@@ -45,7 +45,7 @@ CUT_PASSAGES = Step("passages", sifting.cut_passages, TokensRecord, "pieces")  #
 WEIGH = Step("weighed", sifting.weigh, TokensRecord, "pieces")  # several tasks read a file
 
 MARKED, SPLIT = "marked", "split"
-"""What is done at once: the copies are found; it is decided which documents are held out."""
+"""Steps without tasks: copies are found, and documents are chosen for validation."""
 HELD_OUT_ONCE = f"{WORK}/held-out-once.npy"  # the numbers that documents held out have before any is repeated
 NOTHING_LEFT = "--weight: leaves no document for training; take larger weights, and another --out"
 
@@ -55,12 +55,12 @@ More = Callable[[], Iterable[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What of the documents is to become examples."""
+    """The documents that become examples."""
 
     once: Tokens
-    """What is in the files of documents before any is repeated."""
+    """The files of documents before any document is repeated."""
     parts: Tokens
-    """What is in the files that examples are made of."""
+    """The files that examples are made of."""
     num_held_out: int
 
 
@@ -78,7 +78,7 @@ class Choosing:
         return self.runner.work.out
 
     def choose(self, tokens: Tokens) -> Chosen:
-        """Leaves out, cuts up, holds out and repeats what the settings say; writes what examples need to know of it."""
+        """Leaves out, cuts, holds out and repeats documents by the settings; writes the tables that examples read."""
         require_text(tokens)
         for leave_out in (self._without_copies, self._without_near, self._within_shares, self._with_passages):
             tokens = leave_out(tokens)
@@ -105,7 +105,7 @@ class Choosing:
         return write_batches(self.folder, DOCUMENTS, DOCUMENTS_SCHEMA, batches(), compression="zstd")
 
     def _sift(self, step: Step[SiftTask, TokensRecord], tokens: Tokens, more: More = lambda: repeat({})) -> Tokens:
-        """Runs a step on all files of token documents; `more` says what its tasks need besides."""
+        """Runs a step on all files of token documents; `more` yields further arguments of its tasks."""
         unknown = self.vocabulary.special.unk
 
         def tasks() -> Iterator[SiftTask]:
@@ -194,7 +194,7 @@ class Choosing:
         return weighed, numbers
 
     def _say_weights(self, tokens: Tokens, weighed: Tokens) -> None:
-        """Says how many times the pieces of each source are there for training, since documents differ in length."""
+        """Prints by which factor weights changed the pieces of each source, since documents differ in length."""
         before, after = Counter[str](), Counter[str]()
         for record in tokens:
             before[record.source] += record.pieces
@@ -212,7 +212,7 @@ class Choosing:
 
 
 def is_weighed_by_older(work: WorkFolder) -> bool:
-    """Tells whether an older version repeated documents here, which drew each by itself, so that no count was exact."""
+    """Returns whether an older version repeated documents here: it drew each by itself, so no count was exact."""
     records = (record for _, _, record in work.journal(WEIGH.name, WEIGH.kind).read())
     return any("held_out_pieces" not in record.model_fields_set for record in records)
 

@@ -1,4 +1,4 @@
-"""What a manifest says of a run: what it was to do, and what became of the text, summed up."""
+"""Makes the parts of a manifest: the settings and sources of a run, and the figures of its text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord
 
 COUNTED = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes", "copies", "near_copies", "over_share")
-"""What is summed up over the files of token documents."""
+"""Counts that are added up over the files of token documents."""
 
 
 def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
-    """Tells what a run is going to do."""
+    """Makes the plan of a run: its settings and its sources."""
     recorded = settings.record_values() | {"without_words": words_label(settings.without_words)}
     return Ingredients(
         settings=RecordedSettings(**recorded),
@@ -33,7 +33,7 @@ def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | No
 
 
 def describe_with_origins(plan: Ingredients, origins: Origins, out: Path) -> Ingredients:
-    """Tells what a run is going to do, as if the documents of other folders had been cut for it."""
+    """Adds the settings and sources of other folders to a plan, as if it had read their text itself."""
     alone = len(origins.folders) == 1 and not plan.sources  # the text of that folder then made the shards
     theirs = origins.read_settings()
     if plan.sources:
@@ -54,13 +54,13 @@ def describe_with_origins(plan: Ingredients, origins: Origins, out: Path) -> Ing
 
 
 def describe_vocabulary(vocabulary: Vocabulary, given: Vocabulary | None) -> VocabularyFigures:
-    """Tells of the vocabulary of the shards what the manifest says; `base_size` where a given one was extended."""
+    """Makes the record of a vocabulary; `base_size` is there if a given vocabulary was extended."""
     extended = {"base_size": len(given)} if given and len(given) < len(vocabulary) else {}
     return VocabularyFigures(size=len(vocabulary), sha256=vocabulary.sha256, cased=vocabulary.cased, **extended)
 
 
 def collect_faults(documents: Iterable[DocumentsRecord], left_out: Problems) -> Faults:
-    """Lists what could not be read, files first, with nothing of this machine; counts what was replaced or left out."""
+    """Lists what could not be read, files first, without paths of this machine; counts replaced and filtered."""
     files = [without_place(fault, left_out.names) for fault in left_out.skipped]
     skipped = [*files, *(fault for record in documents for fault in record.left_out)]
     filtered = {name: total.number for name, total in add_up(documents).items()}
@@ -68,7 +68,7 @@ def collect_faults(documents: Iterable[DocumentsRecord], left_out: Problems) -> 
 
 
 def sum_corpus(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> CorpusFigures:
-    """Sums up the corpus in the numbers that a manifest has of it; `lost` names damaged documents of other folders."""
+    """Adds up the figures of the corpus; `lost` names damaged files of documents of other folders."""
     by_source: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     for record in chosen.once:

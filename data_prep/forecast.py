@@ -1,8 +1,7 @@
-"""What a run will take before anything runs: time, disk, memory, tasks and files, out of a sample of the text.
+"""Estimates what a run takes, from a sample of the text: time, disk, tasks and files.
 
-Some megabytes from all over the text go through every step, and what that took stands for the rest: everything grows
-with the text. What grows with the number of parts besides, files to open for partners and for shards, is added with
-what opening one takes.
+Some megabytes from all over the text go through every step. All costs are proportional to the text, except for files
+that are opened for partners and for shards: these grow with the number of parts, and are added.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ PIECES, PIECE_BYTES = 0.22, 2.65  # pieces of English for a byte of it, and what
 SAMPLE_BYTES = 8 << 20  # text that goes through the steps
 SAMPLES = 8  # places that it comes from
 EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.5}
-"""Bytes of text for one on the disk, where no sample says it."""
+"""Bytes of text for a compressed byte, if there is no sample."""
 
 
 @dataclass
 class Costs:
-    """What a byte of text takes: in seconds of a core for every step, and in bytes on the disk."""
+    """Costs of a byte of text: core seconds by step, and bytes on the disk."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     """By the names of the steps."""
@@ -60,7 +59,7 @@ class Costs:
     documents: float = 1.03
     tokens: float = 0.48
     near_copies: float = 0.2
-    """Bytes of keys and candidates, by which near copies are found."""
+    """Bytes of the keys and candidates of the search for near copies."""
     examples: dict[int, float] = field(default_factory=dict)
     """Bytes of all sets of a length before they are in shards, by length."""
     shards: dict[int, float] = field(default_factory=dict)
@@ -69,7 +68,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class StepForecast:
-    """What a step of a run will take."""
+    """The estimated costs of a step."""
 
     name: str
     tasks: int
@@ -81,7 +80,7 @@ class StepForecast:
 
 @dataclass(frozen=True)
 class Text:
-    """What a run makes shards of: files to read, and documents of other folders."""
+    """The text of a run: files to read, and documents of other folders."""
 
     files: list[SourceFile]
     origins: Origins = field(default_factory=Origins)
@@ -112,7 +111,7 @@ class Amount:
 
 
 def plan_steps(settings: Settings, costs: Costs, amount: Amount, parts: int) -> list[StepForecast]:
-    """Works out what the steps of a run take, for so much text in so many parts."""
+    """Estimates the costs of all steps, for an amount of text in `parts` parts."""
     text = amount.sources * costs.text
     documents, tokens = costs.documents * text, costs.tokens * text
     found: list[StepForecast] = []
@@ -150,7 +149,7 @@ def plan_steps(settings: Settings, costs: Costs, amount: Amount, parts: int) -> 
 
 
 def make_usual_costs(settings: Settings) -> Costs:
-    """Gives what English text takes on the disk, where no sample is taken."""
+    """Returns the costs on the disk of English text, for a warning without a sample."""
     made = PIECES * PIECE_BYTES * (settings.duplicates + settings.validation)
     shards = dict.fromkeys(settings.lengths, made)
     keys = {length: 2 * 8 * PIECES * settings.duplicates / length for length in settings.lengths}  # half full
@@ -158,13 +157,13 @@ def make_usual_costs(settings: Settings) -> Costs:
 
 
 def count_free_bytes(folder: Path) -> int:
-    """Finds how much room there is for a folder, with what an earlier run has left in it."""
+    """Counts the free bytes for a folder, with those that an earlier run uses in it."""
     used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
     return shutil.disk_usage(find_existing_folder(folder)).free + used
 
 
 def describe_disk_need(folder: Path, steps: list[StepForecast]) -> str:
-    """Compares what a run will have on the disk at most with the room there is; nothing where that is enough."""
+    """Warns if a run needs more room on the disk than there is; returns "" if there is enough."""
     needed, free = max(step.disk for step in steps), count_free_bytes(folder)
     if needed <= free:
         return ""
@@ -178,7 +177,7 @@ def format_size(number: float) -> str:
 
 
 def measure_costs(settings: Settings, given: Vocabulary | None, text: Text, folder: Path, console: Console) -> Costs:
-    """Takes a sample of the text through all steps, in a folder that is thrown away, and finds what each took."""
+    """Runs all steps on a sample of the text in a temporary folder, and measures their costs."""
     place = find_existing_folder(folder)
     rehearse(settings, len(given) if given else settings.vocab_size, place, console)
     with open_trial(settings, place) as (runner, steps):
@@ -247,14 +246,14 @@ def read_sample(steps: Steps, bundles: list[Bundle]) -> tuple[list[DocumentsReco
 
 
 def find_existing_folder(folder: Path) -> Path:
-    """Finds the nearest folder that is there."""
+    """Finds the nearest parent that exists."""
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
 
 
 def print_forecast(
     settings: Settings, given: Vocabulary | None, text: Text, folder: Path, workers: int, console: Console
 ) -> None:
-    """Says what a run into a folder will take."""
+    """Prints what a run into a folder will take."""
     bundles, kept = make_bundles(text.files), text.origins.kept_files
     if not (bundles or kept):
         raise UserError("the files have nothing in them to read")
@@ -276,7 +275,7 @@ def print_forecast(
 
 
 def make_forecast_table(steps: list[StepForecast], workers: int) -> Table:
-    """Lays out what the steps will take."""
+    """Makes the table of the steps and their costs."""
     table = Table(box=None, pad_edge=False)
     for name in ("step", "tasks", "on one core", f"on {workers} workers", "on the disk", "files"):
         table.add_column(name, justify="left" if name == "step" else "right")

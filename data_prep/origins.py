@@ -1,4 +1,4 @@
-"""Folders whose documents are in pieces already: those that --from names, of which other shards are made.
+"""Folders of documents in pieces, which --from names to make other shards of them.
 
 A folder that was made of the documents of others has none of its own, or those of new text beside them: theirs come
 first then, in the same order as when it was made.
@@ -24,12 +24,12 @@ from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabul
 from data_prep.work import TokensRecord
 
 COUNTS = ("empty", "sentences", "pieces", "unknown", "text_bytes")
-"""What records of documents in pieces and manifests both tell of a file."""
+"""Counts of a file that both TokensRecord and KeptFile have."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What of some text could not be read, and what filters left out of it."""
+    """Text that could not be read, and documents that filters left out."""
 
     skipped: list[str]
     replaced: int
@@ -48,7 +48,10 @@ def sum_filtered(faults: Iterable[Faults | OriginRecord]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Origin:
-    """A finished folder that has documents in pieces, and tells of those of others first that it was made of too."""
+    """A finished folder that has documents in pieces.
+
+    If it was made of the documents of others too, its manifest lists those first.
+    """
 
     folder: Path
     manifest: Manifest
@@ -60,7 +63,7 @@ class Origin:
 
     @property
     def faults(self) -> Faults:
-        """Tells what of that text could not be read or was left out."""
+        """Returns the faults of that text alone."""
         corpus, others = self.manifest.corpus, self.manifest.origins
         own = slice(sum(other.skipped for other in others), len(corpus.skipped) - (corpus.lost or 0))
         theirs = sum_filtered(others)
@@ -70,12 +73,12 @@ class Origin:
 
     @property
     def key(self) -> str:
-        """Stands for the documents and for the vocabulary that they were cut with."""
+        """Hash of the documents and of the vocabulary that they were cut with."""
         parts = (self.manifest.vocabulary.sha256, *(file.sha256 for file in self.manifest.kept))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def path_from(self, out: Path) -> str:
-        """Spells the way to the folder from another one, which also holds where both are moved together."""
+        """Returns the path relative to another folder, so that both can be moved together."""
         return Path(os.path.relpath(self.folder.resolve(), out.resolve())).as_posix()
 
     def record(self, out: Path) -> OriginRecord:
@@ -125,12 +128,12 @@ class Origins:
         return vocabulary
 
     def read_settings(self) -> dict[str, Any]:
-        """Gives the settings that decided what the documents are: of the first folder, where some differ."""
+        """Returns the settings that decided what the documents are: those of the first folder if they differ."""
         said = self.manifests[0].settings.as_json()
         return {name: said[name] for name in TEXT_SETTINGS if name in said}
 
     def read_by_source(self, name: str) -> dict[str, Any]:
-        """Gives a setting that each source may have its own value of, for all their sources where it was given."""
+        """Returns the values of a setting by source, for the sources that it was given for."""
         found: dict[str, Any] = {}
         for origin in self.folders:
             said = origin.manifest.settings.as_json().get(name)
@@ -140,7 +143,7 @@ class Origins:
         return found
 
     def find_differences(self) -> Iterator[str]:
-        """Names the settings in which a folder differs from the first, whose the manifest will tell."""
+        """Describes the settings in which a folder differs from the first, whose settings the manifest records."""
         first = self.read_settings()
         ours = {name: first[name] for name in READING if name in first and name not in BY_SOURCE}
         for origin in self.folders[1:]:
@@ -160,7 +163,7 @@ class Origins:
                 yield TakeTask(origin.folder.absolute(), origin.path_from(out), origin.key, file, errors, fault)
 
     def find_files_to_take_again(self, out: Path, errors: Errors, lost: set[str]) -> list[str]:
-        """Names the files of tasks that left them out as damaged, if they are whole now, or may not be left out."""
+        """Lists the files that earlier tasks left out as damaged, if they are whole now or must not be left out."""
         tasks = (task for task in self.make_tasks(out, errors) if task.name in lost)
         return [task.file.path for task in tasks if errors != "skip" or not (task.fault or _damage_of(task))]
 
@@ -206,7 +209,7 @@ def find_origins_of_folder(folder: Path, named: str) -> Iterator[Origin]:
 
 
 def _read(folder: Path, named: str) -> Origin:
-    """Reads what a folder says of itself."""
+    """Reads and checks the manifest of a folder."""
     if not folder.is_dir():
         raise UserError(f"{named}: {absence(folder, 'folder')}")
     try:
@@ -232,22 +235,22 @@ class TakeTask:
     folder: Path
     """The folder that has it, by its full path."""
     way: str
-    """The way to that folder from the output folder."""
+    """The path of that folder relative to the output folder."""
     key: str
-    """Stands for the documents of that folder."""
+    """The key of that folder."""
     file: KeptFile
     errors: Errors
     fault: str = ""
-    """What is wrong with it, as far as the main process sees it."""
+    """The fault that the main process found, if any."""
 
     @property
     def name(self) -> str:
-        """Tells the task from the others of its step."""
+        """Identifies the task within its step."""
         return f"{self.key[:16]}/{self.file.path}"
 
     @property
     def weight(self) -> int:
-        """Says how many pieces the documents have."""
+        """Counts the pieces of the documents."""
         return self.file.pieces
 
 
@@ -266,7 +269,7 @@ def take_file(task: TakeTask) -> TokensRecord:
 
 
 def _damage_of(task: TakeTask) -> str:
-    """Says how a file that the main process has found is damaged; where it is not found here, this host is at fault."""
+    """Describes the damage of a file, or returns ""; raises UserError if only this host does not find it."""
     try:
         path = task.file.find(task.folder)
     except DamageError as error:
@@ -275,7 +278,7 @@ def _damage_of(task: TakeTask) -> str:
 
 
 def make_kept_file(record: TokensRecord) -> KeptFile:
-    """Makes the record by which a manifest tells of a file of documents."""
+    """Makes the record of a file of documents for the manifest."""
     [file] = record.files
     counts = {name: getattr(record, name) for name in COUNTS}
     return KeptFile(**file.as_json(), source=record.source, **counts)

@@ -1,4 +1,4 @@
-"""A run of shard.py: what is read, whether an earlier run is continued, the steps, and the manifest of what they made.
+"""A run of shard.py: finds the text, continues an earlier run, goes through the steps and writes the manifest.
 
 A task writes its files, then its record, in the work folder (work.py), which goes when the manifest is written; only
 the documents in pieces have a folder of their own, since they stay.
@@ -73,7 +73,7 @@ from data_prep.work import (
 )
 
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
-NAMED = ("format", "text_field")  # settings by which files are read, which a task is named after
+NAMED = ("format", "text_field")  # settings that are in the names of tasks
 REFUSAL = "another run is at work here ({owner})\nwait for it, or take another --out"
 NO_LOCKS = "this file system has no locks; see to it that no other run writes into the folder"
 
@@ -91,7 +91,7 @@ class Pipeline:
 
     @cached_property
     def work(self) -> WorkFolder:
-        """What is kept until the shards are finished, by this run and by an earlier one that it goes on from."""
+        """The work folder, which is kept until the shards are finished."""
         return WorkFolder(self.folder)
 
     def run(self) -> Manifest:
@@ -111,7 +111,7 @@ class Pipeline:
             return self._run_steps(plan, files, given, left_out)
 
     def print_forecast(self) -> None:
-        """Says what a run will take; makes nothing."""
+        """Prints what a run will take; makes nothing."""
         given, (files, _) = self._given_vocabulary(), self._find_files()
         text, workers = Text(files, self.origins), self.settings.workers or num_cores()
         print_forecast(self.settings, given, text, self.folder, workers, self.console)
@@ -134,7 +134,7 @@ class Pipeline:
         return given
 
     def _find_files(self) -> tuple[list[SourceFile], Problems]:
-        """Finds what is to be read, and what is left out of it; says so."""
+        """Finds the files to read, and those to leave out; prints both."""
         s, problems = self.settings, Problems(self.settings.errors)
         self._refuse_read("--format", s.formats)
         files = find_files(s.sources, s.formats, self.folder, problems)
@@ -150,7 +150,7 @@ class Pipeline:
         for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
             self._say(line)
         if not (self.folder / MANIFEST).exists():
-            make_filters(s)  # so that what is wrong with a list of words or a language is told at once
+            make_filters(s)  # so that a wrong list of words or language is reported at once
             try_first_records(files, s.text_field_of, s.errors)
         return files, problems
 
@@ -184,7 +184,7 @@ class Pipeline:
         return manifest
 
     def _note_disk(self, files: list[SourceFile]) -> None:
-        """Says so where the disk likely has too little room for the run."""
+        """Warns if the disk likely has too little room for the run."""
         amount = Amount.from_text(self.settings, Text(files, self.origins))
         parts = max(1, round((amount.sources + amount.taken) / LARGEST_BUNDLE))
         if note := describe_disk_need(
@@ -287,7 +287,7 @@ class Pipeline:
         """Raises UserError where all files of a source that have one format have no document in them.
 
         It is likely read as the wrong format. Where the user wants what cannot be read left out, and the source has
-        other documents, that is said instead.
+        other documents, it warns instead.
         """
         found: Counter[tuple[str, str]] = Counter()
         for bundle, record in zip(bundles, records, strict=True):
@@ -321,20 +321,20 @@ class Pipeline:
             self._warn(f"the filters leave no document of {emptied[0]}{others}; {FILTERED_REPORT} shows some")
 
     def _vocabulary_figures(self, vocabulary: Vocabulary, given: Vocabulary | None) -> VocabularyFigures:
-        """Tells of the vocabulary what the manifest says, and says how large it is."""
+        """Makes the record of the vocabulary for the manifest, and prints its size."""
         of_origins = [manifest.vocabulary for manifest in self.origins.manifests]
         figures = of_origins[0] if of_origins else describe_vocabulary(vocabulary, given)
         self._say_vocabulary(figures)
         return figures
 
     def _say_vocabulary(self, vocabulary: VocabularyFigures) -> None:
-        """Says how large the vocabulary is, in every run, where it was made earlier too."""
+        """Prints the size of the vocabulary, also if an earlier run made it."""
         s, folders = self.settings, self.origins.folders
         given, extend = (str(folders[0].folder), 0) if folders else (s.vocab, s.extend)
         self._say(describe_vocabulary_size(s.vocab_size, given, extend, vocabulary))
 
     def _vocabulary_source(self) -> str | None:
-        """Says for the manifest where the vocabulary was taken from; None where it was trained from this text."""
+        """Names the origin of the vocabulary for the manifest; None if it was trained from this text."""
         if not self.origins.folders:
             return short_name(self.settings.vocab) if self.settings.vocab else None
         if len(self.origins.folders) == 1 and not self.settings.docs:  # whose text then made the shards
@@ -342,7 +342,7 @@ class Pipeline:
         return short_name(str(self.origins.folders[0].folder))
 
     def _describe(self, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
-        """Tells what the run is going to do; says which texts are there twice."""
+        """Makes the plan of the run; prints which texts are there twice."""
         plan = describe(self.settings, files, given)
         if not self.origins.folders:
             return plan
@@ -352,7 +352,7 @@ class Pipeline:
         return describe_with_origins(plan, self.origins, self.folder)
 
     def _take_origins(self) -> Vocabulary:
-        """Finds the folders of --from, and the vocabulary that their documents were cut with; says what they have."""
+        """Finds the folders of --from and the vocabulary of their documents; prints their counts."""
         self.origins = find_origins(join_values(self.settings.origins))
         for origin in self.origins.folders:
             if self.folder.resolve().is_relative_to(origin.folder.resolve()):

@@ -24,11 +24,11 @@ class StepTask(Protocol):
 
     @property
     def name(self) -> str:
-        """Tells the task from the others of its step."""
+        """Identifies the task within its step."""
 
     @property
     def weight(self) -> int:
-        """Says how much work the task is, for the progress of its step."""
+        """The size of the task, for the progress of its step."""
 
 
 Task = TypeVar("Task", bound=StepTask)
@@ -42,9 +42,9 @@ class Step(Generic[Task, Kind]):
     function: Callable[[Task], Kind]
     """Does a task."""
     kind: type[Kind]
-    """What a task tells of its work."""
+    """The class of the records of tasks."""
     unit: str
-    """What the weights of tasks count."""
+    """The unit of the weights of tasks."""
     items: Callable[[Kind], int] = lambda _: 0
     """Counts the documents of a task, for the progress of the step."""
     after: Callable[[Task], None] = lambda _: None
@@ -56,7 +56,7 @@ class Step(Generic[Task, Kind]):
 
 
 def leave_to_keeper(function: Callable[[Task], Kind], task: Task) -> Kind:
-    """Does a task without waiting for the disk, which `Keeper` does; on another machine it waits itself."""
+    """Runs a task without forcing its files to the disk: `Keeper` does that. Under MPI the task does it itself."""
     if mpi_size() > 1:
         return function(task)
     with forced_later():
@@ -64,10 +64,10 @@ def leave_to_keeper(function: Callable[[Task], Kind], task: Task) -> Kind:
 
 
 class Keeper(Generic[Task, Kind]):
-    """Keeps the records of tasks in a thread of its own, as many at once as have come meanwhile.
+    """Writes the records of tasks in a thread, as many at once as have come meanwhile.
 
-    A disk takes milliseconds to say that it has a file, in which workers can do the next task. A record is kept once
-    the files of its task are on the disk, and `after` is called with a task once its record is.
+    Forcing a file to the disk takes milliseconds, in which workers can do the next task. A record is written once the
+    files of its task are on the disk; then `after` is called with the task.
     """
 
     def __init__(self, work: WorkFolder, journal: Journal[Kind], after: Callable[[Task], None]) -> None:

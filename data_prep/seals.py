@@ -1,4 +1,4 @@
-"""What tells later changes to a manifest: the fingerprint of the data, and a checksum of all that it says."""
+"""Detects changes to a manifest: the fingerprint of the data, and a checksum of the whole content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from data_prep.common.files import json_bytes, read_json
 from data_prep.common.languages import DEFAULT
 
 NOT_IN_THE_FINGERPRINT = ("fingerprint", "versions", "vocabulary_source", "checksum", "kept", "kept_format", "origins")
-"""What a manifest says that is no content of the shards."""
+"""Keys of a manifest that describe no content of the shards."""
 FILTERED_REPORT = "filtered.csv"  # some documents that filters left out; shards of kept documents have none
 UNUSED = {
     "extend": 0,
@@ -33,13 +33,13 @@ FIELDED = ("jsonl", "parquet", "arrow", "csv")  # formats whose records have the
 
 
 def seal(content: dict[str, Any]) -> None:
-    """Adds to a manifest what tells later changes to it: the fingerprint of the data, and a checksum of all it says."""
+    """Adds the fingerprint of the data and the checksum of the whole content to a manifest."""
     content["fingerprint"] = make_fingerprint(content)
     content["checksum"] = hash_content(content)
 
 
 def find_broken_seal(path: Path) -> str | None:
-    """Says how a manifest was changed after it was written, even where that changes nothing of what it means."""
+    """Describes how a manifest was changed after it was written, even if it means the same; None if it was not."""
     content = read_json(path)
     if content["fingerprint"] not in (make_fingerprint(content), make_fingerprint(content, field_as_given=True)):
         return "its fingerprint does not fit what it says"
@@ -51,12 +51,12 @@ def find_broken_seal(path: Path) -> str | None:
 
 
 def hash_content(content: dict[str, Any]) -> str:
-    """Hashes all that a manifest says but this."""
+    """Hashes a manifest, without its checksum."""
     return hashlib.sha256(json_bytes({key: value for key, value in content.items() if key != "checksum"})).hexdigest()
 
 
 def make_fingerprint(content: dict[str, Any], field_as_given: bool = False) -> str:
-    """Hashes what a manifest says of the content of the shards, in which their checksums are.
+    """Hashes the part of a manifest that describes the content of the shards, with their checksums.
 
     Of `text_field` it takes what a reader used; older versions took it as it was given.
     """
@@ -81,5 +81,5 @@ def _used_field(given: Any, sources: list[dict[str, Any]]) -> Any:
 
 
 def name_language(settings: dict[str, Any]) -> dict[str, Any]:
-    """Names in recorded settings the language whose rules are taken where none is given."""
+    """Fills in the default language in recorded settings without one."""
     return {**settings, "language": settings.get("language") or DEFAULT}

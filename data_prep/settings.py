@@ -18,13 +18,13 @@ SHORTEST, LONGEST = 8, 512  # lengths of examples
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TEXT_FIELD = "text"  # the field with the text, where nothing else is said
 REPEATED = ("docs", "origins", "format", "text_field", "language", "max_share", "weight")
-"""Flags that may be given several times, in place of what a file of settings says."""
+"""Flags that may be given several times; they replace the values of a file of settings."""
 IN_BETTER_FORM = ("docs", "origins", "vocab", "without_words")
-"""Settings that name files, of which the plan has the content."""
+"""Settings that name files: the plan has the content of these files instead."""
 NOT_IN_THE_BYTES = ("config", "documents_only", "no_documents", "out", "workers", "check", *IN_BETTER_FORM)
 """Settings that are not in the plan as they are given: most of them change nothing in the shards."""
 CUTTING = ("vocab", "vocab_size", "cased", "extend")
-"""Settings that decide into which pieces text is cut."""
+"""Settings that decide how text is cut into pieces."""
 BY_SOURCE = ("format", "text_field", "language")
 """Settings that each source may have its own value of."""
 FILTERS = ("min_words", "max_words", "min_letters", "max_repeated_lines", "without_words", "only_language")
@@ -32,11 +32,11 @@ FILTERS = ("min_words", "max_words", "min_letters", "max_repeated_lines", "witho
 READING = (*BY_SOURCE, "formulas", *FILTERS)
 """Settings that decide which text is read."""
 TEXT_SETTINGS = ("vocab_size", "cased", "extend", *READING, "errors")
-"""Settings that decided what documents in pieces are, which shards of them take over."""
+"""Settings of documents in pieces, which shards made of them take over."""
 LEAST_NEAR = 0.5  # share that near copies have in common: below it, most pairs that are compared are none
 MOST_WEIGHT = 20  # times that a document is repeated at most
 
-FEWEST_HELD_OUT = 10  # documents or passages for validation, of which a score says something
+FEWEST_HELD_OUT = 10  # documents or passages for a meaningful validation score
 LARGEST_SHARE = 0.05  # share of the text that validation should have at most, since training lacks it
 
 Format = Literal["mediawiki", "wikiextractor", "parquet", "arrow", "csv", "jsonl", "sentences", "text", "demo"]
@@ -66,7 +66,7 @@ class Settings(Section):
     Restart it with the same command after any interruption; it goes on where it was.
     """
 
-    model_config = ConfigDict(allow_inf_nan=True)  # told with all other faults, as the numbers that they cannot be
+    model_config = ConfigDict(allow_inf_nan=True)  # reported with all other faults by find_faults
 
     docs: Several = ()
     """Files, folders or globs to read; NAME=PATH names a source; `demo` is a corpus that every machine has."""
@@ -153,7 +153,7 @@ class Settings(Section):
 
     @property
     def shard_bytes(self) -> int:
-        """Says how many bytes a shard is to have, about; raises ValueError for what is no size."""
+        """Parses the size of a shard in bytes; raises ValueError if it is no size."""
         return parse_size(self.shard_size)
 
     @property
@@ -163,7 +163,7 @@ class Settings(Section):
 
     @property
     def formats(self) -> dict[str, str]:
-        """Maps the names of sources to the formats that the user says they have; "" stands for all others."""
+        """Maps the names of sources to their formats, as given; "" stands for all others."""
         return map_by_source(join_values(self.format))
 
     @property
@@ -178,16 +178,16 @@ class Settings(Section):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Maps the names of sources to how many times their documents are to be there."""
+        """Maps the names of sources to their weights."""
         return {name: float(weight) for name, weight in map_by_source(join_values(self.weight)).items()}
 
     @property
     def languages(self) -> dict[str, str]:
-        """Maps the names of sources to the languages that the user says they have; "" stands for all others."""
+        """Maps the names of sources to their languages, as given; "" stands for all others."""
         return map_by_source(join_values(self.language))
 
     def language_of(self, source: str) -> str | None:
-        """Names the language of a source, where the user has said it."""
+        """Returns the language of a source, if it was given."""
         return self.languages.get(source, self.languages.get(""))
 
     def text_field_of(self, source: str) -> str:
@@ -195,7 +195,7 @@ class Settings(Section):
         return self.text_fields.get(source, self.text_fields[""])
 
     def predictions(self, length: int) -> int:
-        """Says how many pieces of an example of this length are masked at most."""
+        """Returns the most masked pieces of an example of this length."""
         if self.max_predictions:
             return self.max_predictions[self.lengths.index(length)]
         return math.ceil(length * self.mask_rate * 25 / 24)  # 20 of 128 and 80 of 512 at a rate of 0.15
@@ -214,9 +214,9 @@ class Settings(Section):
 
 
 def count_held_out(num_documents: int, share: float) -> int:
-    """Says how many documents are to be held out: a share of all, but not so few that they say little.
+    """Returns the number of documents to hold out: a share of all, but at least FEWEST_HELD_OUT.
 
-    Where those few are a large part of all documents, it is one at least.
+    If those are too large a part of all documents, it is at least one.
     """
     if not share:
         return 0
@@ -315,7 +315,7 @@ def _check_sources(s: Settings) -> Checks:
 
 
 def _is_between(text: str, low: float, high: float) -> bool:
-    """Tells a number between two others from anything else."""
+    """Returns whether a text is a number between two others."""
     try:
         return low < float(text) < high
     except ValueError:

@@ -43,7 +43,7 @@ DOCUMENTS_SCHEMA = make_schema(id=pa.string(), title=pa.string(), source=pa.stri
 NEAR_REPORT = "near-copies.csv"  # some near copies that were left out
 REPORT = "report.html"  # a page of the folder for readers, which is no content of it: the manifest has no record of it
 KEPT = "documents"  # the folder of documents in pieces
-KEPT_FORMAT = 1  # what its files hold, and by which rules text is cut: no others are read
+KEPT_FORMAT = 1  # version of its files and of the rules by which text is cut
 WORK = ".cloze-work"  # the folder of what a run needs until it is finished
 PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
 
@@ -68,7 +68,7 @@ FORM = {
     "files": [FILE_FORM],
     "sets": [SET_FORM],
 }
-"""What is relied on of a manifest."""
+"""The keys and types that a manifest must have."""
 
 
 @dataclass(frozen=True, order=True)
@@ -109,11 +109,11 @@ def example_schema(length: int, vocabulary_size: int, num_documents: int) -> pa.
     )
 
 
-Kind = TypeVar("Kind", bound="Said")
+Kind = TypeVar("Kind", bound="JsonObject")
 
 
-class Said(BaseModel):
-    """A part of what a JSON file of ours says."""
+class JsonObject(BaseModel):
+    """A JSON object of a manifest, a plan or a journal."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -129,12 +129,12 @@ class Said(BaseModel):
         raise DamageError(f"{place}: {fault}: it was edited or is damaged")
 
     def as_json(self) -> dict[str, Any]:
-        """Gives what was said, and nothing that was not, in the form that JSON has it in."""
+        """Returns the fields that were given, as JSON has them."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
 
-class Counts(Said):
-    """What is counted in the examples of a set of shards, or in some of them."""
+class Counts(JsonObject):
+    """Counts of the examples of a set of shards, or of a part of them."""
 
     examples: int
     pieces: int
@@ -169,8 +169,8 @@ class SetFigures(Counts):
         return ShardSet(self.length, self.duplicate, self.validation)
 
 
-class CorpusFigures(Said):
-    """What is counted in the text that shards are made of."""
+class CorpusFigures(JsonObject):
+    """Counts of the text that shards are made of."""
 
     documents: int
     validation_documents: int
@@ -185,7 +185,7 @@ class CorpusFigures(Said):
     replaced: int = 0
     """Documents in which bad characters were replaced."""
     skipped: list[str] = []
-    """What could not be read, and why."""
+    """Places that could not be read, with the reasons."""
     lost: int | None = None
     """How many of these, at the end, are files of documents of other folders."""
     documents_by_source: dict[str, int] = {}
@@ -203,7 +203,7 @@ class CorpusFigures(Said):
     """Rows of documents once they are repeated by the weights of their sources, where there are such weights."""
 
 
-class VocabularyFigures(Said):
+class VocabularyFigures(JsonObject):
     """The vocabulary of shards."""
 
     size: int
@@ -213,8 +213,8 @@ class VocabularyFigures(Said):
     """The size of the vocabulary that was given, where it was extended."""
 
 
-class RecordedSettings(Said):
-    """The settings that decided what is in the shards: all of them, of which those with a type here are relied on."""
+class RecordedSettings(JsonObject):
+    """The settings that decided what is in the shards; other modules read those with a type here."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -236,7 +236,7 @@ class RecordedSettings(Said):
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """A file of the text, by which runs are compared: nothing of this machine, nor of when."""
+    """A file of the text, without paths or dates, so that runs on other machines can be compared."""
 
     source: str
     name: str
@@ -248,7 +248,7 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class KeptFile(FileRecord):
-    """A file of documents in pieces, as they were before any was left out for what it says, cut up or repeated."""
+    """A file of documents in pieces, before any document was left out, cut up or repeated."""
 
     source: str
     empty: int
@@ -266,17 +266,17 @@ class OriginRecord:
     folder: str
     """Where it was, as seen from the folder of the shards."""
     key: str
-    """Stands for its documents and their vocabulary."""
+    """Hash of its documents and their vocabulary."""
     sources: int = 0
-    """How many files of text its documents come from, which are told of before those of the shards' own text."""
+    """Number of files of its text; the manifest lists them before those of the shards' own text."""
     skipped: int = 0
-    """How many of its faults are told of in the same way."""
+    """Number of its faults, which are listed in the same order."""
     replaced: int = 0
     filtered: dict[str, int] | None = None
 
 
-class Ingredients(Said):
-    """What shards are made of and how: it decides whether a folder can be continued, and opens its manifest."""
+class Ingredients(JsonObject):
+    """The settings and sources of shards: a run is continued only with the same ones."""
 
     settings: RecordedSettings
     sources: list[SourceRecord]
@@ -286,7 +286,7 @@ class Ingredients(Said):
 
 
 class Manifest(Ingredients):
-    """What manifest.json says of a finished folder of shards."""
+    """The content of manifest.json of a finished folder of shards."""
 
     format: int = FORMAT
     corpus: CorpusFigures
@@ -304,7 +304,7 @@ class Manifest(Ingredients):
     versions: dict[str, str] = {}
     """Versions of the libraries that the shards were made with."""
     fingerprint: str = ""
-    """Stands for the data as a whole: another fingerprint means other settings, vocabulary or examples."""
+    """Hash of the data: another fingerprint means other settings, vocabulary or examples."""
     checksum: str = ""
 
     @classmethod
@@ -361,7 +361,7 @@ class Manifest(Ingredients):
 
     @property
     def has_pairs(self) -> bool:
-        """Tells whether examples are pairs of segments, for next-sentence prediction."""
+        """Returns whether examples are pairs of segments, for next-sentence prediction."""
         return self.settings.pairs != "none"
 
     def files(self) -> list[FileRecord]:
@@ -374,5 +374,5 @@ class Manifest(Ingredients):
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Tells whether a run began in the folder and has not finished: it has a plan and no manifest."""
+    """Returns whether a run began in the folder and has not finished: it has a plan and no manifest."""
     return not (folder / MANIFEST).exists() and (folder / PLAN).exists()

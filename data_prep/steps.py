@@ -59,13 +59,13 @@ WRITE_SHARDS = Step("shards", merging.write_shard, Record, "pieces")
 
 TRAINED = "vocabulary"  # is done at once
 VOCABULARY_PARTS = 64  # files of documents that a vocabulary is trained from, spread over the corpus
-KEY_BYTES = 8  # of the key by which an example is shuffled, until it is in a shard
+KEY_BYTES = 8  # of the shuffling key of an example, which shards do not have
 Rounds: TypeAlias = Iterable[tuple[SortedFiles, int, SortedFiles]]
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a run has made of its documents."""
+    """The files and figures that a run has made."""
 
     tables: list[FileRecord]
     """The files that are no shards."""
@@ -85,7 +85,7 @@ class Steps:
     runner: Runner
     settings: Settings
     rounds: Callable[[SortedFiles, int, int], Rounds] = merging.merging_rounds
-    """Says how files of examples are merged."""
+    """Yields the rounds in which files of examples are merged."""
 
     @property
     def folder(self) -> Path:
@@ -245,7 +245,7 @@ class Steps:
 
 
 def hash_parts(*parts: str) -> str:
-    """Makes a short name that stands for all the parts together."""
+    """Hashes some texts together to a short name."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

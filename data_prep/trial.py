@@ -1,4 +1,4 @@
-"""Takes a little text through the steps of a run, in a folder that is thrown away: to compile or to time them."""
+"""Runs the steps on a little text in a temporary folder, to compile or to time them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KEEP_ALL = {"docs": (), "extend": 0, "drop_copies": False, "near_copies": None, 
 
 @dataclass(frozen=True)
 class MeasuringRunner(Runner):
-    """Runs steps and notes what each took."""
+    """Runs steps and measures their seconds and bytes."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console, said: 
 
     Without it every worker would compile the same functions at the same time, in the midst of steps that then seem
     slow. `size` is how many pieces the vocabulary has, or may have: numbers of pieces are stored in the smallest type.
-    `work` is a folder with room for what is made of it. Returns whether it is said that something is compiled.
+    `work` is a folder with room for temporary files. Returns whether the line about compiling was printed.
     """
     schemas = [example_schema(length, size, 1) for length in settings.lengths]
     kinds = f"{settings.pairs}-{'near-' * (settings.near_copies is not None)}" + "-".join(

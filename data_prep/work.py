@@ -4,12 +4,12 @@ OUT/.cloze-work/
   plan.json                the settings and sources that the run began with
   lock                     which process is at work here
   STEP.jsonl               the records of the tasks of a step that are done: what each has written, a line for each
-  STEP.finished            says that all tasks of the step are done
+  STEP.finished            exists once all tasks of the step are done
   parts.arrow held-out.npy where the token documents are, and which of them are held out for validation
   copies.u8                which documents have the text of an earlier one, where such are left out
   near-parts.arrow near-copies.u8
                            where documents were when near copies were looked for, and which are some
-  ranks/                   what the ranks of an MPI job tell of themselves
+  ranks/                   heartbeats of the ranks of an MPI job
   documents/ words/ unique/ signatures/ candidates/ near-copies/ distinct/ limited/ passages/ weighed/
   examples-128/ merged-128-1/
                            the Arrow files that steps hand on to later ones
@@ -35,17 +35,17 @@ from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, write_json
 from data_prep.common.forms import whole
 from data_prep.seals import UNUSED, name_language
-from data_prep.shards import FILE_FORM, PLAN, WORK, Counts, Ingredients, Said
+from data_prep.shards import FILE_FORM, PLAN, WORK, Counts, Ingredients, JsonObject
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
 PLAN_FORM = {"settings": {"lengths": [whole(1)], "duplicates": whole(1), "cased": bool}}
-"""What is relied on of a plan."""
+"""The keys and types that a plan must have."""
 RECORD_FORM = {"files": [FILE_FORM]}
-"""What is relied on of a record, whatever its step."""
+"""The keys and types that every record must have."""
 
 
-class Record(Said):
-    """What a task tells of its work: the files that it wrote, and what else its kind of task tells."""
+class Record(JsonObject):
+    """The record of a task that is done: the files that it wrote; subclasses add counts."""
 
     files: list[FileRecord]
 
@@ -71,11 +71,11 @@ class FilteredExample:
     """A document that a filter left out, for the report."""
 
     rank: str
-    """By which examples are drawn among all: the smallest are shown."""
+    """A random rank: the examples of the smallest ranks are reported."""
     number: int
     """The number of the document among those that its task read."""
     figure: str
-    """What the document has of what the filter asks for."""
+    """The value that the filter measured."""
     id: str
     title: str
     beginning: str
@@ -84,25 +84,25 @@ class FilteredExample:
 
 @dataclass(frozen=True)
 class Filtered:
-    """What a filter left out of the documents that a task read."""
+    """The documents of a task that a filter left out."""
 
     count: int
     examples: list[FilteredExample]
 
 
 class DocumentsRecord(Record):
-    """What a task of the first step tells, which reads documents."""
+    """The record of a task that reads documents."""
 
     files: list[TextFile]  # type: ignore[assignment]
     source: str
     skipped: list[str]
-    """What could not be read, for the user."""
+    """Faults of the text, with paths, for the user."""
     left_out: list[str]
-    """The same without anything of this machine, for the manifest."""
+    """The same without paths of this machine, for the manifest."""
     replaced: int
     """Documents in which bad characters were replaced."""
     filtered: dict[str, Filtered] = Field(default_factory=dict)
-    """What each filter left out, by the name of its setting, where there are filters."""
+    """Documents left out by each filter, by the name of its setting."""
 
     @property
     def documents(self) -> int:
@@ -116,13 +116,13 @@ class DocumentsRecord(Record):
 
 
 class TokensRecord(Record):
-    """What is in a file of token documents, as the task tells that cut them into pieces, or one that left some out."""
+    """The record of a task that wrote a file of token documents."""
 
     source: str
     elsewhere: str = ""
-    """The path of the file, where it is one of another folder, of which this one has no copy."""
+    """The path of the file, if it is in another folder."""
     lost: str = ""
-    """Why such a file cannot be read, and is left out."""
+    """Why such a file was left out, if it is damaged."""
     documents: int
     empty: int
     """Documents without any piece, which are left out."""
@@ -150,10 +150,10 @@ class TokensRecord(Record):
 
 
 class ExamplesRecord(Record):
-    """What a task tells that makes the examples of a part."""
+    """The record of a task that makes the examples of a part."""
 
     counts: list[Counts]
-    """What is counted in the examples of every set of shards."""
+    """Counts of the examples of every set of shards."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Journal(Generic[Kind]):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Tells a file that cannot be written as such."""
+        """Turns an OSError into a UserError that names the file."""
         try:
             yield
         except OSError as error:
@@ -238,7 +238,7 @@ class Joined(Generic[Kind]):
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """What an unfinished run has left in the work folder of an output folder."""
+    """The work folder of an output folder, with the state of an unfinished run."""
 
     out: Path
     """The output folder, which all paths in records are relative to."""
@@ -261,16 +261,16 @@ class WorkFolder:
         write_json(self.out / PLAN, {**plan.as_json(), "layout": LAYOUT})
 
     def is_begun(self) -> bool:
-        """Tells whether any task of any step is done under a plan, which no other settings can go on from."""
+        """Returns whether there is a plan and any task is done: such a run is only continued with the same settings."""
         return (self.out / PLAN).exists() and bool(self.list_steps())
 
     def list_steps(self) -> list[str]:
-        """Lists the steps of which a task is done, in the order in which they began."""
+        """Lists the steps that have a finished task, in the order in which they began."""
         journals = [path for path in self.path.glob("*.jsonl") if path.stat().st_size]
         return [path.stem for path in sorted(journals, key=lambda path: (path.stat().st_ctime_ns, path.stem))]
 
     def journal(self, step: str, kind: type[Kind]) -> Journal[Kind]:
-        """Gives the records of a step that are kept, to read them and to add to them."""
+        """Returns the journal of a step."""
         return Journal(self.path / f"{step}.jsonl", kind)
 
     def read_records(self, step: str) -> list[Record]:
@@ -285,7 +285,7 @@ class WorkFolder:
                 yield task, place
 
     def is_finished(self, step: str, key: str = "") -> bool:
-        """Tells whether all tasks of a step are done; `key` stands for what it was done with, where that may change."""
+        """Returns whether all tasks of a step are done; `key` must be that of `finish`, if the inputs may change."""
         mark = self._mark(step)
         return mark.exists() and mark.read_text() == key
 

@@ -24,17 +24,17 @@ from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabul
 from data_prep.work import ExamplesRecord
 
 MOST_SENTENCES = 1 << 24  # of the parts that a worker keeps open: where each ends is 4 bytes
-TOGETHER = 6  # sets of shards made at a time: one sweep over the partners, and memory for so many
+TOGETHER = 6  # sets of shards made in one sweep over the partners, all in memory
 
 
 @dataclass(frozen=True)
 class ExamplesPlan:
-    """What the examples of one length are made of, and by which settings: the same for all parts."""
+    """The inputs and settings of the examples of one length, the same for all parts."""
 
     folder: Path
     """The output folder."""
     corpus_key: str
-    """Stands for the parts, the documents held out and the vocabulary."""
+    """Hash of the parts, the documents held out and the vocabulary."""
     files: SortedFiles
     """The files that the examples are written to."""
     settings: Settings
@@ -52,7 +52,7 @@ class ExamplesTask:
 
     @property
     def name(self) -> str:
-        """Tells the task from the others of its step."""
+        """Identifies the task within its step."""
         return f"{self.part:07}"
 
 
@@ -70,7 +70,7 @@ def make_examples(task: ExamplesTask) -> ExamplesRecord:
 
 
 def _count_and_pass(finished: Iterable[Finished], counts: list[Counts]) -> Iterator[pa.RecordBatch]:
-    """Passes on the record batches alone, for a writer that takes them as they come; notes what they count."""
+    """Yields the record batches for a writer; appends their counts."""
     for examples in finished:
         counts.append(examples.counts)
         yield examples.batch
@@ -83,7 +83,7 @@ def list_shard_sets(length: int, duplicates: int, validation: bool) -> list[Shar
 
 
 def make_masking_rules(settings: Settings, length: int, vocabulary: Vocabulary) -> Masking:
-    """Works out what the settings mean for the masks of examples of one length."""
+    """Makes the masking rules for examples of one length from the settings."""
     masked, random, _ = settings.mask_split
     return Masking(
         count_predictions(length, settings.mask_rate, settings.predictions(length)),
@@ -179,5 +179,5 @@ class ExampleMaker:
 
 @functools.lru_cache(maxsize=1)
 def open_maker(plan: ExamplesPlan) -> ExampleMaker:
-    """Gives the maker of a plan's examples, which stays for the next tasks of this process."""
+    """Returns the maker of a plan's examples, which is kept for the next tasks of this process."""
     return ExampleMaker(plan)

@@ -26,8 +26,8 @@ from data_prep.shards import ShardSet
 from data_prep.work import Record
 
 KEYS = 1 << 64  # how many keys there can be
-FAN_IN = 256  # so many files are merged into one at most
-FILES_LEFT = 64  # a round leaves so many files, where one round is enough: work for as many workers
+FAN_IN = 256  # most files that are merged into one
+FILES_LEFT = 64  # files after a last round of merging: work for as many workers
 RANGE_BYTES = 32 << 20  # size of the examples that are sorted in memory at once, about
 
 
@@ -48,7 +48,7 @@ class MergeTask:
 
     @property
     def name(self) -> str:
-        """Tells the task from the others of its step."""
+        """Identifies the task within its step."""
         return f"{self.number:06}"
 
     @property
@@ -139,7 +139,7 @@ class ShardTask:
 
     @property
     def name(self) -> str:
-        """Tells the task from the others of its step."""
+        """Identifies the task within its step."""
         return self.shards.shard(self.index).replace("/", "-").removesuffix(".arrow")
 
 
@@ -156,7 +156,7 @@ def write_shard(task: ShardTask) -> Record:
 
 
 def find_slices(file: SortedSet, total: int, low: int, high: int) -> Iterator[pa.RecordBatch]:
-    """Finds the examples in one sorted file, of `total` ranges, whose keys are from `low` to below `high`."""
+    """Yields the examples of a sorted file of `total` ranges whose keys are in [low, high)."""
     for number in range(low * total // KEYS, -(-high * total // KEYS)):
         batch = file.range(number)
         keys = np.asarray(batch[KEY])
@@ -204,7 +204,7 @@ def _places(sizes: Array, order: Array) -> tuple[Array, Array]:
 
 
 def _flat(column: pa.ListArray, part: Callable[[pa.Array], pa.Array]) -> tuple[Array, Array]:
-    """Gives the values of lists, and the offsets at which the lists begin and end in them."""
+    """Returns the values of lists and their offsets."""
     return np.asarray(part(column.values)), np.asarray(column.offsets)
 
 

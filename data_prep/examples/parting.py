@@ -30,7 +30,7 @@ class Parted(NamedTuple):
 
 
 def part_sentences(corpus: Corpus, marks: Array, room: int) -> Parted:
-    """Parts the sentences that have more pieces than there is room; `marks` says how sentences and words end."""
+    """Parts the sentences of more than `room` pieces; `marks` classifies pieces (STOP, CLOSING, CONTINUES)."""
     sizes = np.diff(corpus.sentence_ends, prepend=0)
     too_long = sizes > room
     if not too_long.any():

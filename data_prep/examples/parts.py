@@ -25,12 +25,12 @@ from data_prep.shards import WORK
 
 PARTS = f"{WORK}/parts.arrow"
 HELD_OUT = f"{WORK}/held-out.npy"  # the numbers of the documents held out, ascending
-FEW_PARTS = 256  # up to so many parts, a partner may be in any of them
-PARTNER_PARTS = 64  # where there are more, it is in one of so many: half a million documents of Wikipedia
+FEW_PARTS = 256  # up to this number of parts, a partner may be in any part
+PARTNER_PARTS = 64  # parts to draw partners from, if there are more: half a million documents of Wikipedia
 NEIGHBOURS = 256  # parts that draw from the same ones, which the machine then has in memory
 SCHEMA = make_schema(path=pa.string(), documents=pa.int64(), pieces=pa.int64())
 TRAINING, VALIDATION = 0, 1
-MOST_POOLS = 8  # a worker keeps so many pools
+MOST_POOLS = 8  # pools that a worker keeps
 
 
 class Pool(NamedTuple):
@@ -59,7 +59,7 @@ class Parts:
     """The numbers of the documents with which the parts begin; at the end, how many documents there are."""
     held_out: Array
     pools: dict[tuple[int, int, bool], Pool] = field(default_factory=dict)
-    """Pools that were asked for, since parts that follow each other have the same one."""
+    """Cache of pools, since parts that follow each other share one."""
 
     @cached_property
     def held_out_before(self) -> Array:
@@ -86,7 +86,7 @@ class Parts:
         return np.asarray(self.held_out[low:high] - first, np.int64)
 
     def neighbours(self, part: int) -> int:
-        """Numbers the parts that have their partners in the same ones: all of them, where parts are few."""
+        """Returns the number of the group of parts that share their partners: 0 for all, if parts are few."""
         return part // NEIGHBOURS if len(self.paths) > FEW_PARTS else 0
 
     def pool(self, part: int, seed: int, validation: bool) -> Pool:

@@ -1,12 +1,12 @@
 """Between tokens and examples: leaves documents out, cuts passages for validation out of long ones, and repeats some.
 
-Copies and near copies of a document are left out where the user wants that, and so much of a source as it is to have
-no larger a share. What is for training is repeated by the weights of the sources.
+Copies and near copies are left out on request, as are documents of a source that exceeds its largest share. Documents
+for training are repeated by the weights of the sources.
 
 Where a corpus has few documents, holding one of them out would take a whole book from training, and leave a book to be
-its own partner: there, passages from all over the corpus are held out, each of which is a document of its own then.
+its own partner. There, passages from all over the corpus are held out; each becomes a document of its own.
 
-All of it writes other files of token documents, one task a file; a file of which nothing changes serves as it is.
+Each task reads a file of token documents and writes another one, unless nothing changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHORTEST, USUAL, LONGEST = 20, 50, 100  # sentences of a passage: at least, wher
 NUM_RANKS = 2.0**64
 GROUP = 4096  # documents among which those are drawn that are there once more
 BOOK = pa.field("book", pa.uint32(), nullable=False)
-"""The column by which rows of one document are known, since none may be the random partner of another."""
+"""The column that numbers the document of a row: rows of one document must not be partners."""
 SHARES_TOO_SMALL = "--max-share: the shares of all sources make no more than 100%; leave one without a limit"
 
 
@@ -54,7 +54,7 @@ class SiftTask:
     number: int
     """The number of the file."""
     record: TokensRecord
-    """What the task that wrote the file told of it."""
+    """The record of the file."""
     unknown: int
     """The id of the piece for unknown words."""
     first: int = 0
@@ -62,13 +62,13 @@ class SiftTask:
     kept_share: float = 1.0
     """The share of the documents that stay."""
     times: float = 1.0
-    """How many times documents for training are to be there; of a fraction, a share of them is there once more."""
+    """The weight: 2.5 repeats documents for training twice, and half of them once more."""
     trained: tuple[int, int] = (0, 0)
     """Documents for training of the source: how many come before this file, and how many there are."""
     held_out: tuple[int, ...] = ()
     """The rows that are held out, which are there once."""
     share: tuple[int, int] = (0, 1)
-    """Which of how many files the repeated documents are divided among, so that none is larger than the first."""
+    """(number, total) of the files that the repeated documents are divided among, so that none is too large."""
     seed: int = 0
     passages: tuple[tuple[int, int], ...] = ()
     """Where passages for validation begin among the sentences of the file, and how many sentences they have."""
@@ -77,7 +77,7 @@ class SiftTask:
 
     @property
     def name(self) -> str:
-        """Tells the task from the others of its step."""
+        """Identifies the task within its step."""
         return f"{self.number:07}"
 
     @property
@@ -87,7 +87,7 @@ class SiftTask:
 
     @property
     def weight(self) -> int:
-        """Says how many pieces the documents have."""
+        """Counts the pieces of the documents."""
         return self.record.pieces
 
 
@@ -215,7 +215,7 @@ def delete_replaced(task: SiftTask) -> None:
 
 
 def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_documents: int) -> None:
-    """Notes of every document whether an earlier one has its text; keeps few of the digests in memory at a time."""
+    """Marks every document that has the text of an earlier one; keeps few digests in memory at a time."""
     path, buckets = folder / COPIES, folder / WORK / "digests"
     count = min(MOST_BUCKETS, -(-DIGEST.itemsize * num_documents // BUCKET_BYTES))
     try:
@@ -231,7 +231,7 @@ def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_docume
 
 
 def _divide(folder: Path, digests: Callable[[], Iterable[Array]], count: int) -> None:
-    """Divides the digests with the numbers of their documents among files, none of which parts equal ones."""
+    """Divides digests and the numbers of their documents among files, equal digests into the same file."""
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(count):
         (folder / f"{index:04}").write_bytes(b"")
@@ -268,7 +268,7 @@ def _mark_bucket(path: Path, copies: Array) -> None:
 
 
 def compute_shares(pieces: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:
-    """Works out which share of each source stays, so that none has more of what stays than its limit."""
+    """Computes the share of each source to keep, so that none exceeds its limit in the result."""
     limited: set[str] = set()
     while True:
         free = sum(count for name, count in pieces.items() if name not in limited)

@@ -2,8 +2,8 @@
 
 A sorted file has the examples of a set of shards in ranges of keys that are as wide as each other, a record batch each:
 one range in what a part becomes, more in what files are merged to, for which a range is as much as is sorted in memory
-at once. Files that are to be merged hold all sets of a length, one after another; those of which shards are made hold
-one set each, so that it can go as soon as its shards are written.
+at once. Files to be merged hold all sets of a length, one after another. Files to make shards of hold one set each, so
+that a set can be deleted as soon as its shards are written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from data_prep.arrow_files import map_batches
 from data_prep.work import make_numbered_path
 
-MOST_FILES = 256  # a shard is made of so many sorted files at most
+MOST_FILES = 256  # most sorted files that a shard is made of
 
 
 @dataclass(frozen=True)

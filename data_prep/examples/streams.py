@@ -38,7 +38,7 @@ def draw_bits(state):
 
 @compiled
 def draw_below(state, limit):
-    """Draws an integer, uniform in 0 … limit-1: 64 random bits times the limit, of which the part above them is taken.
+    """Draws an integer, uniform in 0 … limit-1: the upper 64 bits of the product of 64 random bits and the limit.
 
     For a limit below 2³² the upper half of the bits is enough.
     """

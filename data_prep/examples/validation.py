@@ -14,7 +14,7 @@ from data_prep.examples.streams import mix_bits
 from data_prep.settings import count_held_out
 
 Digests: TypeAlias = Callable[[], Iterable[Array]]  # goes through the digests of all documents, part by part
-MOST_COPIES = 4  # so many copies of a text are held out together, however few documents are wanted
+MOST_COPIES = 4  # copies of a text that are held out together even if fewer documents are wanted
 MARGIN = 1000  # digests that are looked at beyond those that are likely needed
 NUM_RANKS = 2.0**64
 
@@ -24,7 +24,7 @@ def choose_held_out(digests: Digests, num_documents: int, share: float, seed: in
 
     They are those whose salted digests are smallest: copies of a text have one digest, so they are held out together
     and a text in validation is in no training example. A text with very many copies stays in training, unless all are
-    such. What is in memory are the digests near the smallest, never those of all documents.
+    such. Only the digests near the smallest are in memory, never those of all documents.
     """
     wanted = count_held_out(num_documents, share)
     if wanted < 1:

@@ -30,7 +30,7 @@ class KeptDocument:
     sentences: list[list[int]]
 
     def lines(self, vocabulary: Vocabulary) -> Iterator[str]:
-        """Writes a line that says what the document is, then its sentences, with the pieces of a word joined."""
+        """Yields a heading, then the sentences, with the pieces of a word joined."""
         count = sum(map(len, self.sentences))
         case = "with case" if vocabulary.cased else "in lower case"
         name = " ".join(filter(None, (self.source, self.id, self.title)))
@@ -68,7 +68,7 @@ def _by_title(origins: list[Origin], title: str) -> list[Place]:
 
 
 def _by_number(folder: Path, manifest: Manifest, origins: list[Origin], number: int) -> list[Place]:
-    """Finds the document of a number: where some were left out, cut or repeated, the table of documents tells which."""
+    """Finds the document of a number, by the table of documents if some were left out, cut or repeated."""
     if manifest.figures and not 0 <= number < manifest.num_documents:
         raise UserError(f"--document {number}: {folder} has {manifest.num_documents:,} documents, from 0")
     total = sum(file.rows for origin in origins for file in origin.manifest.kept)

@@ -1,4 +1,4 @@
-"""The figures with which shard.py ends, so that a user sees at once what the text has become, and what was decided."""
+"""The table of figures that shard.py prints at its end, and its warnings."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def _set_row(figures: SetFigures) -> tuple[str, ...]:
 
 
 def describe_vocabulary_size(asked: int, given: str | None, extend: int, vocabulary: VocabularyFigures) -> str:
-    """Says how many pieces a vocabulary has, and how many were asked for or where they come from.
+    """Describes the size of a vocabulary beside the size asked for, or its origin.
 
-    `extend` is how many words were to be added to those of `given`.
+    `extend`: the number of words to add to those of `given`.
     """
     size, base = vocabulary.size, vocabulary.base_size or vocabulary.size
     if given is not None:
@@ -95,7 +95,7 @@ def describe_vocabulary_size(asked: int, given: str | None, extend: int, vocabul
 
 
 def describe_held_out(manifest: Manifest) -> str:
-    """Says which share of the text is held out for validation, and what was asked for."""
+    """Describes the share of the text that is held out for validation, and the share asked for."""
     corpus, asked = manifest.corpus, manifest.settings.validation
     if not corpus.validation_documents:
         return "nothing for validation" + (" (--validation 0)" if not asked else "")
@@ -117,7 +117,7 @@ def format_percent(share: float) -> str:
 
 
 def find_warnings(manifest: Manifest) -> Iterator[str]:
-    """Says what a user should know of the text and of validation before training on it, and what to do."""
+    """Yields warnings about the text and about validation, with what to do."""
     for use in find_use_of_text(manifest):
         if use.lost_parted > MOST_LOST * use.text:
             lost = format_percent(use.lost_parted / use.text)
@@ -131,12 +131,12 @@ def find_warnings(manifest: Manifest) -> Iterator[str]:
 
 
 def find_use_of_text(manifest: Manifest) -> list[SetFigures]:
-    """Finds a set of every length, whose figures say what became of the pieces of the text."""
+    """Returns the first set of every length, which has the figures of the text used."""
     return [one for one in manifest.figures if not one.validation and not one.duplicate and one.text]
 
 
 def _validation_warnings(manifest: Manifest) -> Iterator[str]:
-    """Says where validation is too small to measure a model by, or takes too much of the text, and what to do."""
+    """Yields warnings if validation is too small for a score, or takes too much of the text."""
     corpus, asked = manifest.corpus, manifest.settings.validation
     number, total, by_passages = corpus.validation_documents, corpus.documents, corpus.passages is not None
     if not number:
@@ -179,7 +179,7 @@ def _counts_of_lengths(examples: dict[int, int]) -> str:
 
 
 def _validation_share(manifest: Manifest) -> float:
-    """Tells which share of the text is held out, by the pieces of the examples of the first length, masked once."""
+    """Computes the share of the text that is held out, from the pieces of the examples of the first length."""
     length = manifest.figures[0].length
     first = [figures for figures in manifest.figures if figures.length == length and not figures.duplicate]
     held_out = sum(figures.pieces for figures in first if figures.validation)

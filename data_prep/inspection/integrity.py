@@ -1,6 +1,6 @@
 """Finds what is damaged in a folder of shards: every checksum, count and schema, and examples that are not well formed.
 
-The checks are generators of faults, sentences that name the damaged file. What is sound they tell on the console.
+The checks yield faults, sentences that name the damaged file. They print what is sound.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _check_kept(folder: Path, record: KeptFile, schema: pa.Schema) -> None:
 def _set_faults(
     folder: Path, manifest: Manifest, figures: SetFigures, special: Special | None, console: Console
 ) -> Faults:
-    """Finds what is wrong with the shards of one set, or with what the manifest says that they hold together."""
+    """Finds damage of the shards of one set, and counts that differ from the manifest."""
     totals: Counter[str] = Counter()
 
     def check(record: FileRecord) -> None:
@@ -189,7 +189,7 @@ class FlatExamples:
     positions: Array
     """The masked positions of all examples."""
     labels: Array
-    """What stood at those positions."""
+    """The original pieces at those positions."""
     num_masked: Array
     """How many masked positions every example has."""
 
@@ -210,7 +210,7 @@ class FlatExamples:
 def find_example_fault(
     batch: pa.RecordBatch, length: int, vocabulary_size: int, special: Special | None, may_be_unmasked: bool
 ) -> str | None:
-    """Says what is wrong with the first example that is not well formed.
+    """Describes the first example that is not well formed; None if all are.
 
     Where whole words are masked, an example of nothing but long words may have no mask.
     """
@@ -230,7 +230,7 @@ def find_example_fault(
 
 
 def _stray(flat: FlatExamples) -> Array:
-    """Tells, for each example alike, whether there are pieces or masks before the first or after the last one."""
+    """Checks for pieces or masks before the first or after the last example; all examples get the same answer."""
     ends, masked = flat.ends, flat.num_masked
     whole = ends[0] == 0 and ends[-1] == len(flat.pieces) and masked.sum() == len(flat.positions)
     return np.full(len(flat.boundary), not whole)

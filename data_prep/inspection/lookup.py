@@ -162,7 +162,7 @@ def _place_of(record: Record, set_index: int) -> tuple[str, int]:
 
 
 def _is_of_examples(schema: pa.Schema, length: int) -> bool:
-    """Tells whether files of an unfinished folder have the columns of examples, and one by which they are shuffled."""
+    """Returns whether a schema has the columns of examples and the shuffling key."""
     columns = pa.schema(list(schema)[:-1])
     return any(columns == example_schema(length, size, documents) for size in SIZES for documents in SIZES)
 

@@ -15,7 +15,7 @@ STYLES = {"masked": "bold magenta", "replaced": "bold red", "kept": "bold green"
 
 
 def describe_example(index: int, example: Example) -> str:
-    """Says what the example is: its size, its masks, what segment B is, and which document it comes from."""
+    """Describes an example: its size, its masks, its segment B and its document."""
     size = len(example.pieces)
     follows = "no B" if example.boundary == size else "B is random" if example.random_next else "B follows A"
     figures = f"example {index}: {size} pieces, {len(example.labels)} masked, {follows}"
@@ -24,14 +24,14 @@ def describe_example(index: int, example: Example) -> str:
 
 @dataclass(frozen=True)
 class MarkedPiece:
-    """A piece of an example, with what became of it."""
+    """A piece of an example, and whether it was masked, replaced or kept."""
 
     segment: Literal["A", "B"]
     style: str
-    """What became of the piece, by which its colour is chosen; nothing where it is plain text."""
+    """A key of STYLES; "" for plain text."""
     now: str
     was: str
-    """What stood there before, which is what stands there now unless it was masked or replaced."""
+    """The original piece."""
     begins: bool
     """Whether it is the first of its segment."""
 
@@ -49,7 +49,7 @@ class MarkedPiece:
 
 
 def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
-    """Goes through the pieces of an example and says what became of each."""
+    """Yields the pieces of an example with their styles."""
     for position, piece in enumerate(example.pieces):
         now, label = vocabulary.pieces[piece], example.labels.get(position)
         was = None if label is None else vocabulary.pieces[label]
@@ -71,7 +71,7 @@ def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
 
 
 def _style(position: int, now: str, was: str | None, example: Example) -> str:
-    """Names what became of a piece, by which its colour is chosen; nothing where it is plain text."""
+    """Returns the key of STYLES for a piece; "" for plain text."""
     if was is None:
         return "special" if position in (0, example.boundary - 1, len(example.pieces) - 1) else ""
     return "masked" if now == MASK else "kept" if now == was else "replaced"

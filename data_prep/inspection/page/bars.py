@@ -18,7 +18,7 @@ LAST_TICK = 0.7
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: what is counted, how often it is there, and its height beside the highest one, in percent."""
+    """A bar: its label, its count, and its height in percent of the highest bar."""
 
     label: str
     count: int

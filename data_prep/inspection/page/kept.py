@@ -1,4 +1,4 @@
-"""The documents in pieces that a folder was made of, as the page of the folder reads them: a part of them, if many."""
+"""Reads the documents in pieces of a folder for its page: a sample, if they are many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from data_prep.shards import KeptFile, Manifest
 from data_prep.vocabulary.tokens import token_schema
 
 MOST_FILES = 64
-"""How many files of documents are looked into, each of which has 16 MB of text at most, or one document."""
+"""Files of documents that are read, each of at most 16 MB of text or one document."""
 
 Item = TypeVar("Item")
 
@@ -80,7 +80,7 @@ def read_documents(folder: Path, record: KeptFile, vocabulary_size: int) -> Docu
 
 
 def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """Chooses so many items at most, from the first on and as evenly as it goes."""
+    """Chooses at most `most` items, evenly spread, with the first."""
     if len(items) <= most:
         return list(items)
     return [items[number * len(items) // most] for number in range(most)]

@@ -1,4 +1,4 @@
-"""What was left out of a folder and why, for its page: counts from the manifest, and examples from its tables."""
+"""Lists what was left out of a folder and why: counts from the manifest, and examples from its tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reason:
     name: str
     count: int
     of: str
-    """What is counted: documents, or files and other places."""
+    """The unit of the count: documents or places."""
     meaning: str
 
 
@@ -41,7 +41,7 @@ class Examples:
 
 
 def count_documents_before(corpus: CorpusFigures) -> int:
-    """Counts the documents with text as they were before any was left out for what it says."""
+    """Counts the documents with text before any was left out for its content."""
     left_out = (corpus.copies, corpus.near_copies, corpus.over_share, *(corpus.filtered or {}).values())
     return corpus.documents + sum(count or 0 for count in left_out)
 
@@ -64,7 +64,7 @@ def list_reasons(manifest: Manifest) -> Iterator[Reason]:
 
 
 def describe_validation(manifest: Manifest) -> str:
-    """Says what is held out for validation, which is in no training example; nothing where nothing is."""
+    """Describes the documents held out for validation; "" if there are none."""
     corpus = manifest.corpus
     what = "documents " if corpus.passages is None else ""
     return f"{corpus.validation_documents:,} {what}{describe_held_out(manifest)}" if corpus.validation_documents else ""

@@ -30,7 +30,7 @@ class DocumentLengths:
 
 @dataclass(frozen=True)
 class SetRow:
-    """What is said of a set of examples."""
+    """A row of the table of sets of examples."""
 
     name: str
     figures: SetFigures
@@ -48,7 +48,7 @@ class SetRow:
 
     @property
     def masked(self) -> float:
-        """The share of the pieces that is to be predicted."""
+        """The share of the pieces that is predicted."""
         return self.figures.masked / max(1, self.figures.pieces)
 
 

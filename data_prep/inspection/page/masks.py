@@ -1,4 +1,4 @@
-"""Some training examples for the page of a folder: how their masks lie, and from which sources they come."""
+"""Reads some training examples for the page of a folder, with their masks and sources."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Masks:
     examples: list[ShownExample] = field(default_factory=list)
     looked_at: int = 0
     by_source: Counter[str] = field(default_factory=Counter)
-    """Pieces of segment A of the examples that were looked at; nothing where their documents are too many."""
+    """Pieces of segment A of the first examples by source; empty if there are too many documents."""
 
 
 def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Masks:

@@ -1,4 +1,4 @@
-"""The sources of a folder on its page: how much of the text each has, before and after documents were left out."""
+"""Makes the table of the sources of a folder: their text, before and after documents were left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_SOURCES = 50
 
 @dataclass(frozen=True)
 class SourceRow:
-    """What is said of a source."""
+    """A row of the table of sources."""
 
     name: str
     files: int
@@ -24,7 +24,7 @@ class SourceRow:
     documents: int = 0
     """Documents that are left."""
     asked: str = ""
-    """What the user asked for: a weight, a largest share."""
+    """The weight and the largest share that were given."""
     examples: float | None = None
     """The share of the pieces of some training examples."""
 
@@ -55,7 +55,7 @@ def make_source_rows(manifest: Manifest, kept: Iterable[KeptFile], in_examples: 
 
 
 def _asked_for(source: str, settings: RecordedSettings) -> str:
-    """Says how much of a source there is to be, where the user has said it."""
+    """Spells the weight and the largest share of a source, if they were given."""
     weight, share = settings.weight.get(source), settings.max_share.get(source)
     said = ("" if weight is None else f"{weight:g} times", "" if share is None else f"at most {format_percent(share)}")
     return ", ".join(filter(None, said))

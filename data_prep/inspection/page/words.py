@@ -16,9 +16,9 @@ from data_prep.vocabulary.vocabulary import UNK, VOCABULARY, Vocabulary
 MOST_PIECES = 2_000_000
 """Pieces that are looked at, from all over the corpus."""
 MOST_NUMBER = 6
-"""Words of so many pieces or more are counted together."""
+"""Words of at least this number of pieces are counted together."""
 LEAST, ONE_OF = 5, 100_000
-"""A word is frequent that is there so many times at least, and once in so many words."""
+"""A frequent word occurs at least LEAST times, and at least once in ONE_OF words."""
 MOST_WORDS = 30
 
 
@@ -60,7 +60,7 @@ class CutWord:
 
 @dataclass(frozen=True)
 class Words:
-    """What is said of the words of a part of the documents."""
+    """How the words of a part of the documents are cut."""
 
     documents: int
     total: Cut
@@ -131,7 +131,7 @@ def count_word_cuts(folder: Path, kept: KeptDocuments, vocabulary: Vocabulary) -
 
 
 def _beginning(documents: Documents, most: int) -> tuple[Array, int]:
-    """Takes the first sentences of a file that have so many pieces at most; tells how many documents they are of."""
+    """Returns the pieces of the first sentences of a file, `most` at most, and the number of their documents."""
     number = np.searchsorted(documents.sentence_ends, most, side="right")
     end = int(documents.sentence_ends[number - 1]) if number else 0
     begun = int(np.searchsorted(documents.document_ends, end, side="left")) + 1 if end else 0

@@ -1,7 +1,7 @@
 """Makes a page of a finished folder, for readers: what text it has, what was left out, how it was cut and masked.
 
-The page is no content of the folder: no manifest tells of it. It follows from the folder alone, so that it is the same
-whenever and wherever it is made. Of a large corpus it reads a part, and says so; all other counts are the manifest's.
+The page is not part of the folder: the manifest does not list it. It depends on the folder alone, so it is the same
+whenever and wherever it is made. Of a large corpus it shows a sample; all other counts are the manifest's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
 TEMPLATE = Path(__file__).with_name("report.html")
 FIRST_LINES = "<!doctype html>\n<!-- made by show.py of a folder of shards -->"
-"""What every such page begins with: no other file is replaced."""
+"""The beginning of every page: only files that begin with it are replaced."""
 MOST_NAMED = 5  # sources that the title names
 
 
