@@ -154,13 +154,15 @@ class Objective(ABC):
     def build(self, shape: Shape) -> dict[str, nn.Module]:
         """Makes the heads, by their names."""
 
-    @abstractmethod
     def parameters(self, shape: Shape) -> int:
-        """Counts the parameters of the heads, without those that pad the vocabulary."""
+        """Counts the parameters of the heads, by default of a `PieceHead`, without those that pad the vocabulary."""
+        h = shape.hidden
+        return h * h + h + 2 * h + shape.vocabulary
 
-    @abstractmethod
-    def flops(self, shape: Shape, sequences: int, predictions: float) -> float:
-        """Counts the useful operations of the heads, forward: only matrix products."""
+    def flops(self, shape: Shape, sequences: int, predictions: float) -> float:  # noqa: ARG002
+        """Counts the useful operations of the heads, by default of a `PieceHead`, forward: only matrix products."""
+        h = shape.hidden
+        return 2 * (h * h + h * shape.vocabulary) * predictions
 
     def needed_pieces(self, model: Bert, batch: PretrainingBatch) -> Tensor:  # noqa: ARG002
         """Returns the places of the pieces whose last hidden states the heads need, (k,) int64; first those of

@@ -70,14 +70,6 @@ class LeftToRight(Objective):
 
         return {PIECE_HEAD: PieceHead(shape, self.logits_at_once)}
 
-    def parameters(self, shape: Shape) -> int:
-        h = shape.hidden
-        return h * h + h + 2 * h + shape.vocabulary
-
-    def flops(self, shape: Shape, sequences: int, predictions: float) -> float:  # noqa: ARG002
-        h = shape.hidden
-        return 2 * (h * h + h * shape.vocabulary) * predictions
-
     def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> PieceLosses:
         return PieceLosses(*model.head(PIECE_HEAD)(seen, model.embeddings.word.weight, batch.labels))
 

@@ -173,11 +173,11 @@ class MaskedPieces(Objective):
 
     def parameters(self, shape: Shape) -> int:
         h = shape.hidden
-        return h * h + h + 2 * h + shape.vocabulary + ((h * h + h) + (2 * h + 2) if shape.pairs else 0)
+        return super().parameters(shape) + ((h * h + h) + (2 * h + 2) if shape.pairs else 0)
 
     def flops(self, shape: Shape, sequences: int, predictions: float) -> float:
         h = shape.hidden
-        masked = 2 * (h * h + h * shape.vocabulary) * predictions
+        masked = super().flops(shape, sequences, predictions)
         return masked + (2 * (h * h + 2 * h) * sequences if shape.pairs else 0)
 
     def needed_pieces(self, model: Bert, batch: PretrainingBatch) -> Tensor:
