@@ -49,7 +49,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import computed_flops, configure_objective, step_flops
+from pretraining.objectives.declaration import configure_objective, count_computed_flops, count_step_flops
 from pretraining.processes.group import choose_device
 from pretraining.reporting.hardware import measure_flops, measure_memory_bandwidth
 
@@ -240,8 +240,8 @@ def summarise(
 ) -> dict[str, dict[str, float]]:
     """Summarises the steps of a side."""
     steps = list(zip(batches[: len(seconds)], seconds, strict=True))
-    flops = [step_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
-    computed = [computed_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
+    flops = [count_step_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
+    computed = [count_computed_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     return {
         "sequences_per_second": spread([len(batch.lengths) / taken for batch, taken in steps], 2),
         "real_pieces_per_second": spread([len(batch.pieces) / taken for batch, taken in steps], 0),

@@ -14,7 +14,7 @@ from rich.text import Text
 from cluster.jobs import JobNotes, QueuedJob
 from cluster.runs import RunStatus, State, format_age
 from data_prep.common.codes import Code, explained
-from pretraining.objectives.declaration import loss_curves
+from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.console import draw_progress, format_number
 
 COLOURS: dict[State, str] = {
@@ -83,7 +83,7 @@ def format_losses(line: dict[str, Any], evaluation: dict[str, Any]) -> Iterator[
     """Yields the loss of the last logged step, and that of the last evaluation, summed over the same heads."""
     if line.get("loss") is not None:
         yield f"{line['loss']:.4f}"
-    if losses := [evaluation[name] for name in loss_curves() if evaluation.get(name) is not None]:
+    if losses := [evaluation[name] for name in list_loss_curves() if evaluation.get(name) is not None]:
         yield f"validation {sum(losses):.4f} at step {evaluation.get('step', 0):,}"
 
 

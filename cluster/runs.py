@@ -20,7 +20,7 @@ from data_prep.common.toml_text import read_toml
 from finetuning.results import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, list_finished, parse_step
 from pretraining.config.settings import Recipe
-from pretraining.objectives.declaration import loss_curves
+from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS, read_newest_records, read_step_records
 from pretraining.training.skips import read_skips
 
@@ -31,7 +31,7 @@ LINES = ("step", "evaluation")
 COUNTS = ("step", "phase")
 FIGURES = (
     *("time", "loss", "seconds_per_step", "seconds_left", "evaluation_seconds"),
-    *loss_curves(),
+    *list_loss_curves(),
     *("pieces_per_second", "flops_utilisation", "waiting_for_data", "epoch", "items_per_second"),
 )
 """Keys of metrics.jsonl that have numbers."""

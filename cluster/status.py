@@ -38,7 +38,7 @@ from cluster.runs import CURE, RunStatus, find_runs, read_run
 from cluster.tuning import TuningStatus, build_tuning_panel, find_tunings, read_tuning
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
-from pretraining.objectives.declaration import loss_curves
+from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS
 
 QUEUE_SECONDS = 30.0
@@ -131,7 +131,7 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
         from pretraining.reporting.loss_chart import draw_losses  # NumPy and Matplotlib, for pictures alone
 
         for folder in dict.fromkeys(run for named in wanted.runs for run in find_runs(named)):
-            console.print(draw_losses(folder, loss_curves()), markup=False, soft_wrap=True)
+            console.print(draw_losses(folder, list_loss_curves()), markup=False, soft_wrap=True)
         return
     if wanted.every <= 0:
         raise UserError(f"--every {wanted.every:g}: give seconds above 0")

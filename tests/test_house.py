@@ -155,7 +155,7 @@ UNTYPED = {
     "config/base.py take_over": "a table as a recipe has it, before it is checked",
     "config/reference.py describe_values": "JSON's schema of a table, by pydantic",
     "config/settings.py Recipe.as_dict": "TOML and JSON of a recipe, which pydantic reads",
-    "engine/deepspeed_config.py deepspeed_config": DEEPSPEED,
+    "engine/deepspeed_config.py make_deepspeed_config": DEEPSPEED,
     "huggingface/config.py make_config": "config.json, as transformers has it",
     "huggingface/config.py parse_head": "config.json, as transformers has it",
     "huggingface/config.py parse_shape": "config.json, as transformers has it",

@@ -97,9 +97,9 @@ if TYPE_CHECKING:
     Objective = ObjectiveSettings
     Optimizer = OptimizerSettings
 else:
-    Objective = objectives.all_settings(__name__)
+    Objective = objectives.join_all_settings(__name__)
     """The settings of all objectives, defined in their files."""
-    Optimizer = optimizers.all_settings(__name__)
+    Optimizer = optimizers.join_all_settings(__name__)
     """The settings of all optimizers, likewise."""
 
 

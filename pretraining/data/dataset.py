@@ -106,7 +106,7 @@ class Dataset:
         lengths, predictions, boundaries = self._stored_sizes(examples)
         positions = np.empty(predictions.sum(), np.int64)
         starts = np.cumsum(predictions) - predictions
-        for shard, chosen in self._by_shard(examples):
+        for shard, chosen in self._split_by_shard(examples):
             source = ranges(shard.masked_offsets[examples.row[chosen]], predictions[chosen])
             positions[ranges(starts[chosen], predictions[chosen])] = shard.positions[source]
         window = Window.choose(lengths, boundaries, self.length)
@@ -115,7 +115,7 @@ class Dataset:
     def _stored_sizes(self, examples: Examples) -> tuple[Array, Array, Array]:
         """Returns the numbers of pieces and predictions in the shards, and where B begins."""
         lengths, predictions, boundaries = np.empty((3, len(examples.row)), np.int64)
-        for shard, chosen in self._by_shard(examples):
+        for shard, chosen in self._split_by_shard(examples):
             row = examples.row[chosen]
             lengths[chosen], predictions[chosen] = shard.sizes(row)
             boundaries[chosen] = shard.boundaries[row]
@@ -124,11 +124,11 @@ class Dataset:
     def read(self, examples: Examples) -> Rows:
         """Reads examples in their given order."""
         lengths, predictions, boundaries = self._stored_sizes(examples)
-        where = np.stack([self._numbers(examples), examples.row], axis=1)
+        where = np.stack([self._find_numbers(examples), examples.row], axis=1)
         pieces, (positions, labels) = np.empty(lengths.sum(), np.int64), np.empty((2, predictions.sum()), np.int64)
         random_next = np.empty(len(where), np.int64)
         starts, masked_starts = np.cumsum(lengths) - lengths, np.cumsum(predictions) - predictions
-        for shard, chosen in self._by_shard(examples):
+        for shard, chosen in self._split_by_shard(examples):
             row = examples.row[chosen]
             source = ranges(shard.offsets[row], lengths[chosen])
             pieces[ranges(starts[chosen], lengths[chosen])] = shard.pieces[source]
@@ -140,12 +140,12 @@ class Dataset:
         self._check_values(rows)
         return rows.shorten(self.length) if self.stored > self.length else rows
 
-    def _numbers(self, examples: Examples) -> Array:
+    def _find_numbers(self, examples: Examples) -> Array:
         return self._first[examples.duplicate] + examples.shard
 
-    def _by_shard(self, examples: Examples) -> Iterator[tuple[_Shard, Array]]:
+    def _split_by_shard(self, examples: Examples) -> Iterator[tuple[_Shard, Array]]:
         """Yields the shards of examples, each with the indices of its examples."""
-        numbers = self._numbers(examples)
+        numbers = self._find_numbers(examples)
         order = np.argsort(numbers, kind="stable")
         ends = np.flatnonzero(np.diff(numbers[order])) + 1
         for chosen in np.split(order, ends):

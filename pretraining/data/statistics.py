@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import Objective, find_objective, step_flops
+from pretraining.objectives.declaration import Objective, count_step_flops, find_objective
 
 HALF_WAY = 0.5
 """The share of a run at which the number of predictions is the average one, since it changes evenly."""
@@ -46,17 +46,17 @@ def measure_sequences(
     figures = [] if manifest is None else manifest.figures
     sets = [shards for shards in figures if shards.length == stored and not shards.validation]
     examples = sum(shards.examples for shards in sets)
-    objective, flops_of_prediction = objective or find_objective(shape), step_flops(shape, [], 1)
+    objective, flops_of_prediction = objective or find_objective(shape), count_step_flops(shape, [], 1)
     if not examples:
         predictions = objective.predictions(length, PREDICTED_SHARE * length, done)
-        flops = step_flops(shape, [length], 0) + flops_of_prediction * predictions
+        flops = count_step_flops(shape, [length], 0) + flops_of_prediction * predictions
         return SequenceStatistics(0.0, 0, length, predictions, flops, stored)
     counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
     sizes = np.minimum(np.arange(len(counts)), length)
     pieces = int(np.dot(counts, sizes))
     masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
     predictions = float(np.dot(counts, objective.predictions(sizes, masked_share * sizes, done)))
-    flops = sum(count * step_flops(shape, [min(size, length)], 0) for size, count in enumerate(counts) if count)
+    flops = sum(count * count_step_flops(shape, [min(size, length)], 0) for size, count in enumerate(counts) if count)
     return SequenceStatistics(
         examples=examples / len(sets),
         duplicates=len(sets),

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from pretraining.engine.clipping import sum_of_squares
+from pretraining.engine.clipping import add_squares
 from pretraining.engine.joining import Share
 from pretraining.model import cpu_kernels as kernels
 
@@ -109,7 +109,7 @@ class Bucket:
             whole = table[rows[(rows >= first) & (rows < last)]]
             ends = [slice(low, min(first * width, high)), slice(max(last * width, low, first * width), high)]
             parts += [whole.flatten(), *(table.view(-1)[end] for end in ends if end.start < end.stop)]
-        return torch.stack([sum_of_squares(part) for part in parts]).sum() if parts else torch.zeros(()).double()
+        return torch.stack([add_squares(part) for part in parts]).sum() if parts else torch.zeros(()).double()
 
     def end_pass(self) -> None:
         """Ends a backward pass."""

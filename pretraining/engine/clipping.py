@@ -14,7 +14,7 @@ ROW = 1 << 14
 adds up all in fp32, which makes the norm of 8 million elements 4e-4 wrong."""
 
 
-def sum_of_squares(flat: Tensor) -> Tensor:
+def add_squares(flat: Tensor) -> Tensor:
     """Adds up the squares of a flat tensor's elements in fp64."""
     if kernels.usable(flat) and flat.dtype == torch.float32:
         added = torch.empty((), dtype=torch.float64)

@@ -37,7 +37,7 @@ class EngineSettings:
         return 1 if self.parallel.zero == 0 and dtype != torch.float32 else self.parallel.zero
 
 
-def deepspeed_config(
+def make_deepspeed_config(
     settings: EngineSettings, dtype: torch.dtype, device: torch.device, ranks: int, parameters: int
 ) -> dict[str, Any]:
     """Makes DeepSpeed's configuration for a model with this number of parameters.

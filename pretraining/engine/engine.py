@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.private_folders import cache_home, keep_compiled
-from pretraining.engine.clipping import find_clip_factor, sum_of_squares
-from pretraining.engine.deepspeed_config import EngineSettings, deepspeed_config
+from pretraining.engine.clipping import add_squares, find_clip_factor
+from pretraining.engine.deepspeed_config import EngineSettings, make_deepspeed_config
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
 from pretraining.model.encoder import Trainable
@@ -89,9 +89,7 @@ class Engine:
             group["lr"] = learning_rate
         if self.zero == 0:  # DeepSpeed would clip without returning the norm
             found = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-            self._whole_norm = (
-                torch.stack([sum_of_squares(gradient.flatten()) for gradient in found]).sum().sqrt().float()
-            )
+            self._whole_norm = torch.stack([add_squares(gradient.flatten()) for gradient in found]).sum().sqrt().float()
             self.optimizer.scale = find_clip_factor(self._whole_norm, self._clip)
         try:
             self.deepspeed.step()
@@ -204,7 +202,7 @@ def initialize_deepspeed(
                 args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model,
                 optimizer=optimizer,
-                config=deepspeed_config(settings, dtype, device, dist.get_world_size(), num_parameters),
+                config=make_deepspeed_config(settings, dtype, device, dist.get_world_size(), num_parameters),
                 dist_init_required=False,
             )
     return engine

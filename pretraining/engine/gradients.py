@@ -27,7 +27,7 @@ from deepspeed.runtime.utils import all_gather_dp_groups
 from torch import Tensor
 
 from pretraining.engine.buckets import make_buckets
-from pretraining.engine.clipping import find_clip_factor, sum_of_squares
+from pretraining.engine.clipping import add_squares, find_clip_factor
 from pretraining.engine.exchange import Exchange, Network
 from pretraining.engine.neighbours import find_neighbours
 from pretraining.model.fused import TAKES_ROWS
@@ -159,7 +159,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             own = [(bucket, share) for bucket in self._buckets for share in bucket.shares if share.owner == rank]
             squares = torch.stack([bucket.squares(share) for bucket, share in own]).sum()
         else:
-            squares = torch.stack([sum_of_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
+            squares = torch.stack([add_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1:
             squares = add_up(squares, self._group)
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))

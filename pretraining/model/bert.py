@@ -30,20 +30,20 @@ class PieceHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(shape.padded_vocabulary))
         self.vocabulary = shape.vocabulary
 
-    def transformed(self, hidden: Tensor) -> Tensor:
+    def transform_states(self, hidden: Tensor) -> Tensor:
         """Computes the input of the decoder, (m, H)."""
         return self.norm(gelu(self.transform(hidden), self.transform.bias))
 
     def logits(self, hidden: Tensor, decoder: Tensor) -> Tensor:
         """Computes the logits, (m, vocabulary)."""
-        return F.linear(self.transformed(hidden), decoder, self.bias)[:, : self.vocabulary]
+        return F.linear(self.transform_states(hidden), decoder, self.bias)[:, : self.vocabulary]
 
     def log_probabilities(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> Tensor:
         """Computes the log-probabilities of the labels, (m,)."""
-        return log_probabilities(self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)
+        return log_probabilities(self.transform_states(hidden), decoder, self.bias, labels, self.vocabulary)
 
     def forward(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = (self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)
+        inputs = (self.transform_states(hidden), decoder, self.bias, labels, self.vocabulary)
         return masked_loss(*inputs) if self.at_once is None else loss_in_chunks(*inputs, self.at_once)
 
 

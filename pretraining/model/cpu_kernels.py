@@ -53,7 +53,7 @@ def allow(allowed: bool) -> None:
     _allowed = allowed
 
 
-def allowed() -> bool:
+def may_use_kernels() -> bool:
     """Whether kernels of our own may be used here, on any device; never inside torch.compile."""
     return _allowed and not torch.compiler.is_compiling()
 
@@ -61,7 +61,7 @@ def allowed() -> bool:
 def usable(tensor: Tensor) -> bool:
     """Whether the kernels can compute on this tensor; never inside torch.compile, nor under autocast, which mixes
     types."""
-    if not allowed() or torch.is_autocast_enabled("cpu"):
+    if not may_use_kernels() or torch.is_autocast_enabled("cpu"):
         return False
     return tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())
 
@@ -88,7 +88,7 @@ def small_products() -> str | None:
 def describe_arithmetic() -> str:
     """Names how this process computes on its CPU. Results under another name differ by rounding, and those of "no
     kernels" also by the masks of dropout."""
-    return (small_products() or "vectors") if allowed() and _functions() else "no kernels"
+    return (small_products() or "vectors") if may_use_kernels() and _functions() else "no kernels"
 
 
 def has_kernel(name: str) -> bool:

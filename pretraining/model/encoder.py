@@ -20,7 +20,7 @@ from data_prep.common.errors import UserError
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, Padded, lay_out
 from pretraining.model.batch import Batch
-from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, row_keys
+from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, make_row_keys
 from pretraining.model.products import multiply, multiply_and_pass
 from pretraining.model.shape import Shape
 
@@ -300,8 +300,8 @@ class Encoder(Trainable):
         hidden, attention = (shape.dropout, shape.attention_dropout) if self.training else (0.0, 0.0)
         keys = torch.empty(0, dtype=torch.int32)
         if (hidden or attention) and batch.pieces.device.type == "cpu":
-            keys = row_keys(self.dropout_seed, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
+            keys = make_row_keys(self.dropout_seed, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
         elif hidden and gpu.usable("row_keys", batch.positions):
             longest = max(batch.lengths)
-            keys = gpu.row_keys(self.dropout_seed, batch.examples, batch.positions, batch.starts, longest)
+            keys = gpu.make_row_keys(self.dropout_seed, batch.examples, batch.positions, batch.starts, longest)
         return Dropout(hidden, keys), Dropout(attention, keys)

@@ -95,7 +95,7 @@ def _drop(x: Tensor, dropout: Dropout) -> Tensor:
     return torch.where(drops, 0.0, x * (1 / (1 - threshold / 2**32)))
 
 
-def row_keys(dropout_seed: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
+def make_row_keys(dropout_seed: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
     """Makes a key for every piece, from the seed of the step, the example and the position."""
     pieces = hash_key(np.repeat(hash_key(dropout_seed, *examples.T), lengths), positions)
     return torch.from_numpy(pieces.astype(np.uint32).view(np.int32))

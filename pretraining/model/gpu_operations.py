@@ -19,7 +19,7 @@ from torch import Tensor
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from data_prep.common.private_folders import keep_compiled
-from pretraining.model.cpu_kernels import Masks, allowed
+from pretraining.model.cpu_kernels import Masks, may_use_kernels
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -36,7 +36,7 @@ _failed = False
 def usable(operation: Operation, x: Tensor, masks: Masks | None = None) -> bool:
     """Whether our kernels can compute this operation on a tensor; never inside torch.compile, nor for dropout without
     keys of rows."""
-    if not (x.is_cuda and allowed()) or _failed or x.device.index != torch.cuda.current_device():
+    if not (x.is_cuda and may_use_kernels()) or _failed or x.device.index != torch.cuda.current_device():
         return False
     drops = masks is not None and masks[2] > 0
     if drops and masks is not None and len(masks[0]) != x.shape[0]:
@@ -77,11 +77,11 @@ def drop(x: Tensor, masks: Masks) -> Forward:
     return kernels.drop(x.contiguous(), drops), (), lambda grad: (kernels.drop(grad, drops),)
 
 
-def row_keys(dropout_seed: int, examples: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Computes the keys of `fused.row_keys` on a GPU: the host hashes sequences, the device hashes pieces."""
+def make_row_keys(dropout_seed: int, examples: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """Computes the keys of `fused.make_row_keys` on a GPU: the host hashes sequences, the device hashes pieces."""
     from pretraining.model import gpu_row_keys
 
-    return gpu_row_keys.row_keys(hash_key(dropout_seed, *examples.T), positions, starts, longest)
+    return gpu_row_keys.make_row_keys(hash_key(dropout_seed, *examples.T), positions, starts, longest)
 
 
 def cross_entropies(
@@ -102,7 +102,7 @@ def join(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tenso
 def takes_products(x: Tensor) -> bool:
     """Whether matrix products replace slower operations of PyTorch: on a GPU they also add a tensor, and sum many rows.
     Never inside torch.compile, which fuses such operations itself."""
-    return x.is_cuda and allowed()
+    return x.is_cuda and may_use_kernels()
 
 
 @with_backward
@@ -164,7 +164,7 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
     elif operation == "join":
         join(row, row, row, vector.repeat(3))
     else:
-        row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)
+        make_row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)
 
 
 def _last_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Computes the keys of dropout on the GPU, in Triton: the same as `fused.row_keys`."""
+"""Computes the keys of dropout on the GPU, in Triton: the same as `fused.make_row_keys`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _row_keys(sequences, starts, positions, keys, tile: tl.constexpr):
     tl.store(keys + piece, key.to(tl.uint32).to(tl.int32, bitcast=True), mask=piece < end)
 
 
-def row_keys(sequences: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
+def make_row_keys(sequences: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
     """Computes the key of every piece, (n,) int32, from the key of its sequence, (s,) uint64, and its position.
 
     The host neither waits for the device nor computes anything per piece.

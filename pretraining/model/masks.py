@@ -41,7 +41,7 @@ class Masked(NamedTuple):
     labels: Array  # (m,) the original pieces there
 
 
-def num_masked(length: Any, mask_share: float) -> Any:
+def count_masked(length: Any, mask_share: float) -> Any:
     """Counts the pieces that are chosen of examples of these lengths, in which [CLS] and [SEP] count: at least one,
     rounded as in the original."""
     return np.clip(np.rint(np.multiply(length, mask_share)), 1, np.maximum(np.subtract(length, MARKS), 1)).astype(
@@ -52,7 +52,7 @@ def num_masked(length: Any, mask_share: float) -> Any:
 def draw_masks(rows: Rows, mask_share: float, split: Split, draw: Draw) -> Masked:
     """Restores the pieces that the masks of the shards hide, and masks this share of the pieces instead."""
     numbers = number_places(draw.keys, int(rows.lengths.max()))
-    which, places = choose_places(rows, num_masked(rows.lengths, mask_share), numbers)
+    which, places = choose_places(rows, count_masked(rows.lengths, mask_share), numbers)
     chosen, text = rows.starts[which] + places, rows.restore_text()
     labels = text[chosen]
     text[chosen] = replace_pieces(labels, numbers[which, places], split, draw)

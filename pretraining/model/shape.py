@@ -87,7 +87,7 @@ class Shape:
         layer = 4 * (h * h + h) + (h * i + i) + (i * h + h) + 4 * h
         return embeddings + self.layers * layer
 
-    def encoder_flops(self, lengths: Sequence[int]) -> float:
+    def count_encoder_flops(self, lengths: Sequence[int]) -> float:
         """Counts the useful operations of the layers, forward: linear layers, and attention over the pieces that are
         seen."""
         h = self.hidden

@@ -265,7 +265,7 @@ def _find_by_name(name: str) -> Objective:
     return objectives()[name]
 
 
-def all_settings(module: str) -> type[ObjectiveSettings]:
+def join_all_settings(module: str) -> type[ObjectiveSettings]:
     """Makes a class `Objective` of this module with the settings of all objectives."""
     meaning = "The objective: " + ", or ".join(f"`{name}` {kind.learns}" for name, kind in objectives().items()) + "."
     return joined_settings("Objective", ObjectiveSettings, _settings_of_all(), OBJECTIVE, meaning, module)
@@ -281,7 +281,7 @@ def find_faults(settings: ObjectiveSettings, timed: bool) -> Iterator[str]:
     yield from configure_objective(settings).faults(timed)
 
 
-def all_heads() -> dict[str, str]:
+def list_heads() -> dict[str, str]:
     """Lists the heads of all objectives with their display names; names of weights begin with the name of the head."""
     any_shape = Shape(1, 1, 1, 1, 1)
     return {name: called for kind in objectives().values() for name, called in kind.heads(any_shape).items()}
@@ -299,24 +299,24 @@ def num_parameters(shape: Shape) -> int:
     return shape.encoder_parameters + find_objective(shape).parameters(shape)
 
 
-def step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
+def count_step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
     """Counts the useful operations of a training step (forward and backward) on sequences of these real lengths.
 
     As usual, these are the multiplications and additions of matrix products: linear layers, attention over real pieces,
     and the heads on the predicted positions.
     """
-    return 3.0 * (shape.encoder_flops(lengths) + find_objective(shape).flops(shape, len(lengths), predictions))
+    return 3.0 * (shape.count_encoder_flops(lengths) + find_objective(shape).flops(shape, len(lengths), predictions))
 
 
-def computed_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
-    """Counts the operations of `step_flops` that are computed: after its attention, the last layer computes only the
-    pieces that the heads need."""
+def count_computed_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
+    """Counts the operations of `count_step_flops` that are computed: after its attention, the last layer computes only
+    the pieces that the heads need."""
     h = shape.hidden
     unseen = sum(lengths) - find_objective(shape).num_needed(shape, len(lengths), predictions)
-    return step_flops(shape, lengths, predictions) - 3.0 * 2 * (h * h + 2 * h * shape.intermediate) * unseen
+    return count_step_flops(shape, lengths, predictions) - 3.0 * 2 * (h * h + 2 * h * shape.intermediate) * unseen
 
 
-def loss_curves() -> dict[str, str]:
+def list_loss_curves() -> dict[str, str]:
     """Lists the figures that are parts of a loss, with their names in charts."""
     every = [figure for objective in objectives().values() for figure in objective.figures]
     return {figure.name: figure.curve for figure in every if figure.curve is not None}

@@ -144,9 +144,9 @@ class MaskedPieces(Objective):
     def predictions(self, length: Any, masked: Any, done: float) -> Any:
         if not self.is_dynamic:
             return masked
-        from pretraining.model.masks import num_masked
+        from pretraining.model.masks import count_masked
 
-        return num_masked(length, self.mask_share(done))
+        return count_masked(length, self.mask_share(done))
 
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
         from pretraining.model.batch import pack

@@ -137,7 +137,7 @@ def find_optimizer(settings: OptimizerSettings) -> Optimizer:
     return optimizers()[settings.name]
 
 
-def all_settings(module: str) -> type[OptimizerSettings]:
+def join_all_settings(module: str) -> type[OptimizerSettings]:
     """Makes a class `Optimizer` of this module with the settings of all optimizers."""
     meaning = "The algorithm: " + ", or ".join(kind.summary for kind in optimizers().values()) + "."
     return joined_settings("Optimizer", OptimizerSettings, _settings_of_all(), DEFAULT, meaning, module)
@@ -153,7 +153,7 @@ def find_faults(settings: OptimizerSettings, place: Placement) -> Iterator[str]:
     yield from find_optimizer(settings).faults(settings, place)
 
 
-def card_line(settings: OptimizerSettings) -> str:
+def describe_settings(settings: OptimizerSettings) -> str:
     """Describes the algorithm with its settings, for the model card."""
     kind = find_optimizer(settings)
     clip = kind.limit(settings)

@@ -55,7 +55,7 @@ class MuonDeclaration(Optimizer):
             beta = muon_settings(settings).momentum
             momentum = state["exp_avg"].lerp_(gradient, 1 - beta)
             ahead = gradient.lerp(momentum, beta)  # Nesterov's
-            return orthogonal(ahead).mul(USUAL * math.sqrt(max(weight.shape)))
+            return orthogonalize(ahead).mul(USUAL * math.sqrt(max(weight.shape)))
         average = state["exp_avg"].lerp_(gradient, 1 - settings.betas[0])
         square = state["exp_avg_sq"].lerp_(gradient.square(), 1 - settings.betas[1])
         first, second = ((1 - beta**step) if settings.bias_correction else 1.0 for beta in settings.betas)
@@ -68,7 +68,7 @@ def muon_settings(settings: OptimizerSettings) -> MuonSettings:
     return settings
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """Approximates the nearest orthogonal matrix, with the same singular vectors.
 
     A round multiplies the matrix X by a + b XXᵀ + c (XXᵀ)². These factors are functions of the first XXᵀ, so they are
@@ -76,18 +76,18 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """
     rows, columns = matrix.shape
     if rows > columns:
-        return orthogonal(matrix.T).T
+        return orthogonalize(matrix.T).T
     matrix = matrix / matrix.norm().clamp(min=1e-7)
     square = matrix @ matrix.T
-    product = factor = polynomial(square)
+    product = factor = compute_polynomial(square)
     for _ in range(ROUNDS - 1):
         square = factor @ square @ factor
-        factor = polynomial(square)
+        factor = compute_polynomial(square)
         product = factor @ product
     return product @ matrix
 
 
-def polynomial(square: Tensor) -> Tensor:
+def compute_polynomial(square: Tensor) -> Tensor:
     """Computes the factor of a round, from the matrix times its transpose."""
     a, b, c = COEFFICIENTS
     factor = square.addmm(square, square, beta=b, alpha=c)

@@ -176,8 +176,8 @@ class Scorer:
         h, asked = shape.hidden, lengths - MARKS
         head = 2.0 * (h * h + h * shape.vocabulary) * asked.sum()
         if self._served is None:
-            return float(head + shape.encoder_flops(lengths.tolist()))
-        below = replace(shape, layers=shape.layers - 1).encoder_flops(np.repeat(lengths, asked).tolist())
+            return float(head + shape.count_encoder_flops(lengths.tolist()))
+        below = replace(shape, layers=shape.layers - 1).count_encoder_flops(np.repeat(lengths, asked).tolist())
         last = 2.0 * (4 * h * h + 2 * h * shape.intermediate) * asked.sum()
         return float(head + below + last + 4.0 * h * shape.heads * (asked * lengths).sum())
 

@@ -27,7 +27,7 @@ from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, repeat_segment
 from pretraining.model.shape import DROPOUT, Shape
 from pretraining.objectives.declaration import configure_objective, find_objective, num_parameters
-from pretraining.optimizers.declaration import card_line
+from pretraining.optimizers.declaration import describe_settings
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Exportable:
         step=state.step,
         examples_seen=state.examples_seen,
         dtype=saved.record.made_by.dtype,
-        optimizer=card_line(run.recipe.optimizer),
+        optimizer=describe_settings(run.recipe.optimizer),
         scored_length=run.recipe.phases[run.scores.phase - 1].length if run.scores else None,
         segments=state.trained_segments,
         base=run.base,

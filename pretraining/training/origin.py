@@ -26,7 +26,7 @@ from pretraining.huggingface.folders import list_sentence_files
 from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Sees, Shape
-from pretraining.objectives.declaration import all_heads, find_objective
+from pretraining.objectives.declaration import find_objective, list_heads
 from pretraining.processes.errors import SharedError
 from pretraining.training.skips import Skip
 
@@ -129,7 +129,7 @@ def begin_with(model: Bert, state: RunState, origin: StoredModel, vocabulary: Vo
     weights[POSITIONS] = torch.cat([weights[POSITIONS], fresh[POSITIONS][positions:]])
     known = {name: weight for name, weight in weights.items() if name in fresh}
     model.load_state_dict(fresh | known)
-    called = {**all_heads(), **find_objective(model.shape).heads(model.shape)}
+    called = {**list_heads(), **find_objective(model.shape).heads(model.shape)}
     anew = name_heads(fresh.keys() - weights.keys(), called)
     if len(fresh[POSITIONS]) > positions:
         anew.append(f"positions {positions:,} to {len(fresh[POSITIONS]) - 1:,}")

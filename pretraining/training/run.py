@@ -20,7 +20,7 @@ from pretraining.checkpoint.writing import require_room
 from pretraining.huggingface.config import is_theirs
 from pretraining.huggingface.folders import CONFIG
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import find_objective, loss_curves
+from pretraining.objectives.declaration import find_objective, list_loss_curves
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending
 from pretraining.processes.errors import SharedError
@@ -139,7 +139,7 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
         console.print(str(exported), markup=False, soft_wrap=True)
         if exported.warning:
             context.warn(exported.warning)
-    console.print(draw_losses(out, loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
+    console.print(draw_losses(out, list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
     console.print(f"load it: {describe_loading(request.shape, folder)}", markup=False, soft_wrap=True)
 
 

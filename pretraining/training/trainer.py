@@ -15,7 +15,7 @@ from pretraining.engine.engine import CollapseError, Engine, is_shortage
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
-from pretraining.objectives.declaration import COUNTS, find_objective, report_figures, step_flops
+from pretraining.objectives.declaration import COUNTS, count_step_flops, find_objective, report_figures
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
 from pretraining.processes.devices import DeviceError, is_failure
@@ -161,7 +161,7 @@ class Trainer(Loop):
                 sequences=len(batch.lengths),
                 pieces=sum(batch.lengths),
                 padded=len(batch.lengths) * phase.settings.length,
-                flops=step_flops(self.engine.model.shape, batch.lengths, len(batch.labels)),
+                flops=count_step_flops(self.engine.model.shape, batch.lengths, len(batch.labels)),
             )
 
     def after_step(self, phase: TrainingPhase, last: bool) -> None:

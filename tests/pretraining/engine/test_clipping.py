@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.kernels import kernels_allowed
 
-from pretraining.engine.clipping import ROW, find_clip_factor, sum_of_squares
+from pretraining.engine.clipping import ROW, add_squares, find_clip_factor
 from pretraining.model import cpu_kernels as kernels
 
 NEEDS_COMPILER = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
@@ -22,7 +22,7 @@ def test_squares_add_up(ours: bool, tolerance: float, sizes: list[int]) -> None:
     with kernels_allowed(ours):
         for size in sizes:
             flat = torch.randn(size, generator=torch.Generator().manual_seed(size))
-            assert float(sum_of_squares(flat)) == pytest.approx(float(flat.double().square().sum()), rel=tolerance)
+            assert float(add_squares(flat)) == pytest.approx(float(flat.double().square().sum()), rel=tolerance)
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -30,14 +30,14 @@ def test_squares_add_up(ours: bool, tolerance: float, sizes: list[int]) -> None:
 def test_squares_that_fp32_cannot_hold_are_infinite(ours: bool, large: float) -> None:
     """Such a gradient is left out, since Adam's average of squares would stay infinite."""
     with kernels_allowed(ours):
-        assert float(sum_of_squares(torch.tensor([1.0, large, -1.0]))) == math.inf
-        assert math.isfinite(float(sum_of_squares(torch.tensor([1.0, 1e19]))))
+        assert float(add_squares(torch.tensor([1.0, large, -1.0]))) == math.inf
+        assert math.isfinite(float(add_squares(torch.tensor([1.0, 1e19]))))
 
 
 def test_the_squares_of_many_elements_do_not_stand_still() -> None:
     """2^27 ones: in fp32, a sum of ones stands still at 2^24."""
     flat = torch.ones(1).expand(1 << 27)
-    assert float(sum_of_squares(flat)) == 1 << 27
+    assert float(add_squares(flat)) == 1 << 27
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.3, 2.0, 50.0, math.inf, math.nan])

@@ -47,5 +47,5 @@ def test_large_models_get_deepspeeds_own_bucket() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     default = DeepSpeedZeroConfig.model_fields["reduce_bucket_size"].default
-    made = deepspeed_config.deepspeed_config(EngineSettings(), torch.float32, torch.device("cuda"), 1, 10**10)
+    made = deepspeed_config.make_deepspeed_config(EngineSettings(), torch.float32, torch.device("cuda"), 1, 10**10)
     assert made["zero_optimization"]["reduce_bucket_size"] == default == memory.BUCKET

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pretraining.model.encoder import Encoder
 from pretraining.model.shape import Sees, Shape
-from pretraining.objectives.declaration import build_model, computed_flops
+from pretraining.objectives.declaration import build_model, count_computed_flops
 
 DROPS = replace(SMALL.encoder, layers=3, hidden=48, heads=3, dropout=0.3, attention_dropout=0.2)
 SEEN: list[Sees] = ["both", "before", "after"]
@@ -80,7 +80,7 @@ def test_what_is_said_to_be_computed_is_what_is_multiplied() -> None:
         model(batch)
     padding = 2 * shape.hidden * (shape.padded_vocabulary - shape.vocabulary) * len(batch.labels)
     attention = 4 * shape.hidden * sum(length**2 for length in batch.lengths) * shape.layers
-    wanted = computed_flops(shape, batch.lengths, len(batch.labels)) / 3
+    wanted = count_computed_flops(shape, batch.lengths, len(batch.labels)) / 3
     assert counter.get_total_flops() - padding + attention == wanted
 
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pretraining.model.attention import Grouped, Layout, Packed, Padded, has_flash, lay_out
 from pretraining.model.batch import Batch
-from pretraining.model.fused import Dropout, row_keys
+from pretraining.model.fused import Dropout, make_row_keys
 
 WAYS: dict[str, Callable[[Batch, bool], Layout]] = {
     "grouped": lambda batch, one_way: Grouped(batch.starts, batch.lengths, one_way),
@@ -122,7 +122,7 @@ def test_gradients_of_attention_with_dropout_are_those_of_its_function(one_way: 
     """The backward pass draws the same masks again: finite differences would show if it did not."""
     lengths, heads, size = [9, 30, 4], 2, 4
     batch = random_batch(lengths, 50)
-    dropout = Dropout(0.4, row_keys(1, batch.examples, batch.positions.numpy(), np.array(lengths)), site=3)
+    dropout = Dropout(0.4, make_row_keys(1, batch.examples, batch.positions.numpy(), np.array(lengths)), site=3)
     qkv, bias = inputs(sum(lengths), heads * size)
 
     def loss(x: Tensor) -> Any:
@@ -149,7 +149,7 @@ def test_the_share_that_is_asked_is_dropped(way: str) -> None:
     length, heads, share = 64, 8, 0.5
     batch = random_batch([length], 50)
     qkv = torch.cat([torch.zeros(length, 2 * heads * 4), torch.ones(length, heads * 4)], dim=1)
-    dropout = Dropout(share, row_keys(1, batch.examples, batch.positions.numpy(), np.array([length])))
+    dropout = Dropout(share, make_row_keys(1, batch.examples, batch.positions.numpy(), np.array([length])))
     torch.manual_seed(1)
     kept = (
         WAYS[way](batch, False).attend(qkv, torch.zeros(3 * heads * 4), heads, dropout).view(length, heads, 4)[:, :, 0]

@@ -17,13 +17,13 @@ from torch import Tensor
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import ByHeads, Grouped, Layout, lay_out
 from pretraining.model.batch import Batch
-from pretraining.model.fused import Dropout, row_keys
+from pretraining.model.fused import Dropout, make_row_keys
 
 blocks = pytest.mark.skipif(not kernels.small_products(), reason="no products of bf16 in this processor or compiler")
 
 
 def some_dropout(batch: Batch, spare: int = 0) -> Dropout:
-    keys = row_keys(1, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
+    keys = make_row_keys(1, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
     return Dropout(0.3, keys, site=3).add_spare_rows(spare)
 
 

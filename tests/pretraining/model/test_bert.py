@@ -27,7 +27,7 @@ from pretraining.model import cpu_kernels
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert
 from pretraining.model.shape import SIZES, Shape
-from pretraining.objectives.declaration import build_model, num_parameters, step_flops
+from pretraining.objectives.declaration import build_model, count_step_flops, num_parameters
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 
 LENGTHS = (5, 70, 96, 17, 64, 1, 33)
@@ -107,7 +107,7 @@ def test_without_pairs_there_is_neither_pooler_nor_next_head() -> None:
     padding = (shape.padded_vocabulary - shape.vocabulary) * (shape.hidden + 1)
     counts = [sum(parameter.numel() for parameter in each.parameters()) for each in (model, theirs)]
     assert counts[0] - padding == counts[1] == num_parameters(shape) < num_parameters(SMALL)
-    assert step_flops(shape, [128], 20) < step_flops(SMALL, [128], 20)
+    assert count_step_flops(shape, [128], 20) < count_step_flops(SMALL, [128], 20)
     batch = random_batch([9, 30], SMALL.vocabulary)
     model.load_state_dict(whole.state_dict(), strict=False)
     losses, both = model.eval()(batch), whole.eval()(batch)
@@ -127,7 +127,7 @@ def test_flops_are_those_that_the_peers_count() -> None:
         ("base", 128, 20, 69.9),
         ("base", 512, 80, 301.4),
     ):
-        assert step_flops(Shape.from_size(name, 30522), [length], predictions) / 1e9 == pytest.approx(
+        assert count_step_flops(Shape.from_size(name, 30522), [length], predictions) / 1e9 == pytest.approx(
             gigaflops, abs=0.06
         )
 

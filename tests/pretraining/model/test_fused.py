@@ -19,7 +19,7 @@ from support.pretraining_reference import gradient, random_batch
 
 from pretraining.model import fused as operations
 from pretraining.model.batch import Batch
-from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, masked_loss, row_keys
+from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, make_row_keys, masked_loss
 
 NONE = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 80))
@@ -31,7 +31,7 @@ def tensors(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.floa
 
 
 def keys_of(rows: int, draw: int = 0) -> torch.Tensor:
-    return row_keys(draw, np.zeros((1, 2), np.int64), np.arange(rows), np.array([rows]))
+    return make_row_keys(draw, np.zeros((1, 2), np.int64), np.arange(rows), np.array([rows]))
 
 
 def same(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 1e-5) -> None:
@@ -160,7 +160,7 @@ def test_row_keys_belong_to_the_example(lengths: list[int], draw: int) -> None:
     alone = replace(random_batch(lengths[1:], 50), examples=batch.examples[1:])
 
     def keys(packed: Batch) -> torch.Tensor:
-        return row_keys(draw, packed.examples, packed.positions.numpy(), np.array(packed.lengths))
+        return make_row_keys(draw, packed.examples, packed.positions.numpy(), np.array(packed.lengths))
 
     assert torch.equal(keys(batch)[lengths[0] :], keys(alone))
     assert len(torch.unique(keys(batch))) == sum(lengths)

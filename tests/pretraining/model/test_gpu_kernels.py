@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels, fused
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.fused import Dropout, row_keys
+from pretraining.model.fused import Dropout, make_row_keys
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu] if has_gpu() else []
@@ -44,7 +44,7 @@ def rounding() -> Iterator[None]:
 
 
 def keys_of(rows: int, draw: int = 0) -> Tensor:
-    return row_keys(draw, np.zeros((1, 2), np.int64), np.arange(rows), np.array([rows]))
+    return make_row_keys(draw, np.zeros((1, 2), np.int64), np.arange(rows), np.array([rows]))
 
 
 def masks(dropout: Dropout) -> cpu_kernels.Masks:
@@ -159,8 +159,8 @@ def test_keys_of_rows_are_those_of_a_cpu(lengths: list[int], draw: int) -> None:
     positions = np.concatenate([np.arange(length)[::-1] for length in lengths]).copy()
     examples = np.array([[number, 2**40 + number] for number in range(len(lengths))])
     on = (torch.from_numpy(positions).to(DEVICE), starts.to(DEVICE), max(lengths))
-    found = gpu.row_keys(draw, examples, *on)
-    assert torch.equal(found.cpu(), row_keys(draw, examples, positions, np.array(lengths)))
+    found = gpu.make_row_keys(draw, examples, *on)
+    assert torch.equal(found.cpu(), make_row_keys(draw, examples, positions, np.array(lengths)))
 
 
 def error(found: list[Tensor], exact: list[Tensor]) -> list[float]:

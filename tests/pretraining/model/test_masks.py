@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.hashing import hash_key
-from pretraining.model.masks import Masked, Split, choose_places, draw_masks, num_masked, number_places
+from pretraining.model.masks import Masked, Split, choose_places, count_masked, draw_masks, number_places
 from pretraining.model.rows import Draw, Rows
 
 VOCABULARY, MASK, CLS, SEP = 1000, 4, 2, 3
@@ -141,5 +141,5 @@ def test_random_pieces_are_of_the_whole_vocabulary() -> None:
 def test_an_example_of_one_candidate_has_it() -> None:
     rows = rows_of([8], [8])
     alone = replace(rows, lengths=np.array([3]), pieces=np.array([CLS, 9, SEP]), boundaries=np.array([3]))
-    assert num_masked(3, 0.15) == 1
+    assert count_masked(3, 0.15) == 1
     assert choose_places(alone, np.array([1]), number_places(draw_for(1).keys, 3))[1].tolist() == [1]

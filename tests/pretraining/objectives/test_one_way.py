@@ -21,7 +21,7 @@ from pretraining.model import encoder
 from pretraining.model.attention import Padded
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import Objective, build_model, find_objective, objectives, step_flops
+from pretraining.objectives.declaration import Objective, build_model, count_step_flops, find_objective, objectives
 
 ONE_WAY = [name for name, objective in objectives().items() if objective.sees != "both"]
 LENGTHS = (5, 70, 96, 17, 64, 3, 33)
@@ -181,5 +181,5 @@ def test_flops_are_those_of_half_the_pairs_and_all_predictions(name: str) -> Non
     predictions = find_objective(shape).predictions(length, 14, 0.0)
     left = length * length - (length * length + length) / 2
     saved = 3 * shape.layers * 4 * h * left
-    assert step_flops(shape, [length], predictions) == step_flops(two_way, [length], predictions) - saved
+    assert count_step_flops(shape, [length], predictions) == count_step_flops(two_way, [length], predictions) - saved
     assert predictions == (95 if shape.sees == "before" else 94)

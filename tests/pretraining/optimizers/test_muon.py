@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
 from pretraining.optimizers.lamb import LambSettings
-from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, orthogonal
+from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, orthogonalize
 from pretraining.optimizers.steps.building import build_optimizer, is_decayed
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
 
@@ -89,8 +89,8 @@ def plainly(matrix: Tensor) -> Tensor:
 def test_the_nearest_orthogonal_matrix_is_that_of_the_plain_iteration(shape: tuple[int, int]) -> None:
     """Also where singular values span three orders of size."""
     matrix = random(3, shape) * torch.logspace(0, -3, shape[1])
-    assert (orthogonal(matrix) - plainly(matrix)).norm() < 1e-3 * plainly(matrix).norm()
-    values = torch.linalg.svdvals(orthogonal(random(4, (24, 96))))
+    assert (orthogonalize(matrix) - plainly(matrix)).norm() < 1e-3 * plainly(matrix).norm()
+    values = torch.linalg.svdvals(orthogonalize(random(4, (24, 96))))
     assert 0.65 < values.min() <= values.max() < 1.25
 
 
@@ -98,10 +98,10 @@ def test_the_nearest_orthogonal_matrix_is_that_of_the_plain_iteration(shape: tup
 def test_the_nearest_orthogonal_matrix_does_not_depend_on_the_size(dtype: torch.dtype) -> None:
     """Down to where PyTorch's own does, which divides by the norm, or by 1e-7 where that is more."""
     matrix = random(5, (24, 96)).to(dtype)
-    wanted = orthogonal(matrix).float()
+    wanted = orthogonalize(matrix).float()
     for exponent in (10, -10, -20, -28):
-        torch.testing.assert_close(orthogonal(2.0**exponent * matrix).float(), wanted, rtol=1e-5, atol=1e-6)
-    assert not torch.equal(orthogonal(2.0**-60 * matrix).float(), wanted)
+        torch.testing.assert_close(orthogonalize(2.0**exponent * matrix).float(), wanted, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(orthogonalize(2.0**-60 * matrix).float(), wanted)
 
 
 @pytest.mark.parametrize(

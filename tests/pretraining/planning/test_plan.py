@@ -22,7 +22,7 @@ from pretraining.config.settings import Dtype, Recipe
 from pretraining.data.order import BatchOrder, Order
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
-from pretraining.objectives.declaration import configure_objective, num_parameters, step_flops
+from pretraining.objectives.declaration import configure_objective, count_step_flops, num_parameters
 from pretraining.planning.memory import Room, plan_memory
 from pretraining.planning.plan import Plan, Target, build_plan
 from pretraining.planning.table import render_plan
@@ -129,7 +129,7 @@ def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
     assert statistics.examples == 4.5
     assert statistics.pieces == pytest.approx(sum(sizes) / 3)
     assert statistics.predictions == pytest.approx(15)
-    assert statistics.flops == pytest.approx(step_flops(shape, sizes, 45) / 3)
+    assert statistics.flops == pytest.approx(count_step_flops(shape, sizes, 45) / 3)
 
 
 def test_arithmetic_of_the_phases(manifest: Manifest) -> None:

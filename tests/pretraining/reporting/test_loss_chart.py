@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from pretraining.objectives.declaration import loss_curves
+from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting import figures
 from pretraining.reporting.loss_chart import draw_chart
 from pretraining.reporting.metrics_file import Logged
@@ -25,7 +25,7 @@ def record(step: int, **figures: float) -> Logged:
 def test_losses_of_both_phases_stand_beside_those_of_validation(pairs: bool) -> None:
     more = {"next_loss": 0.5} if pairs else {}
     trained = [record(step, **more) for step in range(1, 101)]
-    figure = draw_chart(trained, [record(50, **more), record(100, **more)], "mini $", loss_curves())
+    figure = draw_chart(trained, [record(50, **more), record(100, **more)], "mini $", list_loss_curves())
     figure.canvas.draw()
     assert [axes.get_ylabel() for axes in figure.axes] == ["masked-word loss", "next-sentence loss"][: 1 + pairs]
     raw, smoothed, validation, *phases = figure.axes[0].lines
@@ -38,7 +38,7 @@ def test_losses_of_both_phases_stand_beside_those_of_validation(pairs: bool) -> 
 def test_a_leap_does_not_press_the_rest_together_and_what_is_no_number_is_left_out() -> None:
     leaps = {501: {"masked_loss": 500.0}, 502: {"masked_loss": float("nan")}}
     trained = [record(step, **leaps.get(step, {})) for step in range(1, 1001)]
-    axes = draw_chart(trained, [], "run", loss_curves()).axes[0]
+    axes = draw_chart(trained, [], "run", list_loss_curves()).axes[0]
     assert axes.get_ylim()[1] < 100
     assert len(np.asarray(axes.lines[0].get_ydata())) == 999
 
