@@ -26,24 +26,13 @@ def plain(tmp_path: Path) -> Path:
 
 
 def test_overrides_change_what_they_name(plain: Path) -> None:
-    words = "--phases.0.steps 10 --model.size=mini --compute.compile --phases.1.learning_rate 2e-4 --parallel.zero 2"
-    recipe = load_recipe(plain, [*words.split(), "--seed", "7"])
-    assert recipe.phases[0].steps == 10
-    assert recipe.model.size == "mini"
-    assert recipe.compute.compile
-    assert recipe.phases[1].learning_rate == 2e-4
-    assert recipe.parallel.zero == 2
-    assert recipe.seed == 7
-    assert recipe.phases[0].warmup == 0.1
-
-
-def test_dashes_do_for_underscores(plain: Path) -> None:
-    assert load_recipe(plain, ["--phases.0.micro-batch", "32"]).phases[0].micro_batch == 32
-
-
-def test_deepspeed_takes_what_it_knows(plain: Path) -> None:
-    words = "--deepspeed.wall_clock_breakdown --deepspeed.zero_optimization.reduce_bucket_size 1e6"
-    recipe = load_recipe(plain, words.split())
+    """Dashes do for underscores, and whole numbers may have an exponent."""
+    words = "--phases.0.steps 1e3 --model.size=mini --compute.compile --phases.1.learning_rate 2e-4 --parallel.zero 2"
+    more = "--seed 7 --phases.0.micro-batch 32 --deepspeed.zero_optimization.reduce_bucket_size 1e6"
+    recipe = load_recipe(plain, [*words.split(), *more.split(), "--deepspeed.wall_clock_breakdown"])
+    first, second = recipe.phases
+    assert (first.steps, first.micro_batch, first.warmup, second.learning_rate) == (1000, 32, 0.1, 2e-4)
+    assert (recipe.model.size, recipe.compute.compile, recipe.parallel.zero, recipe.seed) == ("mini", True, 2, 7)
     assert recipe.deepspeed == {"wall_clock_breakdown": True, "zero_optimization": {"reduce_bucket_size": 1e6}}
 
 
@@ -52,11 +41,6 @@ def test_a_flag_takes_the_place_of_what_it_excludes(plain: Path) -> None:
     assert (recipe.phases[0].warmup, recipe.phases[0].warmup_steps) == (0.0, 5)
     words = "--steps 200 --phases.0.share 0.9 --phases.1.share 0.1"
     assert load_recipe(plain, words.split()).phase_steps() == (180, 20)
-
-
-def test_whole_numbers_may_have_a_point_or_an_exponent(plain: Path) -> None:
-    assert load_recipe(plain, ["--phases.0.steps", "1e3"]).phases[0].steps == 1000
-    assert faults(plain, "--phases.0.steps", "1.5") == ["--phases.0.steps = 1.5: a whole number is needed"]
 
 
 VALUES = {
@@ -109,6 +93,7 @@ def test_what_is_written_as_toml_reads_back_the_same(table: dict[str, Any]) -> N
         ("--phases.0.learning_rate 0", "--phases.0.learning_rate = 0: above 0"),
         ("--phases.0.learning_rate nan", "--phases.0.learning_rate = nan: a finite number is needed"),
         ("--phases.0.steps true", "--phases.0.steps = true: a whole number is needed"),
+        ("--phases.0.steps 1.5", "--phases.0.steps = 1.5: a whole number is needed"),
         ("--phases.0.batch 0", "--phases.0.batch = 0: at least 1"),
         ("--phases.0.name 512", '--phases.0.name = 512: a text is needed, in quotes: "…"'),
         ("--model.dropout 1", "--model.dropout = 1: below 1"),
@@ -159,18 +144,13 @@ def test_every_mistake_is_reported_at_once(plain: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_recipe_that_is_not_there_names_one_that_is(plain: Path) -> None:
+def test_a_file_that_is_not_there_or_no_toml_is_named(plain: Path) -> None:
     missing = plain.with_name("plane.toml")
     assert faults(missing) == [f"--recipe {missing}: no such file; did you mean {plain}?"]
-
-
-def test_a_file_that_is_no_toml_is_named(plain: Path) -> None:
-    plain.write_text("[model\n")
-    [fault] = faults(plain)
-    assert fault.startswith(f"--recipe {plain}: cannot be read: ")
-    plain.write_bytes(b"\xff\xfe")
-    [fault] = faults(plain)
-    assert fault.startswith(f"--recipe {plain}: cannot be read: ")
+    for content in (b"[model\n", b"\xff\xfe"):
+        plain.write_bytes(content)
+        [fault] = faults(plain)
+        assert fault.startswith(f"--recipe {plain}: cannot be read: ")
 
 
 SCRAPS = st.one_of(

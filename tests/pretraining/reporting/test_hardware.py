@@ -19,8 +19,8 @@ CPU = torch.device("cpu")
 
 def test_the_matrix_rate_is_that_of_matrix_products() -> None:
     """A number that some computer could have, not one a thousand times off."""
-    assert 1e8 < measure_flops(CPU, torch.float32, budget=0.2) < 1e14
-    assert 1e8 < measure_flops(CPU, torch.bfloat16, budget=0.2) < 1e15
+    for dtype in (torch.float32, torch.bfloat16):
+        assert 1e8 < measure_flops(CPU, dtype, budget=0.0) < 1e15
 
 
 SCRIPT = """

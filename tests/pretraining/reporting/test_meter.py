@@ -33,13 +33,8 @@ class Clock:
 
 
 def sums(masked: float, following: float, masked_right: int, next_right: int, random: int = 1) -> list[torch.Tensor]:
-    return [
-        torch.tensor(float(masked), requires_grad=True),
-        torch.tensor(following),
-        torch.tensor(masked_right),
-        torch.tensor(next_right),
-        torch.tensor(random),
-    ]
+    others = map(torch.tensor, (following, masked_right, next_right, random))
+    return [torch.tensor(float(masked), requires_grad=True), *others]
 
 
 def test_losses_are_means_over_all_predictions_of_the_interval() -> None:

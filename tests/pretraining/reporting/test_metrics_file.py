@@ -53,16 +53,17 @@ def test_a_line_that_is_being_written_counts_for_nothing(torn: bytes, tmp_path: 
     assert curve_of(path, 200) == [(1, 7.0), (2, 6.0)]
 
 
+def test_of_steps_that_were_done_again_the_last_counts_and_an_empty_file_has_none(tmp_path: Path) -> None:
+    path = write(tmp_path, [*(step(number, 9.0) for number in (1, 2, 3)), *(step(number, 8.0) for number in (2, 3, 4))])
+    assert curve_of(path, 200) == [(1, 9.0), (2, 8.0), (3, 8.0), (4, 8.0)]
+    path = write(tmp_path, [])
+    assert (read_newest_records(path, KINDS), curve_of(path, 200)) == ({}, [])
+
+
 def test_damaged_lines_and_losses_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     path = write(tmp_path, [step(1, 7.0)], b'garbage\n[1, 2]\n\n{"kind": "step", "step": 2, "loss": null}\n')
     assert read_newest_records(path, KINDS) == {"step": step(2, None)}
     assert curve_of(path, 200) == [(1, 7.0)]
-
-
-def test_of_steps_that_were_done_again_the_last_counts(tmp_path: Path) -> None:
-    first = [step(number, 9.0) for number in range(1, 6)]
-    path = write(tmp_path, [*first, *(step(number, 8.0) for number in range(3, 7))])
-    assert curve_of(path, 200) == [(1, 9.0), (2, 9.0), (3, 8.0), (4, 8.0), (5, 8.0), (6, 8.0)]
 
 
 def test_a_long_file_is_read_at_places_over_all_of_it(tmp_path: Path) -> None:
@@ -75,8 +76,3 @@ def test_a_long_file_is_read_at_places_over_all_of_it(tmp_path: Path) -> None:
     assert (steps[0], steps[-1]) == (1, 200_000)
     assert max(later - number for number, later in itertools.pairwise(steps)) < 200_000 / 45
     assert all(loss == number + 0.5 for number, loss in curve)
-
-
-def test_an_empty_file_has_neither(tmp_path: Path) -> None:
-    assert read_newest_records(write(tmp_path, []), KINDS) == {}
-    assert curve_of(tmp_path / METRICS, 200) == []
