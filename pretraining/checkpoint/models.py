@@ -31,7 +31,7 @@ from pretraining.processes.group import gather
 SHOWN = 10
 """Number of added pieces that a model card lists."""
 LANGUAGE = "masked_head."
-"""How the names of the weights begin that predict pieces."""
+"""Prefix of the names of the weights that predict pieces."""
 PARTS = "*-of-*"
 """Pattern for the numbers in the names of weight files in parts."""
 
@@ -41,7 +41,7 @@ class StoredModel:
     """A stored model. Its weights are read on demand, by all ranks together."""
 
     name: str
-    """as the user names it"""
+    """its name as the user gave it"""
     folder: Path
     """its folder of transformers, or its checkpoint"""
     shape: Shape
@@ -156,7 +156,7 @@ class StoredModel:
             return self.cut_embeddings(folders.read_encoder(self.fetch_weights())[1])
         weights = self.read_weights()
         wanted = {weight.ours for weight in list_weights(self.shape, "none")}
-        if count_segments(weights) == 1 < self.shape.segments:  # no pairs, which alone train a pooler
+        if count_segments(weights) == 1 < self.shape.segments:  # without pairs, which train the pooler
             wanted -= {"pooler.weight", "pooler.bias"}
         return self.cut_embeddings({name: weight for name, weight in weights.items() if name in wanted})
 

@@ -59,7 +59,7 @@ class MadeBy:
     threads: int = 0
     """threads of a rank on a CPU, which decide how sums are rounded; 0 on a GPU or if unknown"""
     kernels: str = ""
-    """how the CPU computed, as `cpu_kernels.describe_arithmetic` has it; empty likewise"""
+    """result of `cpu_kernels.describe_arithmetic`; empty likewise"""
 
 
 @dataclass(frozen=True)

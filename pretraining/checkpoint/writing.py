@@ -252,7 +252,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._pinned: dict[str, Tensor] = {}
-        """by kind"""
+        """pinned memory of the last copies, by kind"""
 
     def take(self, engine: Engine) -> dict[str, dict[str, Tensor]]:
         """Copies the state of an engine, by kind. From a GPU, copies overwrite the last ones."""

@@ -20,7 +20,7 @@ Decay = Literal["linear", "polynomial", "cosine", "constant", "wsd"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate rises in a warm-up and falls after it."""
+    """A schedule of the learning rate: a warm-up and a decay."""
 
     peak: float
     total: float
@@ -35,7 +35,7 @@ class Schedule:
     decay_share: float = 0.1
     """Share of the total in which the learning rate of `wsd` falls."""
     decay_from: Literal["warmup", "start"] = "warmup"
-    """Where the decay counts from."""
+    """Begin of the decay."""
     by_clock: bool = False
     """Whether seconds count instead of steps."""
 

@@ -152,7 +152,7 @@ class Phase(Section):
     """
 
     name: Annotated[str, Field(min_length=1)]
-    """What logs and checkpoints call it."""
+    """Name in logs and checkpoints."""
     length: Positive
     """Length of the sequences, at most the longest of the data; a missing length is cut out of the next longer."""
     batch: Positive

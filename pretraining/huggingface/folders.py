@@ -98,7 +98,7 @@ def read_shape(folder: Path) -> Shape:
         raise UserError(f"{folder}: no {CONFIG}: not a folder of transformers")
     shape = parse_shape(read_table(folder / CONFIG), str(folder / CONFIG))
     size = sum(path.stat().st_size for ending in (".safetensors", ".bin") for path in folder.glob(f"*{ending}"))
-    if 0 < size < shape.encoder_parameters - SMALL:  # at a byte each
+    if 0 < size < shape.encoder_parameters - SMALL:  # even at one byte each
         raise UserError(
             f"{folder / CONFIG}: {shape.encoder_parameters:,} weights, but the files of weights beside it have "
             f"{size:,} bytes: one of them is damaged; copy or download the folder again"

@@ -148,7 +148,7 @@ def plan_activations(
     """
     size = 4 if dtype == "fp32" else 2
     pieces, h = sequences * length, shape.hidden
-    # kept of a layer: its input, q k v, attention's result, the sum before and the output of the first norm, the sum
+    # a layer keeps: its input, q k v, attention's result, the sum before and the output of the first norm, the sum
     # before the second, and the inner layer before and after GELU
     behind = size * (3 * h + 2 * shape.intermediate) + (not by_kernels) * 2 * h  # attention, for each piece
     layer = pieces * (5 * size * h + behind)
@@ -166,7 +166,7 @@ def plan_activations(
     heads = asked * 4 * size * h
     if at_once is None:  # logits as computed, in fp32, and their gradients
         heads += asked * shape.vocabulary * (size if in_place else size + 4 + 4)
-    else:  # logits in fp32, twice while they are summed up; and gradients, of weights too, for the backward pass
+    else:  # logits in fp32, twice while summed; and gradients, including those of weights, for the backward pass
         logits = min(asked, at_once) * shape.vocabulary * (size if in_place else 8)
         heads += logits + asked * size * h + 4 * shape.padded_vocabulary * (h + 1)
     return Activations(

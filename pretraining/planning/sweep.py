@@ -139,7 +139,7 @@ def _find_gpu(target: Target) -> Iterator[str]:
         try:
             dtype = choose_dtype_on(gpu, name, target.recipe)
         except UserError:
-            continue  # lacks the recipe's numbers
+            continue  # lacks the recipe's dtype
         if fits(replace(target, dtype=dtype, room=Room(gpu.memory))):
             yield f"--gpu {name} fits"
             return

@@ -15,7 +15,7 @@ from data_prep.common.progress import duration
 
 
 def format_seconds_left(seconds: float | None) -> list[str]:
-    """How long a run will still take; nothing where that is not known."""
+    """Formats the time that a run will still take; empty if unknown."""
     return [] if seconds is None else [f"{duration(seconds)} left"]
 
 

@@ -37,7 +37,7 @@ class StepRecord(LearningRecord):
     group: ClassVar[str] = "train"
     no_curve: ClassVar[frozenset[str]] = frozenset({"step", "phase", "seconds_left"})
     loss: float
-    """What is minimised."""
+    """The loss that is minimised."""
     learning_rate: float
     gradient_norm: float | None
     """Norm of the whole gradient before clipping."""

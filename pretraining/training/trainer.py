@@ -132,7 +132,7 @@ class Trainer(Loop):
         try:
             result = train_step(self.engine, batches, learning_rate, seeds, self.objective.loss, mark, gives_up)
         except GivenUpError:
-            self.stop(phase, self.decide(checks=True))  # the step is done again by whoever goes on
+            self.stop(phase, self.decide(checks=True))  # the next start repeats the step
         except CollapseError:
             reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
             raise self.make_divergence(reason, self.batch_saved, number + 1) from None
@@ -175,7 +175,7 @@ class Trainer(Loop):
         evaluates = is_due(step, recipe.evaluation.every) and not last
         decision = self.decide(checks=logs or saves or evaluates or self.looks_at_once)
         phase.clock.step()
-        if logs or saves or not phase.clock.agreed or phase.is_over(self.state):  # the estimate alone ends no phase
+        if logs or saves or not phase.clock.agreed or phase.is_over(self.state):  # an estimate alone ends no phase
             phase.clock.agree()
         if logs:
             self.log_step(phase)

@@ -129,7 +129,7 @@ def test_a_batch_that_the_ranks_cannot_share_is_named_for_any_micro_batch(plain:
         (PLAIN.replace("learning_rate = 1e-3\n", ""), "phases.0.learning_rate: is missing: the highest learning rate"),
         (PLAIN.replace("batch = 64\n", ""), "phases.0.batch: is missing: sequences of a step, over all ranks"),
         (PLAIN.replace("steps = 100\n", ""), "phases.0.steps: is missing: how long the phase is"),
-        (PLAIN.replace('name = "one"\n', ""), "phases.0.name: is missing: what logs and checkpoints call it"),
+        (PLAIN.replace('name = "one"\n', ""), "phases.0.name: is missing: name in logs and checkpoints"),
         (PLAIN.replace('size = "tiny"\n', ""), "model.size: is missing: one of tiny, … --init FOLDER"),
         (f"steps = 10\n{PLAIN}", "phases.0.share: is missing: the recipe gives steps, and each phase its share …"),
         (f"hours = 1.0\n{PLAIN}", "phases.1.share: is missing: the recipe gives hours, and each phase its share …"),
