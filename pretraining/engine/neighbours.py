@@ -90,10 +90,10 @@ class Neighbours(Exchange):
         zero."""
         sums, notes = self.sums[self.rank][spot.sums :], self.notes[self.rank][spot.notes :]
         counts = [len(bucket.rows[number]) if number in bucket.rows else WHOLE for number in bucket.views]
-        told = torch.cat(
+        note = torch.cat(
             [torch.tensor(counts), *(bucket.rows[number] for number in bucket.views if number in bucket.rows)]
         )
-        notes[: len(told)] = told
+        notes[: len(note)] = note
         for number, rows in bucket.rows.items():
             table = bucket.views[number]
             sums[bucket.place(number)].view_as(table)[rows] = table[rows]
@@ -108,8 +108,8 @@ class Neighbours(Exchange):
         sums, notes = self.sums[other][spot.sums :], self.notes[other][spot.notes :]
         counts = dict(zip(bucket.views, notes[: len(bucket.views)].tolist(), strict=True))
         tables = {number: count for number, count in counts.items() if count != WHOLE}
-        told = notes[len(counts) : len(counts) + sum(tables.values())].clone()
-        which = torch.split(told, [*tables.values()])
+        note = notes[len(counts) : len(counts) + sum(tables.values())].clone()
+        which = torch.split(note, [*tables.values()])
         for number, rows in zip(tables, which, strict=True):
             bucket.add_rows(number, rows, sums[bucket.place(number)].view_as(bucket.views[number])[rows])
         for number in bucket.rows.keys() - tables.keys():
@@ -133,8 +133,8 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     notes, weights = count_notes(parameters), sum(map(_count_bytes, parameters)) + spare
     length = _align(8 * notes) + _align(4 * sums) + _align(weights)
     own = _make_room(length)
-    told = [Door(*door) if door else None for door in gather(Door.from_file(own[1]) if own else None)]
-    rooms = [own[0] if own and other == rank else _enter_room(each, length) for other, each in enumerate(told)]
+    doors = [Door(*door) if door else None for door in gather(Door.from_file(own[1]) if own else None)]
+    rooms = [own[0] if own and other == rank else _enter_room(each, length) for other, each in enumerate(doors)]
     entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
     all_entered = all(gather(len(entered) == ranks))
     if own:

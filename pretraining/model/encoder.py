@@ -112,12 +112,12 @@ class Attention(nn.Module):
         self.output = Linear(shape.hidden, shape.hidden)
         self.norm = AddAndNorm(shape.hidden, shape.epsilon)
 
-    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, asked: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None) -> Tensor:
         attends_sums = layout.attends_sums(x)
         qkv, past = self.qkv(x, attends_sums is not None)
         context = (attends_sums or layout.attend)(qkv, self.qkv.bias, self.heads, dropouts.attention)
-        if asked is not None:
-            context, past = context.index_select(0, asked), past.index_select(0, asked)
+        if chosen is not None:
+            context, past = context.index_select(0, chosen), past.index_select(0, chosen)
         return self.norm(self.output(context), self.output.bias, past, dropouts.context)
 
 
@@ -152,8 +152,8 @@ class FinalLayer(Layer):
     """The last layer, which may compute only some rows after attention. It has a `forward` of its own, so that
     torch.compile counts its compilations separately."""
 
-    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, asked: Tensor | None = None) -> Tensor:
-        return self.feed_forward(self.attention(x, layout, dropouts, asked), dropouts.feed_forward)
+    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None) -> Tensor:
+        return self.feed_forward(self.attention(x, layout, dropouts, chosen), dropouts.feed_forward)
 
 
 def require_own_masks(hidden: Dropout, attention: Dropout, layout: Layout) -> None:
@@ -220,14 +220,14 @@ class Encoder(Trainable):
         for layer in self.layers:
             layer.compile(fullgraph=True, dynamic=True)
 
-    def encode(self, batch: Batch, asked: Tensor | None = None) -> Tensor:
-        """Computes the last hidden states of all pieces, (n, H), or of the pieces at the k places `asked`, (k, H).
+    def encode(self, batch: Batch, chosen: Tensor | None = None) -> Tensor:
+        """Computes the last hidden states of all pieces, (n, H), or of the pieces at the k places `chosen`, (k, H).
 
         For some pieces, the last layer computes only these after its attention.
         """
-        if asked is None:
+        if chosen is None:
             return self.restore_order(deque(self._states(self.orient(batch)), maxlen=1)[0], batch)
-        places = batch.reverse_places()[asked] if self.shape.sees == "after" else asked
+        places = batch.reverse_places()[chosen] if self.shape.sees == "after" else chosen
         return deque(self._states(self.orient(batch), places), maxlen=1)[0]
 
     def encode_layers(self, batch: Batch) -> Iterator[Tensor]:
@@ -243,8 +243,8 @@ class Encoder(Trainable):
         """Restores the order of the text in hidden states of the layers."""
         return x.index_select(0, batch.reverse_places()) if self.shape.sees == "after" else x
 
-    def _states(self, batch: Batch, asked: Tensor | None = None) -> Iterator[Tensor]:
-        """Yields the hidden states of an oriented batch, layer by layer; of the last layer, only those at `asked`."""
+    def _states(self, batch: Batch, chosen: Tensor | None = None) -> Iterator[Tensor]:
+        """Yields the hidden states of an oriented batch, layer by layer; of the last layer, only those at `chosen`."""
         hidden, attention = self.make_dropouts(batch)
         x = self.embeddings(batch, hidden)
         yield x
@@ -260,17 +260,17 @@ class Encoder(Trainable):
         for number in range(1, len(self.layers)):
             x = self._run_layer(number, x, layout, hidden, attention)
             yield x[:n] if spare else x
-        if asked is None:
+        if chosen is None:
             x = self._run_layer(len(self.layers), x, layout, hidden, attention)
         else:
-            n, spare = len(asked), layout.spare_rows(x[: len(asked)])
-            asked = F.pad(asked, (0, spare))  # by the first row: nobody reads these results
-            hidden = hidden.select_rows(asked)
-            x = self._run_layer(len(self.layers), x, layout, hidden, attention, asked)
+            n, spare = len(chosen), layout.spare_rows(x[: len(chosen)])
+            chosen = F.pad(chosen, (0, spare))  # by the first row: nobody reads these results
+            hidden = hidden.select_rows(chosen)
+            x = self._run_layer(len(self.layers), x, layout, hidden, attention, chosen)
         yield x[:n] if spare else x
 
     def _run_layer(
-        self, number: int, x: Tensor, layout: Layout, hidden: Dropout, attention: Dropout, *asked: Tensor
+        self, number: int, x: Tensor, layout: Layout, hidden: Dropout, attention: Dropout, *chosen: Tensor
     ) -> Tensor:
         """Passes hidden states through a layer, counted from 1; the last may take the places of the rows to compute."""
         layer, site = self.layers[number - 1], SITES * number
@@ -278,8 +278,8 @@ class Encoder(Trainable):
             attention.select_site(site), hidden.select_site(site + 1), hidden.select_site(site + 2)
         )
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(layer, x, layout, dropouts, *asked, use_reentrant=False)
-        return layer(x, layout, dropouts, *asked)
+            return checkpoint(layer, x, layout, dropouts, *chosen, use_reentrant=False)
+        return layer(x, layout, dropouts, *chosen)
 
     def sequence_states(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Picks the hidden states that stand for their sequences, (s, H)."""

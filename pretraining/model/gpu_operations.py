@@ -137,8 +137,8 @@ def _works(
     except Exception as error:  # of Triton, a compiler that it calls, or the driver
         _failed = True
         missing = isinstance(error, ImportError)
-        told = "Triton is not installed (pip install triton)" if missing else f"Triton fails ({_last_line(error)})"
-        warnings.warn(f"{told}: {COST}", stacklevel=2)
+        reason = "Triton is not installed (pip install triton)" if missing else f"Triton fails ({_last_line(error)})"
+        warnings.warn(f"{reason}: {COST}", stacklevel=2)
     return not _failed
 
 

@@ -74,7 +74,7 @@ def choose_places(rows: Rows, counts: Array, numbers: Array) -> tuple[Array, Arr
     ranks[sequences, rows.boundaries - 1] = NEVER  # the [SEP] of A, or the last
     ranks[places >= rows.lengths[:, None] - 1] = NEVER
     last = np.sort(ranks, axis=1)[sequences, counts - 1]
-    assert (last != NEVER).all(), "more pieces are asked for than may be chosen"
+    assert (last != NEVER).all(), "more pieces than may be chosen"
     which, chosen = np.nonzero(ranks <= last[:, None])
     return which, chosen
 

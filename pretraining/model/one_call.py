@@ -102,17 +102,17 @@ class OneCall:
 
     def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
-        asked = torch.empty(len(places), x.shape[1])
-        self._answer(x.float(), batch, places, asked)
-        return asked.to(x.dtype)
+        out = torch.empty(len(places), x.shape[1])
+        self._answer(x.float(), batch, places, out)
+        return out.to(x.dtype)
 
-    def _answer(self, x: Tensor, batch: Batch, places: Tensor | None, asked: Tensor | None) -> None:
+    def _answer(self, x: Tensor, batch: Batch, places: Tensor | None, out: Tensor | None) -> None:
         shape = self.shape
         assert batch.starts.dtype == torch.int32
         assert places is None or places.dtype == torch.int64
         longest, rows = max(batch.lengths), min(len(x), ROWS)
         between = x.new_empty(max(longest, rows) * (6 * shape.hidden + 2 * shape.intermediate))
-        where = (self.pointers, batch.starts, places, asked, between, rows)
+        where = (self.pointers, batch.starts, places, out, between, rows)
         sizes = (self.depth, len(batch.lengths), shape.heads, shape.hidden, shape.intermediate, longest)
         kernels.call(self.kernel, x, *where, *sizes, int(shape.one_way), shape.epsilon)
 

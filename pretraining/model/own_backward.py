@@ -15,7 +15,7 @@ Saved = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 Result = TypeVar("Result", Tensor, tuple[Tensor, Tensor])
 Forward = tuple[Tensor, Saved, Callable[..., Gradients]]
-"""What a forward pass returns: its result, the tensors to save, and the backward pass."""
+"""The result of a forward pass, the tensors to save, and the backward pass."""
 ForwardOfLoss = tuple[tuple[Tensor, Tensor], Saved, Callable[..., Gradients]]
 """The same for a loss and a count, which has no gradient."""
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
-import numpy as np
 import pytest
 import torch
-from support.transformers_models import SHAPE
+from support.pretraining_reference import SMALL, random_batch
 from torch import Tensor
 
 from pretraining.model.attention import Grouped
-from pretraining.model.batch import Batch
 from pretraining.model.encoder import Encoder
 
 LENGTHS = (5, 12, 9)
@@ -19,12 +15,8 @@ LENGTHS = (5, 12, 9)
 
 def step() -> tuple[Tensor, dict[str, Tensor]]:
     """The hidden states of a batch, with dropout, and the gradients of their sum of squares."""
-    pieces = torch.randint(1, SHAPE.vocabulary, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])
-    starts = torch.tensor([0, *accumulate(LENGTHS)], dtype=torch.int32)
-    examples = np.array([(0, row) for row in range(len(LENGTHS))])
-    batch = Batch(pieces, torch.zeros_like(pieces), positions, starts, LENGTHS, examples)
-    model = Encoder(SHAPE).initialize(0).to(torch.bfloat16).train()
+    batch = random_batch(LENGTHS, SMALL.vocabulary)
+    model = Encoder(SMALL.encoder).initialize(0).to(torch.bfloat16).train()
     hidden = model.encode(batch)
     torch.autograd.backward(hidden.float().square().sum())
     return hidden.detach(), {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
@@ -42,7 +34,7 @@ def test_spare_rows_change_neither_states_nor_gradients(monkeypatch: pytest.Monk
     plain, expected = step()
     if not asked:
         pytest.skip("no kernels here")
-    assert hidden.shape == plain.shape == (sum(LENGTHS), SHAPE.hidden)
+    assert hidden.shape == plain.shape == (sum(LENGTHS), SMALL.hidden)
     torch.testing.assert_close(hidden, plain, rtol=0.02, atol=0.02)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], rtol=0.05, atol=0.05 * float(expected[name].abs().max()))
