@@ -18,10 +18,10 @@ Kind = Literal["stream", "file"]
 TEXTS = [f"Text {number} has two sentences. They are short." for number in range(50)]
 
 
-def arrow(path: Path, kind: Kind, rows: int = 20, texts: list[str] = TEXTS) -> Path:
-    table = pa.table({"id": [str(number) for number in range(len(texts))], "text": texts})
+def arrow(path: Path, kind: Kind) -> Path:
+    table = pa.table({"id": [str(number) for number in range(len(TEXTS))], "text": TEXTS})
     with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=rows)
+        writer.write_table(table, max_chunksize=20)
     return path
 
 

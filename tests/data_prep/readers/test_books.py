@@ -87,9 +87,8 @@ def test_gutenberg_marks_may_be_missing() -> None:
     assert book("Header.\n\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\n\nText.\n\nMore.") == ["Text.", "More."]
     small_print = "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*END*"
     assert book(f"Text.\n\nEnd of Project Gutenberg's X\n\nLicence.\n\n{small_print}\n") == ["Text."]
-    assert book("He read of Project Gutenberg, and *** START OF IT.") == [
-        "He read of Project Gutenberg, and *** START OF IT."
-    ]
+    prose = "He read of Project Gutenberg, and *** START OF IT."
+    assert book(prose) == [prose]
 
 
 MARKDOWN = """---

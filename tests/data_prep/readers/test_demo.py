@@ -10,20 +10,12 @@ from data_prep.readers import demo
 
 
 def test_demo_reads_documentation_strings(tmp_path: Path) -> None:
-    text = (
-        "This module does a number of things that are told at length here.\n\n    >>> code\n\n"
-        + "It does them well. " * 12
-    )
-    path = write(
-        tmp_path / "module.py", f'"""{text}"""\nx = 1\ndef f():\n    """Does the one thing that it is for."""\n'
-    )
+    first, second = "This module does a number of things that are described here.", "It does them well. " * 12
+    function = 'def f():\n    """Does the one thing that it is for."""\n'
+    path = write(tmp_path / "module.py", f'"""{first}\n\n    >>> code\n\n{second}"""\nx = 1\n{function}')
     (document,) = read(path, "demo")[0]
     assert document.title == "module"
-    assert document.passages == [
-        "This module does a number of things that are told at length here.",
-        ("It does them well. " * 12).strip(),
-        "Does the one thing that it is for.",
-    ]
+    assert document.passages == [first, second.strip(), "Does the one thing that it is for."]
     assert read(write(tmp_path / "short.py", '"""Too short."""'), "demo")[0] == []
 
 

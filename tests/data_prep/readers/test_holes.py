@@ -47,17 +47,8 @@ WHOLE = [
     "In 1990, he left (he was 5). It is 5, or so, of the 6; \"no\" and 'yes', at $5 ... there.",
     "The house that he came from, but not the one, is about 5 km away, e.g. 5. It's the 'word'.",
 ]
-BROKEN = [
-    "A ( ) b.",
-    "A (, b).",
-    "A , b.",
-    "A, , b.",
-    "A {{b}}.",
-    "It is of the.",
-    "An area of, all",
-    "A $ in b.",
-    "A ' b.",
-]
+BROKEN = ["A ( ) b.", "A (, b).", "A , b.", "A, , b.", "A {{b}}.", "It is of the.", "An area of, all", "A $ in b."]
+BROKEN += ["A ' b."]
 
 
 def articles(path: Path) -> Iterator[str]:
@@ -96,13 +87,9 @@ def count_lost(texts: list[str]) -> int:
     return sum(words(with_it) == words(without) for with_it, without in probes(texts))
 
 
-def test_whole_sentences_have_no_hole() -> None:
+def test_sentences_with_a_hole_are_found() -> None:
     assert count_holes(WHOLE) == 0
-
-
-@pytest.mark.parametrize("text", BROKEN)
-def test_a_hole_is_found(text: str) -> None:
-    assert count_holes([text]) == 1
+    assert [text for text in BROKEN if count_holes([text]) != 1] == []
 
 
 def test_only_what_shows_something_in_a_sentence_is_probed() -> None:

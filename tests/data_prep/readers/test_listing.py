@@ -34,38 +34,18 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-CIRCLES = ("b", "c")
-
-
-def circle(folder: Path) -> None:
-    """Makes links that lead to each other, to themselves and to the folder they stand in."""
-    (folder / "b").symlink_to("c")
-    (folder / "c").symlink_to("b")
-    (folder / "self").symlink_to(".")
-
-
 @pytest.mark.timeout(20)
 def test_pipes_sockets_and_devices(folder: Path) -> None:
     with pytest.raises(UserError) as caught:
         find_files([str(folder)])
     lines = str(caught.value).split("\n")
     assert lines[0] == f"--docs {folder}: 3 of 4 files cannot be read"
-    cure = "    write what comes out of it into a file"
-    kinds = {
-        f"  {folder}/device.txt: a device",
-        f"  {folder}/pipe.txt: a pipe",
-        f"  {folder}/socket.txt: a socket",
-        cure,
-    }
-    assert set(lines[1:5]) == kinds
+    faults = [f"{folder}/{kind}.txt: a {kind}" for kind in ("device", "pipe", "socket")]
+    assert set(lines[1:5]) == {*(f"  {fault}" for fault in faults), "    write what comes out of it into a file"}
     assert "--errors skip leaves out" in lines[5]
     problems = Problems("skip")
     assert [file.name for file in find_files([str(folder)], problems=problems)] == ["a.txt"]
-    assert sorted(problems.skipped) == [
-        f"{folder}/device.txt: a device",
-        f"{folder}/pipe.txt: a pipe",
-        f"{folder}/socket.txt: a socket",
-    ]
+    assert sorted(problems.skipped) == faults
     assert problems.names[f"{folder}/pipe.txt"] == "x/pipe.txt"
     for name in ("pipe", "socket", "device"):
         for errors in ("fail", "skip"):
@@ -76,14 +56,15 @@ def test_pipes_sockets_and_devices(folder: Path) -> None:
 @pytest.mark.timeout(20)
 def test_links_in_a_circle(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", TEXT)
-    circle(tmp_path)
+    for name, target in {"b": "c", "c": "b", "self": "."}.items():
+        (tmp_path / name).symlink_to(target)
     with pytest.raises(UserError) as caught:
         find_files([str(tmp_path)])
     too_many = "cannot be read: Too many levels of symbolic links"
     assert str(caught.value) == f"--docs: {tmp_path}/b: {too_many}\n--errors skip leaves it out and lists it"
     problems = Problems("skip")
     assert [file.name for file in find_files([str(tmp_path)], problems=problems)] == ["a.txt"]
-    assert problems.skipped == [f"{tmp_path}/{name}: {too_many}" for name in CIRCLES]
+    assert problems.skipped == [f"{tmp_path}/{name}: {too_many}" for name in "bc"]
     with pytest.raises(UserError, match=too_many):
         find_files([str(tmp_path / "b")])
     with pytest.raises(UserError, match=f"no file that can be read; such as .*{too_many}"):

@@ -33,10 +33,7 @@ def test_articles_only(tmp_path: Path) -> None:
         page("Mercury (disambiguation)", "'''Mercury''' may be:\n* a planet"),
         page("Mars", "'''Mars''' may be:\n* a planet\n{{disambig}}"),
         page("Merkur", "'''Merkur''' ist:\n* ein Planet\n{{Begriffsklärung}}"),
-        page(
-            "Venus",
-            "It is a planet.{{disambiguation needed|date=May 2020}} Really. {{Other uses|Venus (disambiguation)}}",
-        ),
+        page("Venus", "It is one.{{disambiguation needed|date=May 2020}} Yes. {{Other uses|Venus (disambiguation)}}"),
         page("Empty", ""),
         page("Word", "Word"),
         page("Bild", "[[Datei:x.jpg|mini|A [[caption]].]][[File:y.jpg]]Text with an image."),
@@ -44,7 +41,7 @@ def test_articles_only(tmp_path: Path) -> None:
     path = write(tmp_path / "x.xml", wiki_dump(*pages))
     assert {document.title: document.passages for document in read(path, "mediawiki")[0]} == {
         "Plain": ["Text & more here."],
-        "Venus": ["It is a planet. Really."],
+        "Venus": ["It is one. Yes."],
         "Empty": [],
         "Word": ["Word"],
         "Bild": ["Text with an image."],
@@ -59,10 +56,8 @@ def test_a_page_with_its_history_has_its_newest_text(tmp_path: Path) -> None:
 
 def test_pages_may_name_their_namespace(tmp_path: Path) -> None:
     named = page("A", "Text.").replace("<page>", '<page xmlns="http://www.mediawiki.org/xml/export-0.10/">')
-    assert passages(write(tmp_path / "x.xml", wiki_dump(named, page("B", "More."))), "mediawiki") == [
-        ["Text."],
-        ["More."],
-    ]
+    path = write(tmp_path / "x.xml", wiki_dump(named, page("B", "More.")))
+    assert passages(path, "mediawiki") == [["Text."], ["More."]]
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,6 @@ def test_parquet_as_bookcorpus_is_published(tmp_path: Path) -> None:
     assert [document.id for document in documents] == [f"x.parquet:{place}" for place in ("0:0", "0:1000", "1:0")]
 
 
-def test_parquet_with_texts_alone(tmp_path: Path) -> None:
-    texts = [f"Text {n} has two sentences. They are short." for n in range(5)] + ["One line.\nAnother."] * 5
-    assert len(read(parquet(tmp_path / "x.parquet", text=texts), "parquet")[0]) == 10
-
-
 def test_parquet_with_ids_and_titles_of_any_type(tmp_path: Path) -> None:
     path = parquet(tmp_path / "x.parquet", id=[1, 2], title=[1.5, None], text=["One.\nTwo.", "Three."])
     assert read(path, "parquet")[0] == [Document("1", "1.5", ["One.", "Two."]), Document("2", "", ["Three."])]
@@ -87,9 +82,7 @@ def test_damaged_parquet(tmp_path: Path) -> None:
     whole = parquet(tmp_path / "x.parquet", text=[f"text {n} " * 50 for n in range(999)], id=range(999)).read_bytes()
     for content in (whole[: len(whole) // 2], whole[:7], b"PAR1 and no more"):
         path = write(tmp_path / "cut.parquet", content)
-        with pytest.raises(
-            UserError, match=r"cut.parquet: a Parquet or Arrow file that is not whole\n    fetch or write it anew"
-        ):
+        with pytest.raises(UserError, match=r"cut.parquet: a Parquet or Arrow file that is not whole\n    fetch or"):
             detected(path)
         with pytest.raises(UserError, match=r"cut.parquet: not a whole file: "):
             read(path, "parquet")
@@ -100,6 +93,8 @@ def test_damaged_parquet(tmp_path: Path) -> None:
         read(write(tmp_path / "text.txt", "No Parquet."), "parquet")
 
 
-def test_parquet_without_rows(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "x.parquet", text=pa.array([], pa.string()))
-    assert read(path, "parquet")[0] == []
+def test_parquet_with_texts_alone_or_without_rows(tmp_path: Path) -> None:
+    texts = [f"Text {n} has two sentences. They are short." for n in range(5)] + ["One line.\nAnother."] * 5
+    for some in (texts, []):
+        path = parquet(tmp_path / "x.parquet", text=pa.array(some, pa.string()))
+        assert len(read(path, "parquet")[0]) == len(some)

@@ -31,9 +31,8 @@ def test_the_original_format(tmp_path: Path) -> None:
     for step in (1 << 20, 10):
         assert passages(path, "sentences", step=step) == expected
     assert READERS["sentences"].has_sentences
-    crlf = write(
-        tmp_path / "crlf.txt", "\ufeff\r\n" + SAMPLE.replace("\n", "\r\n").replace("\r\n\r\n", "\r\n  \r\n\r\n")
-    )
+    lines = SAMPLE.replace("\n", "\r\n").replace("\r\n\r\n", "\r\n  \r\n\r\n")
+    crlf = write(tmp_path / "crlf.txt", "\ufeff\r\n" + lines)
     assert detected(crlf) == "sentences"
     assert [lines for lines in passages(crlf, "sentences", step=10) if lines] == expected
 
@@ -47,16 +46,12 @@ def test_line_separators_are_no_line_ends(tmp_path: Path) -> None:
     ("name", "text", "format"),
     [
         ("long.txt", "One sentence is here.\nHere is another one.\n" * 900, "sentences"),  # no end of it in sight
-        (
-            "lower.txt",
-            "he was , as usual , there .\n`` was he ? ''\nhe was not there .\nthey knew it .\n\n" * 20,
-            "sentences",
-        ),
+        ("lower.txt", "he was , as usual , there .\n`` was he ? ''\nhe was not .\nthey knew .\n\n" * 20, "sentences"),
         ("chinese.txt", "今天天气很好。\n我们去公园吧！\n\n他来了吗？\n没有来。\n" * 20, "sentences"),
         ("bare", SAMPLE * 3, "sentences"),
         (
             "wrapped.txt",
-            "It was the best of times for\nthose who had them. It was\nthe worst for others, who\nhad none.\n\n" * 9,
+            "It was the best of times for\nthose who had. It was\nthe worst for\nall the rest.\n\n" * 9,
             "text",
         ),
         ("paragraphs.txt", "It was one. It was two. It was more.\n\nHe came. He went. He came again.\n\n" * 9, "text"),
@@ -64,7 +59,7 @@ def test_line_separators_are_no_line_ends(tmp_path: Path) -> None:
         ("blocks.txt", "He came. He went.\nHe saw it. It saw him.\nThen it went. So did he.\n\n" * 9, "text"),
         (
             "verse.txt",
-            "The sun has set upon the sea\nAnd all the birds are still,\nThe night\nfalls on the hill.\n\n" * 9,
+            "The sun has set on the sea\nAnd all the birds are still,\nThe night\nfalls on it.\n\n" * 9,
             "text",
         ),
         ("few.txt", "One.\nTwo.\n", "text"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from unittest.mock import Mock
 
 import pytest
 import sentencex
@@ -104,21 +105,13 @@ class PanicException(BaseException):
     """The exception that compiled code raises when it stumbles."""
 
 
-def panic(language: str, text: str) -> list[str]:
-    """Stumbles, as compiled code does."""
-    raise PanicException
-
-
 def test_a_fault_in_the_splitter_costs_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sentencex.segment", panic)
+    monkeypatch.setattr("sentencex.segment", Mock(side_effect=PanicException))
     assert split_sentences("en", ["One. Two! Three"]) == ["One.", "Two!", "Three"]
 
 
 def test_an_interruption_is_not_taken_for_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(language: str, text: str) -> list[str]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("sentencex.segment", interrupt)
+    monkeypatch.setattr("sentencex.segment", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         split_sentences("en", ["One. Two!"])
 
@@ -127,33 +120,22 @@ def test_a_very_long_paragraph_is_split_as_short_ones_are(monkeypatch: pytest.Mo
     """sentencex takes time that grows with the square of a paragraph of Japanese, so it is handed parts of it."""
     sentences = ["吾輩は猫である。", "名前はまだ無い！", "どこで生れたかとんと見当がつかぬ。", "「そうか。」"]
     text = "".join(sentences * 300)
-    longest = 0
-
-    def measured(language: str, part: str) -> list[str]:
-        nonlocal longest
-        longest = max(longest, len(part))
-        return list(segment(language, part))
-
-    segment = sentencex.segment
-    expected = list(segment("ja", text))
-    monkeypatch.setattr(sentencex, "segment", measured)
+    expected = list(sentencex.segment("ja", text))
+    segment = Mock(wraps=sentencex.segment)
+    monkeypatch.setattr(sentencex, "segment", segment)
     assert split_sentences("ja", [text]) == expected
-    assert longest < 6000 < len(text)
+    assert max(len(call.args[1]) for call in segment.call_args_list) < 6000 < len(text)
 
 
 @pytest.mark.parametrize("mark", ["“", "«", "‘"])
 def test_marks_without_partners_cost_no_more_in_a_longer_paragraph(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """sentencex looks for each partner up to the end of what it is given, which therefore never grows."""
     text = " ".join(f"{mark}It was so in {year} and no later." for year in range(1000, 4000))
-    segment, sizes = sentencex.segment, list[int]()
-    expected = [sentence.strip() for sentence in segment("en", text)]
-
-    def measured(language: str, part: str) -> list[str]:
-        sizes.append(len(part))
-        return list(segment(language, part))
-
-    monkeypatch.setattr(sentencex, "segment", measured)
+    expected = [sentence.strip() for sentence in sentencex.segment("en", text)]
+    segment = Mock(wraps=sentencex.segment)
+    monkeypatch.setattr(sentencex, "segment", segment)
     assert split_sentences("en", [text]) == expected
+    sizes = [len(call.args[1]) for call in segment.call_args_list]
     assert max(sizes) <= splitting.WINDOW < len(text)
     assert sum(sizes) < 2 * len(text)
 
@@ -166,7 +148,7 @@ def test_nothing_is_lost_where_windows_meet(panics: bool, text: str) -> None:
         patch.setattr(splitting, "WINDOW", 16)
         patch.setattr(splitting, "MARGIN", 4)
         if panics:
-            patch.setattr("sentencex.segment", panic)
+            patch.setattr("sentencex.segment", Mock(side_effect=PanicException))
         assert "".join(splitting._in_windows("en", text)) == text
 
 
@@ -179,7 +161,6 @@ def test_real_paragraphs_are_handed_over_whole() -> None:
 
 def test_a_real_quotation_stays_whole_and_a_mark_without_a_partner_parts_nothing_else() -> None:
     inside = "They went home. We stayed there. " * 25
-    assert split_sentences("en", [f'He wrote "{inside.strip()}" and left.']) == [
-        f'He wrote "{inside.strip()}" and left.'
-    ]
+    whole = f'He wrote "{inside.strip()}" and left.'
+    assert split_sentences("en", [whole]) == [whole]
     assert len(split_sentences("en", [f'It is 6" wide. {inside}It is 12" long.'])) > 50

@@ -243,39 +243,9 @@ def test_the_words_are_those_that_another_parser_finds() -> None:
     assert " ".join(passages(prose)).split() == " ".join(theirs).replace(" ,", ",").split()
 
 
-MARKS = [
-    *"[]{}|'*#:;=!<>/&\n -",
-    "{{",
-    "}}",
-    "[[",
-    "]]",
-    "{|",
-    "|}",
-    "\n{|",
-    "\n|}",
-    "{{{",
-    "}}}",
-    "'''",
-    "<!--",
-    "-->",
-]
-MARKS += ["<ref>", "</ref>", "<ref name=a/>", "<nowiki>", "</nowiki>", "<table>", "</table>", "<br>", "<div>", "</div>"]
-MARKS += [
-    "[http://x y]",
-    "[http://",
-    "File:",
-    "a",
-    "word",
-    "&amp;",
-    "&#xD800;",
-    "__TOC__",
-    "==",
-    "\n\n",
-    "(",
-    ")",
-    ",",
-    "\x00",
-]
+MARKS = [*"[]{}|'*#:;=!<>/&,()a\n -", *"{{ }} [[ ]] {| |} {{{ }}} ''' <!-- --> [http:// File: word &amp; ==".split()]
+MARKS += [*"<ref> </ref> <nowiki> </nowiki> <table> </table> <br> <div> </div> __TOC__".split(), "<ref name=a/>"]
+MARKS += ["&#xD800;", "\n\n", "\n{|", "\n|}", "[http://x y]", "\x00"]
 
 
 @given(st.lists(st.sampled_from(MARKS), max_size=60).map("".join))
@@ -295,22 +265,8 @@ def test_any_text_raises_nothing(text: str) -> None:
     is_disambiguation("", text)
 
 
-UNITS = [
-    *MARKS,
-    "[[a|",
-    "{{a|",
-    "[[a|{{b",
-    "<a b='",
-    "<div ",
-    "<b>",
-    "<ul>",
-    "<ref><div>",
-    "{{ ",
-    "( ",
-    "(,",
-    "[http://a ",
-    "[[File:a|",
-]
+UNITS = [*MARKS, *"[[a| {{a| [[a|{{b <b> <ul> <ref><div> (, [[File:a|".split()]
+UNITS += ["<a b='", "<div ", "{{ ", "( ", "[http://a "]
 
 
 @pytest.mark.parametrize("unit", UNITS)
