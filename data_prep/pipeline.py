@@ -251,7 +251,9 @@ class Pipeline:
             self._say(line)
         said = rehearse(s, len(given) if given else s.vocab_size, work.path, self.console)
         vocabulary = steps.make_vocabulary(documents, given)
-        figures = self._vocabulary_figures(vocabulary, given)
+        known = [manifest.vocabulary for manifest in self.origins.manifests]
+        figures = known[0] if known else describe_vocabulary(vocabulary, given)
+        self._say_vocabulary(figures)
         rehearse(s, len(vocabulary), work.path, self.console, said)  # fewer pieces may have a smaller type
         cut = steps.cut_documents(documents, vocabulary)
         tokens = Joined((taken, cut))
@@ -319,13 +321,6 @@ class Pipeline:
         if emptied:
             others = f" and {len(emptied) - 1:,} more sources" if len(emptied) > 1 else ""
             self._warn(f"the filters leave no document of {emptied[0]}{others}; {FILTERED_REPORT} shows some")
-
-    def _vocabulary_figures(self, vocabulary: Vocabulary, given: Vocabulary | None) -> VocabularyFigures:
-        """Makes the record of the vocabulary for the manifest, and prints its size."""
-        of_origins = [manifest.vocabulary for manifest in self.origins.manifests]
-        figures = of_origins[0] if of_origins else describe_vocabulary(vocabulary, given)
-        self._say_vocabulary(figures)
-        return figures
 
     def _say_vocabulary(self, vocabulary: VocabularyFigures) -> None:
         """Prints the size of the vocabulary, also if an earlier run made it."""

@@ -5,21 +5,18 @@ from __future__ import annotations
 import random
 import re
 import shutil
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import WORDS
-from support.sharding import tree
+from support.sharding import read_examples, tree
 
 from data_prep import shard
 from data_prep.arrow_files import map_batches, read_shard
 from data_prep.shards import KEPT, Manifest, ShardSet
-from data_prep.vocabulary.vocabulary import load_vocabulary
 
 DOCUMENTS, LENGTH = 120, 48
 
@@ -56,24 +53,6 @@ def unpaired(marked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return prepare(marked_text, tmp_path_factory.mktemp("none") / "out", *more)
 
 
-def examples(folder: Path, chosen: ShardSet) -> Iterator[dict[str, Any]]:
-    """Reads the examples of a set, with the text of A and B as it was before masking."""
-    manifest = Manifest.read(folder)
-    pieces = load_vocabulary(folder / "vocab.txt", manifest.vocabulary.cased).pieces
-    for record in manifest.sets()[chosen]:
-        for row in read_shard(folder / record.path).to_pylist():
-            restored = list(row["pieces"])
-            for mask in row["masked"]:
-                restored[mask["position"]] = mask["piece"]
-            words = [pieces[number] for number in restored]
-            a, b = words[1 : row["boundary"] - 1], words[row["boundary"] : -1]
-            yield {**row, "a": text_of(a), "b": text_of(b), "restored": words}
-
-
-def text_of(pieces: list[str]) -> str:
-    return " ".join(pieces).replace(" ##", "")
-
-
 def marks(text: str) -> list[tuple[int, int]]:
     """Finds the sentences that begin in a text by their marks."""
     return [(int(document), int(number)) for document, number in re.findall(r"\bd (\d+) s (\d+)\b", text)]
@@ -97,7 +76,7 @@ def test_types_are_the_smallest_and_nothing_may_be_missing(shards: Path) -> None
 
 def test_b_follows_a_or_comes_from_another_document(shards: Path) -> None:
     seen = Counter[bool]()
-    for example in examples(shards, ShardSet(128, 0)):
+    for example in read_examples(shards, ShardSet(128, 0)):
         homes_a = {document for document, _ in marks(example["a"])}
         assert homes_a <= {example["document"]}
         homes_b = {document for document, _ in marks(example["b"])}
@@ -112,56 +91,42 @@ def test_b_follows_a_or_comes_from_another_document(shards: Path) -> None:
 
 
 def test_no_document_held_out_is_seen_in_training(shards: Path) -> None:
-    held_out = {example["document"] for example in examples(shards, ShardSet(48, 0, validation=True))}
+    held_out = {example["document"] for example in read_examples(shards, ShardSet(48, 0, validation=True))}
     assert len(held_out) == Manifest.read(shards).corpus.validation_documents == 12
     for chosen in Manifest.read(shards).sets():
-        for example in examples(shards, chosen):
+        for example in read_examples(shards, chosen):
             homes = {document for document, _ in marks(example["a"] + " " + example["b"])} | {example["document"]}
             assert homes <= held_out if chosen.validation else not homes & held_out
-
-
-def test_copies_of_a_text_are_held_out_together(tmp_path: Path) -> None:
-    draw = random.Random(1)
-    bodies = [[" ".join(draw.choice(WORDS) for _ in range(9)) + "." for _ in range(5)] for _ in range(50)]
-    text = "\n\n".join("\n".join(body) for body in bodies * 4)
-    (tmp_path / "text.txt").write_text(text)
-    out = prepare(tmp_path / "text.txt", tmp_path / "out", "--duplicates", "1", "--validation", "0.05")
-    texts: defaultdict[bool, set[int]] = defaultdict(set)
-    for chosen in Manifest.read(out).sets():
-        if chosen.length == 128:
-            texts[chosen.validation] |= {example["document"] % 50 for example in examples(out, chosen)}
-    assert texts[True]
-    assert not texts[True] & texts[False]
 
 
 def test_every_sentence_is_used_exactly_once_in_each_set_without_pairs(unpaired: Path, marked_text: Path) -> None:
     written = Counter(marks(marked_text.read_text()))
     for chosen in Manifest.read(unpaired).sets():
-        seen = Counter(mark for example in examples(unpaired, chosen) for mark in marks(example["a"]))
+        seen = Counter(mark for example in read_examples(unpaired, chosen) for mark in marks(example["a"]))
         assert seen == written
-        assert all(example["b"] == "" and not example["random_next"] for example in examples(unpaired, chosen))
+        assert all(example["b"] == "" and not example["random_next"] for example in read_examples(unpaired, chosen))
 
 
 def test_no_sentence_of_a_document_is_lost_with_pairs(shards: Path, marked_text: Path) -> None:
     """Truncation cuts some sentences away, but the beginning of nearly every one is in some A or true B."""
-    held_out = {example["document"] for example in examples(shards, ShardSet(128, 0, validation=True))}
+    held_out = {example["document"] for example in read_examples(shards, ShardSet(128, 0, validation=True))}
     written = {mark for mark in marks(marked_text.read_text()) if mark[0] not in held_out}
     seen = set()
-    for example in examples(shards, ShardSet(128, 0)):
+    for example in read_examples(shards, ShardSet(128, 0)):
         seen |= set(marks(example["a"])) | (set() if example["random_next"] else set(marks(example["b"])))
     assert len(written - seen) < 0.1 * len(written)
 
 
 def test_the_order_is_shuffled_over_the_whole_corpus(unpaired: Path) -> None:
     for chosen in Manifest.read(unpaired).sets():
-        order = np.array([example["document"] for example in examples(unpaired, chosen)])
+        order = np.array([example["document"] for example in read_examples(unpaired, chosen)])
         ranks = np.argsort(np.argsort(order, kind="stable"))
         assert abs(np.corrcoef(ranks, np.arange(len(order)))[0, 1]) < 4 / np.sqrt(len(order))
         assert np.mean(np.diff(order) == 0) < 0.06
 
 
 def test_duplicates_are_masked_and_shuffled_anew(unpaired: Path) -> None:
-    first, second = (list(examples(unpaired, ShardSet(48, duplicate))) for duplicate in (0, 1))
+    first, second = (list(read_examples(unpaired, ShardSet(48, duplicate))) for duplicate in (0, 1))
     assert sorted(example["a"] for example in first) == sorted(example["a"] for example in second)
     assert [example["a"] for example in first] != [example["a"] for example in second]
     positions = {example["a"]: [mask["position"] for mask in example["masked"]] for example in first}
@@ -178,7 +143,7 @@ def test_shards_have_about_the_size_asked_for(shards: Path) -> None:
 def test_the_manifest_says_what_is_there(shards: Path) -> None:
     manifest = Manifest.read(shards)
     for number, chosen in enumerate(manifest.sets()):
-        said, rows = manifest.figures[number], list(examples(shards, chosen))
+        said, rows = manifest.figures[number], list(read_examples(shards, chosen))
         assert said.examples == len(rows)
         assert said.pieces == sum(len(row["pieces"]) for row in rows)
         assert said.masked == sum(len(row["masked"]) for row in rows) == sum(said.split)
@@ -211,7 +176,7 @@ def test_the_fingerprint_changes_with_the_seed_and_not_with_the_place(
 
 def test_whole_words_are_masked_whole(marked_text: Path, tmp_path: Path) -> None:
     out = prepare(marked_text, tmp_path / "out", "--masking", "whole-word", "--duplicates", "1")
-    for example in examples(out, ShardSet(48, 0)):
+    for example in read_examples(out, ShardSet(48, 0)):
         chosen = {mask["position"] for mask in example["masked"]}
         for position, piece in enumerate(example["restored"]):
             before = position - (2 if position == example["boundary"] else 1)  # over the [SEP] at the end of A

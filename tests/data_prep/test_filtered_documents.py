@@ -6,14 +6,11 @@ import csv
 import functools
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import sentence
-from support.marks import slow
-from support.sharding import SHARD, interrupted_at, tree
+from support.sharding import interrupted_at, tree
 
 from data_prep import shard, verify
 from data_prep.arrow_files import map_batches
@@ -128,15 +125,6 @@ def test_the_end_of_a_run_tells_what_was_left_out(
 
 def test_two_workers_write_the_same_bytes(place: Path, made: Path, tmp_path: Path) -> None:
     assert tree(make(place, tmp_path / "out", *filters_of(place), "--workers", "2")) == tree(made)
-
-
-@pytest.mark.parametrize("ranks", [slow(3)])
-def test_mpi_ranks_write_the_same_bytes(ranks: int, place: Path, made: Path, tmp_path: Path) -> None:
-    launch = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
-    docs = [str(place / source) for source in SOURCES]
-    words = [sys.executable, SHARD, "--docs", *docs, "--out", str(tmp_path / "out"), *ASKED, *filters_of(place)]
-    assert subprocess.run([*launch, *words], check=False).returncode == 0
-    assert tree(tmp_path / "out") == tree(made)
 
 
 def test_a_run_that_is_interrupted_goes_on_with_the_same_filters_alone(

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import sentence
-from support.sharding import SETTINGS, command, run, tree
+from support.sharding import SETTINGS, command, run
 
 from data_prep import shard
 from data_prep.readers.sources import Bundle
@@ -185,14 +185,6 @@ def test_an_image_among_texts_is_named_and_can_be_left_out(
     assert shard.main(arguments) == 0
     by_glob = Manifest.read(tmp_path / "globs").sources
     assert sorted(map(str, by_glob)) == sorted(map(str, manifest.sources))
-
-
-@pytest.mark.slow
-def test_two_workers_write_the_same_bytes_of_several_formats(mine: Path, tmp_path: Path) -> None:
-    for workers in ("1", "2"):
-        flags = ["--text-field", "body", "--workers", workers]
-        subprocess.run(command(mine, tmp_path / workers, *flags), check=True, capture_output=True)
-    assert tree(tmp_path / "1") == tree(tmp_path / "2")
 
 
 def test_sentences_of_german_text_end_by_the_rules_of_german(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -24,15 +24,6 @@ def test_a_finished_folder_is_left_as_it_is(wiki: Path, tmp_path: Path, capfd: p
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()} == times
 
 
-def test_other_text_into_the_same_folder_is_refused(
-    wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run(wiki, tmp_path / "out") == 0
-    (wiki / "wiki_00").write_text((wiki / "wiki_00").read_text() * 2)
-    assert run(wiki, tmp_path / "out") == 2
-    assert "such as wiki_00" in capfd.readouterr().err
-
-
 def test_the_folder_is_named_after_the_text(wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert shard.main(["--docs", str(wiki), "--workers", "1", *SETTINGS]) == 0
@@ -52,15 +43,6 @@ def test_unreadable_files_can_be_left_out_in_a_second_attempt(
     corpus = Manifest.read(tmp_path / "out").corpus
     assert corpus.documents == 199
     assert corpus.skipped[0].startswith("wiki/wiki_01: byte ")
-
-
-def test_a_source_without_documents_stops_the_run(
-    wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "blank.md").write_text("# only\n\n## headings\n")
-    arguments = ["--docs", str(wiki), f"empty={tmp_path / 'blank.md'}", "--out", str(tmp_path / "out"), *SETTINGS]
-    assert shard.main([*arguments, "--workers", "1"]) == 2
-    assert "no document in empty, read as text" in capfd.readouterr().err
 
 
 def test_text_without_a_single_piece_stops_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

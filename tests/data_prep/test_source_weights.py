@@ -34,7 +34,7 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def make(docs: list[str], out: Path, *words: str) -> Path:
     """Makes shards with weights."""
-    assert shard.main(["--docs", *docs, *ASKED, "--out", str(out), *(words or ["--workers", "1"])]) == 0
+    assert shard.main(["--docs", *docs, *ASKED, "--out", str(out), "--workers", "1", *words]) == 0
     return out
 
 
@@ -44,11 +44,17 @@ def rows(folder: Path) -> list[tuple[str, str]]:
     return list(zip(table["source"].to_pylist(), table["id"].to_pylist(), strict=True))
 
 
-def test_documents_for_training_are_repeated_and_those_held_out_are_there_once(docs: list[str], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def once(docs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(docs, tmp_path_factory.mktemp("once") / "out")
+
+
+def test_documents_for_training_are_repeated_and_those_held_out_are_there_once(
+    docs: list[str], once: Path, tmp_path: Path
+) -> None:
     """Of a weight of 2.5, half of the documents are there three times; of 0.5, half of them are left out."""
-    once = make(docs, tmp_path / "once", "--workers", "1")
     words = ["--weight", "more=2.5", "--weight", "wiki=0.5"]
-    weighed = make(docs, tmp_path / "weighed", *words, "--workers", "1")
+    weighed = make(docs, tmp_path / "weighed", *words)
     runs = [(row, len(list(group))) for row, group in groupby(rows(weighed))]
     assert len({row for row, _ in runs}) == len(runs)  # the rows of a document follow each other
     assert {row for row, _ in runs} <= {*rows(once)}
@@ -73,9 +79,8 @@ def test_documents_for_training_are_repeated_and_those_held_out_are_there_once(d
     assert tree(make(docs, tmp_path / "two", *words, "--workers", "2")) == tree(weighed)
 
 
-def test_a_weight_of_one_changes_nothing(docs: list[str], tmp_path: Path) -> None:
-    weighed = tree(make(docs, tmp_path / "weighed", "--weight", "more=1", "--workers", "1"))
-    plain = tree(make(docs, tmp_path / "plain", "--workers", "1"))
+def test_a_weight_of_one_changes_nothing(docs: list[str], once: Path, tmp_path: Path) -> None:
+    weighed, plain = tree(make(docs, tmp_path / "weighed", "--weight", "more=1")), tree(once)
     assert {name for name in plain if plain[name] != weighed.get(name)} == {MANIFEST}
 
 

@@ -18,7 +18,10 @@ from conftest import ROOT, sentence, write_wiki
 from support.commands import start, wait_for
 
 from data_prep import shard
+from data_prep.arrow_files import read_shard
 from data_prep.running import Runner
+from data_prep.shards import Manifest, ShardSet
+from data_prep.vocabulary.vocabulary import load_vocabulary
 from data_prep.work import WorkFolder
 
 SHARD = str(ROOT / "data_prep/shard.py")
@@ -29,6 +32,24 @@ def tree(folder: Path) -> dict[str, str]:
     """Hashes every file below a folder, so that folders can be compared."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def read_examples(folder: Path, chosen: ShardSet) -> Iterator[dict[str, Any]]:
+    """Reads the examples of a set, with the text of A and B as it was before masking."""
+    manifest = Manifest.read(folder)
+    pieces = load_vocabulary(folder / "vocab.txt", manifest.vocabulary.cased).pieces
+    for record in manifest.sets()[chosen]:
+        for row in read_shard(folder / record.path).to_pylist():
+            restored = list(row["pieces"])
+            for mask in row["masked"]:
+                restored[mask["position"]] = mask["piece"]
+            words = [pieces[number] for number in restored]
+            a, b = words[1 : row["boundary"] - 1], words[row["boundary"] : -1]
+            yield {**row, "a": join_pieces(a), "b": join_pieces(b), "restored": words}
+
+
+def join_pieces(pieces: list[str]) -> str:
+    return " ".join(pieces).replace(" ##", "")
 
 
 def write_sources(folder: Path) -> list[str]:

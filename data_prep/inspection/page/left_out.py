@@ -34,8 +34,6 @@ class Examples:
 
     name: str
     file: str
-    rows: int
-    """How many rows it has, where that is known."""
     head: list[str]
     shown: list[list[str]]
 
@@ -73,10 +71,10 @@ def describe_validation(manifest: Manifest) -> str:
 def read_example_tables(folder: Path, manifest: Manifest) -> list[Examples]:
     """Reads the first rows of every CSV file among the tables of a folder."""
     records = [record for record in manifest.tables if record.path.endswith(".csv")]
-    return [_read_table(record.find(folder), record.path, record.rows) for record in records]
+    return [_read_table(record.find(folder), record.path) for record in records]
 
 
-def _read_table(path: Path, name: str, rows: int) -> Examples:
+def _read_table(path: Path, name: str) -> Examples:
     """Reads the head and the first rows of a table, with long values cut."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
@@ -84,7 +82,7 @@ def _read_table(path: Path, name: str, rows: int) -> Examples:
     except (csv.Error, OSError) as error:
         raise DamageError(f"{path}: cannot be read: {error}") from error
     head, shown = (lines[0], lines[1:]) if lines else ([], [])
-    return Examples(PurePosixPath(name).stem.replace("-", " "), name, rows, head, shown)
+    return Examples(PurePosixPath(name).stem.replace("-", " "), name, head, shown)
 
 
 def _shortened(value: str) -> str:

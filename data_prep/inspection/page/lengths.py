@@ -36,21 +36,6 @@ class SetRow:
     figures: SetFigures
     histogram: Histogram
 
-    @property
-    def full(self) -> float:
-        """The share of the positions that have a piece."""
-        return self.figures.pieces / max(1, self.figures.examples * self.figures.length)
-
-    @property
-    def random_next(self) -> float:
-        """The share of the examples whose B is of another document."""
-        return self.figures.random_next / max(1, self.figures.examples)
-
-    @property
-    def masked(self) -> float:
-        """The share of the pieces that is predicted."""
-        return self.figures.masked / max(1, self.figures.pieces)
-
 
 def measure_documents(kept: KeptDocuments) -> DocumentLengths | None:
     """Counts the pieces of documents, by where they end alone; None where there are no documents."""

@@ -28,12 +28,6 @@ class ShownExample:
     heading: str
     pieces: list[MarkedPiece]
 
-    @property
-    def segments(self) -> dict[str, list[MarkedPiece]]:
-        """Lists the pieces of segment A, and of B where there is one."""
-        found = {name: [piece for piece in self.pieces if piece.segment == name] for name in ("A", "B")}
-        return {name: pieces for name, pieces in found.items() if pieces}
-
 
 @dataclass(frozen=True)
 class Masks:

@@ -13,10 +13,10 @@ import pytest
 from conftest import sentence
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.sharding import run, tree
+from support.sharding import read_examples, run, tree
 
 from data_prep import shard, verify
-from data_prep.arrow_files import map_batches, read_shard
+from data_prep.arrow_files import map_batches
 from data_prep.common.errors import UserError
 from data_prep.examples import sifting
 from data_prep.examples.sifting import choose_passages, compute_shares, mark_copies
@@ -147,18 +147,10 @@ def prepared(books: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words_of(folder: Path) -> dict[bool, list[tuple[list[str], list[str], bool]]]:
     """Lists the words of A and of B of all examples, for training and for validation, as they were before masking."""
-    pieces = (folder / "vocab.txt").read_text().splitlines()
     found = defaultdict(list)
-    for chosen, records in Manifest.read(folder).sets().items():
-        for row in (row for record in records for row in read_shard(folder / record.path).to_pylist()):
-            restored = list(row["pieces"])
-            for mask in row["masked"]:
-                restored[mask["position"]] = mask["piece"]
-            words = [
-                " ".join(pieces[number] for number in part).replace(" ##", "").split()
-                for part in (restored[1 : row["boundary"] - 1], restored[row["boundary"] : -1])
-            ]
-            found[chosen.validation].append((words[0], words[1], row["random_next"]))
+    for chosen in Manifest.read(folder).sets():
+        for row in read_examples(folder, chosen):
+            found[chosen.validation].append((row["a"].split(), row["b"].split(), row["random_next"]))
     return found
 
 
@@ -208,14 +200,19 @@ def test_passages_do_not_depend_on_workers_and_are_told(
     assert verify.main([str(prepared)]) == 0
 
 
-def test_no_passage_is_of_a_text_that_has_a_copy(tmp_path: Path) -> None:
+def write_books(folder: Path, books: int, copied: int) -> Path:
+    """Writes long books into a folder, and copies of the first of them into another one."""
     draw = random.Random(6)
-    for number in range(6):
+    for number in range(books):
         text = "\n".join(f"b{number} {sentence(draw)}" for _ in range(1500))
-        for copy in ("x", "y") if number < 4 else ("x",):
-            (tmp_path / "docs" / copy).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "docs" / copy / f"{number}.txt").write_text(text)
-    assert run(tmp_path / "docs", tmp_path / "out", "--format", "sentences") == 0
+        for name in ("x", "y") if number < copied else ("x",):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / f"{number}.txt").write_text(text)
+    return folder
+
+
+def test_no_passage_is_of_a_text_that_has_a_copy(tmp_path: Path) -> None:
+    assert run(write_books(tmp_path / "docs", 6, 4), tmp_path / "out", "--format", "sentences") == 0
     held_out = words_of(tmp_path / "out")[True]
     books = {word for a, b, _ in held_out for word in (*a, *b) if word[0] == "b" and word[1:].isdigit()}
     assert books
@@ -223,15 +220,10 @@ def test_no_passage_is_of_a_text_that_has_a_copy(tmp_path: Path) -> None:
 
 
 def test_where_all_books_have_copies_it_is_said_what_helps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    draw = random.Random(7)
-    for number in range(3):
-        text = "\n".join(sentence(draw) for _ in range(1500))
-        for copy in "xy":
-            (tmp_path / "docs" / copy).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "docs" / copy / f"{number}.txt").write_text(text)
-    assert run(tmp_path / "docs", tmp_path / "out", "--format", "sentences") == 0
+    docs = write_books(tmp_path / "docs", 3, 3)
+    assert run(docs, tmp_path / "out", "--format", "sentences") == 0
     assert "every long document has a copy; --drop-copies leaves the copies out" in capfd.readouterr().out
-    assert run(tmp_path / "docs", tmp_path / "apart", "--format", "sentences", "--drop-copies") == 0
+    assert run(docs, tmp_path / "apart", "--format", "sentences", "--drop-copies") == 0
     assert Manifest.read(tmp_path / "apart").corpus.validation_documents == 10
 
 
