@@ -1,4 +1,4 @@
-"""The averages of GLUE: of what the best runs of its tasks score on dev, or None where one of the tasks is missing."""
+"""GLUE's averages of the best runs' dev scores; None where a task is missing."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from finetuning.results import TaskResult
 WITHOUT = "wnli"
 """The task that the paper leaves out, whose dev split misleads."""
 PAPER = {"mrpc": "f1", "qqp": "f1", "stsb": "spearman"}
-"""The figures of the paper's table where they are not those by which runs are compared."""
+"""Figures of the paper's table that differ from the metric by which runs are compared."""
 HALVES = {"mnli": 2}
-"""How many splits a task is scored on, where it is not one."""
+"""Number of scored splits of the tasks that have more than one."""
 
 
 class Average(NamedTuple):
-    """An average, and what it lacks."""
+    """An average, and the tasks it lacks."""
 
     name: str
     score: float | None
     chance: float | None
-    """The standard error that follows from those of the tasks; None where one of these is not known."""
+    """Standard error, propagated from the tasks; None where one of theirs is unknown."""
     missing: tuple[str, ...]
     """Tasks without a score on all their splits."""
 
 
 def compute_averages(results: Mapping[str, TaskResult]) -> list[Average]:
-    """The averages of GLUE: the leaderboard's, in which every task weighs the same; that without WNLI; and the paper's
-    (Table 1), which has no WNLI either, both halves of MNLI as columns, F1 for MRPC and QQP, and Spearman for STS-B."""
+    """Computes the leaderboard's average, in which every task weighs the same; the same without WNLI; and the paper's
+    (Table 1): no WNLI, both halves of MNLI as columns, F1 for MRPC and QQP, and Spearman for STS-B."""
     eight = tuple(name for name in FOLDERS if name != WITHOUT)
     return [
         _average("average", results, tuple(FOLDERS)),
@@ -40,7 +40,7 @@ def compute_averages(results: Mapping[str, TaskResult]) -> list[Average]:
 
 
 def collect_averages(results: Mapping[str, TaskResult]) -> dict[str, float]:
-    """The averages that there are, by their names."""
+    """Returns the averages that lack no task, by name."""
     return {each.name: each.score for each in compute_averages(results) if each.score is not None}
 
 

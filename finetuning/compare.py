@@ -45,7 +45,7 @@ class Compare:
 
 
 def read_results(folder: Path) -> dict[str, TaskResult]:
-    """The results of a command by their tasks."""
+    """Reads the results of a command, by task."""
     folder = folder.parent if folder.name == RESULTS and folder.is_file() else folder
     try:
         content = read_json(folder / RESULTS)
@@ -65,8 +65,8 @@ def read_results(folder: Path) -> dict[str, TaskResult]:
 
 
 def build_table(folders: tuple[Path, ...]) -> Group:
-    """The scores of all tasks, in hundredths, with the distance from the first folder to the last, or why there is
-    none."""
+    """Builds the table of all scores, in hundredths, with the difference between the first and the last folder, or the
+    reason why there is none."""
     if not folders:
         raise UserError(
             "no folder is named; name those that commands of finetuning/ had as --out:\n"
@@ -95,7 +95,7 @@ def build_table(folders: tuple[Path, ...]) -> Group:
 
 
 def add_averages(table: Table, every: list[dict[str, TaskResult]], names: list[str]) -> list[str]:
-    """Adds rows of GLUE's averages where one of the folders has them; returns lines on what the others lack."""
+    """Adds rows for GLUE's averages where a folder has them; returns lines on what the others lack."""
     notes = []
     for row in zip(*map(compute_averages, every), strict=True):
         if all(average.score is None for average in row):
@@ -137,12 +137,12 @@ def _spell_difference(
 
 
 def find_first_split(result: TaskResult) -> str:
-    """The split by which runs are compared."""
+    """Returns the split by which runs are compared."""
     return next(iter(result.scores), "")
 
 
 def find_unlike(first: TaskResult | None, other: TaskResult | None) -> list[str]:
-    """Lists why the difference of two results tells nothing of the models: other items, figures or numbers of runs."""
+    """Lists why two results cannot be compared: other items, another metric, or another number of runs."""
     if not first or not other or first.score is None or other.score is None:
         return []
     faults = [f"{first.metric} and {other.metric}"] if first.metric != other.metric else []
@@ -157,7 +157,7 @@ def find_unlike(first: TaskResult | None, other: TaskResult | None) -> list[str]
 
 
 def shorten_names(folders: tuple[Path, ...]) -> list[str]:
-    """The names of the folders, without the parts that all of them share."""
+    """Returns the names of the folders without the parts that all of them share."""
     names = [str(folder) for folder in folders]
     shared = os.path.commonpath(folders) if len({folder.is_absolute() for folder in folders}) == 1 else ""
     return [os.path.relpath(name, shared or None) for name in names] if len(set(names)) > 1 else names

@@ -28,7 +28,7 @@ from data_prep.common.terminal import open_console
 from finetuning.tasks.squad_rules import Numbers, SquadFile, evaluate_1, evaluate_2, read_by_id, read_squad
 
 NAMED = 3
-"""How many ids of a kind are named."""
+"""Number of ids that a message names."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Evaluate:
 
 
 def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
-    """The figures, and lines on what is odd about the predictions."""
+    """Computes the figures; returns them with notes about missing or unknown ids."""
     squad, predictions = read_squad(wanted.data), read_by_id(wanted.predictions, str, "answers")
     missing, unknown = _find_unmatched(squad, predictions)
     notes = []
@@ -79,13 +79,13 @@ def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
 
 
 def _find_unmatched(squad: SquadFile, given: dict[str, str] | dict[str, float]) -> tuple[list[str], list[str]]:
-    """The ids of questions that nothing is given for, and those given that no question has."""
+    """Lists the questions without a value, and the given ids that no question has."""
     asked = {question.id for question in squad.questions}
     return [question.id for question in squad.questions if question.id not in given], [*(given.keys() - asked)]
 
 
 def _name_ids(ids: Sequence[str]) -> str:
-    """How many ids there are, and the first of them."""
+    """Formats the number of ids and the first of them."""
     first = ", ".join(sorted(ids)[:NAMED])
     return f"{len(ids):,} id{'s' * (len(ids) > 1)} ({first}{', …' if len(ids) > NAMED else ''})"
 

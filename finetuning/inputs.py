@@ -1,4 +1,4 @@
-"""Text as a model takes it: cut into pieces, laid out as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], without padding."""
+"""Model inputs: texts cut into pieces and laid out as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], without padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Sequences(NamedTuple):
-    """Sequences for the encoder: their pieces, and where the second segment begins in every one of them."""
+    """Sequences for the encoder: their pieces, and the start of each one's second segment."""
 
     pieces: Ragged
     second: Array  # (sequences,): the length of the sequence where it has one segment alone
@@ -29,25 +29,24 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """Items of a task as the model takes them."""
+    """Items of a task as model inputs."""
 
     sequences: Sequences
     labels: Ragged | None
-    """What the head is to say of every item: one class or number; 0 or 1 for each of the labels; the first and the last
-    piece of a span, counted from [CLS], (0, 0) where there is none; a tag for each of the words. None where nobody
-    knows, as in a test split."""
+    """The right outputs of every item: one class or number; 0 or 1 for each label; the first and the last piece of a
+    span, counted from [CLS], (0, 0) for none; a tag for each word. None where unknown, as in a test split."""
     words: Ragged | None = None
-    """Tags alone: which pieces, counted from [CLS], begin the words that are tagged."""
+    """For tags: the first piece of each tagged word, counted from [CLS]."""
     choices: int = 1
-    """How many sequences an item has, one after another."""
+    """Sequences of an item, one after another."""
     kept: Callable[[Array], Tensor] | None = None
-    """Reads what frozen encoders give of items of the split, by their numbers, where that is kept."""
+    """Reads the cached activations of items of the split, by their numbers."""
 
     def __len__(self) -> int:
         return len(self.sequences.pieces) // self.choices
 
     def take(self, numbers: Array) -> Encoded:
-        """These items, in this order."""
+        """Returns these items, in this order."""
         rows = (numbers[:, None] * self.choices + np.arange(self.choices)).reshape(-1)
         pieces, second = self.sequences
         return Encoded(
@@ -60,13 +59,13 @@ class Encoded:
 
 
 class Items(Protocol):
-    """The items of a split, read from its files, and cut into pieces when they are asked for."""
+    """The items of a split, cut into pieces on demand."""
 
     def __len__(self) -> int: ...
 
     def encode(self, numbers: Array) -> Encoded:
-        """Makes the model's input of the items of these numbers, in this order. A thread asks for any of them, in any
-        order, again in every epoch."""
+        """Makes model inputs of the items with these numbers, in this order. A thread calls it in every epoch, for any
+        items in any order."""
         ...
 
 
@@ -120,7 +119,7 @@ class Cutter:
 
 
 def _count_kept(parts: Sequence[Ragged], room: int) -> list[Array]:
-    """How many pieces are kept of texts, or of the two parts of pairs, for which there is this room together."""
+    """Counts the pieces kept of each text, or of both texts of each pair, within `room` pieces together."""
     first, *others = (part.lengths for part in parts)
     if not others:
         return [np.minimum(first, room)]

@@ -19,18 +19,18 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Array]) -> Ragged:
-        """Puts arrays, at least one, one after another."""
+        """Concatenates arrays, at least one."""
         return cls(np.concatenate(rows), np.cumsum([len(row) for row in rows], dtype=np.int64))
 
     @classmethod
     def from_table(cls, values: Array) -> Ragged:
-        """Rows of the same length, as a table (rows, length) has them."""
+        """Makes rows of a table (rows, length)."""
         rows, length = values.shape
         return cls(values.reshape(-1), length * np.arange(1, rows + 1, dtype=np.int64))
 
     @classmethod
     def join(cls, parts: Iterable[Ragged]) -> Ragged:
-        """The rows of several, at least one, after one another."""
+        """Concatenates the rows of several, at least one."""
         parts = list(parts)
         before = np.cumsum([0, *(len(part.values) for part in parts)])
         ends = [part.ends + offset for part, offset in zip(parts, before, strict=False)]
@@ -53,10 +53,10 @@ class Ragged:
         return self.values[self.ends[number - 1] if number else 0 : self.ends[number]]
 
     def take(self, numbers: Array) -> Ragged:
-        """These rows, in this order."""
+        """Returns these rows, in this order."""
         return self.take_stretches(numbers, 0, self.lengths[numbers])
 
     def take_stretches(self, numbers: Array, begins: Array | int, ends: Array) -> Ragged:
-        """Stretches of these rows, from a place in each up to another."""
+        """Returns a slice of each of these rows, from `begins` up to `ends`."""
         lengths = ends - begins
         return Ragged(self.values[ranges(self.starts[numbers] + begins, lengths)], np.cumsum(lengths))

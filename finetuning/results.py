@@ -1,13 +1,13 @@
-"""Files that the commands of fine-tuning leave in folders: their names, and the content of those in JSON.
+"""The files that fine-tuning writes: their names, and the content of those in JSON.
 
-OUT/plan.json                  the runs that the last command was to make, by task
+OUT/plan.json                  the runs of the last command, by task
 OUT/results.json               all tasks, and the averages of GLUE where it has all tasks of them
 OUT/sst2/
   results.json                 all runs, the best, mean, median and spread
   model/                       the best model: a folder of transformers
-  predictions/                 what it says of dev and test
+  predictions/                 its predictions for dev and test
   lr5e-05-seed1/               one run
-    begun.json                 what it depends on: settings, model and data
+    begun.json                 its settings, model and data
     results.json               its scores, once it is done; before that there are its checkpoints
 """
 
@@ -24,22 +24,22 @@ from data_prep.common.files import read_json, write_json
 BEGUN, RESULTS, MODEL, PREDICTIONS = "begun.json", "results.json", "model", "predictions"
 PLAN = "plan.json"
 AVERAGES = "averages"
-"""The key of OUT/results.json that is no task."""
+"""The key of OUT/results.json that is not a task."""
 Figures = dict[str, float]
-"""Figures of a split by their names, as fractions: accuracy 0.93, f1 0.91."""
+"""Figures of a split by name, as fractions: accuracy 0.93, f1 0.91."""
 ClassFigures = dict[str, int | float | None]
-"""Recall and precision of a class with their spreads, and how many items it has."""
+"""Recall and precision of a class with their standard errors, and its number of items."""
 AnyRecord = TypeVar("AnyRecord", bound="JsonRecord")
 
 
 class JsonRecord(BaseModel):
-    """The content of a JSON file. What was not set is not in the file."""
+    """The content of a JSON file; unset fields are not written."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     @classmethod
     def read(cls: type[AnyRecord], path: Path) -> AnyRecord | None:
-        """Reads a file; None where there is none."""
+        """Reads a file; None if there is none."""
         try:
             return cls.model_validate(read_json(path))
         except FileNotFoundError:
@@ -48,7 +48,7 @@ class JsonRecord(BaseModel):
             raise UserError(f"{path}: damaged: {error}\nremove it, and run again") from error
 
     def as_dict(self) -> dict[str, Any]:
-        """The content as JSON has it."""
+        """Returns the content of the JSON file."""
         return self.model_dump(exclude_unset=True)
 
     def write(self, path: Path) -> None:
@@ -56,36 +56,36 @@ class JsonRecord(BaseModel):
 
 
 class Begun(JsonRecord):
-    """The settings, model and data that the outcome of a run depends on."""
+    """The settings, model and data that determine the outcome of a run."""
 
     settings: dict[str, Any] = {}
     """Settings that change the outcome by more than rounding."""
     model: dict[str, Any] = {}
-    """A checksum of the model to begin with."""
+    """A checksum of the initial model."""
     data: dict[str, str] = {}
-    """How many rows every split has, and a checksum of them."""
+    """Row count and checksum of every split."""
     batches: str = ""
-    """The rule by which batches are drawn; empty where nothing is trained, and in runs of before there was a name."""
+    """The name of the rule that draws batches; empty without training, and in older runs."""
     threads: list[int] = []
-    """The threads of every rank, which decide how sums are rounded."""
+    """Threads of every rank; they determine how sums are rounded."""
 
     def drop_threads(self) -> dict[str, Any]:
-        """The content that another start of the run must have too."""
+        """Returns the content that another start of the run must match."""
         return self.model_dump(exclude={"threads"})
 
 
 class SplitScores(JsonRecord):
-    """The scores of a model on every split that has labels, and how sure they are."""
+    """The scores of a model on every labelled split, with their standard errors."""
 
     scores: dict[str, Figures] = {}
-    """The split by which runs are compared is the first."""
+    """Figures by split; runs are compared by the first."""
     items: dict[str, int] = {}
     spreads: dict[str, Figures] = {}
     """The standard errors of the scores."""
     classes: dict[str, dict[str, ClassFigures]] = {}
 
     def get_spread(self, split: str, figure: str) -> float | None:
-        """The standard error of a figure of a split; None where it is not known."""
+        """Returns the standard error of a figure of a split; None if unknown."""
         return self.spreads.get(split, {}).get(figure)
 
 
@@ -93,7 +93,7 @@ class ModelScores(SplitScores):
     """The scores of the model of one run."""
 
     degenerate: bool = False
-    """Whether it says the same of every item."""
+    """Whether it gives every item the same answer."""
 
 
 class RunResult(ModelScores):
@@ -103,10 +103,10 @@ class RunResult(ModelScores):
     metric: str = ""
     """The figure by which runs are compared."""
     score: FiniteFloat | None = None
-    """This figure on the first split; None where the run has failed."""
+    """This figure on the first split; None if the run has failed."""
     settings: dict[str, Any] = {}
     predicted: list[str] = []
-    """The splits that the model was asked about."""
+    """The splits with predictions."""
     failed: str | None = None
     """Why the run has no score."""
     steps: int | None = None
@@ -118,7 +118,7 @@ class RunResult(ModelScores):
 
 
 class TaskResult(SplitScores):
-    """The results of the runs of a task, with the scores of the best."""
+    """The results of all runs of a task, with the scores of the best."""
 
     task: str = ""
     metric: str
@@ -130,17 +130,17 @@ class TaskResult(SplitScores):
     spread: list[float] | None = None
     """The lowest and the highest score."""
     data: dict[str, str] = {}
-    """How many rows every split has, and a checksum of them."""
+    """Row count and checksum of every split."""
     unanswered: list[str] = []
-    """Splits that came after the best run."""
+    """Splits that were added after the best run."""
     degenerate: list[str] = []
-    """The runs whose models say the same of every item."""
+    """Runs whose models give every item the same answer."""
     failed: list[str] = []
     runs: dict[str, RunResult]
 
 
 class GroupScore(JsonRecord):
-    """How many minimal pairs of a group a model gets right."""
+    """The accuracy of a model on a group of minimal pairs."""
 
     accuracy: FiniteFloat
     spread: FiniteFloat
@@ -150,11 +150,11 @@ class GroupScore(JsonRecord):
 
 
 class PairsResult(GroupScore):
-    """How a model scores on minimal pairs, without having learned any task."""
+    """The results of a pre-trained model on minimal pairs."""
 
     model: str
     checksum: str
-    """That of the model, with its heads."""
+    """Checksum of the model with its heads."""
     data: str
     """The file of the pairs."""
     data_sha256: str
@@ -168,11 +168,11 @@ class PairsResult(GroupScore):
     phenomena: dict[str, GroupScore]
     paradigms: dict[str, GroupScore]
     seconds: FiniteFloat
-    """What this start took to score the pairs that were left."""
+    """Seconds that this start spent on scoring."""
     scored_now: int
-    """The pairs that were left."""
+    """Pairs that this start scored."""
     utilisation: FiniteFloat | None
-    """Useful operations a second of this, as a share of what products of matrices reach here in fp32."""
+    """Useful FLOP/s as a share of the measured fp32 matrix product rate."""
     dtype: str
     device: str
     threads: int
@@ -180,5 +180,5 @@ class PairsResult(GroupScore):
 
 
 def name_predictions_file(folder: Path, split: str, ending: str) -> Path:
-    """The file of this folder with the answers to a split."""
+    """Returns the path of the predictions for a split in this folder."""
     return folder / f"predictions_{split}{ending}"

@@ -1,7 +1,6 @@
-"""A small task that every machine has the text for: which package does this documentation string come from?
+"""A small task that needs no network: which package does this documentation string come from?
 
-The items to train on are out of the modules that the demo corpus reads, those that are scored out of modules between
-them, which neither this task nor pre-training on the corpus has seen.
+Training items come from the modules that the demo corpus reads, scored items from modules that it leaves out.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from data_prep.readers import demo
 
 TASK = "package.toml"
 PYTHON = "python"
-"""What the standard library is called."""
+"""The label of the standard library."""
 HIDDEN = "package"
-"""What stands where a text has the name of one of the packages."""
+"""Replaces the name of a package in a text."""
 SHORTEST = 80
-"""Characters that a text has at least."""
+"""Minimum characters of a text."""
 OPENING = """\
 # Which package does this documentation string come from? Every word with the name of one of them is hidden as
 # "package". No module of dev is in train, or in the demo corpus.
@@ -47,7 +46,7 @@ class FetchDemo(FetchOptions):
     out: Path | None = None
     """Folder for the task (default: data/demo-task)."""
     packages: int = 8
-    """How many packages there are: those with the most texts."""
+    """Number of packages: those with the most texts."""
     train: int = 250
     """Texts of each package to train on."""
     dev: int = 100
@@ -56,7 +55,7 @@ class FetchDemo(FetchOptions):
     """Replace files of these names that something else has made."""
 
     def checks(self) -> Checks:
-        """Checks what is too small to be a task."""
+        """Checks that the task is large enough."""
         yield from super().checks()
         yield self.packages >= 2, f"--packages {self.packages}: at least 2"
         yield self.train >= 1 and self.dev >= 1, f"--train {self.train}, --dev {self.dev}: at least 1 each"
@@ -76,7 +75,7 @@ class FetchDemo(FetchOptions):
         return f"python finetuning/run_task.py {out / TASK}"
 
     def choose(self, read: Mapping[str, set[str]], unread: Mapping[str, set[str]]) -> dict[str, dict[str, list[str]]]:
-        """The texts of both splits by their packages, as many of each; no text is there twice."""
+        """Chooses the texts of both splits, the same number for each package; no text occurs twice."""
         owners = Counter(text for half in (read, unread) for texts in half.values() for text in texts)
         own, other = (
             {name: {text for text in texts if owners[text] == 1} for name, texts in half.items()}
@@ -95,7 +94,7 @@ class FetchDemo(FetchOptions):
 
 
 def collect_texts(files: Sequence[Path]) -> dict[str, set[str]]:
-    """The documentation strings of these modules that are long enough, by their packages."""
+    """Collects the documentation strings of modules that are long enough, by package."""
     found: dict[str, set[str]] = {}
     for path in files:
         found.setdefault(find_package(path), set()).update(read_docstrings(path))
@@ -103,13 +102,13 @@ def collect_texts(files: Sequence[Path]) -> dict[str, set[str]]:
 
 
 def find_package(path: Path) -> str:
-    """The package that a module belongs to."""
+    """Finds the package that a module belongs to."""
     places = [place for place, part in enumerate(path.parts) if part in ("site-packages", "dist-packages")]
     return path.parts[places[-1] + 1].removesuffix(".py") if places else PYTHON
 
 
 def read_docstrings(path: Path) -> Iterator[str]:
-    """The documentation strings of a module, each without its code."""
+    """Yields the documentation strings of a module, without the code in them."""
     for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):
         whole = " ".join(demo.prose(text))
         if len(whole) >= SHORTEST:
@@ -117,19 +116,19 @@ def read_docstrings(path: Path) -> Iterator[str]:
 
 
 def build_name_pattern(names: Sequence[str]) -> re.Pattern[str]:
-    """What finds the words that have a package's name in them, as it is imported or as it is installed."""
+    """Builds a pattern for words that contain a package's import name or distribution name."""
     installed = packages_distributions()
     said = {spelled for name in names for spelled in (name, *installed.get(name, ()))}
     return re.compile(rf"\w*(?:{'|'.join(map(re.escape, sorted(said, key=len, reverse=True)))})\w*", re.IGNORECASE)
 
 
 def choose_texts(texts: Iterable[str], count: int) -> list[str]:
-    """The first so many texts, in an order that looks like chance and depends on the texts alone."""
+    """Chooses `count` texts by their hashes, so that the choice depends on the texts alone."""
     return sorted(texts, key=lambda text: hashlib.blake2b(text.encode(errors="replace")).digest())[:count]
 
 
 def format_items(texts: Mapping[str, Sequence[str]]) -> Iterator[bytes]:
-    """The texts as JSON lines, with the package of each."""
+    """Formats texts with their packages as JSON lines."""
     for name, own in texts.items():
         for text in own:
             yield json.dumps({"text": text, "package": name}).encode() + b"\n"

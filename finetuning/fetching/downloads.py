@@ -1,4 +1,4 @@
-"""The data of GLUE, SQuAD and SWAG on the web: its addresses and checksums, and where the tasks look for it."""
+"""Fetches GLUE, SQuAD and SWAG: their addresses, checksums and folders."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from finetuning.files.splits import AX, AX_FOLDER, FOLDERS, list_splits, normali
 
 @dataclass(frozen=True)
 class ServedFile:
-    """A file that a server has."""
+    """A file on a server."""
 
     path: str
     sha256: str = ""
-    """Its checksum, where two that published it independently agree."""
+    """Its checksum, where two independent publications agree on it."""
 
 
 def list_archive(archive: str, sha256: str) -> tuple[ServedFile, ...]:
-    """What is published of a task that comes as an archive."""
+    """Lists the one file of a task that is published as an archive."""
     return (ServedFile(f"glue/data/{archive}.zip", sha256),)
 
 
@@ -52,7 +52,7 @@ GLUE = {
     "wnli": list_archive("WNLI", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"),
     AX: (ServedFile("glue/data/AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"),),
 }
-"""What is published of the tasks of GLUE, by the names that run_glue.py has for them."""
+"""The published files of GLUE's tasks, by the names that run_glue.py uses."""
 
 SQUAD_SERVER = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 SQUAD = {
@@ -76,18 +76,18 @@ SWAG = ("train.csv", "val.csv", "test.csv")
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(FetchOptions):
-    """What a user can set for every set of data."""
+    """Options of every data set."""
 
     mirror: str | None = None
     """Address of another server with the same files (default: the official one, with its folder)."""
 
     def checks(self) -> Checks:
-        """Checks what cannot be a server."""
+        """Checks the address of the mirror."""
         yield from super().checks()
         yield self.mirror is None or is_address(self.mirror), f"--mirror {self.mirror}: an address, as {GLUE_SERVER}"
 
     def make_item(self, server: str, source: ServedFile, folder: Path) -> Item:
-        """A file to fetch into a folder."""
+        """Makes the download of a file into a folder."""
         address = f"{(self.mirror or server).rstrip('/')}/{source.path}"
         return Item(address, folder / PurePosixPath(source.path).name, source.sha256, "name a mirror with --mirror")
 
@@ -104,14 +104,14 @@ class FetchGlue(DataOptions):
     """Take the Parquet files of nyu-mll/glue on the Hugging Face hub instead; --mirror is then another hub."""
 
     def checks(self) -> Checks:
-        """Checks what is no task."""
+        """Checks the names of tasks."""
         yield from super().checks()
         for given, name in zip(self.task, self.names, strict=True):
             yield name in GLUE, f"--task {given}: no task of GLUE; there is {', '.join(GLUE)}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tasks, however they are spelled: SST-2 is sst2."""
+        """The tasks in normalized spelling: SST-2 is sst2."""
         return tuple(map(normalize_name, self.task))
 
     def fetch(self, client: Client) -> str:
@@ -133,7 +133,7 @@ class FetchGlue(DataOptions):
         return build_command("run_glue.py", chosen, self.out)
 
     def _fetch_task(self, name: str, out: Path, client: Client) -> None:
-        """Fetches a task and lays its files out; keeps nothing of what they are made from."""
+        """Fetches a task, writes its tables and deletes the downloads."""
         folder, raw, tables = out / name_folder(name), out / ".downloads", list_tables(name)
         if all((folder / table).is_file() for table in tables):
             client.console.print(f"{folder}: already there")
@@ -162,7 +162,7 @@ class FetchSquad(DataOptions):
     hub."""
 
     def checks(self) -> Checks:
-        """Checks what is no version."""
+        """Checks the versions."""
         yield from super().checks()
         yield self.version, f"--version: at least one of {', '.join(SQUAD)}"
         for version in self.version:
@@ -197,17 +197,17 @@ class FetchSwag(DataOptions):
 
 
 def build_command(script: str, chosen: Sequence[str], folder: Path | None) -> str:
-    """The command that fine-tunes on what was fetched; it finds the usual folder by itself."""
+    """Builds the command that fine-tunes on the data; it finds the default folder by itself."""
     return shlex.join(["python", f"finetuning/{script}", *chosen, *(["--data", str(folder)] if folder else [])])
 
 
 def list_hub_items(name: str, mirror: str | None) -> list[Item]:
-    """The Parquet files of a data set on the Hugging Face hub, all parts of it."""
+    """Lists the Parquet files of all parts of a data set on the Hugging Face hub."""
     return Hub(name=name, config_name="*", endpoint=mirror).items()
 
 
 def fetch_and_remember(client: Client, item: Item) -> None:
-    """Fetches a file whose checksum nobody says, and compares it with the first that was fetched of it."""
+    """Fetches a file without a published checksum, and compares it with the checksum of its first download."""
     record = item.path.with_name(item.path.name + ".sha256")
     if record.exists():
         known = record.read_text().partition(" ")[0]
@@ -222,17 +222,17 @@ def fetch_and_remember(client: Client, item: Item) -> None:
 
 
 def name_folder(task: str) -> str:
-    """What GLUE calls a task."""
+    """Returns the name of a task's folder."""
     return FOLDERS.get(task, AX_FOLDER)
 
 
 def list_tables(task: str) -> list[str]:
-    """The files that become of what is fetched for a task of GLUE."""
+    """Lists the tables of a task of GLUE."""
     return [f"{split}.tsv" for split in list_splits(task)]
 
 
 def build_tables(task: str, fetched: Sequence[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """The names and contents of a task's files, made of what was fetched."""
+    """Builds the names and contents of a task's tables from the downloads."""
     if task == "mrpc":
         yield from divide_mrpc(*fetched)
     elif fetched[0].suffix == ".zip":
@@ -242,7 +242,7 @@ def build_tables(task: str, fetched: Sequence[Path]) -> Iterator[tuple[str, Iter
 
 
 def unzip(path: Path, task: str) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """The task's files in an archive, which has others besides."""
+    """Yields the task's files in an archive, and no others."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {PurePosixPath(name).parts[-2:]: name for name in archive.namelist()}
@@ -256,7 +256,8 @@ def unzip(path: Path, task: str) -> Iterator[tuple[str, Iterable[bytes]]]:
 
 
 def divide_mrpc(train: Path, test: Path, dev: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """MRPC as GLUE has it: the training pairs with the ids of `dev` are its dev split, and test has no labels."""
+    """Divides MRPC as GLUE does: the training pairs whose ids are in `dev` become the dev split, and test has no
+    labels."""
     header, *rows = _read_lines(train)
     ids = {tuple(line.split("\t")) for line in _read_lines(dev)}
     held_out = [tuple(row.split("\t")[1:3]) in ids for row in rows]
@@ -269,7 +270,7 @@ def divide_mrpc(train: Path, test: Path, dev: Path) -> Iterator[tuple[str, Itera
 
 
 def _read_lines(path: Path) -> list[str]:
-    """The lines of a file, whichever way they end; a text may hold what Python counts as the end of a line."""
+    """Reads lines that end in LF or CRLF alone; other line separators of Unicode belong to the text."""
     text = path.read_bytes().decode("utf-8-sig")
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
@@ -279,7 +280,7 @@ def _join_lines(lines: list[str]) -> Iterable[bytes]:
 
 
 def write_folder(folder: Path, files: Iterable[tuple[str, Iterable[bytes]]]) -> None:
-    """Writes files into a folder that appears with all of them; those that it has already stay as they are."""
+    """Writes files into a folder that appears once all are there; files that it has already stay."""
     made = unfinished_name(folder)
     shutil.rmtree(made, ignore_errors=True)
     for name, blocks in files:

@@ -1,4 +1,4 @@
-"""Which rows of a file are held out from training, where no split is there to be scored."""
+"""Holds out rows of a training file as a dev split."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from data_prep.common.errors import UserError
 
 
 def choose_held_out(place: Path, texts: Iterable[str], share: float, what: str) -> tuple[Array, str]:
-    """Says of every text of a file whether it is held out from training, to be scored; at least one is, and not all. A
-    note for the user calls them `what`.
+    """Marks the texts of a file that are held out, at least one and not all, and returns a note that calls them `what`.
 
-    The texts decide, not their order: equal ones stay together, and a few more of them move but a few.
+    The choice depends on hashes of the texts, not on their order: equal texts stay together, and added texts move few.
     """
     digests = (hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest() for text in texts)
     keys = np.frombuffer(b"".join(digests), ">u8")

@@ -19,13 +19,13 @@ from data_prep.readers.tables import open_parquet, read_objects, read_text
 from finetuning.files.held_out import choose_held_out
 
 HUB_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
-"""What the numbers mean that CoNLL-2003 has on the Hugging Face hub, where a file does not say."""
+"""Tags of CoNLL-2003 on the Hugging Face hub by number, for files that do not name them."""
 DOCUMENT = "-DOCSTART-"
 
 
 @dataclass(frozen=True)
 class Fields:
-    """What Parquet and JSON lines call the words of a row and their tags; of the latter the first that is there."""
+    """Column names of words and tags in Parquet and JSON lines; the first column of tags that is present is read."""
 
     words: str = "tokens"
     tags: tuple[str, ...] = ("ner_tags", "tags")
@@ -46,12 +46,12 @@ class Sentence:
     """None where the file has no tags."""
 
     def name_place(self, word: int) -> str:
-        """Where the file has a word of the sentence."""
+        """Names the file and line of a word."""
         return f"{self.place}{self.line + word * self.spread}"
 
     @property
     def parts_documents(self) -> bool:
-        """Whether it only says that a document begins."""
+        """Whether it is only the mark of a new document."""
         return self.words[0] == DOCUMENT
 
 
@@ -72,9 +72,9 @@ def read_sentences(paths: Sequence[Path], fields: Fields, tagged: bool) -> list[
 
 
 def hold_out(place: Path, sentences: Sequence[Sentence], share: float) -> tuple[list[Sentence], list[Sentence], str]:
-    """Parts the sentences of a file into those to train on and a share to score, with a note for the user.
+    """Divides the sentences of a file into training and dev sentences; returns both with a note for the user.
 
-    Whole documents are held out where the file parts them, since their sentences are alike; their words decide which.
+    Where the file marks documents, whole documents are held out, since sentences within one are similar.
     """
     by_document = any(sentence.parts_documents for sentence in sentences)
     units: list[list[Sentence]] = []
@@ -89,7 +89,7 @@ def hold_out(place: Path, sentences: Sequence[Sentence], share: float) -> tuple[
 
 
 def _read_columns(path: Path) -> Iterator[Sentence]:
-    """Reads a word a line. The first line with a word says how many columns there are, and what parts them."""
+    """Reads one word a line. The first word's line sets the number of columns and their separator."""
     place, parted_by, columns = f"{path}:", "", 0
     words, tags = list[str](), list[str]()
     for number, line in enumerate([*read_text(path).split("\n"), ""], 1):
@@ -112,13 +112,13 @@ def _read_columns(path: Path) -> Iterator[Sentence]:
 
 
 def _read_json_lines(path: Path, fields: Fields) -> Iterator[Sentence]:
-    """Reads an object a line."""
+    """Reads one JSON object a line."""
     for number, row in read_objects(path):
         yield _make_sentence(row, f"{path}:", number, fields, HUB_TAGS)
 
 
 def _read_parquet(path: Path, fields: Fields) -> Iterator[Sentence]:
-    """Reads a table whose schema may say what the numbers of its tags mean, as those of the hub do."""
+    """Reads a table; its schema may name the numbers of its tags, as on the hub."""
     with open_parquet(path) as file:
         schema = file.schema_arrow
         table = file.read([name for name in (fields.words, *fields.tags) if name in schema.names])
@@ -130,14 +130,14 @@ def _read_parquet(path: Path, fields: Fields) -> Iterator[Sentence]:
 
 
 def _find_names(feature: Any) -> Sequence[str] | None:
-    """The names of classes in the hub's description of a column, in which lists of them are wrapped in several ways."""
+    """Finds the class names in the hub's description of a column, which wraps lists in several ways."""
     if isinstance(feature, list):
         return next(filter(None, map(_find_names, feature)), None)
     return (feature.get("names") or _find_names(feature.get("feature"))) if isinstance(feature, dict) else None
 
 
 def _make_sentence(row: dict[str, Any], place: str, number: int, fields: Fields, names: Sequence[str]) -> Sentence:
-    """Makes a sentence of a row; `names` are those of tags that are numbers."""
+    """Makes a sentence of a row; `names` maps numbers to tags."""
     where, words = f"{place}{number}", row.get(fields.words)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         found = "there is no such field" if fields.words not in row else repr(words)[:60]

@@ -1,6 +1,6 @@
-"""A BiLSTM that reads the rows of every sequence in both directions, without padding, and what it says of a whole one.
+"""A BiLSTM over the rows of sequences, without padding, and the pooling of its outputs.
 
-n rows of all sequences one after another, s sequences, W width of what is read, H width of what comes out.
+n rows of all sequences one after another, s sequences, W input width, H output width.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from data_prep.common.arrays import ranges
 
 
 def build_bilstm(width: int, hidden: int, depth: int) -> nn.LSTM:
-    """Makes a BiLSTM that gives rows of `hidden` numbers, half of them for each direction."""
+    """Makes a BiLSTM of output width `hidden`, half of it for each direction."""
     return nn.LSTM(width, hidden // 2, depth, bidirectional=True)
 
 
 def initialize_bilstm(lstm: nn.LSTM, seed: int) -> None:
-    """Draws fresh weights as PyTorch does, evenly up to 1/√(width of a direction): the same for a seed on any ranks."""
+    """Draws weights uniformly up to 1/√(width of a direction), as PyTorch does; the same on all ranks for a seed."""
     generator = torch.Generator().manual_seed(seed)
     bound = lstm.hidden_size**-0.5
     for parameter in lstm.parameters():
@@ -29,7 +29,7 @@ def initialize_bilstm(lstm: nn.LSTM, seed: int) -> None:
 
 
 def read_both_ways(lstm: nn.LSTM, rows: Tensor, lengths: Sequence[int]) -> Tensor:
-    """(n, H): what a BiLSTM says of every row, (n, W), of sequences of these lengths, some of which may be empty."""
+    """Runs a BiLSTM over rows (n, W) of sequences of these lengths, some of them empty; returns (n, H)."""
     if not len(rows):
         return rows.new_zeros((0, 2 * lstm.hidden_size))
     sizes = np.asarray(lengths)
@@ -47,5 +47,5 @@ def _move_index(numbers: np.ndarray, rows: Tensor) -> Tensor:
 
 
 def take_maximum(rows: Tensor, lengths: Sequence[int]) -> Tensor:
-    """(s, H): the highest of every number over the rows of a sequence, which is what a BiLSTM says of the whole."""
+    """Max-pools the rows of each sequence: (s, H)."""
     return torch.segment_reduce(rows, "max", lengths=torch.tensor(lengths, device=rows.device))

@@ -1,10 +1,10 @@
-"""Frozen activations of encoders as features: a BiLSTM on the states of some layers says what a task asks for.
+"""Frozen activations as features: a BiLSTM and a task head on the states of some layers of an encoder.
 
-The encoders are no part of what is trained or saved: they compute without dropout, and their weights stay as they are.
-Two of them, one that sees what is before a piece and one that sees what is after it, stand side by side, layer by
-layer, as in ELMo. What they give of an item is the same in every epoch, so that it may be kept.
+Encoders are neither trained nor saved, and compute without dropout. Two of them, a left-to-right and a right-to-left
+one, may be concatenated layer by layer, as in ELMo. Their activations are the same in every epoch, so they can be
+cached.
 
-n pieces, r rows that the BiLSTM reads, all pieces or the first ones of words; k layers that are chosen, W their width.
+n pieces, r rows that the BiLSTM reads (all pieces, or the first ones of words), k chosen layers, W their width.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ LAST_FOUR = 4
 
 
 class EncoderWeights(NamedTuple):
-    """An encoder that is known but not made yet."""
+    """The shape and weights of an encoder that is not built yet."""
 
     shape: Shape
     weights: Mapping[str, Tensor]
-    """By our names; a pooler may be among them."""
+    """By our names, perhaps with a pooler."""
 
     def fill_missing(self, seed: int) -> EncoderWeights:
-        """The same with fresh weights where some are not known."""
+        """Returns a copy with fresh weights in place of missing ones."""
         return self._replace(weights={**Encoder(self.shape).initialize(seed).state_dict(), **self.weights})
 
 
 def count_layers(layers: LayerChoice, shape: Shape) -> int:
-    """How many layers a choice of them takes, k."""
+    """Returns the number of layers that a choice takes, k."""
     every = {"mix": shape.layers + 1, "weighted-all": shape.layers}
     return every.get(layers, LAST_FOUR if layers.endswith("last-four") else 1)
 
 
 class FrozenEncoders:
-    """Encoders that do not learn, side by side."""
+    """Encoders that do not learn, concatenated."""
 
     def __init__(self, encoders: Sequence[EncoderWeights], layers: LayerChoice, words: bool):
-        """`words`: only the first pieces of words that are tagged are looked at, otherwise all pieces."""
+        """`words`: use the first pieces of tagged words alone, otherwise all pieces."""
         self.layers, self.words = layers, words
         self.count = count_layers(layers, encoders[0].shape)
         self.width = sum(shape.hidden for shape, _ in encoders)
@@ -63,7 +63,7 @@ class FrozenEncoders:
 
     @torch.no_grad()
     def compute_rows(self, batch: TaskBatch, dtype: torch.dtype) -> Tensor:
-        """(r, k, W): the chosen states of every row, computed in these numbers."""
+        """Computes the chosen states (r, k, W) of every row in this dtype."""
         device = batch.pieces.device
         of_encoders = [encoder.to(device, dtype).encode_layers(batch) for encoder in self.encoders]
         states = [torch.cat(layer, 1) for layer in zip(*of_encoders, strict=True)]
@@ -78,7 +78,7 @@ class FrozenEncoders:
         return states[-self.count :]
 
     def compute_fingerprint(self, dtype: torch.dtype) -> str:
-        """A checksum of all that decides what is computed of a batch in these numbers, but for rounding."""
+        """Computes a checksum of all that determines the activations in this dtype, but for rounding."""
         seen = hashlib.sha256(f"{self.layers} {self.words} {dtype}".encode())
         for encoder in self.encoders:
             seen.update(str(encoder.shape).encode())
@@ -88,13 +88,13 @@ class FrozenEncoders:
 
 
 class FeatureModel(Trainable):
-    """A BiLSTM and a linear layer on frozen states of encoders: for every piece of spans, for every word of tags, and
-    otherwise for a whole sequence by the highest of what the BiLSTM says of its pieces."""
+    """A BiLSTM and a linear layer on frozen states: for every piece (spans), every word (tags), or max-pooled over the
+    sequence (other tasks)."""
 
     def __init__(
         self, encoders: Sequence[EncoderWeights], head: TaskHead, features: Features, scale: Scale | None = None
     ):
-        """`scale` is that of the numbers it is to learn, as `TaskModel` has it."""
+        """`scale`: mean and spread of the targets, as for `TaskModel`."""
         super().__init__(encoders[0].shape)
         self.kind, self.task_scale = head.kind, scale or Scale()
         frozen = FrozenEncoders(encoders, features.layers, head.kind == "tags")
@@ -130,8 +130,8 @@ class FeatureModel(Trainable):
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
     def compute_features(self, batch: TaskBatch) -> Tensor:
-        """(r, width): what the BiLSTM reads, of states that were kept or are computed now: the mean of the layers by
-        learned shares, times a learned factor, γ·Σ softmax(s)_j·h_j, or the layers side by side."""
+        """Computes the inputs (r, width) of the BiLSTM from cached or fresh states: γ·Σ softmax(s)_j·h_j over the
+        layers, or the layers concatenated."""
         dtype = self.head.weight.dtype
         rows = (
             self.frozen.compute_rows(batch, dtype)

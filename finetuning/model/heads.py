@@ -1,4 +1,4 @@
-"""Encoders with the head of a task, and the losses that they learn from.
+"""Encoders with the head of a task, and their losses.
 
 n pieces, s sequences, m tagged words, H hidden; an item of a task has one sequence, or several to choose from.
 """
@@ -31,26 +31,26 @@ NO_BILSTM = BiLstm()
 
 @dataclass(frozen=True)
 class TaskBatch(Batch):
-    """Packed sequences with what a task asks of them."""
+    """Packed sequences with the labels of a task."""
 
     labels: Tensor | None
-    """The right answers, as `Encoded` has them, one item after another; None where nobody knows."""
+    """The labels of `Encoded`, one item after another; None where unknown."""
     words: Tensor
-    """(m,) int64: indices into `pieces` of the words to tag; empty for other tasks."""
+    """(m,) int64: indices in `pieces` of the words to tag; empty for other tasks."""
     words_of_items: tuple[int, ...] = ()
-    """How many of these words every item has."""
+    """The number of these words in each item."""
     choices: int = 1
     """Sequences of an item."""
     kept: Callable[[], Tensor] | None = None
-    """Reads what frozen encoders give of these items, where that is kept."""
+    """Reads the cached activations of these items."""
 
     @property
     def items(self) -> int:
-        """How many items of the task there are."""
+        """The number of items."""
         return len(self.lengths) // self.choices
 
     def count_rows(self, kind: Kind) -> tuple[int, ...]:
-        """How many rows of the logits every item has."""
+        """Returns the number of logit rows of each item."""
         per_piece: dict[Kind, tuple[int, ...]] = {"spans": self.lengths, "tags": self.words_of_items}
         return per_piece.get(kind, (1,) * self.items)
 
@@ -67,7 +67,7 @@ class Output(NamedTuple):
 
 
 class TaskModel(Encoder):
-    """The encoder with a linear head, as transformers has it for the kind of task, or with a BiLSTM between the two."""
+    """The encoder with the linear head of transformers for this kind of task, or with a BiLSTM in between."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class TaskModel(Encoder):
         bilstm: BiLstm = NO_BILSTM,
         language: bool = False,
     ):
-        """`scale` is that of the numbers it is to learn; a head that was folded to it says them as it is. `language`:
-        it goes on to learn by its language head too, which sees what is before a piece."""
+        """`scale`: mean and spread of the targets; None if already folded into the head's weights. `language`: also
+        train the left-to-right language head."""
         super().__init__(shape, recompute)
         self.kind, self.scale = head.kind, scale or Scale()
         self.has_bilstm = bilstm.hidden > 0
@@ -93,15 +93,15 @@ class TaskModel(Encoder):
             self.masked_head = PieceHead(shape, find_objective(shape).logits_at_once)
 
     def initialize(self: AnyTaskModel, seed: int) -> AnyTaskModel:
-        """Draws fresh weights, the same for a seed on any ranks."""
+        """Draws fresh weights, the same on all ranks for a seed."""
         super().initialize(seed)
         if self.has_bilstm:
             initialize_bilstm(self.lstm, seed)
         return self
 
     def convert_for_answers(self, dtype: torch.dtype, device: torch.device) -> TaskModel:
-        """The model to answer with in these numbers: of scores the head stays in fp32, since their scale is in it, and
-        1,844 in bf16 moves in steps of 8."""
+        """Converts the model to a dtype for inference. The head of a score stays in fp32: its scale is folded in, and
+        near 1,844 bf16 has steps of 8."""
         head = copy.deepcopy(self.head)
         moved = self.to(device, dtype)
         if self.kind == "score":
@@ -121,7 +121,8 @@ class TaskModel(Encoder):
         return Output(compute_loss(self.kind, learned, batch, self.scale), self.scale.unscale(learned), language)
 
     def _language_loss(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
-        """The loss of all pieces but the first of a sequence, from those before them; 0 where none are learned from."""
+        """Computes the loss of all pieces but each sequence's first, from those before them; 0 for a batch without
+        labels."""
         sequences, count = len(batch.lengths), len(hidden) - len(batch.lengths)
         own = torch.arange(sequences, device=hidden.device)
         own = torch.repeat_interleave(own, batch.starts.diff().long() - 1, output_size=count)
@@ -132,7 +133,7 @@ class TaskModel(Encoder):
 
     @property
     def sees_one(self) -> bool:
-        """Whether the head sees one piece of a sequence, that which stands for it, and no other."""
+        """Whether the head reads only the one piece that stands for a sequence."""
         return self.kind not in ("spans", "tags") and not self.has_bilstm
 
     def logits(self, batch: TaskBatch) -> Tensor:
@@ -140,14 +141,13 @@ class TaskModel(Encoder):
         return self.scale.unscale(self.apply_head(self.compute_states(batch), batch))
 
     def compute_states(self, batch: TaskBatch) -> Tensor:
-        """Computes the hidden states that the head sees, and of the last layer no others."""
+        """Computes the hidden states that the head reads, and no others of the last layer."""
         if self.has_bilstm or self.kind == "spans":
             return self.select_states(self.encode(batch), batch)
         return self.encode(batch, batch.words if self.kind == "tags" else self.sequence_places(batch))
 
     def select_states(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
-        """The hidden states that the head sees, of those of all pieces; of a BiLSTM over them what it says of every
-        piece or, of a whole sequence, the highest of that."""
+        """Selects the hidden states that the head reads from those of all pieces, after the BiLSTM if there is one."""
         if self.has_bilstm:
             hidden = read_both_ways(self.lstm, hidden, batch.lengths)
         if self.kind == "spans":
@@ -157,7 +157,7 @@ class TaskModel(Encoder):
         return take_maximum(hidden, batch.lengths) if self.has_bilstm else self.sequence_states(hidden, batch)
 
     def apply_head(self, seen: Tensor, batch: TaskBatch) -> Tensor:
-        """Computes the logits of the hidden states that the head sees."""
+        """Computes logits from the hidden states that the head reads."""
         if self.kind == "spans":
             return apply_in_fp32(self.head, seen)
         if self.kind == "tags":
@@ -167,7 +167,7 @@ class TaskModel(Encoder):
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
     def _drop(self, x: Tensor, batch: TaskBatch, rows: Tensor) -> Tensor:
-        """Drops before the head, by the same keys as in the layers."""
+        """Applies dropout before the head, with the same keys as in the layers."""
         if not self.training:
             return x.contiguous()
         hidden, _ = self.make_dropouts(batch)
@@ -176,18 +176,18 @@ class TaskModel(Encoder):
 
 
 def make_zero_loss(like: Tensor) -> Tensor:
-    """A loss of nothing, which has no gradient."""
+    """Makes a zero loss without a gradient."""
     return torch.zeros((), device=like.device)
 
 
 def apply_in_fp32(head: nn.Linear, x: Tensor) -> Tensor:
-    """The head in fp32: of a score, 16 bits would keep two decimals."""
+    """Applies the head in fp32: 16 bits would keep two decimals of a score."""
     return F.linear(x.float(), head.weight.float(), head.bias.float())
 
 
 @torch.inference_mode()
 def compute_logits(shape: Shape, head: TaskHead, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
-    """Computes the logits of a model: a row for every sequence or, of spans and tags, for every piece."""
+    """Computes the logits of a model: a row for each sequence, or for each piece (spans and tags)."""
     model = TaskModel(shape, head)
     model.load_state_dict(dict(weights))
     words = torch.arange(len(batch.pieces)) if head.kind == "tags" else batch.pieces[:0]
@@ -196,7 +196,7 @@ def compute_logits(shape: Shape, head: TaskHead, weights: Mapping[str, Tensor], 
 
 
 def compute_loss(kind: Kind, logits: Tensor, batch: TaskBatch, scale: Scale) -> Tensor:
-    """The loss of a micro-batch, summed; of numbers on the scale on which they are learned."""
+    """Computes the summed loss of a micro-batch, of scores on the learned scale."""
     labels = batch.labels
     if labels is None:
         return 0.0 * logits.sum()
@@ -212,7 +212,7 @@ def compute_loss(kind: Kind, logits: Tensor, batch: TaskBatch, scale: Scale) -> 
 
 
 def pad_logits(logits: Tensor, batch: Batch) -> Tensor:
-    """(s, longest, 2): the logits of pieces, with minus infinity behind every sequence."""
+    """Pads the logits of pieces to (s, longest, 2) with minus infinity."""
     table = logits.new_full((len(batch.lengths), max(batch.lengths), logits.shape[-1]), -torch.inf)
     lengths = batch.starts.diff().long()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=logits.device), lengths)

@@ -1,4 +1,4 @@
-"""Finds the model that `--model` names, says what is doubtful about it, and reads what it was fine-tuned with."""
+"""Finds the model that `--model` names, reports doubts about it, and reads its fine-tuned weights."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from pretraining.processes.group import gather, place
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")
 RUNS = "runs"
-"""The folder for results where none is named."""
+"""The default folder of results."""
 
 
 def find_model(name: str | None = None) -> StoredModel:
-    """Finds what `--model` names; the newest exported model where it names nothing. All ranks call it together."""
+    """Finds the model that `--model` names; by default the newest exported one. All ranks call it together."""
     return StoredModel.open(name or str(find_newest_export()))
 
 
 def list_notes(model: StoredModel) -> list[str]:
-    """Lines for the user: doubts about the vocabulary, and what is left out."""
+    """Lists notes for the user: doubts about the vocabulary, and files and rows that are left out."""
     notes = list_vocabulary_doubts(model.name, model.vocabulary)
     if files := list_sentence_files(model.folder):
         notes.append(f"{model.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")
@@ -42,8 +42,8 @@ def list_notes(model: StoredModel) -> list[str]:
 
 
 def summarize_model(model: StoredModel) -> BaseSummary:
-    """Summarises a model for the card of one that began with it; the folder for results has its name. One that was
-    fine-tuned here is called after its own beginning and the task: runs/mini/glue/sst2/model is mini-sst2."""
+    """Summarizes a model for the card of one that starts from it; its name also names the folder of results. A model
+    that was fine-tuned here is named after its base and task: runs/mini/glue/sst2/model is mini-sst2."""
     found, folder = model.summary(), model.folder.resolve()
     if model.head is None or model.on_hub or folder.name != MODEL:
         return found
@@ -53,9 +53,9 @@ def summarize_model(model: StoredModel) -> BaseSummary:
 
 
 def read_fine_tuned(model: StoredModel, wanted: TaskHead | None = None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Reads the weights of a model with those of the head it was fine-tuned with, and gives lines for the user.
+    """Reads the weights of a fine-tuned model with its head, and returns notes for the user.
 
-    The outputs are put in the order of the labels of the `wanted` head, which must be the same by their names.
+    Outputs are reordered to the labels of the `wanted` head, which must have the same names.
     """
     head = get_fine_tuned_head(model)
     weights = model.cut_embeddings(folders.read_fine_tuned(model.fetch_weights())[2])
@@ -63,15 +63,15 @@ def read_fine_tuned(model: StoredModel, wanted: TaskHead | None = None) -> tuple
 
 
 def get_fine_tuned_head(model: StoredModel) -> TaskHead:
-    """The head that a model was fine-tuned with; UserError where with none."""
+    """Returns the head that a model was fine-tuned with; UserError where it has none."""
     if model.head is None:
         raise UserError(f"{model.name}: not fine-tuned for a task: name a folder that fine-tuning has written")
     return model.head
 
 
 def find_newest_export() -> Path:
-    """The newest of the models in `PLACES` that are for no task, by the time of their weights; rank 0 looks, where
-    ranks are connected."""
+    """Finds the newest model in `PLACES` without a task head, by the time of its weights. Rank 0 looks, if ranks are
+    connected."""
     newest: Path | None = None
     if place()[0] == 0:
         whole = [
@@ -95,7 +95,7 @@ def find_newest_export() -> Path:
 
 
 def list_vocabulary_doubts(name: str, vocabulary: Vocabulary) -> list[str]:
-    """Says where a vocabulary and its casing do not look as if they belonged together."""
+    """Lists signs that a vocabulary and its casing do not belong together."""
     capitals, last = has_capitals(vocabulary.pieces), Path(name).name.lower()
     if vocabulary.cased and not capitals:
         return [
@@ -116,7 +116,7 @@ def list_vocabulary_doubts(name: str, vocabulary: Vocabulary) -> list[str]:
 def order_outputs(
     wanted: TaskHead, head: TaskHead, weights: Mapping[str, Tensor], name: str
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Puts the outputs of a fine-tuned model into the order of a task's labels, and gives lines for the user."""
+    """Reorders the outputs of a fine-tuned model to a task's labels, and returns notes for the user."""
     order, notes = find_order(wanted, head, name)
     if order is None:
         return dict(weights), notes
@@ -124,10 +124,9 @@ def order_outputs(
 
 
 def find_order(wanted: TaskHead, head: TaskHead, name: str) -> tuple[list[int] | None, tuple[str, ...]]:
-    """The outputs of a fine-tuned model in the order of a task's labels, by their names; case does not matter.
+    """Finds the order of a fine-tuned model's outputs that matches a task's labels by name, ignoring case.
 
-    None where they are in it. Names that transformers gives where nobody has are taken in the order of the task, which
-    is told.
+    None if they are in order. Generic names of transformers (LABEL_0) are taken in the task's order, with a note.
     """
     if head.kind != wanted.kind:
         raise UserError(f"{name}: was fine-tuned for {head.kind}, but this task asks for {wanted.kind}")

@@ -1,4 +1,4 @@
-"""A fine-tuned model that only answers, on request with products in 8 bits."""
+"""Inference with a fine-tuned model, optionally in int8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pretraining.model.serving import ServedEncoder
 
 
 def check_int8(device: torch.device) -> None:
-    """Raises UserError where products in 8 bits are not to be had."""
+    """Raises UserError where int8 products are not available."""
     cured = 'take "bf16", "fp32" or "auto"'
     if device.type != "cpu":
         raise UserError(f'dtype "int8": on a CPU alone; {cured}')
@@ -23,10 +23,10 @@ def check_int8(device: torch.device) -> None:
 
 
 class ServedModel:
-    """A fine-tuned model that answers and does not learn. It takes the layers of the one that it is made of."""
+    """A fine-tuned model for inference. It takes over the layers of the given model."""
 
     def __init__(self, model: TaskModel, int8: bool = False) -> None:
-        """`int8`: layers multiply in 8 bits, which `check_int8` has allowed; all else stays in the model's numbers."""
+        """`int8`: layers multiply in 8 bits, as `check_int8` allows; all else stays in the model's dtype."""
         self.model = model
         self.encoder = ServedEncoder(model, model.sees_one, in_bytes=int8)
 

@@ -1,4 +1,4 @@
-"""The model that all runs of a command begin with."""
+"""The initial model of all runs of a command."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from pretraining.huggingface.weights import list_weights
 from pretraining.model.shape import Shape
 
 SAMPLED = 1024
-"""Numbers of a weight that stand for all of them in a checksum."""
+"""Numbers of each weight that enter a checksum."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """A model to begin with: its weights, or from scratch fresh ones of the same sizes."""
+    """An initial model: its weights, or from scratch fresh ones of the same sizes."""
 
     model: StoredModel
     from_scratch: bool = False
     backward: StoredModel | None = None
-    """One that sees what is after a piece, whose frozen features stand beside those of the first."""
+    """A second, right-to-left model whose frozen features are concatenated with those of the first."""
 
     def build_shape(self, dropout: DropoutShares) -> Shape:
-        """Its sizes, with what the settings say of dropout."""
+        """Returns its shape with the dropout of the settings."""
         given = {"dropout": dropout.hidden, "attention_dropout": dropout.attention}
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return replace(self.model.shape, **values)
 
     @property
     def beside(self) -> EncoderWeights | None:
-        """The encoder whose features stand beside those of the first, if there is one."""
+        """The second encoder, if there is one."""
         if self.backward is None:
             return None
         return EncoderWeights(self.backward.shape, {} if self.from_scratch else self.backward.encoder)
 
     def select_weights(self, task: Task, language: bool = False) -> Mapping[str, Tensor]:
-        """The weights that a run of a task begins with; those of the `language` head too where it goes on to learn."""
+        """Selects the initial weights of a run, with those of the `language` head if it is trained on."""
         if self.from_scratch:
             return {}
         wanted = {weight.ours for weight in list_weights(self.model.shape, task.head)}
@@ -54,7 +54,7 @@ class Base:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """A checksum by which it is recognised, in JSON: another training of the same name has another."""
+        """Identifies the initial weights, in JSON: retraining under the same name changes it."""
         own = {"from_scratch": self.from_scratch, "checksum": self._checksum(self.model)}
         return own if self.backward is None else {**own, "backward": self._checksum(self.backward)}
 
@@ -63,7 +63,7 @@ class Base:
 
 
 def compute_checksum(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:
-    """A checksum of a model, of whose weights some numbers stand for all."""
+    """Computes a checksum of a model from a sample of each weight."""
     seen = hashlib.sha256(f"{vocabulary.sha256} {asdict(shape)}".encode())
     for name, weight in sorted(weights.items()):
         seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())

@@ -1,9 +1,9 @@
-"""The batches of a task: stretches of an order that is a function of seed and epoch.
+"""The batches of a task: slices of a permutation that is a function of seed and epoch.
 
-Batches are not grouped by length. That would save nothing here, where nothing is padded; and where lengths tell classes
-apart, a batch of like lengths has one class, from which a model learns little but to answer that class. Within a batch,
-items are sorted by length and dealt out in turns to ranks and micro-batches, so that all have equal work. The items of
-`WINDOW` batches are cut into pieces at once, by a thread, while the model is at work.
+Batches are not grouped by length: nothing is padded, so that this would save nothing, and where length correlates with
+the class, a batch of equal lengths would have one class alone. Within a batch, items are sorted by length and dealt in
+turns to ranks and micro-batches, so that all have equal work. A thread cuts the items of `WINDOW` batches into pieces
+while the model computes.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from pretraining.model.batch import CPU, StepBatches
 from pretraining.processes.ahead import in_thread
 
 RULE = "stretches of a permutation"
-"""Tells these batches from those of another rule, by which a run that was begun cannot go on."""
+"""Names this rule of drawing batches; a run cannot continue with another one."""
 WINDOW = 64
-"""Batches whose items are cut into pieces at once."""
+"""Batches whose items are cut into pieces together."""
 EVALUATED_TOGETHER = 4096
-"""Items that are sorted by length for evaluation."""
+"""Items that evaluation sorts by length together."""
 FEW = 64
-"""Items that are cut and packed in less time than a thread takes to begin."""
+"""Up to so many items, no thread is started: that takes longer than packing them."""
 PIECES = 8192
-"""Pieces of a batch in evaluation, at least one item."""
+"""Maximum pieces of a batch in evaluation, unless one item has more."""
 
 
 @dataclass(frozen=True)
 class TaskBatches(StepBatches[TaskBatch]):
-    """The micro-batches of a rank in a step, and what their loss is divided by."""
+    """The micro-batches of a rank in a step, and the divisors of their loss."""
 
     labels: int
     """Labels of the global batch: classes, words, or all 0s and 1s."""
     predictions: int
-    """Pieces of the global batch that have others before them."""
+    """Pieces of the global batch but the first of each sequence."""
 
 
 class TrainingBatches:
-    """This rank's batches of a run, from a step on."""
+    """This rank's batches of a run."""
 
     def __init__(self, items: Items, settings: FineTuning, rank: int = 0, ranks: int = 1) -> None:
         self._items, self._batch, self._micro_batch = items, settings.batch, settings.micro_batch
@@ -56,14 +56,14 @@ class TrainingBatches:
         self.steps = max(1, round(settings.epochs * self.steps_per_epoch))
 
     def ends_stretch(self, step: int) -> bool:
-        """Whether dev is scored after so many steps: evenly in every epoch, and at the end."""
+        """Tells whether dev is scored after this step: evenly spaced in every epoch, and at the end."""
         within = (step - 1) % self.steps_per_epoch
         ends = within * self._evaluations // self.steps_per_epoch
         return step > 0 and (step == self.steps or (within + 1) * self._evaluations // self.steps_per_epoch > ends)
 
     def iterate(self, step: int, device: torch.device = CPU) -> Generator[tuple[TaskBatches, float], None, None]:
-        """The batches of this step and all later ones in memory that suits the device, each with the seconds for which
-        it was waited; close it to stop the thread behind it."""
+        """Yields the batches from this step on, pinned for the device, each with the seconds spent waiting for it.
+        Close the generator to stop its thread."""
         return in_thread((batches.pin_for(device) for batches in self._make_batches(step)), WINDOW)
 
     def _make_batches(self, step: int) -> Iterator[TaskBatches]:
@@ -81,8 +81,8 @@ class TrainingBatches:
                     step += 1
 
     def _take_share(self, encoded: Encoded, chosen: Array, numbers: Array) -> TaskBatches:
-        """This rank's micro-batches of a global batch. All ranks have as many, though some may have nothing to learn:
-        ranks meet in every one of them."""
+        """Takes this rank's micro-batches of a global batch. All ranks have the same number, some perhaps without
+        labels, since every micro-batch has collective operations."""
         largest = -(-len(chosen) // self._ranks)
         count = -(-largest // (self._micro_batch or largest))
         mine = chosen[self._rank :: self._ranks]
@@ -98,21 +98,21 @@ class TrainingBatches:
 
 
 def count_pieces(encoded: Encoded) -> Array:
-    """The pieces of every item."""
+    """Counts the pieces of every item."""
     lengths: Array = encoded.sequences.pieces.lengths.reshape(-1, encoded.choices).sum(1)
     return lengths
 
 
 def divide_into_batches(encoded: Encoded, batch: int) -> list[Array]:
-    """Divides items into batches in their order, each sorted by length."""
+    """Divides items into consecutive batches, each sorted by length."""
     lengths = count_pieces(encoded)
     batches = np.split(np.arange(len(lengths)), np.arange(batch, len(lengths), batch))
     return [chosen[np.argsort(lengths[chosen], kind="stable")] for chosen in batches]
 
 
 def make_evaluation_batches(items: Items, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Array, TaskBatch]]:
-    """This rank's batches of all items, each with the numbers of its items; every rank has as many batches, of which
-    the last may come twice. What is done at once needs no thread that prepares the next batches."""
+    """Yields this rank's batches of all items, each with its items' numbers. Every rank has the same number of batches;
+    the last one may be repeated."""
     batches = _make_evaluation_batches(items, rank, ranks)
     return batches if len(items) <= FEW else (batch for batch, _ in in_thread(batches, WINDOW))
 
@@ -130,7 +130,7 @@ def _make_evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tu
 
 
 def split_by_pieces(order: Array, lengths: Array) -> list[Array]:
-    """Divides items in this order into batches of at most `PIECES` pieces, or of one item."""
+    """Divides items in this order into batches of at most `PIECES` pieces, or one item."""
     batches, begin, pieces = [], 0, 0
     for place, length in enumerate(lengths[order].tolist()):
         if pieces and pieces + length > PIECES:
@@ -141,7 +141,7 @@ def split_by_pieces(order: Array, lengths: Array) -> list[Array]:
 
 
 def pack(encoded: Encoded, chosen: Array, numbers: Array | None = None, labelled: bool = True) -> TaskBatch:
-    """Makes a batch of the chosen items; `numbers` says which of the split every encoded item is."""
+    """Packs the chosen items into a batch; `numbers` maps encoded items to items of the split."""
     taken = encoded.take(chosen)
     pieces, second = taken.sequences
     lengths, ends = pieces.lengths, pieces.ends

@@ -1,7 +1,7 @@
-"""Folders of what runs have learned, out and in: of transformers where that has a class for it, otherwise our own.
+"""Writes and reads the folders of fine-tuned models: transformers' format where it has a class, otherwise our own.
 
-Of a BiLSTM that learned on frozen features the folder has its own weights alone. The encoder stays in its folder, or on
-the hub, and is recognised by its checksum. One on top of an encoder that was trained with it has all weights beside it.
+For a BiLSTM on frozen features, the folder has the BiLSTM's weights alone; the encoder stays in its own folder or on
+the hub, and is identified by its checksum. For a BiLSTM that was trained with its encoder, the folder has all weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pretraining.huggingface.weights_file import read_weights
 from pretraining.model.shape import Shape
 
 TOLD = ("learning_rate", "batch", "epochs", "warmup", "seed")
-"""Settings that a model card tells."""
+"""Settings listed in a model card."""
 FEATURES_CARD = """# {task}: a BiLSTM on frozen features of {base}
 
 Its weights alone, which transformers cannot load; task.json says what they stand on. Ask it with
@@ -49,8 +49,8 @@ Fine-tuned together. transformers has no class for it; task.json has its sizes. 
 
 
 def write_learned(base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
-    """Writes what a run has learned as a folder of transformers, or what transformers does not have as one of ours;
-    `use` is what must be known to use it."""
+    """Writes the model of a run as a folder of transformers, or as one of ours where transformers has no class; `use`
+    goes into task.json."""
     use, folder = {"task": tuner.task.name, **use}, tuner.folder / MODEL
     weights = {name: weight for name, weight in weights.items() if not name.startswith(LANGUAGE)}
     if tuner.settings.features.layers or tuner.settings.bilstm.hidden:
@@ -62,7 +62,7 @@ def write_learned(base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: 
 def _write_fine_tuned(
     folder: Path, base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]
 ) -> None:
-    """Writes a folder of transformers, once it is read back with the same logits."""
+    """Writes a folder of transformers, and checks that it reads back with the same logits."""
     task, shape, settings = tuner.task, tuner.engine.model.shape, tuner.settings
     made = TaskProvenance(
         task.name,
@@ -104,13 +104,13 @@ def _write_without_class(
 
 
 def has_no_class(folder: Path) -> bool:
-    """Whether a folder has a model of ours that transformers has no class for."""
+    """Tells whether a folder has a model that transformers has no class for."""
     task = {} if (folder / CONFIG).exists() else read_task(folder)
     return "features" in task or "bilstm" in task
 
 
 def read_without_class(folder: Path) -> tuple[TaskModel | FeatureModel, TaskHead, Vocabulary]:
-    """Reads a model that transformers has no class for; one on features, with the encoder from where that is."""
+    """Reads a model that transformers has no class for; for frozen features, reads the encoder from its own folder."""
     task = read_task(folder)
     with _report_damage(folder):
         head = TaskHead(task.get("kind", "tags"), tuple(task["labels"]))
@@ -140,7 +140,7 @@ def _report_damage(folder: Path) -> Iterator[None]:
 def _read_features(
     folder: Path, task: Mapping[str, Any], head: TaskHead
 ) -> tuple[TaskModel | FeatureModel, Vocabulary]:
-    """Makes a model on features as task.json tells of it, with the encoder that it learned on."""
+    """Builds the model on frozen features that task.json describes, with its encoder."""
     with _report_damage(folder):
         known, scratch = task["base"], task["base"]["from_scratch"]
         settings = FineTuning.model_validate({"seed": task["seed"], "features": task["features"]})

@@ -1,13 +1,12 @@
-"""Activations of frozen encoders, computed once and kept: an Arrow file for every split, beside the runs of its task.
+"""A cache of the activations of frozen encoders: an Arrow file for every split, beside the runs of its task.
 
     OUT/sst2/activations/
       train.arrow  dev.arrow      a list of rows for every item, in the items' order, with a checksum
-      lock                        of whoever writes them
+      lock                        held by the process that writes
 
-All runs of the task map the files into memory; the first that needs them writes them, while others wait. The schema has
-a fingerprint of the encoders, of the pieces of all items and of this format: a file of others, or one that is damaged,
-is told of and written anew. Where the files would take more room than is allowed, or than there is, activations are
-computed in every epoch.
+All runs of the task map the files into memory; the first that needs them writes them while others wait. The schema has
+a fingerprint of the encoders, the pieces of all items and this format: a file with another one, or a damaged file, is
+reported and rewritten. If the files would exceed the limit or the free space, activations are computed in every epoch.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ from pretraining.processes.group import gather, shared_errors
 
 FOLDER = "activations"
 FORMAT = 2
-"""Counts up when files of before cannot be read any more, or what is computed has changed."""
+"""Version of the files and of what is computed."""
 GB = 1e9
 WAIT_SECONDS = 0.2
-"""For how long it is waited before it is looked again whether another process still writes."""
+"""Seconds between two looks at whether another process still writes."""
 FINGERPRINT = b"fingerprint"
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class KeptItems(Items):
-    """The items of a split, with what is kept of them."""
+    """The items of a split with their cached activations."""
 
     items: Items
     file: ActivationFile
@@ -60,7 +59,7 @@ class KeptItems(Items):
         return len(self.items)
 
     def encode(self, numbers: Array) -> Encoded:
-        """Makes the model's input of these items."""
+        """Makes model inputs of these items."""
         return replace(self.items.encode(numbers), kept=self.file.read)
 
 
@@ -86,7 +85,7 @@ def _encode_in_order(items: Items) -> Iterator[tuple[Array, Encoded]]:
 
 @dataclass(frozen=True)
 class ActivationFile:
-    """What frozen encoders give of the items of a split."""
+    """The cached activations of a split."""
 
     path: Path
     layers: int
@@ -96,11 +95,11 @@ class ActivationFile:
 
     @property
     def row(self) -> int:
-        """Bytes of what is kept of a piece or word."""
+        """Bytes of the activations of a piece or word."""
         return self.layers * self.width * self.dtype.itemsize
 
     def find_fault(self) -> str | None:
-        """Says what is wrong with a file that is there; None where it is whole and of these encoders and items."""
+        """Finds what is wrong with an existing file; None if it is whole and of these encoders and items."""
         try:
             found = map_batches(self.path).schema.metadata or {}
             if found.get(FINGERPRINT) != self.fingerprint.encode():
@@ -111,7 +110,7 @@ class ActivationFile:
         return None
 
     def write(self, items: Items, frozen: FrozenEncoders, device: torch.device) -> Iterator[None]:
-        """Writes the file, which takes its name when it is whole; yields after every batch that was computed."""
+        """Writes the file, which gets its name once it is whole; yields after every batch."""
         schema = make_schema(rows=make_list_type(pa.binary(self.row)), checksum=pa.uint32())
         schema = schema.with_metadata({FINGERPRINT: self.fingerprint})
         with replacing(self.path) as file, pa.ipc.new_file(file, schema) as writer:
@@ -136,8 +135,8 @@ class ActivationFile:
 
     @cached_property
     def _parts(self) -> list[tuple[Array, Array]]:
-        """The rows of every record batch, in the mapped file, and where each item's begin; all of them are read once,
-        for their checksums: 4 GB in a second where they lie in memory."""
+        """The rows of every record batch in the mapped file, and the offsets of items. All are read once for their
+        checksums, at 4 GB a second from memory."""
         reader, parts = map_batches(self.path), []
         for index in range(reader.num_record_batches):
             lists, checksums = read_batch(reader, index, self.path, full=False).columns
@@ -156,7 +155,7 @@ class ActivationFile:
         return np.cumsum([0, *(len(offsets) - 1 for _, offsets in self._parts)])[:-1]
 
     def read(self, numbers: Array) -> Tensor:
-        """(r, k, W): what is kept of items of these numbers, one after another."""
+        """Reads the activations (r, k, W) of these items, one after another."""
         found = [np.empty((0, self.row), np.uint8)]
         places = np.searchsorted(self._begins, numbers, "right") - 1
         for place, own in zip(places.tolist(), (numbers - self._begins[places]).tolist(), strict=True):
@@ -167,27 +166,28 @@ class ActivationFile:
 
 
 def _compute_checksums(rows: Array, offsets: Array) -> list[int]:
-    """The checksum of the rows of every item."""
+    """Computes the checksum of the rows of every item."""
     return [zlib.crc32(rows[begin:end].data) for begin, end in itertools.pairwise(offsets.tolist())]
 
 
 @dataclass(frozen=True)
 class Keeper:
-    """Keeps the activations of the splits of a task."""
+    """Caches the activations of a task's splits."""
 
     frozen: FrozenEncoders
     dtype: torch.dtype
     folder: Path
-    """Where results of the task go."""
+    """The folder of the task's results."""
     limit: float
-    """10⁹ bytes that the files of all tasks of a command may take."""
+    """Maximum size of the files of all tasks of a command, in 10⁹ bytes."""
     context: Context
     say: Say
     called: str = ""
-    """What the names of the files end with, where the encoders are not those of other runs."""
+    """Suffix of the file names of encoders that other runs do not have."""
 
     def keep(self, splits: Mapping[str, Items]) -> dict[str, Items]:
-        """The same items, with what is kept of them, or without where that is too much. All ranks call it together."""
+        """Returns the items with their cached activations, or unchanged if these are too large. All ranks call it
+        together."""
         files, total = self._plan_files(splits)
         size = f"activations of {', '.join(splits)} take {total / GB:,.3g} GB"
         if not gather(self._has_room(total, files))[0]:
@@ -200,7 +200,7 @@ class Keeper:
         return {split: KeptItems(items, files[split]) for split, items in splits.items()}
 
     def _plan_files(self, splits: Mapping[str, Items]) -> tuple[dict[str, ActivationFile], int]:
-        """The files of all splits, and how many bytes they take together."""
+        """Plans the files of all splits; returns them and their total size in bytes."""
         files, total, of_encoders = {}, 0, self.frozen.compute_fingerprint(self.dtype)
         for split, items in splits.items():
             rows, pieces = measure_items(items)
@@ -211,13 +211,13 @@ class Keeper:
         return files, total
 
     def _has_room(self, total: int, files: Mapping[str, ActivationFile]) -> bool:
-        """Whether the files may take so much, beside those of other tasks and other encoders."""
+        """Tells whether the files fit the limit, beside those of other tasks and encoders."""
         own = {file.path for file in files.values()}
         others = [path for path in self.folder.parent.glob(f"*/{FOLDER}/*.arrow") if path not in own]
         return total + sum(path.stat().st_size for path in others) <= self.limit * GB
 
     def _write_missing(self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str) -> None:
-        """Has the first rank of every machine write what is not there; GivenUpError where a signal asks to stop."""
+        """Lets the first rank of every machine write missing files; GivenUpError if a signal asks to stop."""
         steps = self._write_in_steps(splits, files, what) if self.context.world.local_rank == 0 else iter(())
         is_done = False
         while not is_done:
@@ -231,7 +231,7 @@ class Keeper:
     def _write_in_steps(
         self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str
     ) -> Iterator[None]:
-        """Writes the files that are not there, a batch at a time, once no other process does."""
+        """Writes missing files a batch at a time, once no other process does."""
         with ExitStack() as stack:
             try:
                 while not self._try_lock(stack):
@@ -250,7 +250,7 @@ class Keeper:
                 self.say(f"{error}: activations are computed again in every epoch")
 
     def _try_lock(self, stack: ExitStack) -> bool:
-        """Whether this process may write now, until the end of the stack."""
+        """Tries to take the lock until the end of the stack; tells whether it did."""
         try:
             stack.enter_context(locked(self.folder / FOLDER / LOCK, str(self.folder), "{owner} writes activations"))
         except HeldError:

@@ -1,4 +1,4 @@
-"""The loop of fine-tuning: a run begins anew or at a checkpoint, makes steps, is scored, and keeps its best weights."""
+"""The loop of fine-tuning: starts or resumes a run, trains, evaluates, and keeps its best weights."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from pretraining.processes.stopping import Decision
 from pretraining.reporting.meter import Meter
 
 Weights = Mapping[str, Tensor]
-"""Weights to begin with, by their names in the model."""
+"""Initial weights, by their names in the model."""
 
 
 class TuningState(BaseModel):
-    """Where a run stands, besides its engine."""
+    """The state of a run besides its engine."""
 
     step: int = 0
     seconds: float = 0.0
-    """Seconds of logged steps, without evaluation and saving."""
+    """Seconds of the logged steps, without evaluation and saving."""
     items: int = 0
     """Items of these steps, over all ranks."""
     best: float | None = None
@@ -61,12 +61,12 @@ class TuningState(BaseModel):
     worse: int = 0
     """Evaluations since then."""
     scored: int = -1
-    """The step after which dev was scored last."""
+    """The step of the last evaluation."""
     kept: ModelScores = ModelScores()
-    """The scores of the weights that are kept."""
+    """The scores of the kept weights."""
 
     def as_json(self) -> dict[str, Any]:
-        """The section of a checkpoint's record that says it."""
+        """Returns the state for a checkpoint's record."""
         return self.model_dump()
 
 
@@ -82,7 +82,7 @@ def find_start(
     context: Context,
     backward: EncoderWeights | None = None,
 ) -> tuple[Engine, Meter, TuningState]:
-    """Makes the engine of a run with its model, as the newest checkpoint in the run's folder says, if there is one."""
+    """Builds the engine and model of a run, restored from the newest checkpoint in its folder if there is one."""
     checkpoint = find_newest_whole(folder, context.warn)
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
     with report_shortage(SMALLER):
@@ -109,8 +109,8 @@ def build_model(
     scale: Scale | None = None,
     backward: EncoderWeights | None = None,
 ) -> TaskModel | FeatureModel:
-    """Makes the model for a task; a `fresh` one has the weights that are known, and draws the others by the seed.
-    `backward` is the encoder that stands beside the first, where features are frozen."""
+    """Builds the model of a task; a `fresh` one takes the given weights and draws missing ones by the seed. `backward`
+    is the second encoder of frozen features."""
     if settings.features.layers:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
@@ -130,7 +130,7 @@ def build_model(
 
 
 def compute_minimised(output: Output, batches: TaskBatches, share: float) -> Tensor:
-    """What a step makes smaller: the mean loss of a label, and a share of the language head's mean loss of a piece."""
+    """Computes the minimised loss: the mean over labels, plus a share of the language head's mean over pieces."""
     own = output.loss / batches.labels
     return own + share * output.language / max(batches.predictions, 1) if share else own
 
@@ -139,7 +139,7 @@ CONTINUES = "the same command goes on from the last checkpoint"
 
 
 class Tuner(Loop):
-    """One task, one setting of everything, one seed. All ranks make it and go through it together."""
+    """Trains one run of a task. All ranks use it together."""
 
     def __init__(
         self,
@@ -152,8 +152,8 @@ class Tuner(Loop):
         epochs_after: float = 0.0,
         backward: EncoderWeights | None = None,
     ) -> None:
-        """Begins with weights, or goes on from the newest checkpoint in `folder`, which is the run's own. After it the
-        other runs of the task will go through its items so many times. `backward` is that of `build_model`."""
+        """Starts from weights, or from the newest checkpoint in the run's `folder`. Other runs of the task have
+        `epochs_after` epochs left. `backward`: as for `build_model`."""
         engine, meter, self.state = find_start(task, shape, weights, settings, folder, context, backward)
         super().__init__(folder, context, engine, meter, self.state.step, settings.logging, settings.checkpoints)
         self.task, self.settings, self.folder, self.fresh = task, settings, folder, not weights
@@ -165,7 +165,7 @@ class Tuner(Loop):
         self.next_record = 0
 
     def train(self, keep: Callable[[Tuner, Outputs], None]) -> TuningState:
-        """Trains what is left; `keep` is called with the outputs of all splits when the weights are worth keeping."""
+        """Trains the remaining steps; calls `keep` with the outputs of all splits when the weights are to be kept."""
         self._keep, control = keep, self.context.control
         with self.log, self.saver, self.garbage, control.interruptible(self.log.say, lambda: CONTINUES):
             try:
@@ -186,7 +186,7 @@ class Tuner(Loop):
         return self.state
 
     def keep_activations(self) -> None:
-        """Has frozen encoders look at every item once, where there is room to keep what they give."""
+        """Caches the activations of frozen encoders if there is room."""
         model, settings, world = self.engine.model, self.settings, self.context.world
         if isinstance(model, FeatureModel):
             called = f"-seed{settings.seed}" if self.fresh else ""
@@ -195,18 +195,18 @@ class Tuner(Loop):
             self.batches = TrainingBatches(self.items["train"], settings, world.rank, world.size)
 
     def close(self) -> None:
-        """Waits for what is being saved, and lets go of the memory, so that another run can follow."""
+        """Waits for checkpoints being saved, and frees the memory for the next run."""
         self.saver.finish()
         self.engine.close()
 
     @property
     def epoch(self) -> float:
-        """Epochs that are done, with the part of the one at work."""
+        """Epochs done, with the fraction of the current one."""
         return self.state.step / self.batches.steps_per_epoch
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done, or dev did not get better for as long as the settings allow."""
+        """Whether all steps are done, or dev has not improved within the patience."""
         return self.state.step >= self.steps or 0 < self.settings.patience <= self.state.worse
 
     def step(self, batches: TaskBatches, waited: float) -> None:
@@ -231,7 +231,7 @@ class Tuner(Loop):
         self.meter.step(learning_rate, waited)
 
     def after_step(self) -> None:
-        """Logs, scores and saves where it is time to; stops where somebody asks for it."""
+        """Logs, evaluates and saves when due; stops on request."""
         step, every = self.state.step, self.settings.checkpoints.every
         decision = self.context.control.decide(wrong=False, saving=self.saver.longest)
         if self.is_logged(step):
@@ -244,11 +244,11 @@ class Tuner(Loop):
         self.saver.report()
 
     def is_logged(self, step: int) -> bool:
-        """Whether the log has a record of this step."""
+        """Tells whether the log has a record of this step."""
         return step % self.settings.logging.every == 0 or self.batches.ends_stretch(step)
 
     def log_step(self) -> None:
-        """Writes what happened since the last line of the log."""
+        """Writes the record of the steps since the last one."""
         record = TuningStep.from_meter(
             self.meter,
             self.state.step,
@@ -267,7 +267,7 @@ class Tuner(Loop):
         self.look_at_cores()
 
     def show_progress(self) -> None:
-        """Shows how far the run is, whenever its next record is due."""
+        """Shows the progress of the run, and when its next record is due."""
         if self.context.world.rank == 0:
             step = self.state.step
             if step >= self.next_record:
@@ -277,15 +277,15 @@ class Tuner(Loop):
             self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left, self.logged))
 
     def estimate_seconds_left(self) -> tuple[float, float]:
-        """How long the run will still take, and all runs of the task if there are others: as its steps took since this
-        start, with what was scored and saved between them."""
+        """Estimates the seconds left for the run, and for all runs of the task if there are others, from the time of
+        its steps since this start, including evaluation and saving."""
         seconds = (time.monotonic() - self.begun) / (self.state.step - self.first_step)
         left = seconds * (self.steps - self.state.step)
         after = seconds * self.epochs_after * len(self.task.train) / self.settings.batch
         return left, left + after if after else 0.0
 
     def score_where_due(self) -> None:
-        """Scores dev at the end of every stretch, once; keeps the last weights, or with an early stop the best."""
+        """Evaluates dev when due, once; keeps the last weights, or with early stopping the best."""
         state, task = self.state, self.task
         if state.scored == state.step or not self.batches.ends_stretch(state.step):
             return
@@ -307,6 +307,6 @@ class Tuner(Loop):
             state.scored = state.step
 
     def stop(self, decision: Decision) -> NoReturn:
-        """Ends the run before its end, and saves first."""
+        """Saves and ends the run early."""
         self.write_checkpoint(self.state.step, self.state)
         self.end(decision, self.state.step, f"{self.folder}: ")

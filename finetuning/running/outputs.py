@@ -1,4 +1,4 @@
-"""Computes the logits of items, in training over all ranks, or of any items alone, and scores them."""
+"""Computes logits, in training over all ranks or for any items alone, and scores them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from pretraining.processes.group import exchange, shared_errors
 from pretraining.processes.stopping import StoppedError
 
 Outputs = dict[str, Ragged]
-"""The logits of all items of splits, in their order, by the names of the splits."""
+"""The logits of all items, in their order, by split."""
 Forward = Callable[[TaskBatch], Tensor]
 """Computes the logits of a batch."""
 
 
 class BrokenError(SharedError):
-    """A run has gone wrong for good: what it computes is no number. All ranks find it at once."""
+    """A run has diverged: its values are not finite. All ranks find it at once."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}; take a smaller learning rate, or --precision.dtype fp32")
@@ -49,7 +49,7 @@ class BrokenError(SharedError):
 
 @contextmanager
 def report_shortage(cure: str = "take a smaller --micro_batch, or a shorter --length") -> Iterator[None]:
-    """Tells a shortage of memory as what it is, and what helps."""
+    """Turns an out-of-memory error into a UserError with its cure."""
     try:
         yield
     except RuntimeError as error:
@@ -73,7 +73,7 @@ def compute_outputs(engine: Engine, kind: Kind, splits: Mapping[str, Items], con
 
 
 def compute_all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
-    """Computes the logits of splits, the same on every rank; GivenUpError where a signal asks to stop."""
+    """Computes the logits of splits, the same on every rank; GivenUpError if a signal asks to stop."""
 
     def heard(batch: TaskBatch) -> Tensor:
         context.watch.mark()
@@ -94,7 +94,7 @@ def compute_all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items]
 
 
 def _gather_parts(own: list[tuple[Array, Ragged]]) -> list[tuple[Array, Ragged]]:
-    """The batches of outputs of all ranks, which call it together."""
+    """Gathers the batches of outputs of all ranks, which call it together."""
     flat = [array for numbers, outputs in own for array in (numbers, outputs.values, outputs.ends)]
     parts = []
     for message in exchange(save({str(number): array for number, array in enumerate(flat)})):
@@ -115,7 +115,7 @@ def iterate_logits(
 
 
 def sort_outputs(parts: list[tuple[Array, Ragged]]) -> Ragged:
-    """The outputs of items by their numbers, of which a batch that came twice is taken once."""
+    """Sorts the outputs of batches by item; a repeated batch counts once."""
     if len(parts) == 1 and len(parts[0][0]) == 1:
         return parts[0][1]
     numbers, first = np.unique(np.concatenate([numbers for numbers, _ in parts]), return_index=True)
@@ -124,17 +124,17 @@ def sort_outputs(parts: list[tuple[Array, Ragged]]) -> Ragged:
 
 
 LAID_OUT = ("length", "spans.stride", "spans.question", "spans.answer", "spans.best")
-"""Settings that decide how text is laid out, which the folder of a fine-tuned model knows."""
+"""Settings of the layout of text, which a fine-tuned model's folder stores."""
 
 
 def answer_without_model(task: Task) -> Outputs | None:
-    """The outputs for all splits of a task that is answered without a model; None where one is trained."""
+    """Makes the outputs of a task that is answered without a model; None if one is trained."""
     found = {split: task.answer_without_model(split) for split in (*task.dev, *task.test)}
     return {split: outputs for split, outputs in found.items() if outputs is not None} or None
 
 
 def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, context: Context) -> Outputs:
-    """Computes the logits of all splits with a model that was fine-tuned before. All ranks call it together."""
+    """Computes the logits of all splits with a fine-tuned model. All ranks call it together."""
     with shared_errors():
         weights, notes = read_fine_tuned(model, task.head)
     for note in notes:
@@ -152,12 +152,12 @@ def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, 
 
 
 def score_splits(task: Task, outputs: Outputs) -> dict[str, Figures]:
-    """The figures of all splits that have labels."""
+    """Computes the figures of all labelled splits."""
     return {split: task.score(split, outputs[split]) for split in task.dev}
 
 
 def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> ModelScores:
-    """Adds to the figures of a model how sure they are."""
+    """Adds standard errors, counts and classes to the figures of a model."""
     certain = {split: task.estimate_certainty(split, outputs[split]) for split in task.dev}
     first = next(iter(task.dev))
     return ModelScores(
@@ -170,7 +170,7 @@ def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> M
 
 
 def list_layout_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Overrides by which text is laid out as in the training of a fine-tuned folder, but for what is given."""
+    """Lists the overrides that repeat a fine-tuned model's layout of text, but for those that are given."""
     known, given = read_task(folder), {".".join(map(str, override.key)) for override in parse_overrides(overrides)[0]}
     own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}
     return [f"--{name}={toml_value(value)}" for name, value in own.items() if value is not None]

@@ -27,23 +27,23 @@ class TuningStep(Record):
     epoch: float
     """Epochs that are done, with the part of the one at work."""
     loss: float
-    """What is minimised: the mean over labels, to which a share of the `language_loss` may be added."""
+    """The minimised loss: the mean over labels, plus a share of the `language_loss` if it is trained."""
     learning_rate: float
     gradient_norm: float | None
-    """The norm of the whole gradient before it was clipped."""
+    """Norm of the whole gradient before clipping."""
     items_per_second: float
     """Items of the task over all ranks."""
     speed: Speed
     items: int = 0
-    """Items of these steps, over all ranks. In no file, like those that follow."""
+    """Items of these steps, over all ranks. Not written, like the following fields."""
     seconds: float = 0.0
     """Seconds of these steps, without evaluation and saving."""
     total_steps: int = 0
     """Steps of the whole run."""
     all_left: float = 0.0
-    """Seconds that all runs of the task will still take; 0 where this is the last."""
+    """Seconds that all runs of the task will still take; 0 for the last run."""
     language_loss: float | None = None
-    """The mean loss of a piece by the language head, in files too; None where it does not learn."""
+    """Mean loss of a piece by the language head, written too; None if it is not trained."""
 
     @classmethod
     def from_meter(
@@ -56,8 +56,8 @@ class TuningStep(Record):
         left: tuple[float, float],
         language: bool = False,
     ) -> TuningStep:
-        """The figures of the steps up to this one of a run, which with its task takes so many seconds more; the meter
-        begins anew. All ranks call it together."""
+        """Makes the record of the steps since the last one, and resets the meter. `left`: seconds that the run, and all
+        runs of its task, will still take. All ranks call it together."""
         steps, learning_rate = meter.steps, meter.learning_rate
         totals, speed = meter.flush(seconds_left=left[0])
         seconds, items = steps * speed.seconds_per_step, int(totals["items"])
@@ -106,21 +106,21 @@ class TuningProgress:
     """How far a run is between two records."""
 
     step: int
-    """Optimizer steps that the run has done."""
+    """Optimizer steps done."""
     total_steps: int
     """Steps of the whole run."""
     next_record: int
-    """The step of the next record, which has a loss."""
+    """The step of the next record with a loss."""
     seconds: float
-    """How long the run has gone on since its start."""
+    """Seconds since the start of the run."""
     seconds_left: float | None
-    """How long it will still take, an estimate; None before its first step."""
+    """Estimated seconds left; None before the first step."""
     latest: TuningStep | None
     """The last record of steps; None before the first."""
 
     @property
     def has_news(self) -> bool:
-        """Whether people have waited long enough for a line to want one."""
+        """Whether it is time for a line where the output is not a terminal."""
         return self.seconds_left is not None and self.seconds > PATIENCE
 
     def line(self) -> str:
@@ -140,7 +140,7 @@ class TuningProgress:
 
 @dataclass(frozen=True)
 class ScoreRecord(Record):
-    """What the model scores on splits of a task that it did not learn from."""
+    """The scores of an evaluation."""
 
     kind: ClassVar[str] = "scores"
     epoch: float
@@ -148,13 +148,13 @@ class ScoreRecord(Record):
     scores: dict[str, Figures]
     """The figures of every split."""
     metric: str = ""
-    """The figure by which runs are compared, which a line shows. In no file."""
+    """The figure by which runs are compared, shown in the line. Not written."""
 
     def figures(self) -> dict[str, float | None]:
         return {"step": self.step, "epoch": self.epoch, **self.curves()}
 
     def curves(self) -> dict[str, float | None]:
-        """Every figure under its split: `dev/accuracy`, `test/accuracy`."""
+        """Returns every figure by split and name: `dev/accuracy`, `test/accuracy`."""
         return {f"{split}/{name}": value for split, table in self.scores.items() for name, value in table.items()}
 
     def line(self) -> str:
@@ -163,8 +163,7 @@ class ScoreRecord(Record):
 
 
 def describe(scored: SplitScores, metric: str) -> str:
-    """Says the score of every split by which runs are compared, with its standard error and the number of its items,
-    where these are known."""
+    """Formats the metric of every split, with its standard error and number of items where these are known."""
     shown = [metric]
     for split, figures in scored.scores.items():
         on = f" on {scored.items[split]:,}" if split in scored.items else ""
@@ -173,13 +172,13 @@ def describe(scored: SplitScores, metric: str) -> str:
 
 
 def format_percent(figure: float | None, spread: float | None = None) -> str:
-    """A score as the console shows it, in hundredths, with its standard error where that is known."""
+    """Formats a score in hundredths, with its standard error if that is known."""
     if figure is None:
         return ""
     return f"{100 * figure:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
 
 
 PATIENCE = 5.0
-"""Seconds of a run after which it says how far it is, where the output is no terminal."""
+"""Seconds of a run before its first line of progress where the output is not a terminal."""
 UNWRITTEN = ("speed", "items", "seconds", "total_steps", "all_left", "language_loss")
-"""Fields of a step that are in no file under these names."""
+"""Fields of a step that are not written under these names."""

@@ -1,4 +1,4 @@
-"""The runs of a task: one for every combination of what is searched and every seed; the best on dev is kept."""
+"""The runs of a task: one for every combination of searched settings and seed; the best on dev is kept."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ NOT_COMPARED: dict[str, Any] = {
     **dict.fromkeys(("search", "logging", "checkpoints", "micro_batch", "parallel", "compute"), True),
     "features": {"cache_gb"},
 }
-"""Settings that may change while a search goes on: they do not change a run's outcome but for rounding."""
+"""Settings that may change during a search: they change the outcome of a run by rounding alone."""
 
 NO_SCORES = ModelScores()
 
 
 @dataclass(frozen=True)
 class Run:
-    """One of the runs of a task, with one setting of everything, one seed and a folder of its own."""
+    """A run of a task, with its settings, its seed and its folder."""
 
     task: Task
     settings: FineTuning
     folder: Path
     begun: Begun
-    """The settings, model and data that its outcome depends on."""
+    """The settings, model and data that determine its outcome."""
     trains: bool = True
-    """Whether a model learns in it, rather than being scored as it is."""
+    """Whether it trains a model, rather than scoring one as it is."""
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class Run:
 
 
 def list_run_settings(settings: FineTuning) -> dict[str, FineTuning]:
-    """The settings of the runs that a recipe asks for, by their names; those of the first seed come first."""
+    """Lists the settings of a recipe's runs, by name; those of the first seed come first."""
     search = settings.search
     learning_rates, batches, epochs = (
         given or (default,)
@@ -85,8 +85,8 @@ def list_run_settings(settings: FineTuning) -> dict[str, FineTuning]:
 
 
 def list_runs(task: Task, settings: FineTuning, folder: Path, model: dict[str, Any], trains: bool) -> list[Run]:
-    """The runs of a task in its folder, each with what it depends on, to which the `model` belongs; one where nothing
-    is trained. UserError where one was begun otherwise."""
+    """Lists the runs of a task in its folder, a single one without training. `model` identifies the initial model.
+    UserError where a run was begun with other settings, model or data."""
     data = identify_data(task)
     runs = []
     for name, own in (list_run_settings(settings) if trains else {"scored": settings}).items():
@@ -97,13 +97,13 @@ def list_runs(task: Task, settings: FineTuning, folder: Path, model: dict[str, A
 
 
 def select_deciding_settings(settings: FineTuning) -> dict[str, Any]:
-    """The settings that a run's outcome depends on."""
+    """Selects the settings that determine the outcome of a run."""
     return settings.model_dump(mode="json", exclude=NOT_COMPARED)
 
 
 def identify_data(task: Task) -> dict[str, str]:
-    """What tells the data of a task from others: how many rows every split has, and a checksum of them; and the scale
-    of its numbers, on which a run that was begun without one cannot go on."""
+    """Identifies the data of a task: row count and checksum of every split, and the scale of its scores, without which
+    older runs cannot continue."""
     data = {split: _describe(task.list_columns(split)) for split in ("train", *task.dev)}
     return data if task.scale == Scale() else {**data, "scale": f"{task.scale.mean:.9g} ± {task.scale.spread:.9g}"}
 
@@ -119,10 +119,10 @@ def _describe(columns: Sequence[Column]) -> str:
 
 
 def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
-    """Refuses to go on in the folder of a task where a run was begun with another model, other data or other settings.
+    """Refuses the folder of a task where a run was begun with another model, other data or other settings.
 
-    `wanted` says what the runs depend on that are to be made, by name. Other runs, with which they will be compared,
-    may differ in what a search varies, and in nothing else.
+    `wanted` has the planned runs by name. Other runs, with which they are compared, may differ in searched settings
+    alone.
     """
     for path in sorted(task.glob(f"*/{BEGUN}")):
         begun, folder = _fill_in_defaults(Begun.read(path) or Begun()), path.parent
@@ -136,7 +136,7 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
 
 
 def _fill_in_defaults(begun: Begun) -> Begun:
-    """The same, with the defaults of settings that there were not yet when it was begun."""
+    """Fills in the defaults of settings that did not exist when the run was begun."""
     try:
         settings = FineTuning.model_validate_json(json.dumps(begun.settings))
     except ValidationError:  # a setting of then is none any more, which the comparison names
@@ -145,13 +145,13 @@ def _fill_in_defaults(begun: Begun) -> Begun:
 
 
 def _replace_varied(begun: Begun, wanted: Begun) -> Begun:
-    """The settings, model and data of a wanted run, with another one's values of what a search varies."""
+    """Replaces the searched settings of a wanted run with those of another."""
     varied = {name: value for name, value in begun.settings.items() if name in VARIED}
     return wanted.model_copy(update={"settings": {**wanted.settings, **varied}})
 
 
 def list_differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
-    """Lists the differences of two nested tables, each with its name and both values."""
+    """Lists the differences of two nested tables, by name with both values."""
     found = []
     for name in {**now, **before}:
         then, new = before.get(name, {}), now.get(name, {})
@@ -167,10 +167,10 @@ def _spell(value: Any) -> str:
 
 
 def begin_run(run: Run, context: Context) -> None:
-    """Notes what a run depends on. All ranks call it together.
+    """Writes begun.json. All ranks call it together.
 
-    A run that goes on on as many ranks has the threads that it was begun with, unless the settings say how many: they
-    decide how sums are rounded, so that it stays the run that it was.
+    A run that continues on the same number of ranks keeps its number of threads, unless the settings name one, so that
+    sums are rounded the same way.
     """
     threads = gather(torch.get_num_threads())
     with shared_errors():
@@ -183,27 +183,27 @@ def begin_run(run: Run, context: Context) -> None:
 
 
 def read_results(task: Path) -> dict[str, RunResult]:
-    """The results of the runs of a task that are done, by the names of their folders."""
+    """Reads the results of finished runs of a task, by name."""
     found = {path.parent.name: RunResult.read(path) for path in sorted(task.glob(f"*/{RESULTS}"))}
     return {name: result for name, result in found.items() if result is not None}
 
 
 def find_best(runs: Mapping[str, RunResult]) -> str | None:
-    """The name of the run with the best score, the first of equal ones; None where all have failed."""
+    """Returns the name of the run with the best score, the first of equal ones; None if all have failed."""
     scores = {name: result.score for name, result in runs.items() if result.score is not None}
     return max(scores, key=scores.__getitem__, default=None)
 
 
 def remove_worse_models(task: Path) -> None:
-    """Removes the models of runs that are done and worse than another one."""
+    """Removes the models of finished runs but the best."""
     runs = read_results(task)
     for name in runs.keys() - {find_best(runs)}:
         shutil.rmtree(task / name / MODEL, ignore_errors=True)
 
 
 def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunResult:
-    """Goes through a run, from where it was stopped, and writes its results; other runs of the task will go through
-    so many epochs after it. All ranks call it together."""
+    """Trains a run, from where it was stopped, and writes its results. Other runs of the task have `epochs_after`
+    epochs left. All ranks call it together."""
     task, settings, folder = run.task, run.settings, run.folder
     begin_run(run, context)
     shape, weights = base.build_shape(settings.dropout), base.select_weights(task, settings.language_loss > 0)
@@ -236,7 +236,7 @@ def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunRes
 
 
 def score(run: Run, outputs: Outputs, context: Context) -> RunResult:
-    """Writes the results of a run that trains nothing, of which all outputs are known. All ranks call it together."""
+    """Writes the results of a run without training from its outputs. All ranks call it together."""
     task, result = run.task, _make_result(run, [*outputs])
     with shared_errors():
         if context.world.rank == 0:
@@ -249,7 +249,7 @@ def score(run: Run, outputs: Outputs, context: Context) -> RunResult:
 
 
 def _make_result(run: Run, predicted: list[str], scores: ModelScores = NO_SCORES, **figures: Any) -> RunResult:
-    """The result of a run whose model was asked about these splits."""
+    """Makes the result of a run with predictions for these splits."""
     metric = run.task.metric
     score = next((table[metric] for table in scores.scores.values()), None)
     figures |= {"settings": run.begun.settings, "predicted": predicted, **scores.as_dict()}
@@ -257,7 +257,7 @@ def _make_result(run: Run, predicted: list[str], scores: ModelScores = NO_SCORES
 
 
 def keep_model(tuner: Tuner, outputs: Outputs, *, base: Base) -> None:
-    """Writes what a run has learned: its predictions, and the model. All ranks call it together."""
+    """Writes the predictions and the model of a run. All ranks call it together."""
     weights = tuner.task.scale.fold_into_head(dict(tuner.engine.weights()))
     with shared_errors():
         if tuner.context.world.rank == 0:
