@@ -52,14 +52,14 @@ FORMATS: dict[str, Format] = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
-"""What the ending of a file says of its rows."""
+"""The format of a file by its ending."""
 ENTITIES = "entities"
-"""What has no column, as it is more than a word for each: the tags say the same."""
+"""The key without a column, since its values are nested; the tags say the same."""
 STANDARD_INPUT = Path("-")
 Asked = Mapping[str, Any]
-"""What was read of a row, by the names of its columns."""
+"""The columns of a row, by name."""
 ROWS, CHARACTERS = 4096, 1 << 22
-"""How many rows, and characters of them, are read before they are answered."""
+"""Rows and characters that are read before they are answered."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
 
 
 def predict(wanted: Predict) -> None:
-    """Reads, answers and writes some rows at a time."""
+    """Reads, answers and writes rows in batches."""
     for path in wanted.files:
         if path != STANDARD_INPUT and (os.path.isdir(path) or not os.path.exists(path)):
             asked = shlex.join(["python", "finetuning/predict.py", str(wanted.model)])
@@ -132,7 +132,7 @@ def predict(wanted: Predict) -> None:
 def answer_file(
     model: FineTuned, path: Path, wanted: Literal["auto"] | Format, with_input: bool = False, at_once: bool = False
 ) -> Iterator[list[Answer]]:
-    """Answers the rows of a file, some at a time, or each `at_once`; `with_input` beside what was asked."""
+    """Yields the answers to the rows of a file in batches, or each `at_once`; `with_input` beside its input."""
     with ExitStack() as stack:
         stream: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else stack.enter_context(path.open("rb"))
         rows: list[tuple[Asked, Texts]] = []
@@ -150,14 +150,14 @@ def answer_file(
 
 
 def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_input: bool) -> list[Answer]:
-    """Answers rows whose texts were found."""
+    """Answers rows, each perhaps beside its input."""
     answers = model.answer([texts for _, texts in rows])
     pairs = zip(rows, answers, strict=True)
     return [{"input": asked, **answer} for (asked, _), answer in pairs] if with_input else answers
 
 
 def read_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[Asked, Texts]]:
-    """Reads every row with its texts; UserError with file and line where they are not there."""
+    """Yields every row with its texts; UserError with file and line if a text is missing."""
     fields: tuple[str, ...] = ()
     for where, row in read_placed_rows(model, stream, path, kind):
         with told_at(where):
@@ -171,7 +171,7 @@ def read_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> I
 
 
 def read_placed_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[str, Row | None]]:
-    """The rows of a file, each with its place; None for an empty line."""
+    """Yields the rows of a file, each with its place; None for an empty line."""
     name = "standard input" if path == STANDARD_INPUT else str(path)
     if kind == "parquet":
         yield from read_parquet_rows(path)
@@ -182,7 +182,7 @@ def read_placed_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Forma
 
 
 def read_parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Rows of Parquet, of which some at a time are read."""
+    """Yields rows of Parquet, read in batches."""
     if path == STANDARD_INPUT:
         raise UserError("standard input: Parquet is read from its end, so name a file")
     number = 0
@@ -194,7 +194,7 @@ def read_parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def read_csv_rows(model: FineTuned, stream: BinaryIO, name: str) -> Iterator[tuple[str, Row]]:
-    """Rows of CSV, whose first line has the names of the columns."""
+    """Yields rows of CSV, whose first line names the columns."""
     header: list[str] = []
     for number, values in parse_csv((f"{line}\n" for line in decode_lines(stream, name)), name):
         where = f"{name}:{number}"
@@ -204,7 +204,7 @@ def read_csv_rows(model: FineTuned, stream: BinaryIO, name: str) -> Iterator[tup
 
 
 def read_line_rows(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -> Iterator[tuple[str, Row | None]]:
-    """Rows of a line each: a text, columns parted by tabs, or a JSON object."""
+    """Yields one row a line: a text, columns separated by tabs, or a JSON object."""
     header: list[str] = []
     for number, line in enumerate(decode_lines(stream, name), 1):
         where, values = f"{name}:{number}", line.split("\t")
@@ -224,7 +224,7 @@ def read_line_rows(model: FineTuned, stream: BinaryIO, name: str, kind: Format) 
 
 
 def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """The text of every line, without what ends it, and without a byte order mark."""
+    """Yields the text of every line, without its line end and a byte order mark."""
     head = b""
     for number, line in enumerate(stream, 1):
         head = head or line[:HEAD]
@@ -236,8 +236,8 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
 
 def check_header(model: FineTuned, header: list[str], where: str, kind: Format) -> list[str]:
-    """The names of columns in a first line; UserError where a field is not among them, so that no row is taken for
-    names, nor names for a row."""
+    """Returns the column names of a first line; UserError if a field is not among them, so that a row is not mistaken
+    for names."""
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise UserError(f"{where}: two columns have the name {twice[0]!r}; rename one")
@@ -251,7 +251,7 @@ def check_header(model: FineTuned, header: list[str], where: str, kind: Format) 
 
 
 def name_values(header: list[str], values: list[str], where: str) -> Row:
-    """The values of a row by the names of their columns."""
+    """Maps the values of a row to their columns."""
     if len(values) != len(header):
         raise UserError(f"{where}: {count_things(values, 'column')}; the first line names {len(header)}")
     return dict(zip(header, values, strict=True))
@@ -266,7 +266,7 @@ def format_tsv(values: Any) -> bytes:
 
 
 def list_values(answer: Answer, names: Sequence[str], path: Path) -> Iterable[str]:
-    """The values of an answer under the names of all columns; UserError where it has others, which would shift."""
+    """Lists the values of an answer in the order of the columns; UserError if it has other columns."""
     found = flatten_answer(answer)
     if [*found] != names:
         others = ", ".join(sorted({*found} ^ {*names})) or "another order"
@@ -275,7 +275,7 @@ def list_values(answer: Answer, names: Sequence[str], path: Path) -> Iterable[st
 
 
 def flatten_answer(answer: Answer) -> dict[str, str]:
-    """The columns of an answer: lists as words, a column for each class, which may not take the name of another."""
+    """Flattens an answer into columns: lists as words, and a column for each class, prefixed if its name is taken."""
     found: dict[str, str] = {}
     for name, value in answer.items():
         if name == ENTITIES:

@@ -1,12 +1,12 @@
-"""Asks a fine-tuned model about other text, from Python as from predict.py.
+"""Predictions of a fine-tuned model, from Python and for predict.py.
 
     from finetuning.prediction import load
     model = load("runs/mini/glue/sst2/model")
     model(["a fine film"])  # [{"label": "1", "probability": 0.93, "probabilities": {"0": 0.07, "1": 0.93}}]
 
-A row is a text, several texts (a pair, a question with its paragraph, a text with the choices to follow it), or a
-dictionary of them by the names of their fields. A folder that was fine-tuned here says in task.json what the fields are
-called, and how long sequences are; one of transformers does not, and gets what is usual there.
+A row is a text, several texts (a pair, a question with its paragraph, a text with its choices), or a dictionary of them
+by field. In a folder that was fine-tuned here, task.json has the names of the fields and the length of sequences; a
+folder of transformers gets the usual defaults.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
 """The texts of a row, in the order of the fields; the words of a sentence to tag."""
 Numbers = Dtype | Literal["auto", "int8"]
-"""The numbers that a model computes in."""
+"""The dtype that a model computes in."""
 Answer = dict[str, Any]
 FIGURES = 9
-"""Digits of a number on whatever scale: as many as tell one in fp32 from the next."""
+"""Significant digits of a score: enough to distinguish neighbouring fp32 values."""
 DIGITS = 6
 """Decimals of a probability."""
 ANSWER_LENGTH = 384
-"""Pieces of a question with a window of its text, where nobody says how many."""
+"""Default pieces of a question with a window of its text."""
 
 
 def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> FineTuned:
-    """Reads a model that was fine-tuned here or by transformers, to ask it about text.
+    """Loads a model that was fine-tuned here or by transformers, for predictions.
 
-    `dtype` is which numbers it computes in, auto what suits the device; the device is a GPU where there is one.
+    The default `dtype` suits the device; the default device is a GPU if there is one.
     """
     folder = find_fine_tuned(Path(folder))
     if device == "cuda" and find_kind() == "cpu":
@@ -88,7 +88,7 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
 
 
 def find_fine_tuned(folder: Path) -> Path:
-    """The folder of the model itself, which may lie in the results of its task."""
+    """Finds the folder of the model, which may lie in the results of its task."""
     if not (folder / CONFIG).exists() and any((folder / MODEL / name).exists() for name in (CONFIG, TASK)):
         return folder / MODEL
     if tasks := sorted(path.parents[1] for path in folder.glob(f"*/{MODEL}/{TASK}")):
@@ -117,7 +117,7 @@ def _read(folder: Path) -> tuple[TaskModel, TaskHead, Vocabulary]:
 
 
 def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longest: int) -> FineTuning:
-    """How text is laid out: as task.json says, otherwise as is usual."""
+    """Builds the settings of the layout of text from task.json, otherwise from the usual defaults."""
     usual = min(ANSWER_LENGTH, longest) if head.kind == "spans" else longest
     question = min(Spans().question, usual // 2 - 1)
     spans = {name: task[name] for name in ("stride", "question", "answer", "best") if name in task}
@@ -130,10 +130,11 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
 
 
 class FineTuned(ABC):
-    """A fine-tuned model that answers about text; each kind of task says how rows become items, and outputs answers."""
+    """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
+    logits."""
 
     usual: ClassVar[tuple[str, ...]] = ()
-    """The names of fields where task.json does not say."""
+    """Default names of fields without task.json."""
 
     def __init__(
         self,
@@ -149,18 +150,18 @@ class FineTuned(ABC):
         self.task, self.device = task, device
 
     def __call__(self, rows: Sequence[Row]) -> list[Answer]:
-        """Answers about every row, in their order: names and probabilities, as predict.py writes them."""
+        """Answers every row, in order: names and probabilities, as predict.py writes them."""
         if not rows:
             return []
         fields = self.name_fields(rows[0])
         return self.answer([self.find_texts(row, fields) for row in rows])
 
     def name_fields(self, first: Row | None = None) -> tuple[str, ...]:
-        """Returns the names of the texts of a row. Without task.json, the first row tells how many there are."""
+        """Returns the names of the texts of a row. Without task.json, the first row determines their number."""
         return tuple(self.task.get("fields", ())) or self.name_usual_fields(first)
 
     def name_usual_fields(self, first: Row | None) -> tuple[str, ...]:  # noqa: ARG002
-        """Returns the names of fields where task.json does not say, but a first row may."""
+        """Returns the names of fields without task.json, perhaps from a first row."""
         return self.usual
 
     def find_texts(self, row: Row, fields: Sequence[str]) -> Texts:
@@ -175,7 +176,7 @@ class FineTuned(ABC):
         return [replace_surrogates(text) for text in texts]
 
     def answer(self, rows: Sequence[Texts]) -> list[Answer]:
-        """Answers about rows whose texts were found."""
+        """Answers rows whose texts were found."""
         items = self.make_items(rows)
         return self.make_answers(rows, items, self.logits(items))
 
@@ -199,19 +200,19 @@ class FineTuned(ABC):
 
 
 def list_field_values(row: Mapping[str, Any], fields: Sequence[str]) -> list[Any]:
-    """The values of these fields in a row; UserError where one is not there."""
+    """Returns the values of these fields in a row; UserError if one is missing."""
     if missing := [name for name in fields if name not in row]:
         raise UserError(f"no field {missing[0]!r}; there is: {', '.join(map(str, row)) or 'none'}")
     return [row[name] for name in fields]
 
 
 def count_things(things: Sequence[object], name: str) -> str:
-    """Counts things in words."""
+    """Formats a count with its noun."""
     return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with ? for halves of characters, which JSON can hold and UTF-8 cannot."""
+    """Replaces surrogates, which JSON can hold and UTF-8 cannot, by question marks."""
     return text.encode(errors="replace").decode()
 
 
@@ -246,8 +247,8 @@ class _Sentences(FineTuned):
 
 
 class _Choice(FineTuned):
-    """Which of several texts follows. Fields that task.json knows are those of SWAG: what went before, how the next
-    sentence begins, and how it may end; otherwise nothing stands between a text and its choices."""
+    """Which of several texts follows. The fields of task.json are SWAG's: the sentence before, the beginning of the
+    next one, and its endings; without task.json, a text and its choices."""
 
     def name_usual_fields(self, first: Row | None) -> tuple[str, ...]:
         if isinstance(first, Mapping):
@@ -271,7 +272,7 @@ class _Choice(FineTuned):
 
 
 class _Spans(FineTuned):
-    """The stretch of a text that answers a question, or an empty answer with its probability."""
+    """The span of a text that answers a question, or an empty answer, with its probability."""
 
     usual = ("question", "context")
 
@@ -292,7 +293,7 @@ class _Spans(FineTuned):
 
 
 class _Tags(FineTuned):
-    """A tag for each word; the words of a text are what stands between its blanks."""
+    """A tag for each word; a text is split into words at blanks."""
 
     usual = ("tokens",)
 

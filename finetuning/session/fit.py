@@ -1,4 +1,4 @@
-"""Whether models and settings fit together: what is refused, with its cure, and what is doubtful, in lines."""
+"""Checks that models and settings fit together: refuses what cannot work, and lists doubts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pretraining.checkpoint.models import StoredModel
 
 
 def refuse_without_class(flag: str, name: str | None) -> None:
-    """Refuses a model with a BiLSTM, which is only asked and not trained on or scored again."""
+    """Refuses a model with a BiLSTM, which can be asked but not trained further or scored again."""
     if name is not None and has_no_class(Path(name)):
         raise UserError(
             f"{flag} {name}: a model with a BiLSTM is scored in its own training; predict.py asks it more, and nothing "
@@ -21,7 +21,7 @@ def refuse_without_class(flag: str, name: str | None) -> None:
 
 
 def require_fit(settings: FineTuning, model: StoredModel, backward: StoredModel | None, from_scratch: bool) -> None:
-    """Refuses settings that ask for what the model does not have, and a second model that cannot stand beside it."""
+    """Refuses settings that the model cannot fulfil, and a second model that does not match it."""
     _require_room(settings, model)
     if backward is not None:
         _require_room(settings, backward)
@@ -31,7 +31,7 @@ def require_fit(settings: FineTuning, model: StoredModel, backward: StoredModel 
 
 
 def _require_room(settings: FineTuning, model: StoredModel) -> None:
-    """Refuses settings that ask for more positions or layers than the model has."""
+    """Refuses more positions or layers than the model has."""
     name, shape, layers = model.name, model.shape, settings.features.layers
     if settings.length > shape.positions:
         raise UserError(
@@ -42,7 +42,7 @@ def _require_room(settings: FineTuning, model: StoredModel) -> None:
 
 
 def _require_beside(settings: FineTuning, model: StoredModel, backward: StoredModel) -> None:
-    """Refuses a second model whose features cannot stand beside those of the first, layer by layer."""
+    """Refuses a second model whose features cannot be concatenated with those of the first, layer by layer."""
     flag = f"--backward {backward.name}"
     if not settings.features.layers:
         raise UserError(f"{flag}: stands beside another model as frozen features; add --features.layers mix")
@@ -58,7 +58,7 @@ def _require_beside(settings: FineTuning, model: StoredModel, backward: StoredMo
 
 
 def _require_language(model: StoredModel, from_scratch: bool) -> None:
-    """Refuses a loss of the language head where the model would see what it predicts, or has no such head."""
+    """Refuses a language loss for a model that sees the pieces it predicts, or has no language head."""
     if model.shape.sees != "before":
         raise UserError(
             f"language_loss: a piece of {model.name} sees those after it, which are to be predicted; name a model that "
@@ -72,8 +72,7 @@ def _require_language(model: StoredModel, from_scratch: bool) -> None:
 
 
 def list_doubts_of_fit(settings: FineTuning, model: StoredModel, backward: StoredModel | None) -> list[str]:
-    """Lines for the user where sequences may be longer than the model has ever seen, or models look another way than
-    is usual."""
+    """Lists doubts for the user: sequences longer than in pre-training, or models of unusual direction."""
     found, longest = [], model.trained
     if settings.length > longest:
         found.append(

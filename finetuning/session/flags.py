@@ -1,4 +1,4 @@
-"""Flags that all commands of fine-tuning take, and the places where they look for data."""
+"""Flags of all commands of fine-tuning, and the search for data."""
 
 from __future__ import annotations
 
@@ -20,50 +20,49 @@ class Suite(NamedTuple):
     """The tasks of a command."""
 
     name: str
-    """The last part of the folder for their results."""
+    """The last part of the folder of results."""
     recipe: str
-    """The recipe where none is named."""
+    """The default recipe."""
     small_recipe: str | None = None
-    """The recipe for miniatures, if they have another."""
+    """The default recipe for miniatures, if different."""
 
 
 @dataclass(frozen=True)
 class TuningFlags:
-    """What all commands of fine-tuning take; every value of the recipe can be given as --section.key VALUE."""
+    """Flags of all commands of fine-tuning; every value of the recipe can be given as --section.key VALUE."""
 
     model: str | None = None
     """A run, a BERT folder of transformers, or a name on the Hugging Face hub (default: the newest exported model)."""
     backward: str | None = None
-    """A second model, whose frozen features stand beside those of the first, layer by layer: with --features.layers mix
-    and one model that sees what is before a piece, the other what is after it, ELMo's scheme."""
+    """A second model, whose frozen features are concatenated with those of the first, layer by layer: with
+    --features.layers mix, a left-to-right and a right-to-left model are ELMo's scheme."""
     out: Path | None = None
     """Where results go (default: runs/MODEL/…)."""
     recipe: str | None = None
-    """TOML file that says how to train, or the name of one in finetuning/recipes (default: by task and size)."""
+    """TOML file of training settings, or the name of one in finetuning/recipes (default: by task and size)."""
     learning_rates: tuple[float, ...] = ()
     """Learning rates to try."""
     batch_size: int | None = None
-    """Items of a step."""
+    """Items per step."""
     epochs: float | None = None
-    """How often the training items are gone through."""
+    """Passes over the training items."""
     seeds: int | None = None
-    """Restarts of each, with another order of the data and another head."""
+    """Restarts of each run, with another order of the data and another head."""
     from_scratch: bool = False
-    """Begin with fresh weights of the model's sizes, to see what pre-training is worth."""
+    """Start from fresh weights of the model's sizes, to measure the benefit of pre-training."""
     evaluate: bool = False
-    """Score a model that is fine-tuned for the task already, without training."""
+    """Score a model that is already fine-tuned for the task, without training."""
     cache_gb: float | None = None
-    """Keep what frozen encoders give of all items beside the results where it takes no more than this (default: 4)."""
+    """Cache the activations of frozen encoders beside the results up to this size, in 10⁹ bytes (default: 4)."""
     share: bool = False
-    """Go through runs beside other commands in the same folder, and leave what follows from all of them to one without
-    this flag."""
+    """Share the runs with other commands in the same folder; a command without this flag then concludes."""
     check: bool = False
     """Print what will be done, and stop."""
     time_limit: str = "auto"
     """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
 
     def suite(self) -> Suite:
-        """The tasks that the command is for, with their recipes."""
+        """Returns the tasks of the command, with their recipes."""
         raise NotImplementedError
 
     def open_tasks(self, setup: Setup) -> list[Task]:
@@ -71,10 +70,10 @@ class TuningFlags:
         raise NotImplementedError
 
     def finish(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
-        """Does what is left to do when all runs of all tasks are done."""
+        """Finishes the command after all runs of all tasks."""
 
     def overrides(self) -> list[str]:
-        """The settings that the command's own flags stand for."""
+        """Returns the command's own flags as overrides of settings."""
         values: dict[str, Any] = {
             "search.learning_rates": list(self.learning_rates) or None,
             "batch": self.batch_size,
@@ -86,9 +85,9 @@ class TuningFlags:
 
 
 def find_data(given: Path | None, name: str, cure: str = "", flag: str = "--data") -> Path:
-    """The folder of data that was given, or the first of the places where data of this name may be.
+    """Finds the folder of data: the given one, or the first of the usual places of this name.
 
-    `cure` is what a user can do who has none; without it, that is to fetch it. `flag` is what gives it.
+    `cure` tells a user without the data what to do (default: fetch it); `flag` is the flag that names the folder.
     """
     places = [Path("data") / name]
     if folder := os.environ.get("CLOZE_DATA"):

@@ -1,7 +1,7 @@
-"""A look at the items of a task before a model learns from them: what a user may not know of them, in a few lines.
+"""A look at the items of a task before training: counts, repetitions, empty and long texts, in a few lines.
 
-It takes a second or two, whatever the size of the files: texts are compared by their hashes, and of long splits the
-lengths of a sample are measured.
+It takes a second or two for files of any size: texts are compared by their hashes, and long splits are sampled for
+lengths.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from data_prep.common.arrays import Array
 from finetuning.tasks.task import Lengths, Seen, Task
 
 SAMPLE, SAMPLE_CHARACTERS = 20_000, 4_000_000
-"""Items of a split whose lengths are measured, and characters of them: about a second."""
+"""Items and characters of a split that are measured: about a second."""
 NAMED = 12
-"""Classes that are counted one by one."""
+"""Up to so many classes are listed one by one."""
 QUOTED = 40
-"""Characters of a text that stand for it."""
+"""Characters of a quoted text."""
 FEW = 2
-"""With fewer items a class than this, on average, the labels are likely to be no classes."""
+"""With fewer items per class on average, the labels are probably not classes."""
 
 
 def look(task: Task, trains: bool = True) -> Iterator[str]:
-    """Lines on the items that a model learns from, where it `trains`, and on those that it is scored on."""
+    """Yields lines on the training items, if it `trains`, and on the scored items."""
     splits = {split: task.describe_split(split) for split in (*["train"] * trains, *task.dev)}
     if counts := {split: seen.counts for split, seen in splits.items() if seen.counts}:
         yield count_classes(counts, task.head.kind == "classes")
@@ -40,7 +40,7 @@ def look(task: Task, trains: bool = True) -> Iterator[str]:
 
 
 def count_classes(counts: Mapping[str, Mapping[str, int]], exclusive: bool) -> str:
-    """How many items each class has, in every split; of many classes the smallest and the largest."""
+    """Formats the items of each class in every split; of many classes the smallest and the largest."""
     said = []
     for split, count in counts.items():
         if len(count) <= NAMED:
@@ -56,12 +56,12 @@ def count_classes(counts: Mapping[str, Mapping[str, int]], exclusive: bool) -> s
 
 
 def _quote_name(name: str) -> str:
-    """The name of a class, in quotation marks where blanks around it could be overlooked."""
+    """Quotes the name of a class if it begins or ends with blanks."""
     return name if name == name.strip() else repr(name)
 
 
 def doubt_classes(splits: Mapping[str, Seen], exclusive: bool) -> Iterator[str]:
-    """What is odd about classes: names that are alike, what nobody can learn, and what is no class at all."""
+    """Yields doubts about classes: similar names, classes without training items, and labels that are no classes."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in next(iter(splits.values())).counts:
         alike["".join(name.split()).casefold()].append(name)
@@ -91,7 +91,7 @@ def doubt_classes(splits: Mapping[str, Seen], exclusive: bool) -> Iterator[str]:
 
 
 def describe_numbers(splits: Mapping[str, Seen]) -> Iterator[str]:
-    """Between what the numbers lie that are asked for."""
+    """Yields the range and mean of scores."""
     known = {split: seen.numbers for split, seen in splits.items() if seen.numbers is not None and len(seen)}
     said = []
     for split, numbers in known.items():
@@ -104,12 +104,12 @@ def describe_numbers(splits: Mapping[str, Seen]) -> Iterator[str]:
 
 
 def _is_empty(texts: tuple[str, ...]) -> bool:
-    """Whether one of the texts of an item has nothing to read."""
+    """Tells whether one of the texts of an item is empty or blank."""
     return any(not text or text.isspace() for text in texts)
 
 
 def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
-    """Which items the training has twice, and which are scored though they were learned."""
+    """Yields a line on repeated training items, and on scored items that are in train."""
     if "train" not in splits:
         return
     train, keys = splits["train"], {split: _hash_items(seen) for split, seen in splits.items()}
@@ -134,7 +134,7 @@ def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
 
 
 def _hash_items(seen: Seen) -> Array:
-    """A number for every item, by which equal ones are found."""
+    """Hashes every item, to find equal ones."""
     return np.fromiter(map(hash, zip(*seen.texts, strict=True)), np.int64, len(seen))
 
 
@@ -145,16 +145,16 @@ def _quote_text(seen: Seen, item: int) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """How long something of a split is."""
+    """The measured lengths of a split."""
 
     lengths: Lengths
     pieces: Array
-    """The pieces of every sequence of the sample."""
+    """Pieces of every sequence of the sample."""
     is_sample: bool
 
 
 def measure(seen: Seen) -> Iterator[Measured]:
-    """Measures the items of a split, or of a long one some that stand for it, the same every time."""
+    """Measures the items of a split, or a fixed sample of a long one."""
     if not len(seen):
         return
     order = np.random.default_rng(0).permutation(len(seen))[:SAMPLE]
@@ -165,7 +165,7 @@ def measure(seen: Seen) -> Iterator[Measured]:
 
 
 def find_cut(splits: Mapping[str, Seen]) -> Iterator[str]:
-    """How many texts are longer than a model is given, and how much of them it never sees."""
+    """Yields lines on texts that are cut off: how many, and the share of pieces that is lost."""
     told: dict[str, list[str]] = defaultdict(list)
     for split, seen in splits.items():
         for measured in measure(seen):
@@ -184,5 +184,5 @@ def find_cut(splits: Mapping[str, Seen]) -> Iterator[str]:
 
 
 def _format_share(share: float) -> str:
-    """A share that is never called nothing."""
+    """Formats a share that is not zero, however small."""
     return f"{100 * share:.1f}%" if share >= 0.0005 else "less than 0.1%"

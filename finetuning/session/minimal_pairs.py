@@ -1,10 +1,10 @@
-"""Asks a pre-trained model which sentence of minimal pairs is the good one, and tells how often it is right.
+"""Scores a pre-trained model on minimal pairs: how often it prefers the good sentence.
 
 OUT/results.json        accuracy, by phenomenon and by paradigm
 OUT/pairs.jsonl         every pair with the scores of both sentences
 OUT/pairs.png           the chart
-OUT/begun.json          which model and which pairs
-OUT/parts/00000.jsonl   what is scored so far, until all is
+OUT/begun.json          checksums of the model and the pairs
+OUT/parts/00000.jsonl   the scores so far, until all are there
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ from pretraining.scoring.pairs import (
 from pretraining.scoring.sentences import Scorer
 
 PART = 1000
-"""Pairs that are scored and kept together: a paradigm of BLiMP."""
+"""Pairs that are scored and written together: a paradigm of BLiMP."""
 SCORED, CHART, PARTS = "pairs.jsonl", "pairs.png", "parts"
 USUAL = tuple(f"blimp.jsonl{ending}" for ending in ("", ".gz", ".xz", ".zst"))
-"""What the file of the usual pairs may be called; the first that is there is read."""
+"""Possible names of the default file of pairs; the first that exists is read."""
 LISTED, SHOWN = 10, 100
-"""Pairs that are listed one by one, and characters of a sentence that are shown."""
+"""Maximum pairs in a list, and characters of a sentence in it."""
 Where = Literal["auto", "cpu", "cuda"]
 BUSY = "{owner} is at work there; wait for it, or name another --out"
 
 
 @dataclass(frozen=True)
 class Questions:
-    """A model, and the pairs that it is asked about."""
+    """A model and its minimal pairs."""
 
     model: StoredModel
     scorer: Scorer
@@ -82,7 +82,7 @@ class Questions:
 
 
 class Group(NamedTuple):
-    """The pairs of a paradigm of a phenomenon; either may have no name."""
+    """A paradigm of a phenomenon; either name may be empty."""
 
     phenomenon: str
     paradigm: str
@@ -93,7 +93,7 @@ class Group(NamedTuple):
 
 
 class Took(NamedTuple):
-    """What the scoring of pairs took."""
+    """The cost of scoring pairs."""
 
     pairs: int = 0
     seconds: float = 0.0
@@ -103,8 +103,8 @@ class Took(NamedTuple):
 def score_pairs(
     name: str | None, path: Path | None, each: int | None, out: Path | None, device: Where, console: Console
 ) -> None:
-    """Scores all pairs, or the first of `each` paradigm, that have no score yet in the folder, and concludes from all
-    of them."""
+    """Scores all pairs, or the first `each` of every paradigm, that have no score in the folder yet, and writes the
+    results."""
     if each is not None and each < 1:
         raise UserError(f"--each {each}: give a number of pairs above 0")
     found = path or find_usual()
@@ -130,7 +130,7 @@ def score_pairs(
 
 
 def find_usual() -> Path:
-    """The file of the usual pairs, where somebody names none."""
+    """Finds the default file of pairs."""
     cure = "name a file of pairs: --pairs FILE"
     folder = find_data(None, "pairs", cure, "--pairs")
     found = next((folder / name for name in USUAL if (folder / name).exists()), None)
@@ -140,7 +140,7 @@ def find_usual() -> Path:
 
 
 def list_doubts(asked: Questions) -> Iterator[str]:
-    """Lines on pairs that say nothing of a model, or that it cannot take, with the first of their sentences."""
+    """Yields lines on pairs that are uninformative or too long, with the first of their sentences."""
     yield from asked.counts.list_doubts()
     if asked.counts.too_long or asked.counts.without_pieces:
         sentences = list_sentences(asked.pairs)
@@ -150,7 +150,7 @@ def list_doubts(asked: Questions) -> Iterator[str]:
 
 
 def list_first(what: str, sentences: Sequence[str]) -> Iterator[str]:
-    """A line for each of the first sentences, and how many more there are."""
+    """Yields a line for each of the first sentences, and the number of the others."""
     for sentence in sentences[:LISTED]:
         yield f"    {what}: {sentence[:SHOWN]}{'…' * (len(sentence) > SHOWN)}"
     if len(sentences) > LISTED:
@@ -158,7 +158,7 @@ def list_first(what: str, sentences: Sequence[str]) -> Iterator[str]:
 
 
 def require_same(out: Path, asked: Questions) -> None:
-    """Refuses a folder with what another model said, or with answers about other pairs."""
+    """Refuses a folder with the scores of another model or of other pairs."""
     before = Begun.read(out / BEGUN)
     if before is None and any((out / name).exists() for name in (SCORED, RESULTS)):
         raise UserError(f"--out {out}: holds results of something else; name another --out")
@@ -170,7 +170,7 @@ def require_same(out: Path, asked: Questions) -> None:
 
 
 def score_missing(out: Path, asked: Questions, console: Console) -> tuple[Array, Took]:
-    """The scores of all pairs, (pairs, 2), and what those took that were left."""
+    """Scores the pairs without a score; returns the scores of all pairs (pairs, 2), and the cost."""
     if (out / SCORED).exists():
         return read_scores(out / SCORED, asked.pairs), Took()
     parts = list(split_pairs(asked.pairs, PART))
@@ -198,7 +198,7 @@ def score_missing(out: Path, asked: Questions, console: Console) -> tuple[Array,
 
 
 def write_scores(path: Path, pairs: Sequence[Pair], scores: Array) -> None:
-    """Writes pairs with their scores, a JSON object a line; null for what has no score."""
+    """Writes pairs with their scores, a JSON object a line; null for a missing score."""
     with replacing(path) as file:
         for pair, (good, bad) in zip(pairs, scores.tolist(), strict=True):
             found = {"good_score": good, "bad_score": bad}
@@ -207,7 +207,7 @@ def write_scores(path: Path, pairs: Sequence[Pair], scores: Array) -> None:
 
 
 def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
-    """Reads the scores of these pairs, (pairs, 2)."""
+    """Reads the scores (pairs, 2) of these pairs."""
     try:
         with path.open("rb") as file:
             found = [json.loads(line) for line in file]
@@ -220,7 +220,7 @@ def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
 
 
 def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Console) -> None:
-    """Writes what came of all pairs, and tells it."""
+    """Writes and prints the results."""
     scored, right = are_scored(scores), are_right(scores)
     called = name_groups(asked.pairs)
     phenomena, paradigms = (
@@ -263,14 +263,13 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
 
 
 def make_group_score(tally: Tally) -> GroupScore:
-    """The accuracy of a group with its standard error."""
+    """Makes the accuracy of a group with its standard error."""
     spread = estimate_share_spread(tally.right, tally.pairs)
     return GroupScore(accuracy=tally.accuracy, spread=spread, **asdict(tally))
 
 
 def name_groups(pairs: Sequence[Pair]) -> dict[Group, str]:
-    """What every group is called in results: as its paradigm, after its phenomenon where several have one of this
-    name."""
+    """Names every group in results: by its paradigm, or by phenomenon and paradigm where several have the name."""
     groups = dict.fromkeys(map(Group.from_pair, pairs))
     often = Counter(group.paradigm for group in groups)
     return {
@@ -280,7 +279,7 @@ def name_groups(pairs: Sequence[Pair]) -> dict[Group, str]:
 
 
 def group_scores(result: PairsResult, called: Mapping[Group, str]) -> dict[str, dict[str, GroupScore]]:
-    """The scores of paradigms by their own names, for each phenomenon."""
+    """Groups the scores of paradigms by phenomenon."""
     found: dict[str, dict[str, GroupScore]] = {phenomenon: {} for phenomenon in result.phenomena}
     for group, name in called.items():
         if name in result.paradigms:  # not all of its pairs were too long
@@ -289,7 +288,7 @@ def group_scores(result: PairsResult, called: Mapping[Group, str]) -> dict[str, 
 
 
 def build_summary(result: PairsResult, groups: Groups, counts: Asked, out: Path) -> Iterator[RenderableType]:
-    """The table by phenomenon and paradigm, and what is to be said of it."""
+    """Yields the table by phenomenon and paradigm, and lines on it."""
     table = make_table("phenomenon", "paradigm", ">right", ">pairs")
     for phenomenon, paradigms in groups.items():
         whole = result.phenomena[phenomenon]

@@ -1,4 +1,4 @@
-"""Tables of a command of fine-tuning: its plan beforehand, its results in the end, which go into results.json."""
+"""The plan of a command of fine-tuning, its results.json and its tables of results."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 
 SHOWN = 10
-"""Runs of a task that are shown one by one."""
+"""Maximum runs of a task in the table."""
 TOGETHER = 2
-"""Figures of a line, which terminals of 80 columns have room for."""
+"""Figures on a line of a terminal of 80 columns."""
 
 
 def build_plan(
     runs: Mapping[str, Sequence[Run]], settings: FineTuning, share: MachineShare, memory: float
 ) -> Iterator[RenderableType]:
-    """The runs that a command will make of every task, and what they have in common."""
+    """Yields the table of runs by task, and that of their settings."""
     table = make_table("task", "kind", ">train", ">dev", ">test", ">runs", ">steps of a run")
     for name, own in runs.items():
         task = own[0].task
@@ -57,21 +57,21 @@ def build_plan(
 
 
 def describe_splits(splits: Mapping[str, Items]) -> str:
-    """The items of every split of a kind, with what tells the splits apart."""
+    """Formats the number of items of each split, with the distinguishing part of its name."""
     if len(splits) < 2:
         return "".join(map(describe_items, splits.values()))
     return "\n".join(f"{name.partition('_')[2] or name} {describe_items(items)}" for name, items in splits.items())
 
 
 def describe_items(items: Items) -> str:
-    """How many items there are; of questions also how many windows they are read through."""
+    """Formats the number of items, for questions also that of their windows."""
     if isinstance(items, TextWindows):
         return f"{len(items.places.first) - 1:,} questions\n{len(items):,} windows"
     return f"{len(items):,}"
 
 
 def describe_outcome(result: RunResult) -> str:
-    """One line on what came of a run."""
+    """Formats the outcome of a run in one line."""
     if result.failed:
         return f"failed: {result.failed}"
     doubt = "  degenerate" * result.degenerate
@@ -80,8 +80,8 @@ def describe_outcome(result: RunResult) -> str:
 
 
 def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
-    """Puts the best run's model and predictions beside the runs, and writes what came of all of them; `data` tells the
-    items of every split from others."""
+    """Moves the best run's model and predictions beside the runs, and writes the results of the task; `data` identifies
+    the items of every split."""
     remove_worse_models(folder)
     runs = read_results(folder)
     for name in runs:  # of a run that was killed when it had its results
@@ -114,7 +114,7 @@ def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
 
 
 def give_back_predictions(folder: Path, best: str) -> None:
-    """Where a smaller grid had another best run, puts its predictions back into its folder, as all other runs have."""
+    """Moves the predictions of an earlier best run back into its folder, where all other runs have theirs."""
     earlier = TaskResult.read(folder / RESULTS)
     if earlier is None or earlier.best in (None, best):
         return
@@ -124,7 +124,7 @@ def give_back_predictions(folder: Path, best: str) -> None:
 
 
 def replace_folder(source: Path, target: Path) -> None:
-    """Puts a folder in the place of another, or of none."""
+    """Moves a folder to the place of another, which may not exist."""
     old = replaced_name(target)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
@@ -134,14 +134,14 @@ def replace_folder(source: Path, target: Path) -> None:
 
 
 def write_results(results: Sequence[TaskResult], out: Path) -> None:
-    """Writes the results of all tasks of a command, with the averages of GLUE where it has all tasks of them."""
+    """Writes the results of all tasks of a command, with GLUE's averages that lack no task."""
     known = collect_averages({result.task: result for result in results})
     of_tasks = {result.task: result.as_dict() for result in results}
     write_json(out / RESULTS, {**of_tasks, AVERAGES: known} if known else of_tasks)
 
 
 def build_summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType]:
-    """What came of every task: its runs, the best first; how much they differ; all scores of the best; what is next."""
+    """Yields the tables of runs, tasks and scores of the best run, and lines on failures and on what to do next."""
     runs = make_table("task", "run", ">score", ">time", "")
     tasks = make_table("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
     scores = make_table("task", "split", ">items", "scores of the best run, ± by chance")
@@ -180,7 +180,7 @@ def build_summary(results: Sequence[TaskResult], out: Path) -> Iterator[Renderab
 
 
 def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:
-    """Lines on the averages of GLUE that there are, and on what the others lack; none where no two are tasks of it."""
+    """Yields lines on GLUE's averages and what they lack; none with fewer than two of its tasks."""
     by_task = {result.task: result for result in results}
     found = compute_averages(by_task) if len(by_task.keys() & FOLDERS.keys()) > 1 else []
     for average in found:
@@ -192,7 +192,7 @@ def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:
 
 
 def list_rows(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]]:
-    """Rows on the runs of a task, the best first: name, score, time, and what is to be said of it."""
+    """Yields rows on the runs of a task, the best first: name, score, time, and a flag."""
     names = sorted(runs, key=lambda name: (runs[name].score is None, -(runs[name].score or 0.0)))
     for name in names[:SHOWN]:
         run = runs[name]
@@ -208,7 +208,7 @@ def print_part(console: Console, part: RenderableType) -> None:
 
 
 def make_table(*columns: str) -> Table:
-    """A plain table; columns whose names begin with > are of figures."""
+    """Makes a plain table; columns whose names begin with > are right-aligned."""
     table = Table(box=None, pad_edge=False)
     for name in columns:
         table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")

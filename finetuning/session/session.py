@@ -1,7 +1,7 @@
-"""A whole command of fine-tuning: the ranks meet, read the model and the tasks, and go through all runs.
+"""A command of fine-tuning: connects the ranks, reads the model and the tasks, and does all runs.
 
 Without a launcher, runs go side by side: one in this process, the others in workers, which are the same command again.
-Each takes a run that nobody has taken yet, until all are done.
+Each takes the next run that is free, until all are done.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from pretraining.processes.watchdog import Watch
 from pretraining.reporting.metrics_file import METRICS
 
 SMALL = 768
-"""Encoders narrower than this are miniatures, which take larger learning rates."""
+"""Encoders narrower than this are miniatures, with larger learning rates."""
 
 
 def main(kind: type[TuningFlags], arguments: list[str], program: str) -> int:
-    """Reads the command and does it; returns the exit code, as `Code` of processes/ending.py says."""
+    """Parses and runs a command; returns the exit code, one of `Code` in processes/ending.py."""
     flags, overrides = tyro.cli(
         kind, args=arguments, prog=program, return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
     )
@@ -75,12 +75,12 @@ def main(kind: type[TuningFlags], arguments: list[str], program: str) -> int:
 
 
 def run(kind: type[TuningFlags]) -> NoReturn:
-    """Does the command that this process was started with."""
+    """Runs the command of this process, and exits."""
     exit_now(main(kind, sys.argv[1:], Path(sys.argv[0]).name))
 
 
 class Session:
-    """One process's part of a command."""
+    """The part of one process in a command."""
 
     def __init__(self, flags: TuningFlags, overrides: Sequence[str], ending: Ending) -> None:
         self.flags, self.overrides, self.ending = flags, overrides, ending
@@ -88,10 +88,10 @@ class Session:
         self.environment = dict(os.environ)
         self.world = ending.world = find_world(self.environment)
         self.leads = self.world.rank == 0 and not workers.get_worker_number()
-        """whether this process speaks for all"""
+        """Whether this process prints and writes for all."""
 
     def run(self) -> None:
-        """Goes through all runs of all tasks, or says what they will be."""
+        """Does all runs of all tasks, or with --check prints them."""
         named = Path(self.flags.recipe) if self.flags.recipe else None
         device = choose_device(peek_device(FORM, named, self.overrides), self.world)
         connect(self.world, device, folder=self.flags.out or Path(RUNS))
@@ -106,7 +106,7 @@ class Session:
         disconnect()
 
     def _read(self, device: Literal["cpu", "cuda"]) -> None:
-        """Reads the model, the settings and the tasks; all faults of them end the command."""
+        """Reads the model, the settings and the tasks; raises UserError on any fault."""
         refuse_without_class("--model", self.flags.model)
         self.model = find_model(self.flags.model)
         self.backward = find_model(self.flags.backward) if self.flags.backward else None
@@ -122,7 +122,7 @@ class Session:
                 self._print(f"{task.name}: {line}")
 
     def _read_settings(self, device: Literal["cpu", "cuda"]) -> str:
-        """Reads the recipe for the model, as it is called, with what the command says; and where results go."""
+        """Reads the recipe with the overrides, chooses the folder of results, and returns the recipe's name."""
         flags, model, suite = self.flags, self.model, self.flags.suite()
         small = model.shape.hidden < SMALL
         recipe = flags.recipe or (small and suite.small_recipe) or suite.recipe
@@ -144,7 +144,7 @@ class Session:
         return recipe
 
     def _read_tasks(self) -> None:
-        """Reads the files of all tasks, and refuses those that the command is not for."""
+        """Reads the files of all tasks; refuses repeated tasks, and a trained model of other labels."""
         with collection_paused():
             trained = self.model.head if self.flags.evaluate else None
             self.tasks = self.flags.open_tasks(Setup(Cutter(self.model.vocabulary), self.settings, trained))
@@ -156,7 +156,7 @@ class Session:
                 find_order(task.head, get_fine_tuned_head(self.model), self.model.name)
 
     def _list_runs(self) -> None:
-        """Lists the runs of all tasks, which go on in their folders only as they were begun."""
+        """Lists the runs of all tasks; runs of other settings in their folders are refused."""
         self.base = Base(self.model, self.flags.from_scratch, self.backward)
         self.runs = {}
         for task in self.tasks:
@@ -169,7 +169,7 @@ class Session:
         return [*chain(*self.runs.values())]
 
     def _work(self, device: torch.device) -> None:
-        """Goes through all runs, and concludes from them."""
+        """Does all runs, and concludes."""
         with contextlib.ExitStack() as stack:
             control = stack.enter_context(Control(self.world, time_limit(self.flags.time_limit)))
             with shared_errors():
@@ -195,7 +195,7 @@ class Session:
                         self._conclude()
 
     def _share_machine(self, device: torch.device) -> None:
-        """Finds how many runs go at a time. All ranks call it together."""
+        """Decides the number of runs at a time. All ranks call it together."""
         runs = self.all_runs
         left = sum(not run.is_done for run in runs)
         largest = max((run.settings for run in runs), key=lambda settings: settings.batch)
@@ -203,7 +203,7 @@ class Session:
         self.sharing = workers.share_machine(self.settings, self.world, device, len(runs), left, self.memory)
 
     def _run_all(self, context: Context, waits: Control | None = None) -> None:
-        """Goes through the runs that are not done, but for those that another process has; or `waits` for these."""
+        """Does the runs that are left, but for those that another process has taken; or `waits` for these."""
         for run in self.all_runs:
             name = f"{run.task.name} {run.name}"
             if is_done_on_rank_0(run):
@@ -228,24 +228,24 @@ class Session:
             gc.collect()
 
     def _make_run(self, run: Run, context: Context) -> RunResult:
-        """Goes through a run."""
+        """Does one run."""
         if run.trains:
             return search.train(run, self.base, context, self._epochs_after(run))
         outputs = answer_without_model(run.task) or compute_model_outputs(run.task, self.model, run.settings, context)
         return search.score(run, outputs, context)
 
     def _epochs_after(self, run: Run) -> float:
-        """The epochs of the runs of a task that are not done, without this one: of those at a time one counts."""
+        """Estimates the epochs of the other unfinished runs of the task, divided by the runs at a time."""
         others = [other for other in self.runs[run.task.name] if other is not run and other.trains]
         return sum(other.settings.epochs for other in others if not other.is_done) / self.sharing.jobs
 
     def _describe_left(self, run: Run, seconds: float) -> str:
-        """A line on how long the other runs of a task will still take, where this one took so many seconds."""
+        """Formats the time left for the other runs of the task, given the seconds of this one."""
         after = self._epochs_after(run)
         return f"\n  {duration(seconds / run.settings.epochs * after)} left for {run.task.name}" if after else ""
 
     def _conclude(self) -> None:
-        """Tells what came of all runs, and keeps the best of every task."""
+        """Writes, draws and prints the results of all tasks."""
         results = [conclude(task, self.out / task.name, self.runs[task.name][0].begun.data) for task in self.tasks]
         write_results(results, self.out)
         for task, result in zip(self.tasks, results, strict=True):
@@ -264,6 +264,6 @@ class Session:
 
 
 def is_done_on_rank_0(run: Run) -> bool:
-    """Whether a run has results, as rank 0 sees it: files may reach other machines later, or not at all."""
+    """Tells whether rank 0 sees results of a run: files may reach other machines later, or not at all."""
     done: bool = gather(run.is_done)[0]
     return done

@@ -1,4 +1,4 @@
-"""Runs side by side: how many a machine has room for, and the processes that take them, the same command again."""
+"""Runs side by side: how many fit on a machine, and the worker processes, which are the same command again."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from pretraining.processes.stopping import Control, StoppedError
 from pretraining.reporting.hardware import read_total_memory
 
 PROCESS = 1.5e9
-"""Bytes that a process takes besides its model: Python, PyTorch, the texts of a task."""
+"""Bytes of a process besides its model: Python, PyTorch, the texts of a task."""
 LOOK_SECONDS = 0.2
-"""For how long it is watched how busy the machine is."""
+"""Seconds over which the load of the machine is measured."""
 NUMBER, JOBS = "CLOZE_WORKER", "CLOZE_JOBS"
-"""Variables that tell a worker which one it is, from 1 on, and how many processes there are with the first."""
+"""Environment variables of a worker: its number, from 1, and the number of processes with the first."""
 BUSY = "{owner} is at work in this folder\nwait for its end, or name another folder with --out"
-"""What is said of a folder in which another process is at work."""
+"""The message about a folder that another process uses."""
 PATIENCE = 300.0 if "SLURM_RESTART_COUNT" in os.environ else 120.0
-"""Seconds in which a worker that was asked to stop saves. In a job that Slurm has begun again, the last start may be at
-work on a machine that was cut off, and finds that out late."""
+"""Seconds that a worker has to save after a stop. In a job that Slurm requeued, the last start may still run on a
+machine that lost its network, and notices late."""
 
 
 def get_worker_number() -> int:
-    """Which worker this process is; 0 for the one that the user started."""
+    """Returns the number of this worker; 0 for the process that the user started."""
     return int(os.environ.get(NUMBER, 0))
 
 
 class RunProcesses:
-    """The workers of a command, which live no longer than it does."""
+    """The workers of a command; they end with it."""
 
     def __init__(self, jobs: int, device: torch.device, environment: Mapping[str, str]) -> None:
-        """`environment` is that of this process before it met its ranks."""
+        """`environment` is that of this process before it connected its ranks."""
         self._jobs = 1 if get_worker_number() else jobs
         self._device, self._environment = device, environment
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -71,7 +71,7 @@ class RunProcesses:
         return self
 
     def wait(self, control: Control) -> None:
-        """Waits until the workers have nothing left to do, or were killed."""
+        """Waits until all workers have ended."""
         while any(process.poll() is None for process in self._processes):
             pause(control)
 
@@ -86,10 +86,10 @@ class RunProcesses:
 
 @contextmanager
 def take_run(folder: Path, waits: Control | None = None) -> Iterator[bool]:
-    """Takes a run for this process; False where another one has it.
+    """Takes a run for this process; False if another process has it.
 
-    A process that `waits`, until it is asked to stop, has patience with a worker whose command was killed, and which
-    saves yet; HeldError where the other one goes on.
+    With `waits`, it waits for a worker whose command was killed and which still saves, until asked to stop; HeldError
+    if that worker continues.
     """
     until = time.monotonic() + PATIENCE
     with ExitStack() as stack:
@@ -109,7 +109,7 @@ def take_run(folder: Path, waits: Control | None = None) -> Iterator[bool]:
 
 
 def pause(control: Control) -> None:
-    """Waits for a moment, in which a command may be asked to stop."""
+    """Sleeps a moment; StoppedError if the command is asked to stop."""
     if control.stop_requested:
         decision = control.decide(wrong=False, saving=0.0)
         raise StoppedError(f"stopped by {decision.cause}; the same command continues", decision)
@@ -118,22 +118,22 @@ def pause(control: Control) -> None:
 
 @dataclass(frozen=True)
 class MachineShare:
-    """How runs share a machine."""
+    """The share of a machine that each run gets."""
 
     jobs: int
     """Runs at a time."""
     threads: int
-    """Threads of each, which decide how its sums are rounded."""
+    """Threads of each run; they determine how sums are rounded."""
 
 
 def share_machine(
     settings: FineTuning, world: World, device: torch.device, runs: int, left: int, memory: float
 ) -> MachineShare:
-    """Shares a machine among runs that take so much `memory` each, of which some are `left` to do. Without a launcher
-    they go side by side. All ranks call it together.
+    """Divides a machine among runs of this `memory` each, of which some are `left`. Runs go side by side only without a
+    launcher. All ranks call it together.
 
-    Threads follow from the command and the machine alone, so that a command computes the same bits again. How many runs
-    go at a time depends also on what is left to do, and on the memory and the cores that others leave free now.
+    The number of threads depends on the command and the machine alone, so that results are reproducible. The number of
+    runs at a time also depends on the runs left, and on the memory and cores that are free now.
     """
     wanted, threads = settings.search.jobs, default_threads(world)
     if world.launcher != "plain":
@@ -154,13 +154,13 @@ def share_machine(
 
 
 def count_idle_cores() -> int:
-    """Cores of the machine that nobody uses now. (A load average would still count a command that was just stopped.)"""
+    """Counts the idle cores of the machine. (A load average would still count a command that has just stopped.)"""
     busy: float = psutil.cpu_percent(LOOK_SECONDS) / 100
     return round((os.cpu_count() or 1) * (1 - busy))
 
 
 def estimate_memory(task: Task, settings: FineTuning, shape: Shape, device: torch.device) -> float:
-    """Bytes that a run takes, an estimate: weights twice, gradients, averages, activations, the process."""
+    """Estimates the bytes of a run: weights twice, gradients, averages, activations, the process."""
     dtype = name_dtype(choose_dtype(settings.precision.dtype, device))
     items = min(settings.micro_batch or settings.batch, settings.batch)
     sequences = items * task.train.encode(np.arange(1)).choices
