@@ -50,13 +50,13 @@ class RunGlue(TuningFlags):
     """Write submission.zip also where tasks are missing, which it answers with their first class."""
 
     faults: list[str] = field(default_factory=list, init=False)
-    """The faults of the tasks that are left out."""
+    """The faults of tasks that are left out."""
 
     def suite(self) -> Suite:
         return Suite("glue", "glue", "miniature")
 
     def open_tasks(self, setup: Setup) -> list[Task]:
-        """Reads the files of the tasks that were asked for, or of all that are there."""
+        """Reads the files of the given tasks, or of all that are found."""
         data = find_data(self.data, "glue")
         names = self.task or find_glue(data)
         if not names:
@@ -74,13 +74,13 @@ class RunGlue(TuningFlags):
         return tasks
 
     def finish(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
-        """Writes what the leaderboard takes, and says which tasks were left out."""
+        """Writes the zip for the leaderboard; UserError if tasks were left out."""
         self._write_submission(out, tasks, console)
         if self.faults:
             raise UserError("\n".join(["left out, so that the tables are of the other tasks:", *self.faults]))
 
     def _write_submission(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
-        """Puts the answers to the test splits into the zip that the leaderboard takes, with those of earlier runs."""
+        """Writes the answers to the test splits, with those of earlier runs, to the zip for the leaderboard."""
         zipped = out / SUBMISSION
         if not self.submission and not any(task.test for task in tasks):
             return

@@ -28,7 +28,7 @@ from finetuning.tasks.ner import open_ner
 from finetuning.tasks.task import Setup, Task
 
 CURE = "put the train.txt, valid.txt and test.txt of CoNLL-2003, which may not be given on, into data/ner"
-"""What a user can do who has no data."""
+"""The cure for missing data."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RunNer(TuningFlags):
         return Suite("ner", "ner")
 
     def overrides(self) -> list[str]:
-        """The settings that the command's own flags stand for."""
+        """Returns the command's own flags as overrides of settings."""
         own = ["--tags.document_context=true"] * self.document_context
         return [*super().overrides(), *own, *[f"--features.layers={self.features}"] * bool(self.features)]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fine-tunes a model on questions whose answers are stretches of a text, as in SQuAD, and scores it.
+"""Fine-tunes a model on questions whose answers are spans of a text, as in SQuAD, and scores it.
 
     python finetuning/run_squad.py --version 1.1 --model runs/mini
     python finetuning/run_squad.py --version 2.0 --model google-bert/bert-base-uncased
@@ -31,7 +31,7 @@ from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Setup, Task
 
 HELD_OUT = 0.1
-"""Share of the questions that is kept from training and scored where there is no dev file."""
+"""Share of the questions that is held out and scored if there is no dev file."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class RunSquad(TuningFlags):
         return [open_squad(self.version, train, dev, setup, strict=self.strict, held_out=held_out)]
 
     def _find(self, split: str, needed: bool) -> Path | None:
-        """The file of a split in the folder of data, without which only a file that is named is enough."""
+        """Finds the file of a split in the folder of data; None if it is not there and not needed."""
         name = f"{split}-v{self.version}"
         names = {split: (f"{name}.json", f"{name}.parquet", f"*{name}*.json")}
         try:

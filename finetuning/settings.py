@@ -1,6 +1,6 @@
-"""What a fine-tuning recipe can say: every setting, its meaning and its limits.
+"""The settings of a fine-tuning recipe: their meanings and limits.
 
-How numbers are computed, how ranks share the work and what is written are the sections that pre-training has too.
+Sections on precision, parallelism, logging and checkpoints are those of pre-training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class DropoutShares(Section):
-    """How much is dropped; what is not said is as the model's config says."""
+    """Dropout; by default as in the model's config."""
 
     hidden: Fraction | None = None
     """Share of the activations dropped after the embeddings, in each layer and before the head."""
@@ -30,7 +30,7 @@ class DropoutShares(Section):
 
 
 class Search(Section):
-    """Which runs a task gets: one for each combination and seed. The best on dev is kept."""
+    """The runs of a task: one for each combination and seed. The best on dev is kept."""
 
     learning_rates: Annotated[tuple[Rate, ...], Field(strict=False)] = ()
     """Learning rates to try (default: `learning_rate` alone)."""
@@ -39,13 +39,13 @@ class Search(Section):
     epochs: Annotated[tuple[Rate, ...], Field(strict=False)] = ()
     """Epochs to try (default: `epochs` alone)."""
     seeds: Positive = 1
-    """Restarts of each, with another order of the data and another head."""
+    """Restarts of each run, with another order of the data and another head."""
     jobs: PositiveOrAuto = "auto"
     """Runs side by side, in processes of their own: one for each GPU, or for each CPU core; 1: one after another."""
 
 
 class Spans(Section):
-    """Questions whose answers are stretches of a text, as in SQuAD."""
+    """Questions whose answers are spans of a text, as in SQuAD."""
 
     stride: Positive = 128
     """Pieces from one window of a long text to the next."""
@@ -78,12 +78,12 @@ LayerChoice = Literal[
 
 
 class Features(Section):
-    """Frozen activations instead of fine-tuning: a BiLSTM on what layers of the encoder give."""
+    """Frozen activations instead of fine-tuning: a BiLSTM on layers of the encoder."""
 
     layers: LayerChoice = ""
     """Which layers; mix: as weighted-all, but with the embeddings, as in ELMo; empty: fine-tune the whole model."""
     hidden: Positive = 768
-    """Width of the BiLSTM, for each direction half of it."""
+    """Width of the BiLSTM, half of it for each direction."""
     depth: Positive = 2
     """Layers of the BiLSTM."""
     cache_gb: Annotated[float, Field(ge=0)] = 4.0
@@ -95,7 +95,7 @@ class BiLstm(Section):
     """A BiLSTM between the encoder and the head, which is trained with them."""
 
     hidden: Count = 0
-    """Width, for each direction half of it; 0: none."""
+    """Width, half of it for each direction; 0: none."""
     depth: Positive = 2
     """Layers."""
 
@@ -108,39 +108,39 @@ class GlueSettings(Section):
 
 
 class FineTuning(Computing):
-    """All that decides how a model is fine-tuned for a task."""
+    """The settings of fine-tuning a model for a task."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    """Decides the new head, the order of the data, and dropout; restarts count up from it."""
+    """Seed of the new head, the order of the data and dropout; restarts count up from it."""
     epochs: Rate = 3.0
-    """How often the training items are gone through."""
+    """Passes over the training items."""
     batch: Positive = 32
-    """Items of a step, over all ranks."""
+    """Items per step, over all ranks."""
     micro_batch: Positive | None = None
-    """Items that a rank computes at a time (default: all of its share)."""
+    """Items that a rank computes at a time (default: its whole share)."""
     learning_rate: Rate = 3e-5
     """Highest learning rate."""
     warmup: Fraction = 0.1
-    """Share of the steps in which the learning rate grows to its highest."""
+    """Share of the steps in which the learning rate grows to its maximum."""
     decay: Literal["linear", "constant"] = "linear"
-    """What follows the warm-up."""
+    """Learning rate after the warm-up."""
     language_loss: Annotated[float, Field(ge=0)] = 0.0
     """GPT's λ: this much of the language head's mean loss of a piece, on the same texts, is added to the loss of the
     task. It needs a model of the objective ltr; 0: none."""
     length: Annotated[int, Field(ge=8, lt=2**31)] = 128
     """Longest sequence, in pieces."""
     evaluations: Positive = 1
-    """How often dev is scored in an epoch; at the end in any case."""
+    """Evaluations of dev in an epoch; there is always one at the end."""
     patience: Count = 0
-    """Stop after so many evaluations without a better score, and keep the best weights; 0: train to the end."""
+    """Stop after this number of evaluations without a better score, and keep the best weights; 0: train to the end."""
     dropout: DropoutShares = DropoutShares()
-    """How much is dropped."""
+    """Dropout."""
     search: Search = Search()
-    """Which runs a task gets."""
+    """The runs of a task."""
     glue: GlueSettings = GlueSettings()
     """The tasks of GLUE."""
     spans: Spans = Spans()
-    """Questions whose answers are stretches of a text."""
+    """Questions whose answers are spans of a text."""
     tags: Tags = Tags()
     """A tag for each word."""
     features: Features = Features()
@@ -148,25 +148,25 @@ class FineTuning(Computing):
     bilstm: BiLstm = BiLstm()
     """A BiLSTM on top of the encoder."""
     logging: Logging = Logging()
-    """What is written."""
+    """Logging."""
     checkpoints: Checkpoints = Checkpoints(keep=1)
-    """When the state is saved, so that a run that was stopped goes on."""
+    """Saving of the state, so that a stopped run can continue."""
 
     def schedule(self, steps: int) -> Schedule:
-        """The learning rate of a run of so many steps."""
+        """Returns the learning rate schedule of a run of `steps` steps."""
         return Schedule(self.learning_rate, steps, round(self.warmup * steps), self.decay)
 
 
 FORM = Form(FineTuning, Path(__file__).parent / "recipes")
-"""Fine-tuning recipes, and where those lie that come with the package."""
+"""Fine-tuning recipes, and the folder of those in the package."""
 
 
 def load_settings(
     recipe: str | Path, overrides: Sequence[str] = (), *, device: Literal["cpu", "cuda"] | None = None
 ) -> FineTuning:
-    """Reads a recipe, a file or one of ours by its bare name, and `--section.key value` flags.
+    """Reads a recipe, a file or one of ours by name, and `--section.key value` flags.
 
-    Every fault of both is reported at once. The device found is checked against it where it is given.
+    All faults of both are reported at once. A given `device` is checked against the recipe.
     """
     return read_settings(
         FORM,
@@ -177,20 +177,20 @@ def load_settings(
 
 
 SEARCHED = {"learning_rate": "learning_rates", "batch": "batches", "epochs": "epochs"}
-"""Settings that may be searched, and what a search calls their values."""
+"""Settings that may be searched, and their keys in [search]."""
 VARIED = {"learning_rate": "learning rates", "batch": "batch", "epochs": "epochs", "seed": "seeds"}
-"""Settings in which the runs of a task differ, and what people call them."""
+"""Settings in which the runs of a task differ, and their labels."""
 
 
 def _empty_searches(overrides: Sequence[str]) -> list[str]:
-    """The overrides by which a single value that is given takes the place of those that the recipe searches."""
+    """Returns overrides that empty the recipe's searched values of a setting that is given as a single value."""
     given = {override.key for override in parse_overrides(overrides)[0]}
     alone = [name for name in SEARCHED if (name,) in given and ("search", SEARCHED[name]) not in given]
     return [f"--search.{SEARCHED[name]}=[]" for name in alone]
 
 
 def find_faults(settings: FineTuning, device: Literal["cpu", "cuda"] | None = None) -> list[str]:
-    """Lists what does not go together, with its cure."""
+    """Lists conflicting settings, with their cures."""
     faults = find_computing_faults(settings, device)
     for name, width in (("features.hidden", settings.features.hidden), ("bilstm.hidden", settings.bilstm.hidden)):
         if width % 2:

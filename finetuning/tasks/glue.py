@@ -35,24 +35,24 @@ from pretraining.huggingface.weights import TaskHead
 
 @dataclass(frozen=True)
 class GlueFormat:
-    """Where a task has its texts and labels, in TSV, whose columns are counted from 0, and on the hub."""
+    """The columns of a task's texts and labels, in TSV, counted from 0, and on the hub."""
 
     labels: tuple[str, ...]
-    """The names of the classes as the hub has them, in its order; none for a score."""
+    """The class names of the hub, in its order; none for a score."""
     texts: tuple[int, ...]
     label: int
     test: tuple[int, ...]
-    """The texts of the test split."""
+    """The text columns of the test split."""
     fields: tuple[str, ...] = ("sentence1", "sentence2")
-    """The texts on the hub."""
+    """The text columns on the hub."""
     metrics: tuple[str, ...] = ("accuracy",)
     """The figures of a split; runs are compared by the last."""
     spelled: bool = False
-    """Whether the leaderboard wants the names of the classes instead of their numbers."""
+    """Whether the leaderboard takes class names instead of numbers."""
     names: tuple[str, ...] | None = None
-    """All columns of train and dev, where the first line of their files does not name them."""
+    """All columns of train and dev, if the first line of their files does not name them."""
     short_rows: bool = False
-    """Whether some rows of train and dev are short, and are left out."""
+    """Whether rows of train and dev with too few columns are left out."""
 
 
 PAIR = (1, 2)
@@ -73,18 +73,18 @@ TASKS = {
     "rte": GlueFormat(ENTAILED, PAIR, 3, PAIR, spelled=True),
     "wnli": GlueFormat(ENTAILED[::-1], PAIR, 3, PAIR),
 }
-"""The tasks by the names that the hub has for them."""
+"""The tasks by the hub's names."""
 
 
 @dataclass
 class GlueTask(SentenceTask):
-    """A task of GLUE, whose test splits are written as the leaderboard wants them."""
+    """A task of GLUE, whose test splits are also written in the leaderboard's format."""
 
     majority: bool = False
-    """Whether every item is answered with the most frequent class of the training items."""
+    """Whether every item gets the most frequent class of the training items."""
 
     def answer_without_model(self, split: str) -> Ragged | None:
-        """The most frequent class for every item, where that is asked for."""
+        """Answers every item with the most frequent class, if `majority`."""
         if not self.majority:
             return None
         assert self.train.labels is not None
@@ -93,7 +93,7 @@ class GlueTask(SentenceTask):
         return Ragged(np.tile((counts == counts.max()).astype(np.float32), (items, 1)), np.arange(1, items + 1))
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
-        """Writes the answers to a split with their probabilities, and for a test split the leaderboard's file too."""
+        """Writes the predictions for a split, and for a test split the leaderboard's file too."""
         super().write_predictions(split, outputs, folder)
         if split in self.test:
             answers = scores.compute_answers(self.head.kind, outputs.values)
@@ -102,13 +102,13 @@ class GlueTask(SentenceTask):
 
 
 def name_leaderboard_file(name: str, split: str) -> str:
-    """The name of the file with the answers to a test split of a task, as the leaderboard wants it."""
+    """Returns the leaderboard's name of the file for a test split."""
     special = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", AX: AX_FOLDER}
     return f"{special.get(split, FOLDERS[name])}.tsv"
 
 
 def format_leaderboard_file(name: str, answers: Array) -> bytes:
-    """The file with the answers to a test split of a task, as the leaderboard wants it."""
+    """Formats the leaderboard's file for a test split."""
     columns = TASKS[name]
     if not columns.labels:
         spelled = [f"{score:.3f}" for score in np.clip(answers, *SCORES).tolist()]
@@ -118,12 +118,12 @@ def format_leaderboard_file(name: str, answers: Array) -> bytes:
 
 
 def find_glue(folder: Path) -> tuple[str, ...]:
-    """The names of the tasks that have files in a folder, be it one split alone."""
+    """Lists the tasks with files in a folder, be it one split alone."""
     return tuple(name for name in TASKS if find_splits(find_task_folder(folder, name), list_file_names(name)))
 
 
 def open_glue(name: str, folder: Path, setup: Setup) -> GlueTask:
-    """Reads a task from its folder in this one; `name` may be spelled as the folder is."""
+    """Reads a task from its folder in this one; `name` may have the folder's spelling."""
     if (key := normalize_name(name)) not in TASKS:
         raise UserError(f"{name}: no task of GLUE; there is {', '.join(TASKS)}")
     files, columns = find_task(folder, key, setup.trained is not None), TASKS[key]
@@ -148,7 +148,7 @@ def open_glue(name: str, folder: Path, setup: Setup) -> GlueTask:
 
 
 def _read(path: Path, columns: GlueFormat, split: str, notes: list[str]) -> tuple[tuple[list[str], ...], Array | None]:
-    """Reads the texts of a split and its labels, where it has any; adds to the notes what was left out."""
+    """Reads the texts of a split and its labels, if any; notes skipped rows."""
     labelled = split.startswith(LABELLED)
     texts: Sequence[str | int] = columns.fields
     label: str | int = "label"
@@ -184,15 +184,15 @@ TEST_ROWS = {
     ("wnli", "test"): 146,
     ("mnli", AX): 1_104,
 }
-"""The rows of the test splits that the leaderboard wants answers to."""
+"""Rows of the leaderboard's test splits."""
 MADE = (1980, 1, 1, 0, 0, 0)
-"""The time of files in the zip, which is the same every time."""
+"""The fixed time of files in the zip."""
 
 
 def write_submission(folders: Sequence[Path], path: Path, *, fill: bool = False) -> None:
-    """Puts the answers that the tasks wrote into these folders into a zip.
+    """Writes the answers in these folders to a zip for the leaderboard.
 
-    `fill` answers what no task answered: with the first class, or with 0. Without it that is a UserError.
+    `fill` answers missing splits with the first class or 0; without it they are a UserError.
     """
     contents, missing = {}, []
     for (name, split), rows in TEST_ROWS.items():

@@ -1,8 +1,8 @@
 """A tag for each word, as in named-entity recognition on CoNLL-2003, scored by entity.
 
-Tags say which words an entity has. IOB2 (B- opens an entity, I- continues it), IOB1 (I- opens one too, unless it
-follows another of its type) and the marks for the last and the only word (E- or L-, S- or U-) all become IOB2 here.
-Tags without such marks, parts of speech for example, are scored word by word.
+IOB2 (B- opens an entity, I- continues it), IOB1 (I- opens one too, unless it follows another of its type) and marks for
+the last and the only word (E- or L-, S- or U-) all become IOB2. Tags without such marks, such as parts of speech, are
+scored word by word.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ OUTSIDE = "O"
 BLANKS = re.compile(r"\s+")
 MARKED = re.compile(r"[BIELSU]-.+")
 IOB = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
-"""What marks of other schemes mean in IOB."""
+"""Marks of other schemes in IOB."""
 
 
 def open_ner(folder: Path, setup: Setup) -> Task:
-    """Reads CoNLL-2003, or what has its files, from a folder."""
+    """Reads CoNLL-2003, or data in its files, from a folder."""
     return open_tags("ner", find_ner(folder, setup.trained is not None), setup)
 
 
@@ -48,9 +48,9 @@ def open_tags(
     fields: Fields | None = None,
     held_out: float = 0.0,
 ) -> Task:
-    """Reads the files of `train`, `dev` and, where there is one, `test`; `fields` is for Parquet and JSON lines.
+    """Reads the files of `train`, `dev` and perhaps `test`; `fields` is for Parquet and JSON lines.
 
-    Without `dev`, this share of `train` is held out for it. Without `train`, the labels are those of the model.
+    Without `dev`, the share `held_out` of `train` takes its place. Without `train`, the labels are the model's.
     """
     fields, notes = fields or Fields(), [name_files(files)]
     splits = {split: read_sentences(paths, fields, split != "test") for split, paths in files.items()}
@@ -62,7 +62,7 @@ def open_tags(
 
 
 class Tagging(Task):
-    """A tag for each word of sentences that were read."""
+    """A task with a tag for each word."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Tagging(Task):
         field: str,
         notes: Sequence[str],
     ) -> None:
-        """`field` is what other text calls its words, `notes` are lines for the user on what was read."""
+        """`field` is the name of the words for predictions, `notes` are lines for the user on the files."""
         settings, labels = setup.settings, setup.trained.labels if setup.trained else ()
         self.name, self._length, self._field = name, settings.length, field
         context = settings.tags.document_context
@@ -97,18 +97,18 @@ class Tagging(Task):
         self.test = {split: each for split, each in asked.items() if each.words.tags is None}
 
     def _get_tagged(self, split: str) -> tuple[Words, Array]:
-        """The words of a split with their tags."""
+        """Returns the words of a split with their tags."""
         words = self._items[split].words
         assert words.tags is not None
         return words, words.tags
 
     def list_columns(self, split: str) -> list[Column]:
-        """The words of a split with their tags, and where sentences and documents end."""
+        """Lists the words of a split with their tags, and the ends of sentences and documents."""
         words, tags = self._get_tagged(split)
         return [words.texts, tags, words.sentence_ends, words.document_ends]
 
     def describe_split(self, split: str) -> Seen:
-        """The sentences of a split, with how many entities it has of each type, or words of each tag."""
+        """Describes the sentences of a split, with the number of entities of each type, or of words of each tag."""
         words, tags = self._get_tagged(split)
         ends = words.sentence_ends
         texts = [" ".join(words.texts[begin:end]) for begin, end in itertools.pairwise([0, *ends.tolist()])]
@@ -120,7 +120,7 @@ class Tagging(Task):
         return Seen((texts,), answers, (lengths,), counts)
 
     def score(self, split: str, outputs: Ragged) -> Figures:
-        """Counts an entity as right where its words and its type are, as the official conlleval does, and words."""
+        """Scores entities, right if their words and type are, as the official conlleval does; and words."""
         words, tags = self._get_tagged(split)
         predicted = outputs.values.argmax(1)
         accuracy = {"accuracy": float(np.mean(predicted == tags))}
@@ -132,7 +132,7 @@ class Tagging(Task):
         return {**_compute_f1(*tallies.sum(1).tolist()), **accuracy, **by_type}
 
     def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
-        """Draws sentences anew, since words of one are alike."""
+        """Bootstraps whole sentences: tags within a sentence are correlated."""
         words, tags = self._get_tagged(split)
         predicted = outputs.values.argmax(1)
         starts = np.concatenate([[0], words.sentence_ends[:-1]])
@@ -157,7 +157,7 @@ class Tagging(Task):
         return sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
 
     def _count_entities(self, words: Words, predicted: Array) -> Array:
-        """(sentences, 3, types): how many entities of each type are right and said, are right, and are said."""
+        """Counts entities (sentences, 3, types): found, right and predicted ones of each type."""
         from seqeval.metrics.sequence_labeling import get_entities  # which machines for measurements lack
 
         assert words.tags is not None
@@ -172,7 +172,7 @@ class Tagging(Task):
         return found
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
-        """Writes a word a line with the true tag, where it is known, and the predicted one, as conlleval reads them."""
+        """Writes a word a line with its true tag, if known, and the predicted one, as conlleval reads them."""
         words = self._items[split].words
         columns = [[BLANKS.sub("_", word) for word in words.texts]]
         for tags in (words.tags, outputs.values.argmax(1)):
@@ -185,7 +185,7 @@ class Tagging(Task):
             file.write("".join(lines).encode(errors="replace"))
 
     def read_compared(self, split: str, folder: Path) -> Compared:
-        """Reads the tags of a split again."""
+        """Reads the written tags of a split."""
         text = name_predictions_file(folder, split, ".txt").read_text("utf-8")
         rows = [line.split(" ") for line in text.split("\n") if line]
         numbers = {name: number for number, name in enumerate(self.head.labels)}
@@ -196,20 +196,20 @@ class Tagging(Task):
         return {"length": self._length, "fields": [self._field]}
 
     def _name_tags(self, words: Words, tags: Array) -> list[list[str]]:
-        """The names of the tags of every sentence."""
+        """Names the tags of every sentence."""
         names = np.array(self.head.labels)[tags].tolist()
         starts = [0, *words.sentence_ends.tolist()]
         return [names[start:end] for start, end in itertools.pairwise(starts)]
 
 
 def _compute_f1(right: int, true: int, said: int) -> Figures:
-    """F1, precision and recall; 0 where nothing is right and nothing was said."""
+    """Computes F1, precision and recall; 0 where undefined."""
     precision, recall = right / max(said, 1), right / max(true, 1)
     return {"f1": 2 * precision * recall / ((precision + recall) or 1), "precision": precision, "recall": recall}
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Has every entity of a sentence begin with B-, and no other word."""
+    """Converts the tags of a sentence to IOB2: B- on the first word of every entity, and on no other."""
     plain = list(map(_convert_to_iob, tags))
     return list(map(_open_entity, [OUTSIDE, *plain], plain))
 
@@ -221,12 +221,12 @@ def _convert_to_iob(tag: str) -> str:
 
 @cache
 def _open_entity(before: str, tag: str) -> str:
-    """A tag in IOB2, after another one."""
+    """Converts a tag to IOB2, given the one before it."""
     return "B" + tag[1:] if tag[0] == "I" and tag[1:] != before[1:] else tag
 
 
 def _convert_to_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Sentence]:
-    """Reads tags as IOB2; notes where a file had others, or has faults."""
+    """Converts the tags of sentences to IOB2; notes other schemes and faults."""
     kept, opened, in_vain = [], [], 0
     for sentence in sentences:
         if sentence.tags is None:
@@ -255,7 +255,7 @@ def _convert_to_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Se
 
 
 def _list_labels(sentences: Sequence[Sentence], by_entity: bool) -> tuple[str, ...]:
-    """The tags that there are; of each type of entity both, as IOB1 has hardly any B-."""
+    """Lists the tags; both of each type of entity, as IOB1 has hardly any B-."""
     found = {tag for sentence in sentences for tag in sentence.tags or ()}
     if not by_entity:
         return tuple(sorted(found))
@@ -264,7 +264,7 @@ def _list_labels(sentences: Sequence[Sentence], by_entity: bool) -> tuple[str, .
 
 
 def _join_words(sentences: Sequence[Sentence], labels: Sequence[str]) -> Words:
-    """Puts the words of a split one after another; UserError where a tag is none of the labels."""
+    """Joins the words of a split; UserError for a tag that is not among the labels."""
     numbers = {label: number for number, label in enumerate(labels)}
     texts: list[str] = []
     tags: list[int] = []

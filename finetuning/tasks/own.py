@@ -1,4 +1,4 @@
-"""Tasks of one's own: a TOML file says where the texts and the labels are.
+"""The user's own tasks: a TOML file names the files and columns of texts and labels.
 
 name = "reviews"
 kind = "classes"        # or "labels", "score", "tags"
@@ -41,12 +41,12 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class OwnTask(Section):
-    """What the file of a task can say."""
+    """The keys of a task's file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    """What the task is called, in tables and as a folder."""
+    """Name of the task, in tables and as a folder."""
     kind: Literal["classes", "labels", "score", "tags"]
-    """What is said of a text: one class of several, several labels at once, a number, or a tag for each word."""
+    """Kind of answer: one class of several, several labels at once, a number, or a tag for each word."""
     train: Text
     """The file to train on."""
     dev: str = ""
@@ -66,11 +66,11 @@ class OwnTask(Section):
     """The classes in the order of the outputs (default: those of the training items, sorted); for several labels at
     once the columns that say with 0 or 1 whether each of them holds."""
     metric: str = ""
-    """By which figure runs are compared (default: accuracy; f1_micro for several labels; pearson for numbers)."""
+    """The figure by which runs are compared (default: accuracy; f1_micro for several labels; pearson for numbers)."""
 
 
 def open_own(path: Path, setup: Setup) -> Task:
-    """Reads a task as its TOML file says."""
+    """Reads the task that a TOML file describes."""
     own, trained = read_own(path), setup.trained
     files = {"train": own.train, "dev": own.dev, "test": own.test}
     places = {split: path.parent / file for split, file in files.items() if file}
@@ -110,7 +110,7 @@ def open_own(path: Path, setup: Setup) -> Task:
 
 
 def read_own(path: Path) -> OwnTask:
-    """Reads the file of a task, and tells all its faults at once."""
+    """Reads the file of a task, and reports all its faults at once."""
     if not path.is_file():
         raise UserError(f"{path}: {absence(path)}; a task says its name, kind, train, text and label in a TOML file")
     return read_settings(
@@ -119,7 +119,7 @@ def read_own(path: Path) -> OwnTask:
 
 
 def _checks(own: OwnTask) -> Checks:
-    """What must go together."""
+    """Checks combinations of keys."""
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
     yield own.second != own.text, f'second = "{own.second}": is the column of text too; a pair has two texts'
     yield own.kind != "tags" or not own.metric, 'metric: kind = "tags" is compared by F1 of its entities'
@@ -134,7 +134,7 @@ def _checks(own: OwnTask) -> Checks:
 
 
 def _list_classes(own: OwnTask, train: TextTable) -> tuple[str, ...]:
-    """The names of the classes or labels."""
+    """Lists the names of the classes or labels."""
     if own.labels or own.kind != "classes":
         return own.labels
     values = train.column(own.label)
@@ -151,7 +151,7 @@ def _list_classes(own: OwnTask, train: TextTable) -> tuple[str, ...]:
 
 
 def _list_metrics(head: TaskHead) -> tuple[str, ...]:
-    """The figures that a task has, the usual one first."""
+    """Lists the figures of a task, the default first."""
     every = tuple(scores.METRICS[head.kind])
     return every if head.kind != "classes" or len(head.labels) == 2 else tuple(name for name in every if name != "f1")
 

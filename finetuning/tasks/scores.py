@@ -1,8 +1,7 @@
-"""Figures by which predictions are compared with labels, and how sure these are.
+"""Metrics and their standard errors.
 
-Figures are always finite, and 0 where nothing can be told. Each is given with its standard error: had other items of
-the same kind been chosen, about two figures of three would lie within it. 90.5 ± 2.1 beside 90.0 on 200 items is one
-item.
+Metrics are always finite, and 0 where undefined. On another sample of items, about two of three figures would lie
+within the standard error. 90.5 ± 2.1 beside 90.0 on 200 items is one item.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from pretraining.huggingface.weights import Kind, TaskHead
 Metric = Callable[[Array, Array], float]
 """Compares labels with predictions: classes (n,), or 0 and 1 (n, labels), or numbers (n,)."""
 CONSTANT = 4 * float(np.finfo(np.float32).eps)
-"""Numbers that differ by less, of the largest of them, are one number: a model says them in fp32."""
+"""Relative to the largest, numbers that differ by less are equal: a model computes in fp32."""
 COLLAPSED = 1e-3
-"""A model whose numbers spread by less, of the spread of the right ones, says one number of all items."""
+"""A model whose scores spread by less, relative to the right ones, predicts one number."""
 
 
 def compute_answers(kind: Kind, logits: Array) -> Array:
-    """The answers of a model, given its logits (n, outputs): classes or choices, 0 or 1 for each label, or numbers."""
+    """Computes answers from logits (n, outputs): classes or choices, 0 or 1 for each label, or scores."""
     if kind == "score":
         return logits[:, 0].astype(np.float64)
     return (logits > 0).astype(np.int64) if kind == "labels" else logits.argmax(axis=1)
 
 
 def compute_probabilities(kind: Kind, logits: Array) -> Array:
-    """The probability (n, outputs) of each class or choice, which add up to 1, or of each label by itself."""
+    """Computes probabilities (n, outputs): of classes or choices, which sum to 1, or of each label by itself."""
     logits = logits.astype(np.float64)
     if kind == "labels":
         return 0.5 * (1 + np.tanh(0.5 * logits))
@@ -46,10 +45,10 @@ def compute_probabilities(kind: Kind, logits: Array) -> Array:
 
 
 def is_degenerate(head: TaskHead, outputs: Ragged, right: Array | None = None) -> bool:
-    """Tells whether a model says the same of every item, as after a training that failed.
+    """Tells whether a model gives every item the same answer, as after a failed training.
 
-    Numbers never are quite the same: by what is `right` those are judged that differ by rounding alone, which may well
-    correlate with something.
+    Predicted scores are never exactly equal. They count as equal if their spread is tiny beside that of the `right`
+    ones.
     """
     if head.kind == "spans" or len(outputs.values) < 2:
         return False
@@ -61,7 +60,7 @@ def is_degenerate(head: TaskHead, outputs: Ragged, right: Array | None = None) -
 
 
 class Tally(NamedTuple):
-    """How often each of several classes, labels or types was said where it was right, was right, and was said."""
+    """True positives, right items and predicted items of each class, label or type."""
 
     right: Array
     true: Array
@@ -69,7 +68,7 @@ class Tally(NamedTuple):
 
 
 def tally(labels: Array, said: Array, classes: int = 2) -> Tally:
-    """Counts at least so many classes (n,), or the labels of (n, labels)."""
+    """Counts classes (n,), at least this number of them, or labels (n, labels)."""
     if labels.ndim == 2:
         return Tally((labels * said).sum(0), labels.sum(0), said.sum(0))
     classes = max(classes, int(labels.max()) + 1, int(said.max()) + 1)
@@ -77,7 +76,7 @@ def tally(labels: Array, said: Array, classes: int = 2) -> Tally:
 
 
 def f1(right: Array, true: Array, said: Array) -> Array:
-    """The harmonic mean of precision and recall, each by itself; 0 where nothing is right and nothing was said."""
+    """F1 of each class; 0 where nothing is right and nothing is predicted."""
     means: Array = 2 * right / np.maximum(true + said, 1)
     return means
 
@@ -88,38 +87,38 @@ def f1_second(labels: Array, said: Array) -> float:
 
 
 def f1_macro(labels: Array, said: Array) -> float:
-    """F1 as the mean over labels, or over classes that are right or said of some item."""
+    """Mean F1 over labels, or over classes that occur or are predicted."""
     counts = tally(labels, said)
     each = f1(*counts)
     return float(np.mean(each if labels.ndim == 2 else each[counts.true + counts.said > 0]))
 
 
 def f1_micro(labels: Array, said: Array) -> float:
-    """F1 of all decisions together."""
+    """F1 over all decisions together."""
     return float(f1(*(each.sum() for each in tally(labels, said))))
 
 
 def accuracy(labels: Array, said: Array) -> float:
-    """The share of the items that are wholly right."""
+    """The share of items that are right in all labels."""
     return float(np.mean((labels == said).reshape(len(labels), -1).all(1)))
 
 
 def matthews(labels: Array, said: Array) -> float:
-    """The correlation of Matthews; 0 where one class alone is right, or is said."""
+    """Matthews' correlation; 0 if one class alone occurs or is predicted."""
     items, (right, true, given) = len(labels), tally(labels, said)
     below = float(items**2 - true @ true) * float(items**2 - given @ given)
     return float(items * right.sum() - true @ given) / math.sqrt(below) if below else 0.0
 
 
 def pearson(labels: Array, predictions: Array) -> float:
-    """The correlation of numbers."""
+    """Pearson's correlation."""
     from scipy.stats import pearsonr  # which machines for measurements lack
 
     return _correlation(pearsonr, labels, predictions)
 
 
 def spearman(labels: Array, predictions: Array) -> float:
-    """The correlation of ranks."""
+    """Spearman's rank correlation."""
     from scipy.stats import spearmanr  # which machines for measurements lack
 
     return _correlation(spearmanr, labels, predictions)
@@ -133,14 +132,14 @@ def _correlation(function: Callable[[Array, Array], tuple[float, float]], labels
 
 
 def _is_constant(numbers: Array) -> bool:
-    """Tells whether numbers are all the same, or too few or too broken to correlate."""
+    """Tells whether numbers are all equal, fewer than two or not finite, so that they have no correlation."""
     if len(numbers) < 2 or not np.isfinite(numbers).all():
         return True
     return bool(np.ptp(numbers) <= CONSTANT * np.abs(numbers).max())
 
 
 AVERAGE = "average"
-"""The mean of several figures of a split, by which GLUE compares where it has two."""
+"""The mean of a split's figures, by which GLUE compares tasks with two."""
 METRICS: dict[Kind, dict[str, Metric]] = {
     "classes": {
         "accuracy": accuracy,
@@ -153,11 +152,11 @@ METRICS: dict[Kind, dict[str, Metric]] = {
     "score": {"pearson": pearson, "spearman": spearman},
     "choice": {"accuracy": accuracy},
 }
-"""The figures that there are for each kind of task, the usual one first."""
+"""The figures of each kind of task, the default first."""
 
 
 def compute_figures(kind: Kind, metrics: Iterable[str], labels: Array, predictions: Array) -> dict[str, float]:
-    """Computes these metrics; the average is that of those before it."""
+    """Computes these metrics; `average` is the mean of those before it."""
     found: dict[str, float] = {}
     for name in metrics:
         figure = np.mean(list(found.values())) if name == AVERAGE else METRICS[kind][name](labels, predictions)
@@ -166,28 +165,28 @@ def compute_figures(kind: Kind, metrics: Iterable[str], labels: Array, predictio
 
 
 DRAWS, MOST = 200, 10_000
-"""How often items are drawn anew, and how many at most: that is a second for the slowest figures."""
+"""Bootstrap draws, and maximum items of each: a second for the slowest figures."""
 DEVIATIONS = 1.959963984540054
-"""Standard deviations in which 95% of a normal distribution lie."""
+"""Standard deviations that cover 95% of a normal distribution."""
 
 
 @dataclass(frozen=True)
 class Certainty:
-    """How many items a split has, and how sure its figures are."""
+    """The number of items of a split, and the standard errors of its figures."""
 
     items: int
-    """Texts, questions or sentences: whatever was chosen by itself."""
+    """Independent items: texts, questions or sentences."""
     spreads: dict[str, float]
-    """The standard errors of figures by their names."""
+    """Standard errors of figures by name."""
     classes: dict[str, ClassFigures] = field(default_factory=dict)
-    """For each class or type: its items, how often it was said, and recall and precision with their spreads."""
+    """For each class or type: right and predicted items, recall and precision with standard errors."""
 
 
 def bootstrap_spreads(items: int, figures: Callable[[Array], Mapping[str, float]]) -> dict[str, float]:
-    """The standard errors of figures by the bootstrap: as many items are drawn again with replacement, the same ones
-    every time, and `figures` computes those of the items of these numbers. No error is less than an item is worth.
+    """Estimates the standard errors of figures by the bootstrap, with fixed draws; `figures` computes those of given
+    items. No error is below the weight of one item.
 
-    Of very many items fewer are drawn, whose figures spread as much more as the root of their share says.
+    For large splits it draws a subsample, and scales its spread by sqrt(sample / items).
     """
     size = min(items, MOST)
     draw = np.random.default_rng(0)
@@ -197,14 +196,14 @@ def bootstrap_spreads(items: int, figures: Callable[[Array], Mapping[str, float]
 
 
 def estimate_share_spread(right: float, items: float) -> float:
-    """The standard error of a share of items, such as accuracy, by the binomial distribution; one item more of either
-    kind is counted, since none wrong among ten does not prove that none can be."""
+    """Estimates the standard error of a share, such as accuracy, by the binomial distribution with one right and one
+    wrong item added, so that it is not 0 if all items are right."""
     share = (right + 1) / (items + 2)
     return math.sqrt(share * (1 - share) / max(items, 1))
 
 
 def describe_classes(names: Sequence[str], tally: Tally) -> dict[str, ClassFigures]:
-    """Recall and precision of every class with their spreads, null where it has no items, or was never said."""
+    """Computes recall and precision of every class with standard errors; None without right or predicted items."""
     found: dict[str, ClassFigures] = {}
     for name, right, true, said in zip(names, *(each.tolist() for each in tally), strict=True):
         found[name] = {"items": true, "said": said}
@@ -215,8 +214,7 @@ def describe_classes(names: Sequence[str], tally: Tally) -> dict[str, ClassFigur
 
 
 def compute_wilson_limits(right: ArrayLike, items: ArrayLike) -> tuple[Array, Array]:
-    """The limits between which a share lies with 95% certainty that was right so often of so many, after Wilson (1927);
-    of no item, 0 and 1."""
+    """Computes Wilson's 95% interval (1927) of the share `right` of `items`; 0 to 1 for no items."""
     items = np.maximum(np.asarray(items, np.float64), 1e-9)
     share, square = np.asarray(right, np.float64) / items, DEVIATIONS**2 / items
     middle = (share + square / 2) / (1 + square)

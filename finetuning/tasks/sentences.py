@@ -26,33 +26,33 @@ from pretraining.huggingface.weights import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")
 UNCUT = 2**31 - 1
-"""A length that no text has."""
+"""A length beyond that of any text."""
 SHOWN = 20
-"""How many labels a message names at most."""
+"""Maximum labels in a message."""
 
 
 @dataclass(frozen=True)
 class SentenceItems:
-    """Texts or pairs of them, with what is to be said of each."""
+    """Texts or pairs of texts with their labels."""
 
     cutter: Cutter
     length: int
     """The longest sequence, in pieces."""
     texts: tuple[Sequence[str], ...]
-    """One column of texts, or the two of pairs."""
+    """One column of texts, or two of pairs."""
     labels: Array | None
-    """(n, 1): classes or numbers; (n, labels): 0 or 1; None where nobody knows."""
+    """(n, 1): classes or scores; (n, labels): 0 or 1; None where unknown."""
 
     def __len__(self) -> int:
         return len(self.texts[0])
 
     def take(self: Held, numbers: Array) -> Held:
-        """These items alone."""
+        """Returns these items alone."""
         texts = tuple([column[number] for number in numbers.tolist()] for column in self.texts)
         return replace(self, texts=texts, labels=None if self.labels is None else self.labels[numbers])
 
     def measure_whole(self, numbers: Array) -> Array:
-        """The pieces of the sequences of these items, if none were cut off at its end."""
+        """Returns the pieces of these items' sequences before they are cut."""
         sequences: Ragged = replace(self, length=UNCUT).encode(numbers).sequences.pieces
         return sequences.lengths
 
@@ -73,11 +73,11 @@ class SentenceTask(Task):
     head: TaskHead
     metric: str
     metrics: tuple[str, ...]
-    """All figures of a split."""
+    """The figures of a split."""
     fields: tuple[str, ...]
-    """What a text or the two of a pair are called."""
+    """The names of a text or of the two of a pair."""
     items: Mapping[str, SentenceItems]
-    """The items of every split that was read: `train`, and the splits that are scored or predicted."""
+    """The items of `train` and of the scored or predicted splits."""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -88,19 +88,19 @@ class SentenceTask(Task):
 
     @property
     def scale(self) -> Scale:
-        """The scale of the training items, where they have numbers."""
+        """The scale of the training scores."""
         if self.head.kind != "score":
             return Scale()
         assert self.train.labels is not None
         return Scale.from_numbers(self.train.labels)
 
     def list_columns(self, split: str) -> list[Column]:
-        """The texts of a split, and what is to be said of them."""
+        """Lists the texts of a split, and their labels."""
         items = self.items.get(split, self.train)
         return [*items.texts] if items.labels is None else [*items.texts, items.labels]
 
     def describe_split(self, split: str) -> Seen:
-        """The items of a split, with their classes, labels or numbers."""
+        """Describes the items of a split, with their classes, labels or scores."""
         items = self.items.get(split, self.train)
         labels, names = items.labels, self.head.labels
         assert labels is not None
@@ -116,7 +116,7 @@ class SentenceTask(Task):
         return scores.compute_figures(self.head.kind, self.metrics, *self._compare_answers(split, outputs))
 
     def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
-        """Draws items anew; accuracy and the classes are shares of items, which needs none."""
+        """Bootstraps items; accuracy and the figures of classes are shares, which need no bootstrap."""
         labels, said = self._compare_answers(split, outputs)
         items, kind, names = len(labels), self.head.kind, self.head.labels
         found = bootstrap_spreads(
@@ -127,7 +127,7 @@ class SentenceTask(Task):
         return Certainty(items, found, describe_classes(names, scores.tally(labels, said, len(names))) if names else {})
 
     def _compare_answers(self, split: str, outputs: Ragged) -> tuple[Array, Array]:
-        """The right answers to the items of a split of `dev`, and those of a model."""
+        """Returns the right and the predicted answers to a split of `dev`."""
         labels = self.dev[split].labels
         assert labels is not None
         return labels if self.head.kind == "labels" else labels[:, 0], scores.compute_answers(
@@ -135,16 +135,16 @@ class SentenceTask(Task):
         )
 
     def is_degenerate(self, split: str, outputs: Ragged) -> bool:
-        """Tells whether a model says the same of every item, or numbers that differ by next to nothing."""
+        """Tells whether a model gives every item the same answer, or nearly the same score."""
         return scores.is_degenerate(self.head, outputs, self.dev[split].labels)
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
-        """Writes a line for every item: its number, the answer, and the probability of each class."""
+        """Writes a line for every item: its number, its answer, and the probability of each class."""
         with replacing(name_predictions_file(folder, split, ".tsv")) as file:
             file.write(format_predictions(self.head, outputs.values))
 
     def read_compared(self, split: str, folder: Path) -> Compared | None:
-        """Reads the answers to a split again, unless several may hold of an item."""
+        """Reads the written answers to a split; None for several labels of an item."""
         labels = self.dev[split].labels
         if self.head.kind == "labels" or labels is None:
             return None
@@ -156,19 +156,19 @@ class SentenceTask(Task):
         return Compared(labels[:, 0], read_classes(table, "prediction", numbers)[:, 0], names)
 
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
-        """Says how other text is to be laid out."""
+        """Describes the layout of text."""
         return {"length": self.train.length, "fields": list(self.fields)}
 
 
 def join_items(parts: Sequence[Held]) -> Held:
-    """The items of the files that make up a split, one after another."""
+    """Joins the items of the files of a split."""
     texts = tuple(list(itertools.chain(*columns)) for columns in zip(*(part.texts for part in parts), strict=True))
     labels = [part.labels for part in parts if part.labels is not None]
     return replace(parts[0], texts=texts, labels=np.concatenate(labels) if labels else None)
 
 
 def hold_out(place: Path, items: Mapping[str, Held], share: float) -> tuple[dict[str, Held], str]:
-    """Parts the items of a training file into those to train on and a share to score, with a note for the user."""
+    """Divides the items of a training file into training and dev items; returns them with a note for the user."""
     whole = items["train"]
     chosen, note = choose_held_out(place, map("\t".join, zip(*whole.texts, strict=True)), share, "rows")
     parts = {"train": whole.take(np.flatnonzero(~chosen)), "dev": whole.take(np.flatnonzero(chosen))}
@@ -176,7 +176,7 @@ def hold_out(place: Path, items: Mapping[str, Held], share: float) -> tuple[dict
 
 
 def format_predictions(head: TaskHead, logits: Array) -> bytes:
-    """The file with what a model says of texts, an item a line, with the probability of each class."""
+    """Formats the file of predictions, an item a line with the probability of each class."""
     numbers = map(str, range(len(logits)))
     if head.kind == "score":
         spelled = (f"{score:.9g}" for score in logits[:, 0].tolist())
@@ -188,7 +188,7 @@ def format_predictions(head: TaskHead, logits: Array) -> bytes:
 
 
 def _spell_answers(head: TaskHead, names: Sequence[str], logits: Array) -> list[str]:
-    """The names of the classes that a model says; several labels of an item are parted by blanks."""
+    """Spells predicted classes by name; several labels of an item are separated by blanks."""
     answers = scores.compute_answers(head.kind, logits).tolist()
     if head.kind == "labels":
         return [" ".join(itertools.compress(names, row)) for row in answers]
@@ -201,7 +201,7 @@ def format_tsv(names: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def read_classes(table: TextTable, column: str | int, known: Mapping[str, int], *, of_train: bool = False) -> Array:
-    """Reads a column of classes; `known` has the number of each for all its spellings, or for those `of_train`."""
+    """Reads a column of classes; `known` maps all spellings to numbers, or those `of_train`."""
     values = table.column(column)
     numbers = [known.get(value, -1) for value in values]
     if -1 in numbers:
@@ -241,6 +241,6 @@ def _parse_number(text: str) -> float:
 
 
 def read_labels(table: TextTable, columns: Sequence[str]) -> Array:
-    """Reads a column for each of several labels, which says with 0 or 1 whether it holds."""
+    """Reads a column of 0 and 1 for each of several labels."""
     known = {"0": 0, "1": 1, "false": 0, "true": 1}
     return np.concatenate([read_classes(table, column, known) for column in columns], axis=1)

@@ -1,4 +1,4 @@
-"""Answers as stretches of a text: windows of long texts that a model can take, and the best spans that it sees."""
+"""Answers as spans of a text: the windows of long texts, and the best spans in them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning, Spans
 
 MARKS = 3
-"""Pieces of a sequence that are no text: [CLS] and two times [SEP]."""
+"""Special pieces of a sequence: [CLS] and two [SEP]."""
 SPARE = 5
-"""How many times more spans of a window are kept than answers are wanted, since spans may have the same text."""
+"""Spans of a window that are kept, as a multiple of the wanted answers: several may have the same text."""
 
 
 class Places(NamedTuple):
-    """Which windows questions have, and where these begin and end."""
+    """The windows of questions, and their limits."""
 
     first: Array  # (questions + 1,): the first window of every question
     question: Array  # (windows,): whose window it is
@@ -32,14 +32,14 @@ class Places(NamedTuple):
 
 
 class TextWindows:
-    """Questions with texts, as sequences that fit the model: a long text makes several windows, which overlap.
+    """Questions with texts as sequences that fit the model: a long text makes several overlapping windows.
 
-    The windows of a question follow one another. Each is an item without labels. Nothing is cut into pieces before
-    somebody asks how many windows there are, or for one of them.
+    The windows of a question follow one another; each is an item without labels. Texts are cut into pieces when the
+    number of windows, or one of them, is first needed.
     """
 
     def __init__(self, pairs: Sequence[tuple[str, str]], cutter: Cutter, settings: FineTuning) -> None:
-        """Takes pairs of a question and its text; texts that occur again are cut once."""
+        """Takes pairs of a question and its text; a repeated text is cut once."""
         self.length, self.spans, self.cutter = settings.length, settings.spans, cutter
         if self.length <= self.spans.question + MARKS:
             raise UserError(
@@ -54,16 +54,16 @@ class TextWindows:
 
     @cached_property
     def questions(self) -> Ragged:
-        """The pieces of the questions, as many as are kept."""
+        """The kept pieces of the questions."""
         whole = self.cutter.cut_texts(self.asked)
         return whole.take_stretches(np.arange(len(whole)), 0, np.minimum(whole.lengths, self.spans.question))
 
     def measure_questions(self, numbers: Array) -> Array:
-        """The pieces of these questions, of which `spans.question` are kept."""
+        """Returns the pieces of these questions, of which `spans.question` are kept."""
         return self.cutter.cut_texts([self.asked[number] for number in numbers.tolist()]).lengths
 
     def measure_whole(self, numbers: Array) -> Array:
-        """The pieces of the sequences of these questions, if one had all of the text."""
+        """Returns the pieces of these questions' sequences if they had the whole text."""
         lengths: Array = self.questions.lengths[numbers] + self.pieces.lengths[self.context[numbers]] + MARKS
         return lengths
 
@@ -74,7 +74,7 @@ class TextWindows:
 
     @cached_property
     def places(self) -> Places:
-        """Which windows every question has."""
+        """The windows of every question."""
         room = self.length - MARKS - self.questions.lengths
         step = np.minimum(self.spans.stride, room)
         size = self.pieces.lengths[self.context]
@@ -93,11 +93,11 @@ class TextWindows:
         return Encoded(self.cutter.lay_out(self.questions.take(questions), texts, self.length), None)
 
     def count_before(self, numbers: Array) -> Array:
-        """How many pieces stand before the text in these windows: [CLS], the question and [SEP]."""
+        """Counts the pieces before the text in these windows: [CLS], the question and [SEP]."""
         return self.questions.lengths[self.places.question[numbers]] + 2
 
     def find_offsets(self, contexts: Array) -> list[Array]:
-        """Where the pieces of these texts begin and end in them, counted in characters; they are cut once."""
+        """Finds the start and end of each piece of these texts in characters; each text is cut once."""
         missing = [number for number in dict.fromkeys(contexts.tolist()) if number not in self._offsets]
         if missing:
             _, offsets = self.cutter.cut_with_offsets([self.texts[number] for number in missing])
@@ -107,9 +107,9 @@ class TextWindows:
         return [self._offsets[number] for number in contexts.tolist()]
 
     def find_owned(self, number: int) -> Array:
-        """Which pieces of the text in a window have more context there than in any other window of the question.
+        """Finds the pieces that have more context in this window than in any other of the question.
 
-        The context of a piece is the shorter side, and a little more in a longer window; the first window wins.
+        The context of a piece is its shorter side, and slightly more in a longer window; ties go to the first window.
         """
         first, question, all_begins, all_ends = self.places
         begin, end = all_begins[number], all_ends[number]
@@ -122,7 +122,7 @@ class TextWindows:
 
 
 def find_pieces(offsets: Array, start: int, end: int) -> tuple[int, int]:
-    """The first and the last piece that hold characters from `start` up to `end`; last < first where none does."""
+    """Finds the first and the last piece with characters from `start` up to `end`; last < first if there is none."""
     first = np.searchsorted(offsets[:, 1], start, side="right")
     last = np.searchsorted(offsets[:, 0], end, side="left") - 1
     return int(first), int(last)
@@ -130,15 +130,15 @@ def find_pieces(offsets: Array, start: int, end: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A possible answer: a stretch of the text, or the empty one that says that it has no answer."""
+    """A possible answer: a span of the text, or empty for no answer."""
 
     text: str
     start: int
-    """Where it begins in the text, in characters."""
+    """Its start in the text, in characters."""
     start_logit: float
     end_logit: float
     probability: float
-    """Among the candidates of the question."""
+    """Normalized over the candidates of the question."""
 
     @property
     def logit(self) -> float:
@@ -147,29 +147,29 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RankedAnswers:
-    """What a model answers to a question."""
+    """The candidates of a question."""
 
     candidates: tuple[Candidate, ...]
-    """The most probable first; one of them is empty where questions may have no answer."""
+    """The most probable first; one is empty where questions may have no answer."""
     odds: float
-    """How much greater the score of no answer is than that of the best one; where nothing is an answer, its score."""
+    """Score of no answer minus that of the best answer; without any answer, its score."""
 
     @property
     def best(self) -> Candidate | None:
-        """The best that is not empty."""
+        """The best nonempty candidate."""
         return next((each for each in self.candidates if each.text), None)
 
     def text(self, threshold: float | None = None) -> str:
-        """The best answer, or an empty one where the odds are greater than the threshold."""
+        """Returns the best answer, or an empty one if the odds exceed the threshold."""
         best = self.best
         return "" if best is None or (threshold is not None and self.odds > threshold) else best.text
 
 
 def find_answers(windows: TextWindows, outputs: Ragged, optional: bool) -> Iterator[RankedAnswers]:
-    """Yields what the outputs say to every question: logits of windows as rows of (pieces, 2), for starts and ends.
+    """Yields the answers to every question from the logits of windows, rows of (pieces, 2) for starts and ends.
 
-    All spans are compared that begin where their piece has most context and have at most so many pieces as an answer
-    may have. `optional`: questions may have no answer, for which [CLS] stands.
+    Spans of at most `spans.answer` pieces compete, each in the window where its first piece has the most context.
+    `optional`: questions may have no answer, which [CLS] represents.
     """
     rows = windows.find_offsets(windows.context)
     before, places = windows.count_before(np.arange(len(windows))), windows.places
@@ -192,7 +192,7 @@ def find_answers(windows: TextWindows, outputs: Ragged, optional: bool) -> Itera
 
 
 def _best_spans(logits: Array, owned: Array, spans: Spans) -> Array:
-    """The best spans (n, 2) of a window, first and last piece, the best first."""
+    """Finds the best spans (n, 2) of a window, first and last piece, the best first."""
     reach = min(spans.answer, len(logits))
     if not reach:
         return np.zeros((0, 2), np.int64)
@@ -207,14 +207,14 @@ def _best_spans(logits: Array, owned: Array, spans: Spans) -> Array:
 
 
 def _find_greatest(values: Array, number: int) -> Array:
-    """Where the greatest values are, the greatest first."""
+    """Finds the indices of the greatest values, the greatest first."""
     return np.argsort(-values, kind="stable")[:number]
 
 
 def _rank_answers(
     context: str, stretches: Array, logits: Array, null: tuple[float, float], optional: bool, number: int
 ) -> RankedAnswers:
-    """Makes answers of the best stretches (n, 2) of a text, in characters: at most a number, each text once."""
+    """Makes answers of the best spans (n, 2) of a text in characters: at most `number`, each text once."""
     order = np.argsort(-logits.sum(1), kind="stable")
     found: dict[str, tuple[int, float, float]] = {}
     for (start, end), pair in zip(stretches[order].tolist(), logits[order].tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0: questions whose answers are stretches of a paragraph, or in 2.0 may be none."""
+"""SQuAD 1.1 and 2.0: questions whose answers are spans of a paragraph; in 2.0 some have none."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from pretraining.huggingface.weights import TaskHead
 DEV = "dev"
 """The only split that is scored."""
 NAMED = 3
-"""How many answers that are not at their offset are named."""
+"""Named answers that are not at their offset."""
 PREDICTIONS, BEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
 WRITTEN = ("text", "probability", "start_logit", "end_logit")
-"""The figures of a possible answer that are written."""
+"""The written fields of a candidate."""
 HELD_OUT_BY = 0
-"""Decides which articles are held out: the same in every run, whatever its seed, so that runs are compared."""
+"""Seed of the held-out articles: the same for all runs, so that they can be compared."""
 
 
 def open_squad(
@@ -82,9 +82,9 @@ def _read(path: Path, version: Version) -> Sequence[Question]:
 
 
 def hold_out(questions: Sequence[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
-    """Parts questions into those to train on and those to score, by whole articles; the latter are at least a share.
+    """Divides questions into training and dev questions by whole articles; dev has at least the share.
 
-    Questions on the same article are alike, so that a part of them says little of others.
+    Questions on the same article are similar, so that articles are not divided.
     """
     sizes = Counter(question.article for question in questions)
     if len(sizes) < 2:
@@ -103,13 +103,13 @@ def hold_out(questions: Sequence[Question], share: float, seed: int) -> tuple[li
 
 
 def is_placed(question: Question, gold: Gold) -> bool:
-    """Whether an answer stands in its context where its offset says."""
+    """Tells whether an answer is at its offset in its context."""
     end = gold.start + len(gold.text)
     return gold.start >= 0 and bool(gold.text.strip()) and question.context[gold.start : end] == gold.text
 
 
 def _keep_placed(questions: Sequence[Question], strict: bool) -> tuple[list[Question], str]:
-    """The questions to learn from, and a line on those whose answer is not at its offset; none where all are."""
+    """Returns the questions whose answer is at its offset, and a note on the others."""
     placed = [each for each in questions if not each.golds or is_placed(each, each.golds[0])]
     if len(placed) == len(questions):
         return placed, ""
@@ -125,7 +125,7 @@ def _keep_placed(questions: Sequence[Question], strict: bool) -> tuple[list[Ques
 
 
 class Lessons(TextWindows):
-    """Windows to learn from: each with the span of the first answer, or (0, 0) where it does not hold all of it."""
+    """Training windows with the span of the first answer, or (0, 0) if it is not wholly inside."""
 
     def __init__(self, questions: Sequence[Question], cutter: Cutter, settings: FineTuning) -> None:
         super().__init__([(question.text, question.context) for question in questions], cutter, settings)
@@ -143,7 +143,7 @@ class Lessons(TextWindows):
         return Encoded(encoded.sequences, Ragged.from_table(labels))
 
     def _find_span(self, question: int, offsets: Array) -> tuple[int, int]:
-        """The first and the last piece of the answer in its text; last < first where there is none."""
+        """Finds the first and the last piece of the answer in its text; last < first if there is none."""
         gold = self._golds[question]
         return find_pieces(offsets, gold.start, gold.start + len(gold.text)) if gold else (0, -1)
 
@@ -182,14 +182,14 @@ class SquadTask(Task):
         return (self.learned, self.train) if split == "train" else (self.questions, self.dev[split])
 
     def list_columns(self, split: str) -> list[Column]:
-        """What was read of a split: the questions with their texts, and the answers."""
+        """Lists the questions of a split with their texts, and the answers."""
         questions, items = self._get_questions(split)
         golds = [(number, gold) for number, each in enumerate(questions) for gold in each.golds]
         places = np.array([(number, gold.start) for number, gold in golds], np.int64)
         return [items.asked, items.texts, items.context, [gold.text for _, gold in golds], places]
 
     def describe_split(self, split: str) -> Seen:
-        """The questions of a split with their texts, which other questions have too."""
+        """Describes the questions of a split with their texts."""
         questions, items = self._get_questions(split)
         lengths = (
             Lengths("questions", "spans.question", self.settings.spans.question, items.measure_questions),
@@ -201,7 +201,7 @@ class SquadTask(Task):
         return Seen((items.asked, [each.context for each in questions]), answers, lengths, counts)
 
     def _find_answers(self, split: str, outputs: Ragged) -> Mapping[str, RankedAnswers]:
-        """What the outputs say to every question, sorted as in the files that are written; found once."""
+        """Finds the answers to every question, sorted as in the written files; cached."""
         if self._found is None or self._found[0] is not outputs:
             found = find_answers(self.dev[split], outputs, optional=self.version == "2.0")
             answers = dict(sorted(zip((each.id for each in self.questions), found, strict=True)))
@@ -209,9 +209,9 @@ class SquadTask(Task):
         return self._found[1]
 
     def _find_threshold(self, answers: Mapping[str, RankedAnswers]) -> float | None:
-        """The odds above which an answer is better left empty for F1; None in 1.1, where it never is.
+        """Finds the threshold with the best F1: answers with higher odds are left empty; None in 1.1.
 
-        It lies below all odds where it is best to leave all answers empty.
+        It is below all odds if leaving every answer empty is best.
         """
         if self.version == "1.1":
             return None
@@ -222,8 +222,8 @@ class SquadTask(Task):
         return float(np.nextafter(min(odds.values()), -np.inf)) if threshold is None else threshold
 
     def score(self, split: str, outputs: Ragged) -> Figures:
-        """Scores a split by the official rules. In 2.0 `exact` and `f1` are at the threshold that is best for F1, and
-        `exact_at_zero`, `f1_at_zero` at 0, which nothing was learned from."""
+        """Scores a split by the official rules. In 2.0 `exact` and `f1` are at the threshold with the best F1, and
+        `exact_at_zero`, `f1_at_zero` at 0, which is not tuned on dev."""
         answers = self._find_answers(split, outputs)
         if self.version == "1.1":
             numbers = evaluate_1(self.questions, {name: each.text() for name, each in answers.items()})
@@ -242,7 +242,7 @@ class SquadTask(Task):
         return scores | {f"{name}_at_zero": plain[name] / 100 for name in ("exact", "f1")}
 
     def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
-        """Draws questions anew; the threshold of 2.0 is taken as it was found."""
+        """Bootstraps questions, with the threshold of 2.0 fixed."""
         answers = self._find_answers(split, outputs)
         threshold = self._find_threshold(answers)
         each = np.array(

@@ -1,4 +1,4 @@
-"""SWAG: which of four endings goes on with a sentence."""
+"""SWAG: which of four endings continues a sentence."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pretraining.huggingface.weights import TaskHead
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 FIELDS = ("sent1", "sent2", *ENDINGS)
-"""The columns of an item: what went before, how the next sentence begins, and how it may end."""
+"""The columns of an item: a sentence, the beginning of the next one, and its possible endings."""
 LABELS = {str(number): number for number in range(len(ENDINGS))}
 HELD_OUT = 0.2
-"""The share of the items that is scored where there is one file alone."""
+"""The share of the items that is scored if there is only one file."""
 
 
 class Endings(SentenceItems):
-    """Items with the columns of `FIELDS`, each of which becomes one sequence for every ending."""
+    """Items with the columns of `FIELDS`; each makes one sequence for every ending."""
 
     def encode(self, numbers: Array) -> Encoded:
-        """Cuts into pieces what went before, and the next sentence with each of its endings."""
+        """Encodes the first sentence with each ending of the next one."""
         before, begun, *endings = ([column[number] for number in numbers.tolist()] for column in self.texts)
         first = self.cutter.cut_texts(before).take(np.repeat(np.arange(len(numbers)), len(endings)))
         whole = [f"{begin} {end}" for begin, *ends in zip(begun, *endings, strict=True) for end in ends]
@@ -37,7 +37,7 @@ class Endings(SentenceItems):
 
 
 def open_swag(folder: Path, setup: Setup) -> SentenceTask:
-    """Reads train.csv, val.csv and test.csv of a folder, or its only CSV, of which a share is scored then."""
+    """Reads train.csv, val.csv and test.csv of a folder, or its only CSV, of which a share is then scored."""
     files = find_swag(folder, setup.trained is not None)
     notes = [name_files(files)] if "dev" in files else []
     items = {

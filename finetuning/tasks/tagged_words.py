@@ -1,4 +1,4 @@
-"""Sentences whose words get a tag each, as items: divided where they are too long, with what stands around them."""
+"""Sentences to tag as items: long ones are divided, and neighbouring words fill the sequence."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Words:
 
     texts: list[str]
     sentence_ends: Array
-    """Where every sentence ends among the words."""
+    """The end of each sentence among the words."""
     document_ends: Array
-    """Where every document ends among the words."""
+    """The end of each document among the words."""
     tags: Array | None = None
-    """The number of the tag of every word."""
+    """The tag of every word, as a number."""
 
 
 class Windows(NamedTuple):
-    """Which of the words every item tags, and which it sees."""
+    """The words that each item tags, and those that it sees."""
 
     first_tagged: Array
     end_tagged: Array
@@ -36,7 +36,7 @@ class Windows(NamedTuple):
 
 
 class TaggedWords(Items):
-    """Sentences as items, or parts of those that are too long, so that every word is tagged in exactly one item."""
+    """Sentences, or parts of long ones, as items; every word is tagged in exactly one."""
 
     def __init__(self, words: Words, cutter: Cutter, length: int, document_context: bool) -> None:
         self.words = words
@@ -47,7 +47,7 @@ class TaggedWords(Items):
         return len(self._windows.first)
 
     def encode(self, numbers: Array) -> Encoded:
-        """Lays out windows of words; those around the tagged ones are only seen."""
+        """Lays out windows of words; words around the tagged ones are context."""
         window, before = Windows(*(each[numbers] for each in self._windows)), self._before
         pieces = self._pieces.take(ranges(window.first, window.end - window.first)).values
         ends = np.cumsum(before[window.end] - before[window.first])
@@ -59,14 +59,14 @@ class TaggedWords(Items):
         return Encoded(sequences, labels, Ragged(places, ends_tagged))
 
     def measure_whole(self, numbers: Array) -> Array:
-        """The pieces of the sequences that these sentences would make as a whole, without their neighbours."""
+        """Returns the pieces of these sentences' sequences undivided, without context."""
         ends = self._before[self.words.sentence_ends]
         lengths: Array = 2 + np.diff(ends, prepend=0)[numbers]
         return lengths
 
     @cached_property
     def _pieces(self) -> Ragged:
-        """The pieces of every word: at least one, at most as many as a window has room for."""
+        """The pieces of every word: at least one, at most a window."""
         cut = self._cutter.cut_texts(self.words.texts)
         kept = cut.take_stretches(np.arange(len(cut)), 0, np.minimum(cut.lengths, self._length - 2))
         values = np.insert(kept.values, kept.starts[kept.lengths == 0], self._cutter.special.unk)
@@ -74,12 +74,12 @@ class TaggedWords(Items):
 
     @cached_property
     def _before(self) -> Array:
-        """How many pieces there are before every word, and in all."""
+        """The number of pieces before every word, and in total."""
         return np.concatenate([[0], self._pieces.ends])
 
     @cached_property
     def _windows(self) -> Windows:
-        """Which words every item tags, and which it sees: as many pieces before those as after them."""
+        """The words that each item tags and sees, with equal context before and after where possible."""
         before, ends, room = self._before, self._context_ends, self._length - 2
         first, end = self._divide(self.words.sentence_ends, room)
         context = np.searchsorted(ends, first, "right")
@@ -96,7 +96,7 @@ class TaggedWords(Items):
         )
 
     def _divide(self, ends: Array, room: int) -> tuple[Array, Array]:
-        """Divides sentences that are longer than a window into parts of half of one, so that each has a context."""
+        """Divides sentences longer than a window into parts of half a window, so that each has context."""
         before, starts = self._before, np.concatenate([[0], ends])[:-1]
         cuts = []
         for sentence in np.flatnonzero(before[ends] - before[starts] > room):

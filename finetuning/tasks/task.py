@@ -21,17 +21,17 @@ from pretraining.huggingface.weights import TaskHead
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long something of the items is, in pieces, and how much of it a model is given."""
+    """The lengths of a part of the items, in pieces, and their limit."""
 
     what: str
     """`texts`, `questions`."""
     setting: str
-    """The setting that limits them: `length`."""
+    """The setting of the limit: `length`."""
     limit: int
     measure: Callable[[Array], Array]
-    """The pieces of the sequences of the items of these numbers, if nothing were cut off."""
+    """Returns the pieces of the sequences of these items before they are cut."""
     cuts: bool = True
-    """Whether what is beyond the limit is lost, rather than read in parts."""
+    """Whether pieces beyond the limit are lost, rather than read in parts."""
 
 
 @dataclass(frozen=True)
@@ -39,103 +39,101 @@ class Seen:
     """The items of a split."""
 
     texts: tuple[Sequence[str], ...]
-    """Columns of texts, whose rows together are what is asked of an item."""
+    """Columns of texts; a row of them is an item."""
     answers: Sequence[Hashable]
-    """The right answer to every item, to find items of the same text with other answers."""
+    """The right answer to every item, to find equal texts with other answers."""
     lengths: tuple[Lengths, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How often every class, label or kind of entity is right; empty where there are none."""
+    """Items of each class, label or type of entity; empty where there are none."""
     numbers: Array | None = None
-    """The numbers that are right, where the task asks for some."""
+    """The right scores of a regression task."""
 
     def __len__(self) -> int:
         return len(self.texts[0])
 
 
 Column = Sequence[str] | Array
-"""Values that were read of a split: texts or numbers."""
+"""Values of a split: texts or numbers."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Cutter, settings and head by which the files of a task become items."""
+    """Cutter, settings and head for making items of the files of a task."""
 
     cutter: Cutter
     settings: FineTuning
     trained: TaskHead | None = None
-    """The head of a model that is trained already and only scored. Files to train on may then be missing: those of dev
-    stand in for them, and the labels are the model's."""
+    """The head of a trained model that is only scored. Training files may then be missing: dev stands in for them, and
+    the labels are the model's."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The right answers to the items of a split, or to their words, beside those of a model."""
+    """Right and predicted answers to the items of a split, or to their words."""
 
     right: Array
     said: Array
     names: tuple[str, ...]
-    """The names of the classes that `right` and `said` count; empty where the answers are numbers themselves."""
+    """The names of the classes that `right` and `said` number; empty for scores."""
 
 
 class Task(ABC):
-    """A task whose files are read. What is wrong with them was a UserError with file and line before."""
+    """A task whose files have been read; faults in them raised UserError with file and line."""
 
     name: str
     """Its name in folders and tables: `sst2`, `squad1`."""
     head: TaskHead
     metric: str
-    """The score by which runs are compared, on the first split of `dev`; more is better."""
+    """The figure by which runs are compared, on the first split of `dev`; higher is better."""
     train: Items
     dev: Mapping[str, Items]
-    """The splits that are scored, by name: `dev`, or `dev_matched` and `dev_mismatched`."""
+    """The scored splits by name: `dev`, or `dev_matched` and `dev_mismatched`."""
     test: Mapping[str, Items] = {}
-    """The splits that are only predicted, since nobody has their labels."""
+    """Splits without labels, which are only predicted."""
     notes: tuple[str, ...] = ()
-    """Lines for the user on what was read: rows that were skipped, answers that are not at their offset."""
+    """Notes for the user on the files: skipped rows, answers that are not at their offset."""
 
     @property
     def scale(self) -> Scale:
-        """The scale of the numbers to learn; it changes nothing for a task that asks for no numbers."""
+        """The scale of the scores; the default for other tasks changes nothing."""
         return Scale()
 
     @abstractmethod
     def list_columns(self, split: str) -> list[Column]:
-        """What was read of a split of `train` or `dev`, whose items it decides: columns, the first with a value for
-        every row. Nothing is cut into pieces for it."""
+        """Lists the columns that were read of a split of `train` or `dev`, before anything is cut into pieces; the
+        first has a value for every row."""
 
     @abstractmethod
     def describe_split(self, split: str) -> Seen:
-        """The items of a split of `train` or `dev`, for a look at them before the training."""
+        """Describes the items of a split of `train` or `dev`, for a look before training."""
 
     def answer_without_model(self, split: str) -> Ragged | None:  # noqa: ARG002
-        """The outputs for a split of a task that is answered without training, as the paper did WNLI; None where a
-        model is trained."""
+        """Makes the outputs of a split that is answered without a model, as the paper answered WNLI; None if a model is
+        trained."""
         return None
 
     @abstractmethod
     def score(self, split: str, outputs: Ragged) -> Figures:
-        """Scores a split of `dev`. `outputs` has the logits of its items, in their order: of an item one row of
-        (1, labels), or of (1, 1) for a score, of (1, choices) for a choice; for spans a row of (pieces, 2), for tags
-        one of (words, tags)."""
+        """Scores a split of `dev`. `outputs` has the logits of its items in order: (1, labels) of each item, (1, 1) for
+        a score, (1, choices) for a choice, (pieces, 2) for spans, (words, tags) for tags."""
 
     @abstractmethod
     def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
-        """Says how sure the figures of a split of `dev` are, given how many items it has."""
+        """Estimates the standard errors of the figures of a split of `dev`."""
 
     def is_degenerate(self, split: str, outputs: Ragged) -> bool:  # noqa: ARG002
-        """Tells whether a model says the same of every item of a split of `dev`, as after a training that failed."""
+        """Tells whether a model gives every item of a split of `dev` the same answer, as after a failed training."""
         return scores.is_degenerate(self.head, outputs)
 
     @abstractmethod
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
-        """Writes what the model says of a split of `dev` or `test` into files of this folder."""
+        """Writes the predictions for a split of `dev` or `test` into this folder."""
 
     def read_compared(self, split: str, folder: Path) -> Compared | None:  # noqa: ARG002
-        """Reads the predictions that were written for a split of `dev` again, for a chart; None for a task that has
-        none."""
+        """Reads the written predictions for a split of `dev`, for a chart; None for a task without one."""
         return None
 
     @abstractmethod
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:
-        """What must be known to use the model on other text, for its task.json: the longest sequence, the fields of a
-        pair, a threshold that was found in the `outputs` of the first split of `dev`."""
+        """Describes the use of the model for its task.json: length, fields, and a threshold found in the `outputs` of
+        the first split of `dev`."""
