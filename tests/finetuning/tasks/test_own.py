@@ -170,7 +170,7 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     said = str(error.value).splitlines()
     assert all(line.startswith(f"{tmp_path}/task.toml: ") for line in said)
     assert {line.removeprefix(f"{tmp_path}/task.toml: ") for line in said} == {
-        "name: is missing: what the task is called, in tables and as a folder",
+        "name: is missing: name of the task, in tables and as a folder",
         'kind = "class": one of "classes", "labels", "score", "tags"',
         "held_out = 2: below 1",
         "nam: unknown; did you mean name?",
