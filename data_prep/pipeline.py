@@ -59,7 +59,7 @@ from data_prep.shards import (
 )
 from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
-from data_prep.vocabulary.source import find_vocabulary, short_name
+from data_prep.vocabulary.source import find_vocabulary, shorten_name
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import (
     DocumentsRecord,
@@ -331,10 +331,10 @@ class Pipeline:
     def _vocabulary_source(self) -> str | None:
         """Names the origin of the vocabulary for the manifest; None if it was trained from this text."""
         if not self.origins.folders:
-            return short_name(self.settings.vocab) if self.settings.vocab else None
+            return shorten_name(self.settings.vocab) if self.settings.vocab else None
         if len(self.origins.folders) == 1 and not self.settings.docs:  # whose text then made the shards
             return self.origins.manifests[0].vocabulary_source
-        return short_name(str(self.origins.folders[0].folder))
+        return shorten_name(str(self.origins.folders[0].folder))
 
     def _describe(self, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
         """Makes the plan of the run; prints which texts are there twice."""

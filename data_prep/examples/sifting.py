@@ -29,7 +29,7 @@ from data_prep.common.hashing import hash_key
 from data_prep.near_copies.finding import NEAR_COPIES
 from data_prep.settings import FEWEST_HELD_OUT, LARGEST_SHARE
 from data_prep.shards import WORK
-from data_prep.vocabulary.tokens import digests_of
+from data_prep.vocabulary.tokens import hash_documents
 from data_prep.work import TokensRecord, make_numbered_path
 
 COPIES = f"{WORK}/copies.u8"  # a byte for each document: whether an earlier one has the same text
@@ -125,7 +125,7 @@ def cut_passages(task: SiftTask) -> TokensRecord:
     books = np.searchsorted(ends, new_ends)
     kind = column.type
     sentences = pa.ListArray.from_arrays(make_list_offsets(new_ends), column.values, type=kind)
-    digests = digests_of(np.asarray(column.values.values), np.asarray(column.values.offsets)[1:], new_ends)
+    digests = hash_documents(np.asarray(column.values.values), np.asarray(column.values.offsets)[1:], new_ends)
     names = [batch[name].take(pa.array(books)) for name in ("id", "title")]
     schema = batch.schema.append(BOOK)
     cut = pa.record_batch([*names, sentences, pa.array(digests), pa.array(books, pa.uint32())], schema=schema)

@@ -1,4 +1,4 @@
-"""Commands that fetch: what all of them can be told, and how they ask servers while another attempt may help."""
+"""Commands that fetch: their common options, and requests that are repeated while another attempt may help."""
 
 from __future__ import annotations
 
@@ -46,17 +46,13 @@ class FetchOptions:
     """What a user can do if this server cannot be reached and another can."""
 
     def checks(self) -> Checks:
-        """Checks what all commands have; a command adds what it has of its own."""
+        """Checks the options of all commands; a command adds those of its own."""
         yield self.retries >= 0, f"--retries {self.retries}: at least 0"
         yield 0 <= self.wait < 3600, f"--wait {self.wait}: seconds, from 0"
         yield 0 < self.timeout < 86400, f"--timeout {self.timeout}: seconds, more than 0"
 
-    def faults(self) -> list[str]:
-        """Lists all options that cannot be, with what they can be instead, so that a user corrects them in one go."""
-        return [message for holds, message in self.checks() if not holds]
-
     def fetch(self, client: Client) -> str:
-        """Fetches what the command stands for; returns the command that a user will want next."""
+        """Fetches the files; returns the command line that a user will want next."""
         raise NotImplementedError
 
 
@@ -73,17 +69,17 @@ class ChangedError(CutOffError):
 
 
 class Client:
-    """Asks servers, and asks again as often and as patiently as the options say."""
+    """Sends requests to servers, and repeats them as often and after such pauses as the options say."""
 
     def __init__(self, console: Console, options: FetchOptions) -> None:
         self.console, self._options = console, options
         self.cure = f"check the network (and what https_proxy says, if there is a proxy), or {options.elsewhere}"
-        self._reached = False  # once a server was reached, a network that is lost is waited for
+        self._reached = False  # once a server was reached, a lost network is waited for
 
-    def patiently(self, name: str, attempt: Callable[[], T], position: Callable[[], int] = lambda: 0) -> T:
+    def retry(self, name: str, attempt: Callable[[], T], position: Callable[[], int] = lambda: 0) -> T:
         """Repeats an attempt while it is interrupted, until too many in a row got no further than any before them.
 
-        `name` is what messages call that which is fetched, `position` tells how far the attempts have come.
+        `name` is the name of the file in messages, `position` the number of bytes that the attempts have fetched.
         """
         failures, furthest = 0, position()
         while True:
@@ -144,18 +140,18 @@ class Client:
 
         def attempt() -> str:
             with self.open(url, hint, {}) as response:
-                return b"".join(blocks(response, content_length(response))).decode(errors="replace")
+                return b"".join(read_blocks(response, read_length(response))).decode(errors="replace")
 
-        return self.patiently(url, attempt)
+        return self.retry(url, attempt)
 
 
-def content_length(response: HTTPResponse) -> int | None:
-    """Reads how many bytes a server is about to send, where it says so."""
+def read_length(response: HTTPResponse) -> int | None:
+    """Reads the Content-Length of an answer; None where it has none."""
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isdecimal() else None
 
 
-def blocks(response: HTTPResponse, length: int | None) -> Iterator[bytes]:
+def read_blocks(response: HTTPResponse, length: int | None) -> Iterator[bytes]:
     """Yields the content as it comes; raises CutOffError if it ends before its length."""
     received = 0
     while length is None or received < length:
@@ -181,15 +177,15 @@ def is_address(url: str) -> bool:
 
 
 def run_entry(kinds: Mapping[str, type[FetchOptions]], arguments: list[str]) -> int:
-    """Fetches what the command line asks for, which is one of these kinds.
+    """Runs the command of the command line, one of these kinds.
 
-    Returns the exit code: 0 done, 2 what the user can cure, 130 interrupted.
+    Returns the exit code: 0 done, 2 an error that the user can cure, 130 interrupted.
     """
     console = open_console(markup=False, soft_wrap=True)
     errors = open_console(stderr=True, markup=False, soft_wrap=True)
     try:
         command: FetchOptions = tyro.extras.subcommand_cli_from_dict(dict(kinds), args=arguments, prog="fetch.py")
-        if faults := command.faults():
+        if faults := [message for holds, message in command.checks() if not holds]:  # all at once
             raise UserError("\n".join(faults))
         console.print(f"next:\n    {command.fetch(Client(console, command))}")
     except (UserError, PermissionError) as error:

@@ -1,7 +1,7 @@
 """Downloads that go on where they stopped, and whose result is checked.
 
-NAME.part grows while the download goes on, and NAME.part.json says of what it is the beginning; when it is whole and
-has its checksum it takes its name.
+NAME.part grows during the download, and NAME.part.json describes the whole file. When NAME.part is whole and has the
+right checksum, it is renamed to NAME.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import checksum, read_json, write_json
 from data_prep.common.languages import RULES
 from data_prep.common.progress import StepProgress
-from data_prep.fetching.client import ChangedError, Client, blocks, content_length
+from data_prep.fetching.client import ChangedError, Client, read_blocks, read_length
 
 LONG_CHECK = 1 << 30  # bytes from which a user wonders what the silence is
 ALGORITHMS = {40: "sha1", 64: "sha256"}  # by the length of the checksum
@@ -34,13 +34,13 @@ class Item:
     url: str
     path: Path
     checksum: str = ""
-    """The SHA-1 or SHA-256 of the content in hex; empty where nobody says it."""
+    """The SHA-1 or SHA-256 of the content in hex; empty if it is not known."""
     hint: str = "check the address"
     """What a user can do when the server refuses."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """What the server is sent besides, such as a token of the user."""
+    """Headers of the request, such as a token of the user."""
     said: str = ""
-    """Who says the checksum, for the message that it is another, where that is not the server."""
+    """The source of the checksum, if it is not the server; shown when the checksum is wrong."""
 
     @property
     def algorithm(self) -> str:
@@ -50,19 +50,19 @@ class Item:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Which file NAME.part is the beginning of, as NAME.part.json beside it says."""
+    """The content of NAME.part.json: which file NAME.part is the beginning of."""
 
     url: str
     validator: str
     """The ETag or date by which the server knows the file again."""
     size: int | None
-    """How many bytes the whole file has, where the server said so."""
+    """The size of the whole file in bytes, where the server gave it."""
     checksum: str
-    """The checksum that the whole file must have; empty where nobody says it."""
+    """The checksum that the whole file must have; empty if it is not known."""
 
 
 class Download:
-    """The download of one file: NAME.part grows to the size that the server says, is checked, and takes its name."""
+    """The download of one file: NAME.part grows to the full size, is checked, and is renamed to NAME."""
 
     def __init__(self, client: Client, item: Item) -> None:
         self._client, self._item = client, item
@@ -78,7 +78,7 @@ class Download:
             else:
                 self._client.console.print(f"{self._item.url} -> {path}")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._client.patiently(path.name, self._receive, self._position)
+                self._client.retry(path.name, self._receive, self._position)
                 self._check(self._part)
                 self._part.replace(path)
             self._record.unlink(missing_ok=True)
@@ -91,7 +91,7 @@ class Download:
         self._client.console.print(f"{path}: {'already there' if there else 'complete'}{verdict}")
 
     def _position(self) -> int:
-        """Counts the bytes that are here."""
+        """Counts the bytes of NAME.part."""
         return self._part.stat().st_size if self._part.exists() else 0
 
     def _receive(self) -> None:
@@ -129,18 +129,18 @@ class Download:
         """Returns the size of the whole file; raises ChangedError unless the answer is the rest of this file."""
         match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         size = int(match[2]) if match and match[2] != "*" else known.size
-        other = known.url == self._item.url and validator(response) not in ("", known.validator)
+        other = known.url == self._item.url and read_validator(response) not in ("", known.validator)
         if other or not match or int(match[1]) != offset or size != (known.size or size):
             raise ChangedError("the file on the server has changed; starting anew")
         return size
 
     def _start_anew(self, response: HTTPResponse) -> int | None:
         """Drops the partial download, as the answer begins at the first byte; returns the size of the whole file."""
-        size = content_length(response)
+        size = read_length(response)
         if lost := self._position():
             self._client.console.print(f"{lost / 1e6:,.1f} MB are of no use: the server begins at the first byte")
         self._part.unlink(missing_ok=True)  # before its record changes
-        write_json(self._record, asdict(Beginning(self._item.url, validator(response), size, self._item.checksum)))
+        write_json(self._record, asdict(Beginning(self._item.url, read_validator(response), size, self._item.checksum)))
         return size
 
     def _store(self, response: HTTPResponse, offset: int, size: int | None) -> None:
@@ -150,7 +150,7 @@ class Download:
             raise OSError(errno.ENOSPC, f"needs {rest / 1e6:,.1f} MB, the disk has {free / 1e6:,.1f} MB left")
         progress = StepProgress(self._client.console, "fetch", "B", size or 0, offset)
         with self._part.open("ab", buffering=0) as file, progress.show() if size else nullcontext():
-            for block in blocks(response, None if size is None else size - offset):
+            for block in read_blocks(response, None if size is None else size - offset):
                 view = memoryview(block)
                 while view:
                     view = view[file.write(view) :]
@@ -181,7 +181,7 @@ class Download:
         return checksum(path, self._item.algorithm)
 
 
-def validator(response: HTTPResponse) -> str:
+def read_validator(response: HTTPResponse) -> str:
     """Reads the strong ETag, or the date, by which the server knows this very content again."""
     tag = response.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")

@@ -32,7 +32,7 @@ from data_prep.shards import (
     Manifest,
     SetFigures,
 )
-from data_prep.vocabulary.tokens import digests_of, read_corpus, token_schema
+from data_prep.vocabulary.tokens import hash_documents, make_token_schema, read_corpus
 from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
 from data_prep.work import WorkFolder
 
@@ -108,7 +108,7 @@ def _check_documents(folder: Path, manifest: Manifest) -> None:
 
 def _kept_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
     """Finds what is wrong with the documents in pieces."""
-    schema = token_schema(manifest.vocabulary_size)
+    schema = make_token_schema(manifest.vocabulary_size)
     faults = [fault for record in manifest.kept for fault in _faults(_check_kept, folder, record, schema)]
     yield from faults
     if number := len(manifest.kept):
@@ -137,7 +137,7 @@ def _check_kept(folder: Path, record: KeptFile, schema: pa.Schema) -> None:
     counts = (batch.num_rows, len(corpus.sentence_ends), len(corpus.pieces))
     if counts != (record.rows, record.sentences, record.pieces):
         raise DamageError(f"{path}: {counts} documents, sentences and pieces; its record says other numbers")
-    if (digests_of(corpus.pieces, corpus.sentence_ends, corpus.document_ends) != np.asarray(batch["digest"])).any():
+    if (hash_documents(corpus.pieces, corpus.sentence_ends, corpus.document_ends) != np.asarray(batch["digest"])).any():
         raise DamageError(f"{path}: a digest is not that of its document")
 
 

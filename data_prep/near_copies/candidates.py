@@ -20,57 +20,46 @@ import pyarrow as pa
 from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.near_copies import signatures
-from data_prep.near_copies.corpus import read_parts
+from data_prep.near_copies.corpus import NumberedTask, read_parts
 from data_prep.work import Record, make_numbered_path
 
 STEP = "candidates"
 SCHEMA = make_schema(later=pa.int64(), earlier=pa.int64())
-KEYS = 1 << 19  # of a range, about
+KEYS = 1 << 19  # in a range, about
 FEW = 4  # documents with a key that all later ones with it are compared with
 
 
 @dataclass(frozen=True)
-class FindTask:
+class FindTask(NumberedTask):
     """Asks a worker for the pairs of documents that share a key of a range."""
 
-    folder: Path
-    """The output folder."""
-    number: int
-    """The number of the range."""
     num_ranges: int
-    """How many ranges the keys are divided into."""
-    weight: int
-    """How many keys there are in the range, about."""
-
-    @property
-    def name(self) -> str:
-        """Tells the task from the others of its step."""
-        return f"{self.number:07}"
+    """The number of ranges that the keys are divided into."""
 
 
-def find_tasks(folder: Path, num_keys: int) -> Iterator[FindTask]:
+def make_find_tasks(folder: Path, num_keys: int) -> Iterator[FindTask]:
     """Makes a task of every range of keys."""
     num_ranges = max(1, round(num_keys / KEYS))
     for number in range(num_ranges):
-        yield FindTask(folder, number, num_ranges, num_keys // num_ranges)
+        yield FindTask(folder, number, num_keys // num_ranges, num_ranges)
 
 
 def find_candidates(task: FindTask) -> Record:
     """Writes the pairs of a range, sorted by the later document and then by the earlier one."""
-    file = write_batches(task.folder, make_numbered_path(STEP, task.number), SCHEMA, _pairs_of(task))
+    file = write_batches(task.folder, make_numbered_path(STEP, task.number), SCHEMA, _find_pairs(task))
     return Record(files=[file])
 
 
-def _pairs_of(task: FindTask) -> Iterator[pa.RecordBatch]:
+def _find_pairs(task: FindTask) -> Iterator[pa.RecordBatch]:
     """Pairs the documents of a range, some KEYS at a time with the first of each key that came before."""
     before = np.empty(0, np.uint64), np.empty(0, np.int64)
     for keys, documents in _read_range(task):
         keys, documents = np.concatenate([before[0], keys]), np.concatenate([before[1], documents])
         order = np.argsort(keys, kind="stable")  # which leaves the documents of a key in their order
         keys, documents = keys[order], documents[order]
-        places = places_among_equals(keys)
+        places = number_equals(keys)
         fresh = documents > before[1].max(initial=-1)
-        pairs = sorted_pairs(*pair_up(documents, places, fresh))
+        pairs = sort_pairs(*pair_up(documents, places, fresh))
         yield pa.record_batch([pa.array(column) for column in pairs], schema=SCHEMA)
         before = keys[places < FEW], documents[places < FEW]
 
@@ -89,19 +78,19 @@ def _read_range(task: FindTask) -> Iterator[tuple[Array, Array]]:
             rows = np.asarray(batch["row"])[low:high].astype(np.int64)
             waiting.append((keys[low:high].copy(), rows + parts.firsts[part]))
             if sum(len(rows) for _, rows in waiting) >= KEYS:
-                yield _joined(waiting)
+                yield _join(waiting)
                 waiting = []
     if waiting:
-        yield _joined(waiting)
+        yield _join(waiting)
 
 
-def _joined(columns: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+def _join(columns: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     keys, documents = zip(*columns, strict=True)
     return np.concatenate(keys), np.concatenate(documents)
 
 
-def places_among_equals(keys: Array) -> Array:
-    """Numbers the keys among those that are equal, from 0; the keys are sorted."""
+def number_equals(keys: Array) -> Array:
+    """Numbers equal keys from 0; the keys are sorted."""
     begins = np.ones(len(keys), bool)
     begins[1:] = keys[1:] != keys[:-1]
     firsts = np.flatnonzero(begins)[np.cumsum(begins) - 1]
@@ -112,15 +101,15 @@ def places_among_equals(keys: Array) -> Array:
 def pair_up(documents: Array, places: Array, fresh: Array) -> tuple[Array, Array]:
     """Pairs every fresh document with the first FEW of those that have the same key and are before it.
 
-    `documents` are sorted by key and then by number; `places` are theirs among those with the same key. Returns the
-    later and the earlier documents.
+    `documents` are sorted by key and then by number; `places` number those with the same key. Returns the later and
+    the earlier documents.
     """
     rows = [np.flatnonzero(fresh & (places > nth)) for nth in range(FEW)]
     earlier = [documents[row - places[row] + nth] for nth, row in enumerate(rows)]
     return documents[np.concatenate(rows)], np.concatenate(earlier)
 
 
-def sorted_pairs(later: Array, earlier: Array) -> tuple[Array, Array]:
+def sort_pairs(later: Array, earlier: Array) -> tuple[Array, Array]:
     """Sorts pairs, by the later document first, and leaves each of them once."""
     order = np.lexsort((earlier, later))
     later, earlier = later[order], earlier[order]

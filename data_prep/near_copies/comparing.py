@@ -24,68 +24,57 @@ from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.near_copies import candidates
-from data_prep.near_copies.candidates import sorted_pairs
-from data_prep.near_copies.corpus import Parts, read_parts
+from data_prep.near_copies.candidates import sort_pairs
+from data_prep.near_copies.corpus import NumberedTask, Parts, read_parts
 from data_prep.near_copies.shingles import (
     Texts,
-    continuing,
+    count_slots,
     fill_shingles,
+    find_longest,
+    find_start,
     jaccard,
-    longest_of,
+    load_continues,
     read_texts,
-    room_for,
-    start_of,
 )
 from data_prep.work import Record, make_numbered_path
 
 STEP = "near-copies"
-PAIRS = 1 << 21  # of candidates that are in memory at once, about
+PAIRS = 1 << 21  # candidates in memory at once, about
 SCHEMA = make_schema(later=pa.int64(), earlier=pa.int64(), jaccard=pa.float64())
 
 
 class ComparedRecord(Record):
-    """What a task tells that compares documents."""
+    """Record of a task that compares documents."""
 
     compared: int
-    """How many pairs it has compared."""
+    """The number of pairs that it has compared."""
 
 
 @dataclass(frozen=True)
-class CompareTask:
+class CompareTask(NumberedTask):
     """Asks a worker which documents of a stretch are near copies of earlier ones."""
 
-    folder: Path
-    """The output folder."""
-    number: int
-    """The number of the stretch."""
     num_ranges: int
-    """How many files of candidates there are."""
+    """The number of files of candidates."""
     threshold: float
     vocabulary_sha256: str
-    weight: int
-    """How many documents the stretch has."""
-
-    @property
-    def name(self) -> str:
-        """Tells the task from the others of its step."""
-        return f"{self.number:07}"
 
 
-def compare_tasks(
+def make_compare_tasks(
     folder: Path, parts: Parts, num_ranges: int, threshold: float, vocabulary_sha256: str
 ) -> Iterator[CompareTask]:
     """Makes a task of every stretch."""
     for number in range(parts.num_stretches):
-        first, end = parts.documents_of(number)
-        yield CompareTask(folder, number, num_ranges, threshold, vocabulary_sha256, end - first)
+        first, end = parts.find_documents(number)
+        yield CompareTask(folder, number, end - first, num_ranges, threshold, vocabulary_sha256)
 
 
 def compare(task: CompareTask) -> ComparedRecord:
     """Writes which documents of a stretch are near copies, of which earlier one each, and how alike the two are."""
-    parts, continues = read_parts(task.folder), continuing(task.folder, task.vocabulary_sha256)
-    first, end = parts.documents_of(task.number)
+    parts, continues = read_parts(task.folder), load_continues(task.folder, task.vocabulary_sha256)
+    first, end = parts.find_documents(task.number)
     originals, indices, compared = np.full(end - first, -1, np.int64), np.zeros(end - first), 0
-    for earlier, later, pairs in _opened(task, parts):
+    for earlier, later, pairs in _open_pairs(task, parts):
         begin, stop = parts.firsts[later.part : later.part + 2] - first
         compared += _compare(
             later.texts,
@@ -111,8 +100,8 @@ class Opened(NamedTuple):
     texts: Texts
 
 
-def _opened(task: CompareTask, parts: Parts) -> Iterator[tuple[Opened, Opened, tuple[Array, Array]]]:
-    """Goes through the pairs of a stretch by their files: the earlier file, the later one, and what is to be compared.
+def _open_pairs(task: CompareTask, parts: Parts) -> Iterator[tuple[Opened, Opened, tuple[Array, Array]]]:
+    """Yields the pairs of a stretch by their files: the earlier file, the later one, and the pairs to compare.
 
     The earlier files ascend.
     """
@@ -120,23 +109,23 @@ def _opened(task: CompareTask, parts: Parts) -> Iterator[tuple[Opened, Opened, t
     def opened(part: int) -> Opened:
         return Opened(part, read_texts(task.folder / parts.path(part)))
 
-    for few in _with_few_pairs(task, parts):
+    for few in _divide_stretch(task, parts):
         own = {part: opened(part) for part in few}
-        later, earlier = _pairs_of(task, parts.firsts[few.start], parts.firsts[few.stop])
+        later, earlier = _read_pairs(task, parts.firsts[few.start], parts.firsts[few.stop])
         homes = parts.find(earlier), parts.find(later)
         order = np.lexsort((homes[1], homes[0]))  # which leaves pairs of the same files as they are
         later, earlier, earlier_part, later_part = (column[order] for column in (later, earlier, *homes))
-        for part, whole in _runs(earlier_part):
+        for part, whole in _find_runs(earlier_part):
             there = own.get(part) or opened(part)
-            for own_part, some in _runs(later_part[whole]):
+            for own_part, some in _find_runs(later_part[whole]):
                 yield there, own[own_part], (later[whole][some], earlier[whole][some])
 
 
-def _with_few_pairs(task: CompareTask, parts: Parts) -> Iterator[range]:
-    """Divides a stretch so that what is taken together has at most PAIRS candidates, or is one file."""
+def _divide_stretch(task: CompareTask, parts: Parts) -> Iterator[range]:
+    """Divides a stretch into ranges of files, each of one file or of at most PAIRS candidates."""
     files = parts.stretch(task.number)
     bounds = parts.firsts[files.start : files.stop + 1]
-    counts = sum(np.diff(batch.searchsorted(bounds)) for batch, _ in _candidates(task))
+    counts = sum(np.diff(batch.searchsorted(bounds)) for batch, _ in _read_candidates(task))
     begin, total = files.start, 0
     for part, count in zip(files, np.broadcast_to(counts, len(files)).tolist(), strict=True):
         if total + count > PAIRS and part > begin:
@@ -146,7 +135,7 @@ def _with_few_pairs(task: CompareTask, parts: Parts) -> Iterator[range]:
     yield range(begin, files.stop)
 
 
-def _candidates(task: CompareTask) -> Iterator[tuple[Array, Array]]:
+def _read_candidates(task: CompareTask) -> Iterator[tuple[Array, Array]]:
     """Maps all candidates into memory, some at a time: the later documents, which are sorted, and the earlier ones."""
     for number in range(task.num_ranges):
         reader = map_batches(task.folder / make_numbered_path(candidates.STEP, number))
@@ -155,17 +144,17 @@ def _candidates(task: CompareTask) -> Iterator[tuple[Array, Array]]:
             yield np.asarray(batch["later"]), np.asarray(batch["earlier"])
 
 
-def _pairs_of(task: CompareTask, first: int, end: int) -> tuple[Array, Array]:
-    """Reads the candidates whose later document is one of some that follow each other, each pair once."""
+def _read_pairs(task: CompareTask, first: int, end: int) -> tuple[Array, Array]:
+    """Reads the candidates whose later document is from `first` on and before `end`, each pair once."""
     found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-    for later, earlier in _candidates(task):
+    for later, earlier in _read_candidates(task):
         low, high = later.searchsorted([first, end])
         found.append((later[low:high].copy(), earlier[low:high].copy()))
-    return sorted_pairs(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    return sort_pairs(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
-def _runs(values: Array) -> Iterator[tuple[int, slice]]:
-    """Finds where each value stands in sorted ones."""
+def _find_runs(values: Array) -> Iterator[tuple[int, slice]]:
+    """Yields the distinct values of a sorted array, each with the slice where it stands."""
     bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)] if len(values) else [0]
     for begin, end in itertools.pairwise(bounds):
         yield int(values[begin]), slice(begin, end)
@@ -177,17 +166,17 @@ def _compare(later, earlier, later_rows, earlier_rows, continues, threshold, ori
 
     Notes near copies in `originals` and `indices`; `first` is the number of the first document of the earlier file.
     """
-    most = longest_of(later.ends) + longest_of(earlier.ends)
-    shingles, slots = np.empty(most, np.uint64), np.empty(room_for(most), np.uint64)
+    most = find_longest(later.ends) + find_longest(earlier.ends)
+    shingles, slots = np.empty(most, np.uint64), np.empty(count_slots(most), np.uint64)
     owners = np.empty(slots.size, np.uint8)
     compared = 0
     for pair in range(later_rows.size):
         row, other = later_rows[pair], earlier_rows[pair]
         if originals[row] >= 0:
             continue
-        count = fill_shingles(shingles, later.pieces, start_of(later.ends, row), later.ends[row], continues)
+        count = fill_shingles(shingles, later.pieces, find_start(later.ends, row), later.ends[row], continues)
         rest = shingles[count:]
-        more = fill_shingles(rest, earlier.pieces, start_of(earlier.ends, other), earlier.ends[other], continues)
+        more = fill_shingles(rest, earlier.pieces, find_start(earlier.ends, other), earlier.ends[other], continues)
         compared += 1
         index = jaccard(shingles[:count], rest[:more], slots, owners)
         if index >= threshold:

@@ -1,4 +1,4 @@
-"""The files of token documents among which near copies are looked for, and the stretches that they are taken in.
+"""The files of token documents that are searched for near copies, and the stretches that they are divided into.
 
 A stretch is some files that follow each other: one where there are few, more where there are more than MOST_STRETCHES.
 So a corpus has a bounded number of stretches, however large it is, and a file that is opened once for each of them is
@@ -26,6 +26,23 @@ MOST_STRETCHES = 128
 
 
 @dataclass(frozen=True)
+class NumberedTask:
+    """Asks a worker for one stretch, or one range of keys, of a step of the search."""
+
+    folder: Path
+    """The output folder."""
+    number: int
+    """The number of the stretch or range."""
+    weight: int
+    """How much work it is: pieces, keys or documents, by the step."""
+
+    @property
+    def name(self) -> str:
+        """The number as text, in which the tasks of a step differ."""
+        return f"{self.number:07}"
+
+
+@dataclass(frozen=True)
 class Parts:
     """All files of token documents that have any, in the order of the corpus."""
 
@@ -35,7 +52,7 @@ class Parts:
     firsts: Array
     """The numbers of the documents with which the files begin; at the end, how many documents there are."""
     pieces: Array
-    """How many pieces every file has."""
+    """The number of pieces of every file."""
 
     @cached_property
     def bounds(self) -> list[int]:
@@ -55,15 +72,15 @@ class Parts:
         return len(self.bounds) - 1
 
     def stretch(self, number: int) -> range:
-        """Names the files of a stretch by their numbers."""
+        """Returns the numbers of the files of a stretch."""
         return range(self.bounds[number], self.bounds[number + 1])
 
-    def documents_of(self, number: int) -> tuple[int, int]:
-        """Gives the number of the first document of a stretch, and that of the first one after it."""
+    def find_documents(self, number: int) -> tuple[int, int]:
+        """Returns the numbers of the first document of a stretch and of the first one after it."""
         files = self.stretch(number)
         return int(self.firsts[files.start]), int(self.firsts[files.stop])
 
-    def pieces_of(self, number: int) -> int:
+    def count_pieces(self, number: int) -> int:
         """Counts the pieces of a stretch."""
         files = self.stretch(number)
         return int(self.pieces[files.start : files.stop].sum())
@@ -73,19 +90,19 @@ class Parts:
         return np.searchsorted(self.firsts, documents, side="right") - 1
 
     def path(self, number: int) -> str:
-        """Names a file, relative to the output folder."""
+        """Returns the path of a file, relative to the output folder."""
         return str(self.paths[number].as_py())
 
 
 def write_parts(folder: Path, tokens: Iterable[TokensRecord]) -> None:
-    """Keeps where the token documents are, and of which source, for all tasks."""
+    """Writes the paths, sources and sizes of the files of token documents, for all tasks."""
     filled = [(one.path, one.source, one.documents, one.pieces) for one in tokens if one.documents]
     columns = [pa.array(values, field.type) for values, field in zip(zip(*filled, strict=True), SCHEMA, strict=True)]
     write_batches(folder, PATH, SCHEMA, [pa.record_batch(columns, schema=SCHEMA)])
 
 
 def read_parts(folder: Path) -> Parts:
-    """Maps into memory where the token documents are."""
+    """Reads what write_parts has written."""
     batch = map_batches(folder / PATH).get_batch(0)
     firsts = np.concatenate([[0], np.cumsum(np.asarray(batch["documents"]))]).astype(np.int64)
     return Parts(batch["path"], batch["source"], firsts, np.asarray(batch["pieces"]))

@@ -28,10 +28,10 @@ import pyarrow as pa
 from data_prep.arrow_files import map_batches
 from data_prep.common.files import replacing
 from data_prep.near_copies import candidates, comparing, signatures
-from data_prep.near_copies.candidates import find_candidates, find_tasks
-from data_prep.near_copies.comparing import ComparedRecord, compare, compare_tasks
+from data_prep.near_copies.candidates import find_candidates, make_find_tasks
+from data_prep.near_copies.comparing import ComparedRecord, compare, make_compare_tasks
 from data_prep.near_copies.corpus import Parts, read_parts, write_parts
-from data_prep.near_copies.signatures import choose_banding, sign, sign_tasks
+from data_prep.near_copies.signatures import choose_banding, make_sign_tasks, sign
 from data_prep.running import Runner, Step
 from data_prep.shards import NEAR_REPORT, WORK
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -39,9 +39,9 @@ from data_prep.work import Record, TokensRecord
 
 NEAR_COPIES = f"{WORK}/near-copies.u8"  # a byte for each document: whether it is a near copy of an earlier one
 COLUMNS = ("jaccard", "source", "id", "title", "earlier source", "earlier id", "earlier title")
-EXAMPLES = 20  # near copies that the report shows
+EXAMPLES = 20  # near copies in the report
 FOUND = "near-found"
-"""What is done at once: near copies are marked, and the report is written."""
+"""Name under which it is recorded that near copies are marked and the report is written."""
 
 SIGN = Step(signatures.STEP, sign, Record, "pieces")
 FIND = Step(candidates.STEP, find_candidates, Record, "keys")
@@ -50,15 +50,15 @@ STEPS = (SIGN.name, FIND.name, COMPARE.name)
 
 
 def mark_near_copies(runner: Runner, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, threshold: float) -> None:
-    """Notes of every document in NEAR_COPIES whether it is a near copy of an earlier one, and writes the report."""
+    """Marks in NEAR_COPIES every document that is a near copy of an earlier one, and writes the report."""
     work = runner.work
     if not work.is_finished(FOUND):
         write_parts(work.out, tokens)
         parts, banding = read_parts(work.out), choose_banding(threshold)
-        runner.run(SIGN, partial(sign_tasks, work.out, parts, banding, vocabulary.sha256))
-        found = runner.run(FIND, partial(find_tasks, work.out, banding.bands * parts.num_documents))
+        runner.run(SIGN, partial(make_sign_tasks, work.out, parts, banding, vocabulary.sha256))
+        found = runner.run(FIND, partial(make_find_tasks, work.out, banding.bands * parts.num_documents))
         options = len(found.places), threshold, vocabulary.sha256
-        near = runner.run(COMPARE, partial(compare_tasks, work.out, parts, *options))
+        near = runner.run(COMPARE, partial(make_compare_tasks, work.out, parts, *options))
         _write_marks(work.out, parts, near)
         _write_report(work.out, parts, near)
         work.finish(FOUND)
@@ -69,14 +69,14 @@ def _write_marks(folder: Path, parts: Parts, near: Iterable[ComparedRecord]) -> 
     """Writes a byte for each document, a stretch at a time."""
     with replacing(folder / NEAR_COPIES) as file:
         for number, record in enumerate(near):
-            first, end = parts.documents_of(number)
+            first, end = parts.find_documents(number)
             marks = np.zeros(end - first, np.uint8)
             marks[np.asarray(map_batches(folder / record.path).get_batch(0)["later"]) - first] = 1
             file.write(marks.tobytes())
 
 
 def _write_report(folder: Path, parts: Parts, near: Iterable[ComparedRecord]) -> None:
-    """Writes a table of some near copies, from all over them, with the earlier documents that they are like."""
+    """Writes a table of EXAMPLES near copies, evenly spaced, with the earlier documents that they are like."""
     total = sum(record.files[0].rows for record in near)
     places = np.unique(np.arange(EXAMPLES) * total // EXAMPLES) if total else np.empty(0, np.int64)
     text = io.StringIO()
@@ -87,14 +87,14 @@ def _write_report(folder: Path, parts: Parts, near: Iterable[ComparedRecord]) ->
         batch = map_batches(folder / record.path).get_batch(0)
         own = places[(before <= places) & (places < before + batch.num_rows)] - before
         for row in batch.take(pa.array(own)).to_pylist():
-            names = (_names_of(folder, parts, row[name]) for name in ("later", "earlier"))
+            names = (_look_up_names(folder, parts, row[name]) for name in ("later", "earlier"))
             table.writerow((f"{row['jaccard']:.4f}", *itertools.chain.from_iterable(names)))
         before += batch.num_rows
     with replacing(folder / NEAR_REPORT) as file:
         file.write(text.getvalue().encode())
 
 
-def _names_of(folder: Path, parts: Parts, document: int) -> tuple[str, str, str]:
+def _look_up_names(folder: Path, parts: Parts, document: int) -> tuple[str, str, str]:
     """Looks up the source, the id and the title of a document."""
     part = int(parts.find(np.array(document)))
     batch = map_batches(folder / parts.path(part)).get_batch(0)

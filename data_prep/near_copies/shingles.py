@@ -16,16 +16,14 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
-from data_prep.common.hashing import FACTOR_2, GOLDEN, scramble_bits
-from data_prep.vocabulary.tokens import read_corpus
+from data_prep.common.hashing import FACTOR_2
+from data_prep.vocabulary.tokens import INCREMENT, read_corpus, scramble
 from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
 WORDS = 5  # of a shingle
-INCREMENT = np.uint64(GOLDEN)
 BASE = np.uint64(FACTOR_2)
-LEAVING = np.uint64(pow(FACTOR_2, WORDS, 1 << 64))  # what a word counts in the sum when five others follow it
+LEAVING = np.uint64(pow(FACTOR_2, WORDS, 1 << 64))  # BASE^WORDS, the factor of the word that leaves the sum
 FREE, FIRST, BOTH, SECOND = 0, 1, 2, 3  # which of two documents has the shingle of a slot
-scramble = compiled(scramble_bits)
 
 
 class Texts(NamedTuple):
@@ -36,20 +34,20 @@ class Texts(NamedTuple):
 
 
 def read_texts(path: Path) -> Texts:
-    """Maps a file of token documents into memory, of which some are there."""
+    """Maps a file of token documents, at least one, into memory."""
     corpus = read_corpus(path, 0)
     return Texts(corpus.pieces, corpus.sentence_ends[corpus.document_ends - 1].astype(np.int64))
 
 
 @functools.lru_cache(maxsize=1)
-def continuing(folder: Path, sha256: str) -> Array:  # noqa: ARG001 - the checksum tells one vocabulary from another
-    """Tells for every piece of a vocabulary whether it continues a word, once for all tasks of a worker."""
+def load_continues(folder: Path, sha256: str) -> Array:  # noqa: ARG001 - the checksum tells one vocabulary from another
+    """Loads for every piece of a vocabulary whether it continues a word; a worker loads it once."""
     return load_vocabulary(folder / VOCABULARY, cased=False).continues  # in either case
 
 
 @compiled
-def longest_of(ends):
-    """Finds how many pieces the longest document has."""
+def find_longest(ends):
+    """Finds the number of pieces of the longest document."""
     longest, start = 0, 0
     for end in ends:
         longest = max(longest, end - start)
@@ -58,17 +56,16 @@ def longest_of(ends):
 
 
 @compiled
-def start_of(ends, document):
-    """Finds where a document starts."""
+def find_start(ends, document):
+    """Finds the index of the first piece of a document."""
     return ends[document - 1] if document else 0
 
 
 @compiled
 def fill_shingles(shingles, pieces, start, stop, continues):
-    """Hashes the shingles of the document in pieces[start:stop], some of them more than once; returns how many.
+    """Hashes the shingles of the document in pieces[start:stop], repeated ones too; returns their number.
 
-    Words have hashes of their pieces. The sum of those of five words, each times a power of BASE, is that of the last
-    shingle times BASE, and the new word, less what the oldest word counts in it by then.
+    A rolling hash of WORDS words, each hashed from its pieces: new sum = sum * BASE + new - oldest * BASE^WORDS.
     """
     recent = np.zeros(WORDS, np.uint64)
     words, count, at = 0, 0, start
@@ -93,8 +90,8 @@ def fill_shingles(shingles, pieces, start, stop, continues):
 
 
 @compiled
-def room_for(count):
-    """Says how many slots it takes to compare documents that have so many shingles together."""
+def count_slots(count):
+    """Computes the number of slots for comparing two documents that have `count` shingles together."""
     size = 2
     while size < 2 * count:
         size *= 2
@@ -103,11 +100,11 @@ def room_for(count):
 
 @compiled
 def jaccard(first, second, slots, owners):
-    """Computes how many of the different shingles of two documents are in both: their Jaccard index.
+    """Computes the Jaccard index of two documents: the share of their distinct shingles that are in both.
 
-    `slots` and `owners` are what a hash table is made in, with room for them at least.
+    `slots` and `owners` are memory for a hash table, as large as count_slots says at least.
     """
-    size = room_for(first.size + second.size)
+    size = count_slots(first.size + second.size)
     for slot in range(size):
         owners[slot] = FREE
     mask = np.uint64(size - 1)

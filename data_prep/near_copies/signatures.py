@@ -24,16 +24,15 @@ from data_prep.arrow_files import make_schema, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import hash_key
-from data_prep.near_copies.corpus import Parts, read_parts
+from data_prep.near_copies.corpus import NumberedTask, Parts, read_parts
 from data_prep.near_copies.shingles import (
-    INCREMENT,
     Texts,
-    continuing,
     fill_shingles,
-    longest_of,
+    find_longest,
+    load_continues,
     read_texts,
-    scramble,
 )
+from data_prep.vocabulary.tokens import INCREMENT, scramble
 from data_prep.work import Record, make_numbered_path
 
 STEP = "signatures"
@@ -50,7 +49,7 @@ class Banding(NamedTuple):
     rows: int
 
     def chance(self, jaccard: float) -> float:
-        """Gives the chance that two documents with this Jaccard index share a key."""
+        """Computes the chance that two documents with this Jaccard index share a key."""
         return 1 - (1 - jaccard**self.rows) ** self.bands
 
 
@@ -60,50 +59,39 @@ def choose_banding(threshold: float) -> Banding:
     More rows leave fewer pairs below the threshold to be compared. What is above the threshold is found more surely:
     from 0.8 on, 99% of all pairs where each index is as likely as the others. At 0.8, these are 13 bands of 7 rows.
     """
-    choices = (Banding(_bands_for(threshold, rows), rows) for rows in range(1, MOST_MINIMA + 1))
+    choices = (Banding(_count_bands(threshold, rows), rows) for rows in range(1, MOST_MINIMA + 1))
     return [one for one in choices if one.bands * one.rows <= MOST_MINIMA][-1]
 
 
-def _bands_for(threshold: float, rows: int) -> int:
-    """Says how many bands it takes."""
+def _count_bands(threshold: float, rows: int) -> int:
+    """Counts the bands of `rows` rows with which FOUND of the pairs at the threshold share a key."""
     missed = math.log1p(-(threshold**rows))  # the logarithm of the chance that a band is not shared
     return math.ceil(math.log(1 - FOUND) / missed) if missed else MOST_MINIMA + 1
 
 
 @dataclass(frozen=True)
-class SignTask:
+class SignTask(NumberedTask):
     """Asks a worker for the keys of the documents of a stretch."""
 
-    folder: Path
-    """The output folder."""
-    number: int
-    """The number of the stretch."""
     banding: Banding
     vocabulary_sha256: str
-    weight: int
-    """How many pieces the documents have."""
-
-    @property
-    def name(self) -> str:
-        """Tells the task from the others of its step."""
-        return f"{self.number:07}"
 
 
-def sign_tasks(folder: Path, parts: Parts, banding: Banding, vocabulary_sha256: str) -> Iterator[SignTask]:
+def make_sign_tasks(folder: Path, parts: Parts, banding: Banding, vocabulary_sha256: str) -> Iterator[SignTask]:
     """Makes a task of every stretch."""
     for number in range(parts.num_stretches):
-        yield SignTask(folder, number, banding, vocabulary_sha256, parts.pieces_of(number))
+        yield SignTask(folder, number, parts.count_pieces(number), banding, vocabulary_sha256)
 
 
 def sign(task: SignTask) -> Record:
     """Writes the keys of a stretch: a record batch for each of its files, sorted by key and then by document."""
-    parts, continues = read_parts(task.folder), continuing(task.folder, task.vocabulary_sha256)
+    parts, continues = read_parts(task.folder), load_continues(task.folder, task.vocabulary_sha256)
     paths = (task.folder / parts.path(part) for part in parts.stretch(task.number))
-    batches = (_sorted(keys_of(read_texts(path), continues, task.banding)) for path in paths)
+    batches = (_sort_keys(compute_keys(read_texts(path), continues, task.banding)) for path in paths)
     return Record(files=[write_batches(task.folder, make_numbered_path(STEP, task.number), SCHEMA, batches)])
 
 
-def keys_of(texts: Texts, continues: Array, banding: Banding) -> Array:
+def compute_keys(texts: Texts, continues: Array, banding: Banding) -> Array:
     """Computes the keys of documents: a row for each, with a key for each band."""
     numbers = np.arange(2 * banding.bands * banding.rows)
     factors, summands = ((hash_key(numbers) >> np.uint64(32)).astype(np.uint32)).reshape(2, -1)
@@ -112,8 +100,8 @@ def keys_of(texts: Texts, continues: Array, banding: Banding) -> Array:
     return keys
 
 
-def _sorted(keys: Array) -> pa.RecordBatch:
-    """Sorts keys and leaves with each the row of its document."""
+def _sort_keys(keys: Array) -> pa.RecordBatch:
+    """Sorts keys; beside each stands the row of its document."""
     flat = keys.ravel()
     order = np.argsort(flat, kind="stable")
     rows = (order // keys.shape[1]).astype(np.uint32)
@@ -123,7 +111,7 @@ def _sorted(keys: Array) -> pa.RecordBatch:
 @compiled
 def _fill_keys(keys, pieces, ends, continues, factors, summands):
     """Computes the keys of all documents of a file."""
-    shingles = np.empty(longest_of(ends), np.uint64)
+    shingles = np.empty(find_longest(ends), np.uint64)
     minima = np.empty(factors.size, np.uint32)
     num_bands = keys.shape[1]
     rows = factors.size // num_bands

@@ -18,7 +18,7 @@ LEAST = 5
 """Times that a word must occur: what is rarer teaches the model too little of its new piece."""
 UNKNOWN = 0
 TOGETHER = 10_000
-"""Words that are cut at a time, so that their pieces never fill the memory."""
+"""Words that are cut at a time, which bounds memory."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Extension:
     after: int
     """Pieces of the same text by the longer one."""
     asked: int
-    """How many words were to be added at most."""
+    """The largest number of words to add."""
 
     def __str__(self) -> str:
         first, more = ", ".join(self.added[:10]), ", …" if len(self.added) > 10 else ""
@@ -52,8 +52,8 @@ def extend_vocabulary(base: Vocabulary, counts: Mapping[str, int], number: int) 
     A word that the vocabulary knows nothing of saves as many pieces as if it had been cut into its characters. A new
     piece may not make another word of the text unknown, whose rest no piece continues: it is left out then.
     """
-    sizes = _sizes(base, counts)
-    saved = {word: count * _pieces_saved(word, sizes[word]) for word, count in counts.items() if count >= LEAST}
+    sizes = _count_pieces(base, counts)
+    saved = {word: count * _count_saved_pieces(word, sizes[word]) for word, count in counts.items() if count >= LEAST}
     ranked = sorted((word for word in saved if saved[word]), key=lambda word: (-saved[word], word))
     refused: set[str] = set()
     while True:
@@ -61,8 +61,8 @@ def extend_vocabulary(base: Vocabulary, counts: Mapping[str, int], number: int) 
         if not added:
             raise UserError("--extend: no word of the text is worth a piece of its own; leave it out")
         longer = Vocabulary((*base.pieces, *added), base.cased)
-        now, new = _sizes(longer, counts), set(added)
-        lost = {_longest_start(word, new) for word, size in now.items() if size == UNKNOWN != sizes[word]}
+        now, new = _count_pieces(longer, counts), set(added)
+        lost = {_find_longest_start(word, new) for word, size in now.items() if size == UNKNOWN != sizes[word]}
         lost |= {word for word in added if now[word] != 1}  # the tokenizer normalises it into something else
         if not lost:
             break
@@ -71,8 +71,8 @@ def extend_vocabulary(base: Vocabulary, counts: Mapping[str, int], number: int) 
     return Extension(longer, added, before, after, number)
 
 
-def _sizes(vocabulary: Vocabulary, words: Iterable[str]) -> dict[str, int]:
-    """Counts the pieces of every word; `UNKNOWN` for a word that is one piece without a meaning."""
+def _count_pieces(vocabulary: Vocabulary, words: Iterable[str]) -> dict[str, int]:
+    """Counts the pieces of every word; `UNKNOWN` for a word that becomes [UNK]."""
     pipeline, given, sizes = vocabulary.pipeline(), sorted(words), {}
     for first in range(0, len(given), TOGETHER):
         some = given[first : first + TOGETHER]
@@ -82,18 +82,18 @@ def _sizes(vocabulary: Vocabulary, words: Iterable[str]) -> dict[str, int]:
     return sizes
 
 
-def _pieces_saved(word: str, size: int) -> int:
+def _count_saved_pieces(word: str, size: int) -> int:
     """Counts the pieces that an occurrence of a word saves once it is a piece itself."""
     return max(len(word) - 1, 1) if size == UNKNOWN else size - 1
 
 
-def _longest_start(word: str, added: Collection[str]) -> str:
-    """The longest of the new pieces that a word begins with, which is the one that cuts it now."""
+def _find_longest_start(word: str, added: Collection[str]) -> str:
+    """Finds the longest new piece that a word begins with, the one by which it is cut now."""
     return next(word[:size] for size in range(len(word), 0, -1) if word[:size] in added)
 
 
-def pieces_replaced(base: Vocabulary, pieces: Sequence[str]) -> list[list[int]]:
-    """The ids of the old pieces that each of these new ones stands for: those that it was cut into before.
+def find_replaced_pieces(base: Vocabulary, pieces: Sequence[str]) -> list[list[int]]:
+    """Finds the ids of the old pieces that each new one replaces: those that it was cut into before.
 
     A piece that was unknown has the ids of its characters, as far as these have pieces; none where no character has.
     """

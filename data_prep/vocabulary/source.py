@@ -1,4 +1,4 @@
-"""Where a vocabulary is taken from: a vocab.txt, or whatever has one with its casing.
+"""Reads vocabularies: from a vocab.txt, or from a folder that has one with its casing.
 
 A folder of transformers, of shards or of a run has one; so has a model on the Hugging Face hub, by its name.
 """
@@ -34,13 +34,13 @@ STEPS = {
     ("model", "type"): "WordPiece",
     ("model", "continuing_subword_prefix"): "##",
 }
-"""What tokenizer.json must say so that text is cut as it is here."""
+"""Values of tokenizer.json with which text is cut as it is here."""
 NORMALIZER = {
     "lowercase": "do_lower_case",
     "strip_accents": "strip_accents",
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
-"""What the normaliser of a tokenizer.json says, and what tokenizer_config.json calls it."""
+"""Keys of the normaliser in tokenizer.json, and the same keys in tokenizer_config.json."""
 
 
 def find_vocabulary(given: str, cased: bool) -> Vocabulary:
@@ -75,29 +75,31 @@ def _read_file(path: Path, cased: bool) -> Vocabulary:
     )
 
 
-def short_name(given: str) -> str:
-    """What a manifest calls the source of a vocabulary: a path by its last part, whatever lies above it elsewhere."""
+def shorten_name(given: str) -> str:
+    """Shortens the source of a vocabulary for a manifest: a path to its last part; the name of a model stays."""
     return Path(given).resolve().name if Path(given).exists() else given
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Reads the vocabulary of a folder of transformers, of shards, of a run or of a checkpoint, with its casing."""
-    folder = folder_of_vocabulary(folder)
+    folder = find_vocabulary_folder(folder)
     tables = (folder / TOKENIZER, folder / TOKENIZER_CONFIG)
     tokenizer, config = (read_table(path) if path.is_file() else {} for path in tables)
     if (folder / VOCABULARY).is_file():
         pieces = load_vocabulary(folder / VOCABULARY, cased=False).pieces
     elif tokenizer:
-        pieces = _pieces_of(tokenizer, folder / TOKENIZER)
+        pieces = _read_pieces(tokenizer, folder / TOKENIZER)
     else:
         raise UserError(
             f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from, "
             "since its weights mean nothing without its pieces"
         )
     _check_kind(folder, tokenizer, config)
-    if "model" in tokenizer and (others := _pieces_of(tokenizer, folder / TOKENIZER)) != pieces:
-        raise UserError(f"{folder}: {_difference(pieces, others)}: copy both again from where the model comes from")
-    normalizer = _part(tokenizer, "normalizer", folder / TOKENIZER) or {}
+    if "model" in tokenizer and (others := _read_pieces(tokenizer, folder / TOKENIZER)) != pieces:
+        raise UserError(
+            f"{folder}: {_describe_difference(pieces, others)}: copy both again from where the model comes from"
+        )
+    normalizer = _read_part(tokenizer, "normalizer", folder / TOKENIZER) or {}
     said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
     says = {name: value for table in (said, config) for name, value in table.items() if value is not None}
     lower = says.get("do_lower_case", not has_capitals(pieces))
@@ -117,14 +119,14 @@ def _check_kind(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any])
     if (words := config.get("word_tokenizer_type", "basic")) != "basic":
         raise UserError(f"{folder / TOKENIZER_CONFIG}: finds words by {words}; only as {KINDS[0]} does is known here")
     for (step, key), needed in STEPS.items() if "model" in tokenizer else ():
-        part = _part(tokenizer, step, folder / TOKENIZER) or {"type": None}
+        part = _read_part(tokenizer, step, folder / TOKENIZER) or {"type": None}
         if (says := part.get(key, needed)) != needed:
             how = f"{step}.{key} = {json.dumps(says)}"
             raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {needed} is known here")
 
 
-def folder_of_vocabulary(folder: Path) -> Path:
-    """The folder itself, or the one of the run that it is or belongs to."""
+def find_vocabulary_folder(folder: Path) -> Path:
+    """Finds the folder with the vocabulary: this one, or that of the run that it is or belongs to."""
     if not os.path.isdir(folder):
         raise UserError(f"{folder}: {absence(folder, 'folder')}")
     if any((folder / name).is_file() for name in (VOCABULARY, TOKENIZER)):
@@ -133,17 +135,17 @@ def folder_of_vocabulary(folder: Path) -> Path:
     return run / IN_A_RUN if (run / IN_A_RUN).is_dir() else folder
 
 
-def _part(tokenizer: dict[str, Any], step: str, path: Path) -> dict[str, Any]:
-    """Finds what a tokenizer.json says of a step; empty where it says nothing."""
+def _read_part(tokenizer: dict[str, Any], step: str, path: Path) -> dict[str, Any]:
+    """Reads the settings of a step from a tokenizer.json; empty where it has none."""
     part = tokenizer.get(step) or {}
     if not isinstance(part, dict):
         raise UserError(f"{path}: {step} is {json.dumps(part)[:40]}, not a table of names and values")
     return part
 
 
-def _pieces_of(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
-    """The pieces in a tokenizer.json, in the order of their ids."""
-    ids = _part(tokenizer, "model", path).get("vocab")
+def _read_pieces(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
+    """Reads the pieces of a tokenizer.json, in the order of their ids."""
+    ids = _read_part(tokenizer, "model", path).get("vocab")
     if not isinstance(ids, dict) or not all(type(number) is int for number in ids.values()):
         raise UserError(f"{path}: no model.vocab that gives ids to pieces")
     pieces = tuple(sorted(ids, key=ids.__getitem__))
@@ -152,8 +154,8 @@ def _pieces_of(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
     return check_pieces(pieces, path)
 
 
-def _difference(pieces: tuple[str, ...], others: tuple[str, ...]) -> str:
-    """Says where the pieces of vocab.txt and of tokenizer.json are not the same."""
+def _describe_difference(pieces: tuple[str, ...], others: tuple[str, ...]) -> str:
+    """Describes the first difference between the pieces of vocab.txt and of tokenizer.json."""
     if len(pieces) != len(others):
         return f"{VOCABULARY} has {len(pieces):,} pieces, {TOKENIZER} {len(others):,}"
     number = next(number for number, (one, other) in enumerate(zip(pieces, others, strict=True)) if one != other)
@@ -161,5 +163,5 @@ def _difference(pieces: tuple[str, ...], others: tuple[str, ...]) -> str:
 
 
 def has_capitals(pieces: tuple[str, ...]) -> bool:
-    """Whether a piece has a letter that text in lower case never has; special pieces stand in brackets."""
+    """Tells whether a piece has a letter that text in lower case never has; special pieces stand in brackets."""
     return any(not piece.startswith("[") and piece != piece.lower() for piece in pieces)

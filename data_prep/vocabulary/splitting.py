@@ -14,7 +14,7 @@ from data_prep.common.arrays import Array
 
 TOGETHER = 1000  # words that are normalised as one text
 BAR = "|"  # stands between them: an opaque word has none, and no character becomes one
-UNSEEN, SPACE, LETTER, MARK = range(4)  # what a character can be
+UNSEEN, SPACE, LETTER, MARK = range(4)  # kinds of characters
 NO_PARTS = np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
 UTF_32 = "utf-32-le"  # which has four bytes for every character
 
@@ -28,7 +28,7 @@ class Parts:
     counts: Array  # (words,) how many parts every word has
 
     def __iter__(self) -> Iterator[list[str]]:
-        """Gives the parts of one word after another."""
+        """Yields the parts of each word."""
         text = self.letters.tobytes()
         starts = np.concatenate([[0], self.ends])
         spans = zip(starts.tolist(), self.ends.tolist(), strict=False)
@@ -54,7 +54,7 @@ class WordSplitter:
         return Parts(np.concatenate(letters), np.cumsum(np.concatenate(sizes)), np.concatenate(counts))
 
     def _split(self, words: Sequence[str]) -> tuple[Array, Array, Array]:
-        """Splits some words; returns the letters of their parts, the size of each, and how many each word has."""
+        """Splits words; returns the letters of all parts, the size of each part, and the number of parts per word."""
         text = self._normalizer.normalize_str(BAR.join(words) + BAR)
         codes = np.frombuffer(text.encode(UTF_32), np.uint32)
         kinds = self._kinds_of(codes)
@@ -67,7 +67,7 @@ class WordSplitter:
         return letters, sizes, np.diff(number[codes == ord(BAR)], prepend=0)
 
     def _kinds_of(self, codes: Array) -> Array:
-        """Tells of every character whether it is white space, a letter or a mark."""
+        """Classifies characters: white space, letter or mark."""
         for code in np.unique(codes[self._kinds[codes] == UNSEEN]).tolist():
             around = self._pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
             self._kinds[code] = {1: LETTER, 2: SPACE, 3: MARK}[len(around)]

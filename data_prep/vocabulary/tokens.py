@@ -38,7 +38,7 @@ class PartTask:
     path: str
     """Where the file of documents is, relative to the output folder."""
     weight: int
-    """How many bytes of text the documents have."""
+    """The number of bytes of text of the documents."""
     cased: bool
     source: str = ""
     vocabulary_sha256: str = ""
@@ -67,7 +67,7 @@ class Corpus(NamedTuple):
 
 def count_part(task: PartTask) -> Record:
     """Counts how often every word occurs in one file of documents, and writes the counts into a file."""
-    text, ends = _text_of(map_batches(task.folder / task.path).get_batch(0)["sentences"].values)
+    text, ends = _view_text(map_batches(task.folder / task.path).get_batch(0)["sentences"].values)
     table = WordTable(task.cased)
     numbers, _ = table.number(text, ends)
     counts = count_words(numbers, table.words(), task.cased)
@@ -88,8 +88,8 @@ def add_up(paths: Iterable[Path]) -> dict[str, int]:
     return total
 
 
-def token_schema(vocabulary_size: int) -> pa.Schema:
-    """Gives the columns of a file of token documents, in the smallest type that holds the ids of the pieces.
+def make_token_schema(vocabulary_size: int) -> pa.Schema:
+    """Makes the schema of files of token documents, with the smallest type that holds the ids of the pieces.
 
     The digest of the pieces of a document decides whether it is held out for validation.
     """
@@ -99,20 +99,20 @@ def token_schema(vocabulary_size: int) -> pa.Schema:
 
 def encode_part(task: PartTask) -> TokensRecord:
     """Cuts one file of documents into pieces; drops sentences and documents that are left without any."""
-    vocabulary, encoder = _encoder(task.folder / VOCABULARY, task.cased, task.vocabulary_sha256)
+    vocabulary, encoder = _load_encoder(task.folder / VOCABULARY, task.cased, task.vocabulary_sha256)
     batch = map_batches(task.folder / task.path).get_batch(0)
     column = batch["sentences"]
-    pieces = encoder.encode(*_text_of(column.values))
-    sentence_ends, document_ends = _without_empty(pieces.ends, np.asarray(column.offsets)[1:])
+    pieces = encoder.encode(*_view_text(column.values))
+    sentence_ends, document_ends = _drop_empty(pieces.ends, np.asarray(column.offsets)[1:])
     filled = np.diff(document_ends, prepend=0) > 0
     document_ends = document_ends[filled]
-    schema = token_schema(len(vocabulary))
+    schema = make_token_schema(len(vocabulary))
     inner = schema.field("sentences").type.value_type
     ids = pa.array(pieces.ids.astype(inner.value_type.to_pandas_dtype()))
     sentences = pa.ListArray.from_arrays(
         make_list_offsets(document_ends), pa.ListArray.from_arrays(make_list_offsets(sentence_ends), ids)
     )
-    digests = digests_of(pieces.ids, sentence_ends, document_ends)
+    digests = hash_documents(pieces.ids, sentence_ends, document_ends)
     kept = batch.select(["id", "title"]).filter(pa.array(filled))
     out = pa.record_batch(
         [kept["id"], kept["title"], sentences.cast(schema.field("sentences").type), pa.array(digests)], schema=schema
@@ -140,30 +140,30 @@ def read_corpus(path: Path, first: int) -> Corpus:
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(path: Path, cased: bool, sha256: str) -> tuple[Vocabulary, FastWordPiece]:
-    """Loads a vocabulary once for all tasks of a worker, so that its encoder keeps the words that it has learned."""
+def _load_encoder(path: Path, cased: bool, sha256: str) -> tuple[Vocabulary, FastWordPiece]:
+    """Loads a vocabulary and its encoder, which keeps the words that it has cut; a worker loads them once."""
     vocabulary = load_vocabulary(path, cased)
     assert vocabulary.sha256 == sha256
     return vocabulary, FastWordPiece(vocabulary.pipeline(), cased)
 
 
-def _text_of(sentences: pa.StringArray) -> tuple[Array, Array]:
-    """Gives the bytes of strings, and where every string ends in them, without copying any."""
+def _view_text(sentences: pa.StringArray) -> tuple[Array, Array]:
+    """Returns the bytes of strings, and where every string ends in them, without a copy."""
     _, offsets, data = sentences.buffers()
     ends = np.frombuffer(offsets, np.int32)[1 : len(sentences) + 1].astype(np.int64)
     text = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     return text[: ends[-1] if len(ends) else 0], ends
 
 
-def _without_empty(piece_ends: Array, document_ends: Array) -> tuple[Array, Array]:
-    """Gives the ends of the sentences that have pieces, and the ends of all documents among those sentences."""
+def _drop_empty(piece_ends: Array, document_ends: Array) -> tuple[Array, Array]:
+    """Drops sentences without pieces; returns where the others end, and where the documents end among them."""
     filled = np.diff(piece_ends, prepend=0) > 0
     before = np.concatenate([[0], np.cumsum(filled)])
     return piece_ends[filled], before[document_ends]
 
 
 @compiled
-def digests_of(pieces: Array, sentence_ends: Array, document_ends: Array) -> Array:
+def hash_documents(pieces: Array, sentence_ends: Array, document_ends: Array) -> Array:
     """Hashes the pieces of every document into 64 bits, so that copies of a text are known by their digests."""
     digests = np.empty(document_ends.size, np.uint64)
     at = 0

@@ -24,8 +24,8 @@ from data_prep.vocabulary.splitting import WordSplitter
 
 VOCABULARY, TOKENIZER, TOKENIZER_CONFIG = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-STOPS, CLOSINGS = ".!?…。！？।؟۔", ")]’”»」』）】"  # what ends a sentence, and what may follow it there
-CONTINUES, STOP, CLOSING = 1, 2, 3  # what a piece may be
+STOPS, CLOSINGS = ".!?…。！？।؟۔", ")]’”»」』）】"  # marks that end a sentence, and marks that may follow them
+CONTINUES, STOP, CLOSING = 1, 2, 3  # kinds of pieces
 LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
 ALPHABET = 1000  # characters that get a piece of their own
 TOGETHER = 1000  # repetitions of a word handed to the trainer as one text
@@ -53,7 +53,7 @@ class Vocabulary:
 
     @cached_property
     def sha256(self) -> str:
-        """Stands for the vocabulary in a manifest or a task: another checksum means other pieces or other case."""
+        """Identifies the vocabulary in a manifest or a task: the checksum of its pieces and its case."""
         return hashlib.sha256(self._text() + bytes([self.cased])).hexdigest()
 
     @property
@@ -73,10 +73,10 @@ class Vocabulary:
         return np.array([kinds.get(piece, CONTINUES * piece.startswith("##")) for piece in self.pieces], np.int8)
 
     def pipeline(self) -> Tokenizer:
-        """Builds what turns text into pieces. `[MASK]` and the like in a text are text to it, as in the original."""
+        """Builds the tokenizer. It takes `[MASK]` and the like in a text for text, as the original does."""
         ids = {piece: number for number, piece in enumerate(self.pieces)}
         pipeline = Tokenizer(models.WordPiece(ids, unk_token=UNK))
-        pipeline.normalizer, pipeline.pre_tokenizer = text_rules(self.cased)
+        pipeline.normalizer, pipeline.pre_tokenizer = build_text_rules(self.cased)
         return pipeline
 
     def write(self, folder: Path) -> list[FileRecord]:
@@ -111,8 +111,8 @@ class Vocabulary:
         return "".join(f"{piece}\n" for piece in self.pieces).encode()
 
 
-def text_rules(cased: bool) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
-    """Builds what normalises text as BERT does, and what splits it into words."""
+def build_text_rules(cased: bool) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
+    """Builds the normaliser of BERT and its splitter into words."""
     return normalizers.BertNormalizer(lowercase=not cased), pre_tokenizers.BertPreTokenizer()
 
 
@@ -129,7 +129,7 @@ def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
 
 
 def check_pieces(pieces: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Gives the pieces of a file back; raises UserError where they are not a vocabulary for BERT."""
+    """Returns the pieces of a file; raises UserError where they are not a vocabulary for BERT."""
     missing = [piece for piece in SPECIAL if piece not in pieces]
     if missing:
         raise UserError(f"{path}: lacks the special pieces {', '.join(missing)}: not a BERT vocabulary?")
@@ -146,7 +146,7 @@ def count_words(numbers: Array, words: Sequence[str], cased: bool) -> Counter[st
 
     Words that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
     """
-    splitter = WordSplitter(*text_rules(cased))
+    splitter = WordSplitter(*build_text_rules(cased))
     parts = iter(splitter.split([word for word in words if not word.isascii()]))
     counts: Counter[str] = Counter()
     for word, count in zip(words, np.bincount(numbers).tolist(), strict=True):
@@ -161,7 +161,7 @@ def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> Vocab
     The same counts give the same pieces, for which the trainer needs help: it numbers characters in the order of a
     hash table and breaks ties by those numbers. Characters handed to it as special pieces have their numbers from us.
     """
-    alphabet = _alphabet(counts)
+    alphabet = _choose_alphabet(counts)
     inner = {f"##{character}" for word in counts for character in word[1:]}
     given = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet if f"##{character}" in inner)]
     if size < len(given):
@@ -176,12 +176,12 @@ def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> Vocab
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    learner.train_from_iterator(_repeated(counts), trainer)
+    learner.train_from_iterator(_repeat_words(counts), trainer)
     ids = learner.get_vocab()
     return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)), cased)
 
 
-def _alphabet(counts: Mapping[str, int]) -> list[str]:
+def _choose_alphabet(counts: Mapping[str, int]) -> list[str]:
     """Chooses the most frequent characters, the first of Unicode where some are equally frequent, in that order."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
@@ -190,7 +190,7 @@ def _alphabet(counts: Mapping[str, int]) -> list[str]:
     return sorted(sorted(characters, key=lambda character: (-characters[character], character))[:ALPHABET])
 
 
-def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
+def _repeat_words(counts: Mapping[str, int]) -> Iterator[str]:
     """Repeats every word as often as it occurs, since the trainer takes texts, not counts."""
     for word in sorted(counts):
         for done in range(0, counts[word], TOGETHER):

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
-from data_prep.vocabulary.keys import SHORT, find, look_up, short_key, table_of
+from data_prep.vocabulary.keys import SHORT, find, look_up, make_short_key, make_table
 from data_prep.vocabulary.splitting import WordSplitter
 from data_prep.vocabulary.vocabulary import LONGEST_WORD, UNK
 from data_prep.vocabulary.words import WordTable, spell_out
@@ -50,7 +50,7 @@ class PieceTable(NamedTuple):
         assert list(range(len(pieces))) == sorted(ids.values())
         sizes = np.array([len(piece) for piece in pieces])
         letters, ends = np.frombuffer(b"".join(pieces), np.uint8).copy(), np.cumsum(sizes)
-        slots = table_of(letters, ends, 1 << (4 * len(pieces)).bit_length())
+        slots = make_table(letters, ends, 1 << (4 * len(pieces)).bit_length())
         return cls(slots, letters, ends, int(sizes.max()), ids[UNK])
 
 
@@ -117,7 +117,7 @@ def _cut_words(letters, ends, normal, slots, piece_letters, piece_ends, longest,
     count, start = 0, 0
     for number in range(ends.size):
         word = letters[start : ends[number]]
-        characters = _characters(word)
+        characters = _count_characters(word)
         if characters > LONGEST_WORD and (normal or characters == word.size):
             ids[count] = unknown
             count += 1
@@ -129,7 +129,7 @@ def _cut_words(letters, ends, normal, slots, piece_letters, piece_ends, longest,
 
 
 @compiled
-def _characters(word):
+def _count_characters(word):
     """Counts the characters of a word, of which each has one byte that goes on with none before."""
     count = 0
     for letter in word:
@@ -146,7 +146,7 @@ def _cut_word(word, piece, slots, piece_letters, piece_ends, longest, unknown, i
         piece_bytes = piece.view(np.uint8)
         piece_bytes[:marks] = HASH
         copy_items(piece_bytes, marks, word, at, at + size - marks)
-        found, size = _longest_piece(piece, marks, size, slots, piece_letters, piece_ends)
+        found, size = _find_longest_piece(piece, marks, size, slots, piece_letters, piece_ends)
         if found < 0:
             ids[first] = unknown
             return first + 1
@@ -158,7 +158,7 @@ def _cut_word(word, piece, slots, piece_letters, piece_ends, longest, unknown, i
 
 
 @compiled
-def _longest_piece(piece, marks, size, slots, letters, ends):
+def _find_longest_piece(piece, marks, size, slots, letters, ends):
     """Finds the longest piece that the first `size` letters of `piece` begin with, and that is more than marks.
 
     Returns its id and its size; an id of -1 if there is none.
@@ -169,7 +169,7 @@ def _longest_piece(piece, marks, size, slots, letters, ends):
             return slots[slot].number, size
         size -= 1
     while size > marks:
-        slot = find(slots, *short_key(piece[0], piece[1], size))
+        slot = find(slots, *make_short_key(piece[0], piece[1], size))
         if slots[slot].high:
             return slots[slot].number, size
         size -= 1

@@ -20,10 +20,10 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
-from data_prep.vocabulary.keys import SHORT, SLOT, find, key_of, larger_table, look_up, occupy, short_key
+from data_prep.vocabulary.keys import SHORT, SLOT, enlarge_table, find, look_up, make_key, make_short_key, occupy
 from data_prep.vocabulary.vocabulary import LONGEST_WORD
 
-SPACE, DROP, MARK, FOREIGN = 0, 1, 2, 3  # what a byte can be besides a letter
+SPACE, DROP, MARK, FOREIGN = 0, 1, 2, 3  # kinds of bytes that are no letters
 EIGHT = np.dtype([("bytes", np.uint64)])  # as a record it may lie anywhere, not only at multiples of eight
 EACH = np.uint64(0x0101010101010101)  # times a byte: that byte eight times
 HIGHEST = np.uint64(0x80) * EACH  # the highest bit of every byte
@@ -35,8 +35,8 @@ FROM_0, BEYOND_9 = np.uint64(128 - ord("0")) * EACH, np.uint64(127 - ord("9")) *
 BEYOND_E2 = np.uint64(0xFF - 0xE2) * EACH
 
 
-def byte_forms(cased: bool) -> Array:
-    """Tells what a byte is to BERT: white space, dropped, a mark, not ASCII, or the letter that it is written as."""
+def classify_bytes(cased: bool) -> Array:
+    """Classifies bytes as BERT does: SPACE, DROP, MARK, FOREIGN (not ASCII), or the letter that it becomes."""
     forms = np.arange(256, dtype=np.uint8)
     forms[:32] = DROP
     forms[127] = DROP
@@ -53,7 +53,7 @@ class WordTable:
     """The distinct words met so far, numbered in the order of their first appearance."""
 
     def __init__(self, cased: bool) -> None:
-        self._forms = byte_forms(cased)
+        self._forms = classify_bytes(cased)
         self._slots = np.zeros(1 << 16, SLOT)
         self._letters = np.empty(1 << 20, np.uint8)  # all words, one after another
         self._ends = np.empty(1 << 16, np.int64)  # where every word ends in _letters
@@ -72,7 +72,7 @@ class WordTable:
         return spell_out(*self.letters(), np.arange(self._size))
 
     def letters(self, first: int = 0) -> tuple[Array, Array]:
-        """Gives the letters of the words from the number `first` on, and where every word ends in them."""
+        """Returns the letters of the words from the number `first` on, and where every word ends in them."""
         start = int(self._ends[first - 1]) if first else 0
         return self._letters[start : self.num_bytes], self._ends[first : self._size] - start
 
@@ -93,11 +93,11 @@ class WordTable:
         return numbers[: state[1]].copy(), word_ends
 
     def _grow(self, longest: int) -> None:
-        """Makes room for more words, even the longest that can come."""
+        """Makes room for one more word of at most `longest` bytes."""
         if self._size * 2 >= len(self._slots):
-            self._slots = larger_table(self._slots, 2 * len(self._slots))
-        self._ends = _with_room(self._ends, self._size + 1)
-        self._letters = _with_room(self._letters, self.num_bytes + longest)
+            self._slots = enlarge_table(self._slots, 2 * len(self._slots))
+        self._ends = _make_room(self._ends, self._size + 1)
+        self._letters = _make_room(self._letters, self.num_bytes + longest)
 
 
 def spell_out(letters: Array, ends: Array, chosen: Array) -> list[str]:
@@ -107,7 +107,7 @@ def spell_out(letters: Array, ends: Array, chosen: Array) -> list[str]:
     return [text[start:end].decode() for start, end in zip(starts.tolist(), ends[chosen].tolist(), strict=True)]
 
 
-def _with_room(array: Array, needed: int) -> Array:
+def _make_room(array: Array, needed: int) -> Array:
     """Returns the array, or a copy at least twice as large where it has no room for so many entries."""
     if needed <= len(array):
         return array
@@ -117,8 +117,8 @@ def _with_room(array: Array, needed: int) -> Array:
 
 
 @compiled
-def _ideograph(text, at, stop):
-    """Counts the bytes of the Chinese character at `at`, one of those that `tokenizers` sets apart; 0 if it is none."""
+def _measure_ideograph(text, at, stop):
+    """Returns the size in bytes of the character at `at` if `tokenizers` sets it apart as Chinese, else 0."""
     lead = text[at]
     if lead < 0xE3 or at + 2 >= stop:
         return 0
@@ -137,7 +137,7 @@ def _ideograph(text, at, stop):
 
 
 @compiled
-def _next_word(text, at, stop, forms, word):
+def _read_word(text, at, stop, forms, word):
     """Writes the next word of text[at:stop] into `word`; returns its size, 0 at the end, and where to go on."""
     while at < stop and forms[text[at]] <= DROP:
         at += 1
@@ -149,23 +149,23 @@ def _next_word(text, at, stop, forms, word):
                 word[size] = form
                 size += 1
         elif form != DROP:
-            if form == FOREIGN and not _ideograph(text, at, stop):
-                return _opaque_word(text, start, stop, forms, word)
+            if form == FOREIGN and not _measure_ideograph(text, at, stop):
+                return _read_opaque_word(text, start, stop, forms, word)
             break
         at += 1
     if size == 0 and at < stop:  # at a mark or a Chinese character
-        size = max(1, _ideograph(text, at, stop))
+        size = max(1, _measure_ideograph(text, at, stop))
         copy_items(word, 0, text, at, at + size)
         at += size
     return size, at
 
 
 @compiled
-def _opaque_word(text, start, stop, forms, word):
+def _read_opaque_word(text, start, stop, forms, word):
     """Writes the word that begins at `start` into `word` as it stands; returns its size and where to go on."""
     at = start
     while at < stop and forms[text[at]] not in (SPACE, MARK):
-        if forms[text[at]] == FOREIGN and _ideograph(text, at, stop):
+        if forms[text[at]] == FOREIGN and _measure_ideograph(text, at, stop):
             break
         at += 1
     copy_items(word, 0, text, start, at)
@@ -173,16 +173,16 @@ def _opaque_word(text, start, stop, forms, word):
 
 
 @compiled
-def _letters_at(low, high, fold):
+def _scan_sixteen(low, high, fold):
     """Counts the bytes of letters and digits with which sixteen bytes begin, none of them Chinese.
 
-    Returns how many, the sixteen in lower case, and False; or as they are, and True, if some of the letters are not
-    ASCII. What follows the letters is left behind them.
+    Returns their number, the sixteen bytes in lower case, and False; or the bytes as they are, and True, if some of the
+    letters are not ASCII. Bytes behind the letters are not cleared.
     """
-    size, small_low, foreign = _letters_of(low, fold)
+    size, small_low, foreign = _scan_eight(low, fold)
     small_high = high
     if size == 8:
-        more, small_high, foreign_too = _letters_of(high, fold)
+        more, small_high, foreign_too = _scan_eight(high, fold)
         size += more
         foreign |= foreign_too
     if foreign:
@@ -191,11 +191,11 @@ def _letters_at(low, high, fold):
 
 
 @compiled
-def _letters_of(eight, fold):
+def _scan_eight(eight, fold):
     """Counts the bytes of letters and digits with which eight bytes begin.
 
-    Returns how many, the eight with the bits of `fold` set in letters, and a bit for each letter that is not ASCII. The
-    highest bit of every byte comes to tell what the byte is.
+    Returns their number, the eight bytes with the bits of `fold` set in letters, and a bit for each letter that is not
+    ASCII. The kind of each byte is computed in its highest bit.
     """
     plain = eight & ~HIGHEST
     small = plain | SMALL
@@ -210,12 +210,12 @@ def _letters_of(eight, fold):
 
 
 @compiled
-def _plain_size(size, form, left, opaque):
-    """Tells how many bytes a word has that begins with so many bytes of letters and digits, before a byte of the form.
+def _measure_word(size, form, left, opaque):
+    """Returns the size in bytes of the word here; 0 if there is none, -1 if it must be read byte by byte.
 
-    Its sentence has so many `left`. A mark is a word of one byte. 0 stands for no word at all, -1 for one that must be
-    read byte by byte: it is long, or has characters that may be Chinese or dropped. So must an ASCII word that seems
-    opaque since it ends a sentence.
+    `size` letters and digits stand here before a byte of the kind `form`; the sentence has `left` bytes more. A mark is
+    a word of one byte. Words are read byte by byte that are long or may have Chinese or dropped characters, and ASCII
+    words at the end of a sentence that seem opaque.
     """
     if size == 0:
         return 0 if form <= DROP else 1 if form == MARK else -1
@@ -228,8 +228,8 @@ def _plain_size(size, form, left, opaque):
 def _number_words(text, eights, sentence_ends, forms, word, slots, letters, ends, num_words, state, numbers, word_ends):
     """Numbers words from `state` on until all sentences are done or the table must grow; returns its size by then.
 
-    numba counts the references to arrays that are passed on, which takes longer than finding a word: so what most words
-    need is done right here.
+    The way of most words is not in a function of its own: numba counts references to the arrays that are passed, which
+    takes longer than finding a word.
     """
     at, count, sentence = state[0], state[1], state[2]
     fold = np.uint64(forms[ord("A")] ^ ord("A")) * EACH
@@ -240,20 +240,20 @@ def _number_words(text, eights, sentence_ends, forms, word, slots, letters, ends
         while at < stop and not full:
             size = -1
             if at + 16 < text.size:
-                size, low, high, opaque = _letters_at(eights[at].bytes, eights[at + 8].bytes, fold)
+                size, low, high, opaque = _scan_sixteen(eights[at].bytes, eights[at + 8].bytes, fold)
                 form = forms[text[at + size]]
-                size = _plain_size(size, form, stop - at, opaque)
+                size = _measure_word(size, form, stop - at, opaque)
             if size > 0:
-                low, high = short_key(low, high, size)
+                low, high = make_short_key(low, high, size)
                 at += size + (form == SPACE)
             elif size == 0:
                 at += 1
                 continue
             else:
-                size, at = _next_word(text, at, stop, forms, word.view(np.uint8))
+                size, at = _read_word(text, at, stop, forms, word.view(np.uint8))
                 if size == 0:
                     break
-                low, high = key_of(word, size)
+                low, high = make_key(word, size)
             slot = find(slots, low, high)
             if slots[slot].high and size <= SHORT:
                 numbers[count] = slots[slot].number

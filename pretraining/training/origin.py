@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.shards import Manifest
-from data_prep.vocabulary.extension import pieces_replaced
+from data_prep.vocabulary.extension import find_replaced_pieces
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
 from pretraining.checkpoint.models import StoredModel, find_model_folder
@@ -121,7 +121,7 @@ def begin_with(model: Bert, state: RunState, origin: StoredModel, vocabulary: Vo
     weights, fresh = origin.read_weights(), model.state_dict()
     state.trained_length, state.begun_positions = origin.trained, origin.known
     state.trained_segments = max(state.trained_segments, count_segments(weights))
-    new = pieces_replaced(origin.vocabulary, vocabulary.pieces[len(origin.vocabulary) :])
+    new = find_replaced_pieces(origin.vocabulary, vocabulary.pieces[len(origin.vocabulary) :])
     for name in PADDED:
         if name in weights:
             weights[name] = extend_rows(weights[name], len(origin.vocabulary), new, len(fresh[name]))

@@ -17,7 +17,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.workers import Workers
 from data_prep.near_copies.finding import NEAR_COPIES, mark_near_copies
 from data_prep.running import Runner
-from data_prep.vocabulary.tokens import token_schema
+from data_prep.vocabulary.tokens import make_token_schema
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 from data_prep.work import TokensRecord, WorkFolder, make_numbered_path
 
@@ -87,7 +87,7 @@ def draw_corpus(seed: int, originals: int, near: int) -> list[list[int]]:
 def write_tokens(folder: Path, documents: Sequence[Document], per_file: int) -> list[TokensRecord]:
     """Writes a corpus as shard.py has it once it is in pieces; the fifth file and some others have no documents."""
     VOCABULARY.write(folder)
-    schema = token_schema(len(PIECES))
+    schema = make_token_schema(len(PIECES))
     kind = schema.field("sentences").type
     records = []
     bounds = [*range(0, len(documents), per_file), len(documents)]

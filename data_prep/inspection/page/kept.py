@@ -14,7 +14,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.origins import find_origins_of_folder
 from data_prep.shards import KeptFile, Manifest
-from data_prep.vocabulary.tokens import token_schema
+from data_prep.vocabulary.tokens import make_token_schema
 
 MOST_FILES = 64
 """Files of documents that are read, each of at most 16 MB of text or one document."""
@@ -69,7 +69,7 @@ def read_documents(folder: Path, record: KeptFile, vocabulary_size: int) -> Docu
     path = record.find(folder)
     with name_damage(path, "damaged"):
         batch = read_batch(map_batches(path), 0, path)
-        if batch.schema != token_schema(vocabulary_size) or batch.num_rows != record.rows:
+        if batch.schema != make_token_schema(vocabulary_size) or batch.num_rows != record.rows:
             raise DamageError(f"{path}: its rows or columns are not those of its record")
         sentences = batch["sentences"].values
         bounds = np.asarray(sentences.offsets)

@@ -18,10 +18,10 @@ from data_prep.common.errors import UserError
 from data_prep.common.hub import find_folder
 from data_prep.readers.listing import list_files
 from data_prep.readers.reader import Problems
-from data_prep.vocabulary.source import folder_of_vocabulary
+from data_prep.vocabulary.source import find_vocabulary_folder
 os.setgid({id}); os.setuid({id})
 place = sys.argv[1]
-asked = (lambda: find_folder(place, ()), lambda: folder_of_vocabulary(Path(place)),
+asked = (lambda: find_folder(place, ()), lambda: find_vocabulary_folder(Path(place)),
          lambda: list_files([place], None, Problems("fail")))
 for ask in asked:
     try:

@@ -11,10 +11,10 @@ from support.near_copies import VOCABULARY, draw_corpus, write_tokens
 
 from data_prep.arrow_files import map_batches
 from data_prep.near_copies import candidates, corpus
-from data_prep.near_copies.candidates import FEW, find_candidates, find_tasks
+from data_prep.near_copies.candidates import FEW, find_candidates, make_find_tasks
 from data_prep.near_copies.corpus import read_parts, write_parts
 from data_prep.near_copies.shingles import read_texts
-from data_prep.near_copies.signatures import Banding, keys_of, sign, sign_tasks
+from data_prep.near_copies.signatures import Banding, compute_keys, make_sign_tasks, sign
 
 Pairs = set[tuple[int, int]]
 BANDING = Banding(6, 2)
@@ -25,7 +25,7 @@ def prepare(folder: Path, num_documents: int, per_file: int) -> int:
     documents = draw_corpus(1, num_documents // 2, num_documents // 2)
     documents[50:200:10] = [documents[40]] * 15
     write_parts(folder, write_tokens(folder, documents, per_file))
-    for task in sign_tasks(folder, read_parts(folder), BANDING, VOCABULARY.sha256):
+    for task in make_sign_tasks(folder, read_parts(folder), BANDING, VOCABULARY.sha256):
         sign(task)
     return BANDING.bands * num_documents
 
@@ -34,7 +34,7 @@ def expected(folder: Path) -> Pairs:
     """Pairs by the definition, with all keys in memory."""
     parts = read_parts(folder)
     texts = [read_texts(folder / parts.path(part)) for part in range(len(parts.paths))]
-    keys = np.concatenate([keys_of(one, VOCABULARY.continues, BANDING) for one in texts])
+    keys = np.concatenate([compute_keys(one, VOCABULARY.continues, BANDING) for one in texts])
     having = defaultdict(list)
     for document, row in enumerate(keys.tolist()):
         for key in row:
@@ -53,7 +53,7 @@ def test_pairs_are_the_same_however_little_is_in_memory(
     num_keys = prepare(tmp_path, 240, per_file)
     assert read_parts(tmp_path).num_stretches <= stretches
     found: Pairs = set()
-    for task in find_tasks(tmp_path, num_keys):
+    for task in make_find_tasks(tmp_path, num_keys):
         [file] = find_candidates(task).files
         table = map_batches(tmp_path / file.path).read_all()
         later, earlier = (table[name].to_pylist() for name in ("later", "earlier"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.near_copies import FIRST_ENDING, FIRST_WORD, PIECES, VOCABULARY, Document, shingles_of
 
 from data_prep.common.arrays import Array
-from data_prep.near_copies.shingles import fill_shingles, jaccard, room_for
+from data_prep.near_copies.shingles import count_slots, fill_shingles, jaccard
 
 few_words = st.integers(FIRST_WORD, FIRST_WORD + 2)  # so few that shingles repeat
 pieces = st.lists(few_words | st.integers(FIRST_ENDING, FIRST_ENDING + 1), min_size=1, max_size=60)
@@ -35,7 +35,7 @@ def test_the_index_is_that_of_the_sets(one: Document, other: Document, shared: i
     other = [*one[:shared], *other]
     here, there = shingles_of(one), shingles_of(other)
     hashes = shingles(one), shingles(other)
-    room = room_for(sum(map(len, hashes)))
+    room = count_slots(sum(map(len, hashes)))
     slots, owners = np.empty(room, np.uint64), np.full(room, 9, np.uint8)
     assert jaccard(*hashes, slots, owners) == len(here & there) / len(here | there)
 

@@ -13,12 +13,12 @@ from support.near_copies import VOCABULARY, Document, alter, draw_document, shin
 
 from data_prep.common.arrays import Array
 from data_prep.near_copies.shingles import Texts
-from data_prep.near_copies.signatures import FOUND, MOST_MINIMA, Banding, choose_banding, keys_of
+from data_prep.near_copies.signatures import FOUND, MOST_MINIMA, Banding, choose_banding, compute_keys
 
 
 def keys(documents: Sequence[Document], banding: Banding) -> Array:
     ends = np.cumsum([len(document) for document in documents])
-    return keys_of(Texts(np.concatenate(documents).astype(np.uint16), ends), VOCABULARY.continues, banding)
+    return compute_keys(Texts(np.concatenate(documents).astype(np.uint16), ends), VOCABULARY.continues, banding)
 
 
 @given(st.floats(0.5, 0.999))

@@ -11,7 +11,7 @@ import pytest
 from data_prep.arrow_files import write_batches
 from data_prep.readers.extraction import SCHEMA
 from data_prep.vocabulary import tokens
-from data_prep.vocabulary.vocabulary import LONGEST_WORD, text_rules
+from data_prep.vocabulary.vocabulary import LONGEST_WORD, build_text_rules
 
 
 def test_words_too_many_to_keep_are_dropped_from_the_rarest_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_words_are_counted_as_the_library_splits_the_text(cased: bool, tmp_path:
     columns = [["a", "b"], ["", ""], [sentences[:7], sentences[7:]]]
     write_batches(tmp_path, "documents/a.arrow", SCHEMA, [pa.record_batch(columns, schema=SCHEMA)])
     record = tokens.count_part(tokens.PartTask(tmp_path, "documents/a.arrow", 1, cased))
-    normalizer, pre_tokenizer = text_rules(cased)
+    normalizer, pre_tokenizer = build_text_rules(cased)
     split = (pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(sentence)) for sentence in sentences)
     expected = Counter(word for parts in split for word, _ in parts if len(word) <= LONGEST_WORD)
     assert list(tokens.add_up([tmp_path / record.files[0].path]).items()) == list(expected.items())

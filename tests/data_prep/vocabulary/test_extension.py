@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.extension import LEAST, extend_vocabulary, pieces_replaced
+from data_prep.vocabulary.extension import LEAST, extend_vocabulary, find_replaced_pieces
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
 LETTERS = "abcdefgh"
@@ -89,7 +89,7 @@ def test_old_ids_stay_and_the_tokenizer_of_transformers_agrees(counts: dict[str,
 
 def test_what_a_new_piece_replaces() -> None:
     ids = {piece: number for number, piece in enumerate(BASE.pieces)}
-    assert pieces_replaced(BASE, ["badface", "##bad", "xax", "中"]) == [
+    assert find_replaced_pieces(BASE, ["badface", "##bad", "xax", "中"]) == [
         [ids["bad"], ids["##face"]],
         [ids["bad"]],
         [ids["##a"], ids["a"]],

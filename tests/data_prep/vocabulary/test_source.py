@@ -10,7 +10,7 @@ import pytest
 from transformers import BertTokenizer
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.source import find_vocabulary, read_vocabulary, short_name
+from data_prep.vocabulary.source import find_vocabulary, read_vocabulary, shorten_name
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
 LOWER = (*SPECIAL, "[unused1]", "a", "##b", "river")
@@ -202,5 +202,5 @@ def test_a_tokenizer_json_is_named_by_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_manifest_has_no_paths_of_this_machine(tmp_path: Path) -> None:
-    assert short_name(str(tmp_path)) == tmp_path.name
-    assert short_name("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"
+    assert shorten_name(str(tmp_path)) == tmp_path.name
+    assert shorten_name("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"

@@ -39,7 +39,7 @@ def reference(folder: Path, table: Vocabulary) -> BertTokenizerFast:
 
 
 def encode(encoder: FastWordPiece, sentences: list[str]) -> list[list[int]]:
-    pieces = encoder.encode(*tokens._text_of(pa.array(sentences, pa.string())))
+    pieces = encoder.encode(*tokens._view_text(pa.array(sentences, pa.string())))
     starts = np.concatenate([[0], pieces.ends])[:-1]
     return [pieces.ids[start:end].tolist() for start, end in zip(starts, pieces.ends, strict=True)]
 
@@ -140,4 +140,4 @@ def test_exactly_the_characters_that_the_reference_sets_apart_are_set_apart() ->
         character = chr(code)
         alone = normalize(f"a{character}b").startswith("a ")
         text = np.frombuffer(character.encode(), np.uint8)
-        assert bool(words._ideograph(text, 0, len(text))) == (alone and not character.isspace()), hex(code)
+        assert bool(words._measure_ideograph(text, 0, len(text))) == (alone and not character.isspace()), hex(code)

@@ -33,7 +33,7 @@ def plain_words(text: str, cased: bool) -> list[str]:
     found: list[str] = []
     inside = False
     for character in text if cased else text.lower():
-        kind = words.byte_forms(True)[ord(character)]
+        kind = words.classify_bytes(True)[ord(character)]
         if kind > words.FOREIGN and inside:
             found[-1] += character
         elif kind in (words.SPACE, words.DROP):
@@ -108,7 +108,7 @@ def words_with_one_key() -> tuple[str, str]:
 
 def test_long_words_with_the_same_key_are_told_apart() -> None:
     one, other = words_with_one_key()
-    first, second = (keys.key_of(np.frombuffer(word.encode(), np.uint64), 24) for word in (one, other))
+    first, second = (keys.make_key(np.frombuffer(word.encode(), np.uint64), 24) for word in (one, other))
     assert first == second
     table = WordTable(False)
     assert in_words(table, [f"{one} {other}", f"{other} {one} {one}"]) == [[one, other], [other, one, one]]
