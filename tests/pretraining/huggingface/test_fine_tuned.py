@@ -181,19 +181,6 @@ def test_configs_that_do_not_fit_are_refused(values: dict[str, Any], message: st
         read_fine_tuned(tmp_path / "out")
 
 
-def test_half_precision(tmp_path: Path) -> None:
-    weights = task_weights(MNLI)
-    write(
-        tmp_path / "out",
-        MNLI,
-        weights,
-        dtype=torch.bfloat16,
-        check=lambda folder: verify_fine_tuned(folder, SHAPE, MNLI, weights, compute_logits, torch.bfloat16),
-    )
-    with pytest.raises(UserError, match="differ from the source's"):
-        verify_fine_tuned(tmp_path / "out", SHAPE, MNLI, weights, compute_logits)
-
-
 @pytest.mark.parametrize("name", ["bert.encoder.layer.1.output.dense.bias", "classifier.weight", "classifier.bias"])
 @pytest.mark.parametrize("value", [0.01, float("nan")])
 def test_a_weight_that_changed_on_its_way_is_noticed(name: str, value: float, tmp_path: Path) -> None:

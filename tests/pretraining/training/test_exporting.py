@@ -102,6 +102,7 @@ def test_a_run_becomes_a_folder(
     assert (found, missing) == (shape, ())
     assert all(torch.equal(weights[name], state[name]) for name in state)
     card = (tmp_path / "out/README.md").read_text()
+    assert ModelCard(card).data.license == "mit", "that of the recipe, where no other is given"
     assert "after step 8,601" in card
     assert "| longest text it was trained on | 32 pieces |" in card
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 32
@@ -136,7 +137,8 @@ def test_another_model_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ]:
         assert main([*given, "--out", str(place)]) == 2
         assert f"{place}: {said}" in capsys.readouterr().err
-    assert main([str(run), "--out", str(other), "--replace"]) == 0
+    assert main([str(run), "--out", str(other), "--replace", "--licence", "cc-by-4.0"]) == 0
+    assert ModelCard.load(other / "README.md").data.license == "cc-by-4.0"
     assert main([str(run), "--out", str(run / "exported")]) == 0
 
 
@@ -185,14 +187,6 @@ def test_an_export_is_exported_again(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
     with pytest.raises(UserError, match="which has no checkpoints"):
         export(tmp_path / "out", tmp_path / "again", checkpoint="last")
-
-
-@pytest.mark.parametrize(("given", "wanted"), [([], "mit"), (["--licence", "cc-by-4.0"], "cc-by-4.0")])
-def test_the_licence_is_that_of_the_recipe_unless_another_is_given(
-    given: list[str], wanted: str, run: Path, tmp_path: Path
-) -> None:
-    assert main([str(run), "--out", str(tmp_path / "out"), *given]) == 0
-    assert ModelCard.load(tmp_path / "out/README.md").data.license == wanted
 
 
 @pytest.mark.parametrize("pooler", [False, True], ids=["as today", "with the pooler that older versions saved"])
