@@ -197,22 +197,19 @@ def write_fine_tuned(
     card: str,
     task: Mapping[str, Any],
     length: int,
-    dtype: torch.dtype = torch.float32,
     check: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes a fine-tuned model as a folder that transformers loads, atomically, as `write_folder` does.
 
-    `task`: what is needed to use it besides the names of its labels, written as task.json. A model of scores is written
-    in fp32, since the head contains their scale and transformers would convert it with the rest.
+    `task`: what is needed to use it besides the names of its labels, written as task.json.
     """
-    dtype = torch.float32 if head.kind == "score" else dtype
     _check_size(vocabulary, shape, folder)
-    weights = _convert_checked(folder, export_weights(state, shape, head), dtype)
+    weights = _convert_checked(folder, export_weights(state, shape, head), torch.float32)
     with _make_model_folder(folder, weights, card, check) as unfinished:
         vocabulary.write(unfinished)
         tokenizer = read_table(unfinished / TOKENIZER_CONFIG)
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
-        write_json(unfinished / CONFIG, make_config(shape, vocabulary.special, dtype, head))
+        write_json(unfinished / CONFIG, make_config(shape, vocabulary.special, torch.float32, head))
         write_json(unfinished / TASK, task)
 
 

@@ -146,8 +146,6 @@ class TaskProvenance:
     """The scores of each split that was scored, as fractions."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Hyper-parameters by their names: learning rate, batch, epochs, seed."""
-    licence: str | None = None
-    """The licence, as the hub spells it."""
 
 
 def make_model_card(
@@ -191,8 +189,8 @@ def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made
     scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
     return _render(
         "task_card.md.jinja",
-        front=_write_front(use, made.licence, made.base if made.pretrained else None, theirs),
-        facts=_list_facts(shape, parameters, made.licence, {"longest sequence": f"{length:,} pieces", **labels}),
+        front=_write_front(use, None, made.base if made.pretrained else None, theirs),
+        facts=_list_facts(shape, parameters, None, {"longest sequence": f"{length:,} pieces", **labels}),
         shape=shape,
         folder=folder,
         length=length,

@@ -55,17 +55,12 @@ def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> li
 
 
 def verify_fine_tuned(
-    folder: Path,
-    shape: Shape,
-    head: TaskHead,
-    state: Mapping[str, Tensor],
-    logits_of: LogitsOf,
-    dtype: torch.dtype = torch.float32,
+    folder: Path, shape: Shape, head: TaskHead, state: Mapping[str, Tensor], logits_of: LogitsOf
 ) -> list[tuple[str, float]]:
-    """Does the same for a fine-tuned model whose weights were written as `dtype`."""
+    """Does the same for a fine-tuned model."""
     batch, shape = make_probe(shape), shape.encoder
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):  # leaves the random state of a trainer alone
-        wanted = logits_of(shape, head, {name: value.to("cpu", dtype).float() for name, value in state.items()}, batch)
+        wanted = logits_of(shape, head, {name: value.cpu().float() for name, value in state.items()}, batch)
         read_shape, read_head, read_state = read_fine_tuned(folder)
         if (read_shape, read_head) != (shape, head):
             raise UserError(f"{folder}: not exported: {read_shape}, {read_head} were read back; wanted {shape}, {head}")
