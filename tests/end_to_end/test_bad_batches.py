@@ -105,7 +105,7 @@ def test_a_bad_gradient_under_other_stages(place: Place, zero: int) -> None:
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
 
 
-@pytest.mark.parametrize("more", [slow(["--checkpoints.every", "0"]), ["--resume", "never"]])
+@pytest.mark.parametrize("more", [slow(["--checkpoints.every", "0"]), slow(["--resume", "never"])])
 def test_a_bad_batch_before_the_first_checkpoint_and_in_a_run_that_resumes_nothing(
     place: Place, without_bad: Path, more: list[str]
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_fault_that_follows_the_step_ends_the_run(place: Place) -> None:
     assert list_finished(run)[-1].name == "step-00000002"
 
 
-@pytest.mark.parametrize("logging", [1, 10])
+@pytest.mark.parametrize("logging", [slow(1), 10])
 def test_no_run_goes_back_to_where_the_loss_had_leapt(place: Place, logging: int) -> None:
     """Nor on from there: the run begins anew, and so would the next one."""
     wild = f"--phases.0.learning_rate 1e9 --phases.0.warmup 0 --checkpoints.every 2 --logging.every {logging}"

@@ -71,16 +71,6 @@ def test_so_after_thirty_kills(place: Place) -> None:
     kill_and_compare(place, wanted, more, last=180, kills=30)
 
 
-def test_a_rank_that_dies_ends_the_others(place: Place) -> None:
-    run = launch(place.command("run", "--phases.0.steps", "5000"))
-    run.reach(4)
-    run.signal(signal.SIGKILL, 1)
-    done = run.wait(30)
-    assert [rank.code for rank in done] == [Code.RANK_LOST, -signal.SIGKILL]
-    assert done[0].errors.startswith("error: rank 1 has ended, or cannot be reached any more\n")
-    assert "Traceback" not in done[0].errors
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_a_run_that_was_killed_goes_on_with_the_same_batches(place: Place, ranks: int) -> None:

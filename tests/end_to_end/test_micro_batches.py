@@ -17,6 +17,7 @@ from support.training import (
     launch,
     records,
     train,
+    train_straight,
 )
 
 from pretraining.checkpoint.record import list_finished, read_record
@@ -37,6 +38,12 @@ def kept(run: Path) -> dict[str, int]:
     return {name: each.sequences for name, each in found.items()}
 
 
+@pytest.fixture(scope="module")
+def told(shared: Place) -> Path:
+    """A run that is told the micro-batches which ranks find that have room for 9 and 5 sequences."""
+    return train_straight(shared, "told", *fixed(4, 3))
+
+
 def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> None:
     """Where memory is plenty, nothing is accumulated; the curve is that of any micro-batch."""
     output = assert_well(train(place.command("run", *AUTO)))
@@ -49,37 +56,30 @@ def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> Non
 
 
 @pytest.mark.parametrize("zero", ["1", slow("2")])
-def test_the_rank_with_the_least_memory_decides(place: Place, zero: str) -> None:
+def test_the_rank_with_the_least_memory_decides(place: Place, told: Path, zero: str) -> None:
     """Trials change nothing: bit for bit, the run is the one that was told what they find."""
     how = ["--parallel.zero", zero]
     output = assert_well(train(place.command("run", *AUTO, *how), fault=Capacity((9, 5))))
     assert FOUND.format("short", 4) + FOUND.format("long", 3) in output
-    assert_well(train(place.command("told", *fixed(4, 3), *how)))
-    assert_same(place.folder / "run", place.folder / "told")
+    wanted = told if zero == "1" else train_straight(place, "told", *fixed(4, 3), *how)
+    assert_same(place.folder / "run", wanted)
 
 
-def test_a_run_goes_on_with_what_it_had(place: Place) -> None:
+def test_a_run_goes_on_with_what_it_had(place: Place, told: Path) -> None:
     """The same ranks take the same micro-batch, though they have more memory by now; other ranks look anew."""
     command = place.command("run", *AUTO)
     stopped = launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3)))
     assert_ended(stopped, Code.STOPPED)
-    assert_ended(launch(command, fault=partial(all_of, Capacity((20, 20)), partial(stop_at, 7))), Code.STOPPED)
+    again = launch(command, fault=partial(all_of, Capacity((20, 20)), partial(stop_at, 7)))
+    assert_ended(again, Code.STOPPED)
+    output = "micro-batch of phase short: 4, as before (auto)\nmicro-batch of phase long: 3, as before (auto)\n"
+    assert output in again.done()[0].output
     assert kept(place.folder / "run") == {"short": 4, "long": 3}
     alone = assert_well(train(command, 1, fault=Capacity((20,))))
     assert "micro-batch of phase long: 12, all of the batch here; it was 3 (auto)\n" in alone
     assert "phase short" not in alone, "it is over"
-    assert_well(train(place.command("told", *fixed(4, 3))))
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
-    assert_same_curve(place.folder / "run", place.folder / "told", 1e-5)
-
-
-def test_a_resumed_run_is_the_straight_one_bit_for_bit(place: Place) -> None:
-    assert_well(train(place.command("straight", *AUTO), fault=Capacity((9, 5))))
-    command = place.command("stopped", *AUTO)
-    assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
-    output = assert_well(train(command, fault=Capacity((20, 20))))
-    assert "micro-batch of phase short: 4, as before (auto)\nmicro-batch of phase long: 3, as before (auto)\n" in output
-    assert_same(place.folder / "stopped", place.folder / "straight")
+    assert_same_curve(place.folder / "run", told, 1e-5)
 
 
 @pytest.mark.slow
@@ -90,17 +90,25 @@ def test_what_changes_the_memory_is_looked_at_anew(place: Place) -> None:
     assert "micro-batch of phase short: 2, the largest that fits here; it was 4 (auto)\n" in output
 
 
-def test_a_micro_batch_that_does_not_fit_says_what_does(place: Place) -> None:
+CURE = "take parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
+
+
+@pytest.mark.parametrize(
+    ("words", "room", "phase", "why", "cure"),
+    [
+        (fixed(6, 2), (20, 5), 0, "6: does not fit into the ", ' at length 32; 4 does, or take "auto"'),
+        (fixed(4, 6), (20, 4), 1, "6: does not fit into the ", ' at length 64; 3 does, or take "auto"'),
+        (AUTO, (20, 0), 0, '"auto": not even 1 sequence of length 32 fits into the ', f"; {CURE}"),
+        (fixed(2, 2), (20, 0), 0, "2: not even 1 sequence of length 32 fits into the ", f"; {CURE}"),
+    ],
+)
+def test_a_micro_batch_that_does_not_fit_says_what_does(
+    place: Place, words: list[str], room: tuple[int, int], phase: int, why: str, cure: str
+) -> None:
     """One rank finds it; all end, and the first rank says it."""
-    errors = assert_ended(launch(place.command("run", *fixed(6, 2)), fault=Capacity((20, 5))), Code.CURE)
-    assert errors.startswith("error: rank 1: phases.0.micro_batch = 6: does not fit into the ")
-    assert errors.endswith(' at length 32; 4 does, or take "auto"\n')
-
-
-def test_a_later_phase_that_does_not_fit_is_named_by_its_number(place: Place) -> None:
-    errors = assert_ended(launch(place.command("run", *fixed(4, 6)), fault=Capacity((20, 4))), Code.CURE)
-    assert "phases.1.micro_batch = 6: does not fit into the " in errors
-    assert errors.endswith(' at length 64; 3 does, or take "auto"\n')
+    errors = assert_ended(launch(place.command("run", *words), fault=Capacity(room)), Code.CURE)
+    assert errors.startswith(f"error: rank 1: phases.{phase}.micro_batch = {why}")
+    assert errors.endswith(f"{cure}\n")
 
 
 def test_what_fitted_once_and_does_not_any_more(place: Place) -> None:
@@ -121,14 +129,6 @@ def test_a_later_phase_that_will_not_fit_is_told_at_the_start(place: Place) -> N
     assert first.errors.startswith(f"warning: {message}")
     assert '; 3 will, or take "auto"\n' in first.errors
     assert second.errors == ""
-
-
-def test_where_nothing_fits_less_memory_is_the_cure(place: Place) -> None:
-    cure = "take parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
-    for how, message in ((AUTO, '"auto": not even 1 sequence'), (fixed(2, 2), "2: not even 1 sequence")):
-        errors = assert_ended(launch(place.command("run", *how), fault=Capacity((20, 0))), Code.CURE)
-        assert f"rank 1: phases.0.micro_batch = {message} of length 32 fits into the " in errors
-        assert errors.endswith(f"; {cure}\n")
 
 
 def test_a_batch_with_few_divisors_is_told(place: Place) -> None:

@@ -18,6 +18,7 @@ from support.pretraining_reference import pad_batch
 from support.shards import make_shards
 from support.training import (
     CUT,
+    FEW,
     Place,
     assert_ended,
     assert_same,
@@ -90,6 +91,7 @@ def test_one_word_leaves_next_sentences_out(place: Place) -> None:
     assert "no trained pooler" in card
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_the_straight_one(unpaired: Place, place: Place) -> None:
     given = dataclasses.replace(unpaired, folder=place.folder).command("stopped", *LOGS)
     for step in (3, 7):
@@ -147,7 +149,7 @@ def their_masked_loss(model: Any, data: Path) -> float:
 
 def test_heads_that_the_data_cannot_train_are_left_out_and_said(unpaired: Place, place: Place, straight: Path) -> None:
     """From a run with both heads, and from its exported folder; the embedding of the second segment is kept."""
-    still = ["--phases.0.learning_rate", "1e-30"]
+    still = [*FEW, "--phases.0.learning_rate", "1e-30"]
     before = exported_weights(straight)
     for name, source in (("run", straight), ("folder", straight / "export")):
         given = dataclasses.replace(unpaired, folder=place.folder).command(name, "--init", source, *still)
@@ -170,7 +172,7 @@ def test_a_run_with_both_heads_goes_on_in_a_new_folder(unpaired: Place, place: P
 def test_heads_begin_anew_where_there_are_pairs(unpaired: Place, place: Place) -> None:
     source = unpaired.folder / "straight"
     for name, given in (("run", source), ("folder", source / "export")):
-        assert_well(train(place.command(name, "--init", given, "--phases.0.learning_rate", "1e-30"), ranks=1))
+        assert_well(train(place.command(name, "--init", given, *FEW, "--phases.0.learning_rate", "1e-30"), ranks=1))
         after, before = exported_weights(place.folder / name), exported_weights(source)
         assert all(torch.equal(after[weight], before[weight]) for weight in before)
         assert records(place.folder / name)[-1]["next_loss"] == pytest.approx(0.69, abs=0.05)

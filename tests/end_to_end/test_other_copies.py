@@ -18,13 +18,12 @@ from support.training import RECIPE
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
 
 
-@pytest.fixture(params=["current folder", "PYTHONPATH"])
-def other(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of which a user thinks no more."""
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of which a user thinks no more, in PYTHONPATH."""
     copy = write_other_copy(tmp_path / "other")
-    if request.param == "PYTHONPATH":
-        monkeypatch.setenv("PYTHONPATH", str(copy))
-    monkeypatch.chdir(copy if request.param == "current folder" else tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(copy))
+    monkeypatch.chdir(tmp_path)
     return copy
 
 
@@ -41,13 +40,16 @@ def told(other: Path) -> str:
     return f"warning: {other / 'data_prep'}: another copy; {ROOT / 'data_prep'} is used\n"
 
 
-def test_workers_run_the_code_of_their_command(other: Path, wiki: Path, tmp_path: Path) -> None:
+def test_workers_run_the_code_of_their_command(
+    other: Path, wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the copy is in the current folder too."""
+    monkeypatch.chdir(other)
     words = ["--docs", wiki, "--out", tmp_path / "shards", "--workers", "2", "--vocab-size", "600"]
     assert run(ROOT / "data_prep" / "shard.py", *words).stderr == told(other)
     assert (tmp_path / "shards" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("other", ["PYTHONPATH"], indirect=True)
 @pytest.mark.parametrize("entry", [slow("finetuning/run_ner.py"), slow("benchmarks/report.py"), "cluster/submit.py"])
 def test_other_commands_do_too(other: Path, entry: str) -> None:
     assert run(ROOT / entry, "--help").stderr == told(other)

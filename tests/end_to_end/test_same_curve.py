@@ -51,6 +51,7 @@ WAYS: dict[int, dict[str, list[str]]] = {
 
 
 RARE = (
+    "1 ZeRO 3",
     "2 ZeRO 3",
     "2 bf16 ZeRO 3",
     "1 checkpointed",
@@ -132,7 +133,7 @@ def their_validation_loss(folder: Path, data: Path, length: int) -> tuple[float,
     return masked / predictions, following / sequences
 
 
-@pytest.mark.parametrize("way", ["1 straight", "2 ZeRO 3", "3 ZeRO 3"])
+@pytest.mark.parametrize("way", ["1 straight", "3 ZeRO 3"])
 def test_the_exported_model_scores_in_transformers_what_the_run_said(runs: Runs, way: str, tmp_path: Path) -> None:
     last = records(runs[way], "evaluation")[-1]
     export(runs[way], tmp_path / "again")
@@ -146,11 +147,10 @@ def test_the_exported_model_scores_in_transformers_what_the_run_said(runs: Runs,
 
 def test_any_number_of_ranks_scores_the_same(runs: Runs) -> None:
     first = records(runs["1 straight"], "evaluation")
-    for way in ("2 ZeRO 3", "3 ZeRO 3"):
-        for ours, theirs in zip(records(runs[way], "evaluation"), first, strict=True):
-            assert (ours["step"], ours["scored_examples"]) == (theirs["step"], theirs["scored_examples"])
-            assert ours["masked_loss"] == pytest.approx(theirs["masked_loss"], rel=1e-5)
-            assert ours["next_accuracy"] == pytest.approx(theirs["next_accuracy"], abs=0.02)
+    for ours, theirs in zip(records(runs["3 ZeRO 3"], "evaluation"), first, strict=True):
+        assert (ours["step"], ours["scored_examples"]) == (theirs["step"], theirs["scored_examples"])
+        assert ours["masked_loss"] == pytest.approx(theirs["masked_loss"], rel=1e-5)
+        assert ours["next_accuracy"] == pytest.approx(theirs["next_accuracy"], abs=0.02)
 
 
 def test_the_second_phase_by_itself(runs: Runs, place: Place) -> None:

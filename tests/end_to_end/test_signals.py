@@ -33,17 +33,24 @@ from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
 
 
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), slow(signal.SIGUSR1, 0)])
-def test_a_signal_to_one_rank_stops_all_in_good_order(place: Place, long: Path, number: int, rank: int) -> None:
-    going = launch(place.command("run", *LONG))
-    going.reach(3)
-    going.signal(number, rank)
-    errors = assert_ended(going, Code.STOPPED)
-    assert errors == (
-        f"stopped by a signal after step {going.step}, and saved; the same command continues from there\n"
-    )
-    assert list_finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
-    assert f"continues after step {going.step}\n" in assert_well(train(place.command("run", *LONG)))
-    assert_same(place.folder / "run", long)
+def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(
+    place: Place, long: Path, number: int, rank: int
+) -> None:
+    """What a launcher makes of one key press counts once: SIGINT to each process, and SIGTERM after it."""
+    command, run = place.command("run", *LONG), place.folder / "run"
+    ctrl_c = ((signal.SIGINT,), (signal.SIGINT,), (signal.SIGTERM,))
+    stops = (((number, rank),), Code.STOPPED, "a signal"), (ctrl_c, Code.INTERRUPTED, "Ctrl-C")
+    for signals, code, cause in stops:
+        going = launch(command)
+        going.reach(1)
+        for each in signals:
+            going.signal(*each)
+        told = f"stopped by {cause} after step {{}}, and saved; the same command continues from there\n"
+        assert assert_ended(going, code) == told.format(going.step)
+        assert going.done()[0].output.count(STOPPING) == (cause == "Ctrl-C")
+        assert list_finished(run)[-1].name == f"step-{going.step:08}"
+    assert f"continues after step {going.step}\n" in assert_well(train(command))
+    assert_same(run, long)
 
 
 @pytest.mark.slow
@@ -80,37 +87,15 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, com
     assert_same(run, straight)
 
 
-@pytest.mark.parametrize("ranks", [2, slow(1)])
-def test_ctrl_c_saves(place: Place, long: Path, ranks: int) -> None:
-    """What a launcher makes of one key press counts once: SIGINT to each process, and SIGTERM after it."""
-    going = launch(place.command("run", *LONG), ranks)
-    going.reach(4)
-    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
-        going.signal(number)
-    errors = assert_ended(going, Code.INTERRUPTED)
-    assert errors == f"stopped by Ctrl-C after step {going.step}, and saved; the same command continues from there\n"
-    assert going.done()[0].output.count(STOPPING) == 1
-    assert_well(train(place.command("run", *LONG), ranks))
-    if ranks == 2:
-        assert_same(place.folder / "run", long)
-
-
 def test_a_signal_does_not_wait_for_the_rest_of_a_step(place: Place, straight: Path) -> None:
-    """A step of many micro-batches is given up, and done again by the next start with the same bits."""
-    command = place.command("run", *SAVES)
-    going = launch(command, fault=partial(signal_within_step, 4))
-    assert_ended(going, Code.STOPPED, "stopped by a signal after step 3, and saved")
+    """A step of many micro-batches is given up, and done again by the next start with the same bits; where it is the
+    first, that start begins anew."""
+    command, run = place.command("run", *SAVES), place.folder / "run"
+    for step, said in ((1, "in the first step; the same command begins anew"), (4, "after step 3, and saved")):
+        assert_ended(launch(command, fault=partial(signal_within_step, step)), Code.STOPPED, f"by a signal {said}")
+        assert len(list_finished(run)) == step - 1
     assert_well(train(command))
-    assert_same(place.folder / "run", straight)
-
-
-def test_a_signal_in_the_first_step_leaves_nothing_to_go_on_from(place: Place, straight: Path) -> None:
-    command = place.command("run", *SAVES)
-    going = launch(command, fault=partial(signal_within_step, 1))
-    assert_ended(going, Code.STOPPED, "stopped by a signal in the first step; the same command begins anew")
-    assert not list_finished(place.folder / "run")
-    assert_well(train(command))
-    assert_same(place.folder / "run", straight)
+    assert_same(run, straight)
 
 
 def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_lost(place: Place) -> None:

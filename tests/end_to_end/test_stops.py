@@ -77,12 +77,27 @@ def assert_same_end(run: Path, straight: Path) -> None:
 def test_other_ranks_go_on_with_the_same_curve(place: Place, optimizer: list[str]) -> None:
     """A run may change its ranks, its ZeRO stage and its micro-batches on the way."""
     assert_well(train(place.command("straight", *optimizer), 1))
-    outputs = [train_until(step, place.command("moved", *optimizer, *how), ranks) for ranks, step, how in MOVES]
-    last = ["--parallel.zero", "1", "--phases.1.micro-batch", "12"]
-    assert_well(train(place.command("moved", *optimizer, *last), 1))
+    moved = place.command("moved", "--logging.tensorboard", "true", *optimizer)
+    outputs = [train_until(step, [*moved, *how], ranks) for ranks, step, how in MOVES]
+    assert_well(train([*moved, "--parallel.zero", "1", "--phases.1.micro-batch", "12"], 1))
     assert "changed since then: ranks 2 -> 3" in outputs[2]
     assert "changed since then: phases.0.micro_batch 12 -> 2" in outputs[2]
     assert_same_end(place.folder / "moved", place.folder / "straight")
+    assert_tensorboard_has_each_step_once(place.folder / "moved", ratios=optimizer == LAMB)
+
+
+def assert_tensorboard_has_each_step_once(run: Path, ratios: bool) -> None:
+    """And of LAMB the trust ratios of all parts of the model."""
+    seen = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
+    seen.Reload()
+    assert [event.step for event in seen.Scalars("train/loss")] == list(range(1, 9))
+    histograms = {tag: seen.Histograms(tag) for tag in seen.Tags()["histograms"]}
+    parts = {"layers.0", "layers.1", "embeddings", "masked_head", "next_head", "pooler"} if ratios else set()
+    assert histograms.keys() == {f"trust_ratio/{part}" for part in parts}
+    for events in histograms.values():
+        assert [event.step for event in events] == list(range(1, 9))
+    if ratios:
+        assert histograms["trust_ratio/layers.0"][0].histogram_value.num == 16, "as many as the paper's layer has"
 
 
 @pytest.mark.slow
@@ -99,23 +114,6 @@ def test_nvidias_recipe_cut_down(place: Place) -> None:
     train_until(7, stopped, ranks=1)
     assert_well(train(stopped))
     assert_same_end(place.folder / "stopped", place.folder / "straight")
-
-
-def test_tensorboard_has_each_step_once_and_trust_ratios(place: Place) -> None:
-    command = place.command("run", "--logging.tensorboard", "true", *LAMB)
-    for step in (3, 6):
-        train_until(step, command, ranks=1)
-    assert_well(train(command, 1))
-    seen = EventAccumulator(str(place.folder / "run" / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
-    seen.Reload()
-    assert [event.step for event in seen.Scalars("train/loss")] == list(range(1, 9))
-    histograms = {tag: seen.Histograms(tag) for tag in seen.Tags()["histograms"]}
-    parts = {"layers.0", "layers.1", "embeddings", "masked_head", "next_head", "pooler"}
-    assert histograms.keys() == {f"trust_ratio/{part}" for part in parts}
-    for events in histograms.values():
-        assert [event.step for event in events] == list(range(1, 9))
-    ratios = histograms["trust_ratio/layers.0"][0].histogram_value
-    assert ratios.num == 16, "as many as the paper's layer has parameters"
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ COMMAND = ROOT / "pretraining" / "train.py"
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
 """under ZeRO 3, also of small parameters no rank keeps the whole"""
 SAVES = ["--checkpoints.every", "1", "--checkpoints.keep", "9"]
+FEW = ["--phases.0.steps", "1", "--phases.1.steps", "1"]
+"""a step of each phase, where one is as good as many"""
 SEED = 12345
 """that of a recipe which says none"""
 LONG = ["--phases.0.steps", "30", "--checkpoints.every", "1"]
@@ -146,6 +150,25 @@ def assert_ended(run: Run, code: int, *messages: str) -> str:
     assert not any(rank.errors for rank in done[1:]), done
     assert "Traceback" not in done[0].errors
     return done[0].errors
+
+
+def assert_refused(command: Sequence[str], *messages: str) -> str:
+    """The real command, as one rank in this process, refuses what it is asked, and says why. Returns what it says."""
+    from pretraining import train
+    from pretraining.processes.group import disconnect
+
+    threads, said = torch.get_num_threads(), io.StringIO()
+    with redirect_stderr(said), redirect_stdout(io.StringIO()):
+        code = train.main(list(command))
+    disconnect()
+    torch.set_num_threads(threads)
+    errors = said.getvalue()
+    assert code == 2, errors
+    for message in messages:
+        assert errors.count(message) == 1, errors
+    assert errors.count("error: ") == 1
+    assert "Traceback" not in errors
+    return errors
 
 
 # What a run leaves.
