@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cluster.jobs import JobNotes, QueuedJob
 from cluster.runs import RunStatus, State, format_age
-from data_prep.common.codes import Code, explained
+from data_prep.common.codes import Code, explain_code
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.console import draw_progress, format_number
 
@@ -61,7 +61,7 @@ def frame_table(run: str, state: State, why: str, table: Table) -> RenderableTyp
 def list_rows(status: RunStatus) -> Iterator[tuple[str, str]]:
     """Yields the rows of a panel: names and texts."""
     if status.ended is not None and status.ended["code"] != Code.DONE:
-        yield "ended with", f"{explained(status.ended['code'])}: {status.ended['reason']}"
+        yield "ended with", f"{explain_code(status.ended['code'])}: {status.ended['reason']}"
     if status.phases:
         yield "phase", f"{status.phase} of {status.phases}: {status.phase_name}, length {status.length}"
     if losses := list(format_losses(status.last_line, status.last_evaluation)):
@@ -119,7 +119,7 @@ def describe_restarts(notes: JobNotes) -> str:
     """Describes the restarts of a run by job scripts, and how the start before the last ended."""
     if not notes.restarts:
         return "none"
-    before = "an end that was not noted" if notes.code_before is None else explained(notes.code_before)
+    before = "an end that was not noted" if notes.code_before is None else explain_code(notes.code_before)
     return f"{notes.restarts}, the last after {before}"
 
 

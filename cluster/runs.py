@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cluster.jobs import JOBS, LARGEST, JobNotes, Queue, QueuedJob
-from data_prep.common.codes import ENDED, Code, explained
+from data_prep.common.codes import ENDED, Code, explain_code
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_json
-from data_prep.common.locks import LOCK, deserter
+from data_prep.common.locks import LOCK, find_deserter
 from data_prep.common.progress import duration
 from data_prep.common.toml_text import read_toml
 from finetuning.results import BEGUN, RESULTS
@@ -160,7 +160,7 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
         ended=read_end(run / ENDED, started),
         losses=_losses(run) if lines else [],
     )
-    gone = deserter(run / LOCK) if _modified(run / LOCK) >= started else None
+    gone = find_deserter(run / LOCK) if _modified(run / LOCK) >= started else None
     begun = max(started, _modified(run / RECIPE))
     state, why = judge(status, recipe, queue, gone, begun, written, now)
     return replace(status, state=state, why=why)
@@ -201,7 +201,7 @@ def judge(
             return "stopped", f"{when}, where it was told to stop"
         return STATES.get(code, "failed"), when
     if notes is not None and notes.code is not None:
-        why = f"job {notes.job} has ended with {explained(notes.code)}; its output says why"
+        why = f"job {notes.job} has ended with {explain_code(notes.code)}; its output says why"
         return STATES.get(notes.code, "failed"), why
     if gone is not None:
         return "gone", f"{gone} has ended without a word; the same command goes on from the last checkpoint"

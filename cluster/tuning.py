@@ -14,10 +14,10 @@ from rich.text import Text
 
 from cluster.panels import frame_table
 from cluster.runs import DEPTH, LATE_SECONDS, STATES, State, format_age, is_number, list_folders, newest_lines, read_end
-from data_prep.common.codes import ENDED, explained
+from data_prep.common.codes import ENDED, explain_code
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
-from data_prep.common.locks import LOCK, deserter
+from data_prep.common.locks import LOCK, find_deserter
 from data_prep.common.progress import duration
 from finetuning.results import BEGUN, PLAN, RESULTS, RunResult
 from pretraining.reporting.metrics_file import METRICS
@@ -89,9 +89,9 @@ def _read_task(folder: Path, runs: set[str]) -> TaskStatus:
 def _judge(folder: Path, tasks: list[TaskStatus], newest: float, now: float) -> tuple[State, str]:
     left, ended = sum(task.planned - task.done for task in tasks), read_end(folder / ENDED, 0.0)
     if ended is not None and ended["seconds"] >= newest - 1.0:
-        told = "" if ended["code"] == 0 else f": {explained(ended['code'])}: {ended['reason']}"
+        told = "" if ended["code"] == 0 else f": {explain_code(ended['code'])}: {ended['reason']}"
         return STATES.get(ended["code"], "failed"), format_age(now - ended["seconds"]) + told
-    if left and (gone := deserter(folder / LOCK)):
+    if left and (gone := find_deserter(folder / LOCK)):
         return "gone", f"{gone} has ended without a word; the same command goes on"
     if not left:
         return "stopped", "all runs that were begun are done; the command without --share, or gather.slurm, concludes"

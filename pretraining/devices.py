@@ -1,4 +1,4 @@
-"""What is asked of a GPU: its name, what it can do, and whether this PyTorch can use it.
+"""Names of GPUs, what they can do, and whether this PyTorch can use them.
 
 PyTorch makes GPUs of AMD look like NVIDIA's, and calls them `cuda` too. Where they differ is told here alone. No GPU of
 AMD's has run any of it.
@@ -24,7 +24,7 @@ NODES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 
 def find_kind() -> Literal["cpu", "cuda"]:
-    """Where this process computes unless it is told otherwise."""
+    """Returns the kind of device on which this process computes by default."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -33,8 +33,8 @@ def is_amd() -> bool:
     return torch.version.hip is not None
 
 
-def name_of(device: torch.device) -> str:
-    """What its maker calls a GPU."""
+def read_name(device: torch.device) -> str:
+    """Reads the name that its maker gave a GPU."""
     return torch.cuda.get_device_name(device)
 
 
@@ -55,12 +55,12 @@ def has_flash(device: torch.device) -> bool:
 
 
 def can_translate() -> bool:
-    """Whether Triton is there, with which torch.compile makes code for a GPU, and knows the GPU."""
+    """Whether Triton, by which torch.compile makes code for a GPU, is installed and knows the GPU."""
     return has_triton()
 
 
 def explain_absence() -> tuple[str, str]:
-    """Why PyTorch finds no GPU, and what to do."""
+    """Explains why PyTorch finds no GPU, and what to do."""
     if torch.version.cuda is None and not is_amd():
         return "this torch is built for CPUs alone", "install a torch that is built for your GPU"
     watcher = "rocm-smi" if is_amd() else "nvidia-smi"
@@ -73,7 +73,7 @@ def explain_absence() -> tuple[str, str]:
 
 
 def explain_unused() -> str:
-    """What is to be said where this machine has a GPU that PyTorch cannot use; nothing where it has none."""
+    """Returns a warning where this machine has a GPU that PyTorch cannot use; nothing otherwise."""
     if torch.cuda.is_available() or not any(node.exists() for node in NODES):
         return ""
     why, cure = explain_absence()
@@ -90,7 +90,7 @@ def require_code(device: torch.device) -> torch.device:
     older = capability < min(code[1] for code in known)
     cure = f"install {OLDER if older else 'a newer PyTorch'}"
     raise UserError(
-        f"{name_of(device)} has compute capability {'.'.join(map(str, capability))}, and this PyTorch "
+        f"{read_name(device)} has compute capability {'.'.join(map(str, capability))}, and this PyTorch "
         f"{torch.__version__} has code for {', '.join(built_for)} alone\n{cure}, or take the device `cpu`"
     )
 

@@ -114,8 +114,8 @@ def _numbers(file: Path) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def collection_paused() -> Iterator[None]:
-    """Does not look for lost objects meanwhile: while millions are made that all stay, as from a file, looking through
+def pause_collection() -> Iterator[None]:
+    """Pauses garbage collection: while millions of objects are made that all stay, as from a file, looking through
     them again and again takes longer than to make them."""
     was_on = gc.isenabled()
     gc.disable()

@@ -15,7 +15,7 @@ CHECKPOINT = "checkpoint.json"
 
 
 class Code(IntEnum):
-    """What a process ends with, so that whoever started it knows what to do next."""
+    """Exit codes of processes. Each says what to do next."""
 
     DONE = 0
     MISTAKE = 1  # the program is wrong: its traceback says where
@@ -36,8 +36,8 @@ MEANINGS = {
 """Codes in a few words each."""
 
 
-def explained(code: int) -> str:
-    """A code with its meaning; those above 128 that are none of ours are a shell's, for a signal that killed."""
+def explain_code(code: int) -> str:
+    """Returns a code with its meaning; codes above 128 that are not ours are a shell's, for the signal that killed."""
     if code in list(Code):
         return f"{int(code)} ({MEANINGS[Code(code)]})"
     with suppress(ValueError):

@@ -70,8 +70,8 @@ def locked(
         yield protected
 
 
-def deserter(path: Path) -> str | None:
-    """The process that a lock file names, where that ran on this machine and is gone: nobody holds the lock, and there
+def find_deserter(path: Path) -> str | None:
+    """Finds the process that a lock file names, where it ran here and is gone: nobody holds the lock, and there
     is no such process, or it began after the file was written. None where it lives, or nobody can tell."""
     try:
         with path.open("rb") as file:

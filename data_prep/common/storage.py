@@ -29,7 +29,7 @@ def patience(usual: float) -> float:
     return float(given or usual)
 
 
-def patiently(work: Callable[[], Result], there: Path, usual: float = SECONDS) -> Result:
+def wait_for_storage(work: Callable[[], Result], there: Path, usual: float = SECONDS) -> Result:
     """Repeats work on files for minutes while their storage is gone; after that its error counts.
 
     It is gone where a file system says so, or where the path `there`, which was seen before, is not to be seen.

@@ -21,7 +21,7 @@ from finetuning.inputs import Encoded, Items
 from finetuning.model.heads import TaskBatch
 from finetuning.settings import FineTuning
 from pretraining.model.batch import CPU, StepBatches
-from pretraining.processes.ahead import in_thread
+from pretraining.processes.ahead import prepare_in_thread
 
 RULE = "stretches of a permutation"
 """Names this rule of drawing batches; a run cannot continue with another one."""
@@ -64,7 +64,7 @@ class TrainingBatches:
     def iterate(self, step: int, device: torch.device = CPU) -> Generator[tuple[TaskBatches, float], None, None]:
         """Yields the batches from this step on, pinned for the device, each with the seconds spent waiting for it.
         Close the generator to stop its thread."""
-        return in_thread((batches.pin_for(device) for batches in self._make_batches(step)), WINDOW)
+        return prepare_in_thread((batches.pin_for(device) for batches in self._make_batches(step)), WINDOW)
 
     def _make_batches(self, step: int) -> Iterator[TaskBatches]:
         while step < self.steps:
@@ -114,7 +114,7 @@ def make_evaluation_batches(items: Items, rank: int = 0, ranks: int = 1) -> Iter
     """Yields this rank's batches of all items, each with its items' numbers. Every rank has the same number of batches;
     the last one may be repeated."""
     batches = _make_evaluation_batches(items, rank, ranks)
-    return batches if len(items) <= FEW else (batch for batch, _ in in_thread(batches, WINDOW))
+    return batches if len(items) <= FEW else (batch for batch, _ in prepare_in_thread(batches, WINDOW))
 
 
 def _make_evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tuple[Array, TaskBatch]]:

@@ -21,7 +21,7 @@ import torch
 import tyro
 from rich.console import RenderableType
 
-from data_prep.common.capacity import collection_paused
+from data_prep.common.capacity import pause_collection
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.launchers import find_world
@@ -145,7 +145,7 @@ class Session:
 
     def _read_tasks(self) -> None:
         """Reads the files of all tasks; refuses repeated tasks, and a trained model of other labels."""
-        with collection_paused():
+        with pause_collection():
             trained = self.model.head if self.flags.evaluate else None
             self.tasks = self.flags.open_tasks(Setup(Cutter(self.model.vocabulary), self.settings, trained))
         names = [task.name for task in self.tasks]

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, write_json
-from data_prep.common.storage import patiently
+from data_prep.common.storage import wait_for_storage
 from pretraining.checkpoint.reading import REPLACED
 from pretraining.checkpoint.record import (
     FOLDER,
@@ -135,7 +135,7 @@ class Saver:
         # a unique name: ranks of a run that was killed may still be writing
         unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
         with clear_error(unfinished):
-            patiently(partial(self._make_room, unfinished), self._run)
+            wait_for_storage(partial(self._make_room, unfinished), self._run)
         wait_for_all()
         tensors = self._snapshots.take(engine)
         scaler, made_by = engine.loss_scaler, describe_making(engine, self._ranks)
@@ -202,10 +202,10 @@ class Saver:
         files = []
         for kind in list(save.tensors):
             tensors = save.tensors.pop(kind)  # on a CPU, frees its memory when written
-            record = patiently(partial(_write_file, save.unfinished, self._own(kind), tensors), save.unfinished)
+            record = wait_for_storage(partial(_write_file, save.unfinished, self._own(kind), tensors), save.unfinished)
             files.append(record.as_json())
         note = {"files": files, "state": save.rank_state}
-        patiently(partial(write_json, save.note(self._rank), note), save.unfinished)
+        wait_for_storage(partial(write_json, save.note(self._rank), note), save.unfinished)
 
     def _own(self, kind: str) -> str:
         """Names the file of this rank's tensors of a kind."""
@@ -214,7 +214,7 @@ class Saver:
     def _others_have_written(self, save: Save) -> bool:
         """Waits for the notes of all ranks; False if the run ends before."""
         for rank in range(self._ranks):  # in turn: each look is a file system call
-            while not patiently(save.note(rank).exists, save.unfinished):
+            while not wait_for_storage(save.note(rank).exists, save.unfinished):
                 if self._closed.wait(POLL_SECONDS):
                     return False
         return True

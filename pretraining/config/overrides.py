@@ -14,7 +14,7 @@ from typing import Literal
 
 from data_prep.common.errors import UserError
 from data_prep.common.reading import Form, no_additions, read_settings
-from data_prep.common.storage import patiently
+from data_prep.common.storage import wait_for_storage
 from data_prep.settings import SHORTEST
 from data_prep.shards import MANIFEST, Manifest
 from pretraining.config.base import KEY as BASE_MODEL
@@ -53,7 +53,7 @@ def load_recipe_and_data(
     manifest, faults = None, []
     if data is not None:
         try:
-            manifest = patiently(partial(Manifest.read, data), data / MANIFEST, usual=0)
+            manifest = wait_for_storage(partial(Manifest.read, data), data / MANIFEST, usual=0)
             manifest.require_examples(data)
         except UserError as error:
             faults.append(f"--data {error}")

@@ -18,7 +18,7 @@ from pretraining.model.batch import CPU, PretrainingBatch, PretrainingBatches
 from pretraining.model.rows import Rows
 from pretraining.model.shape import OBJECTIVE
 from pretraining.objectives.declaration import Objective, objectives
-from pretraining.processes.ahead import in_thread
+from pretraining.processes.ahead import prepare_in_thread
 
 AHEAD = 3
 """The number of steps whose batches are prepared while another is computed."""
@@ -91,7 +91,7 @@ def training_batches(
     For a GPU they are in pinned memory. Each comes with the seconds that training waited for it.
     """
     read = (step_batches(dataset, order, step, rank, ranks, accumulation).pin_for(device) for step in steps)
-    return in_thread(read, AHEAD)
+    return prepare_in_thread(read, AHEAD)
 
 
 def validation_batches(

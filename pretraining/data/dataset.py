@@ -20,7 +20,7 @@ from data_prep.arrow_files import read_shard
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
-from data_prep.common.storage import patiently
+from data_prep.common.storage import wait_for_storage
 from data_prep.shards import MANIFEST, Manifest, ShardSet, example_schema
 from pretraining.data.order import Examples
 from pretraining.model.rows import Draw, Rows, Window
@@ -154,7 +154,7 @@ class Dataset:
 
     def _open_shard(self, number: int) -> _Shard:
         """Opens a shard, as soon as its storage answers."""
-        return patiently(partial(self._map, number), self.folder / MANIFEST)
+        return wait_for_storage(partial(self._map, number), self.folder / MANIFEST)
 
     def _map(self, number: int) -> _Shard:
         """Maps a shard, and compares it with its record the first time."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from data_prep.common.errors import UserError
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
-from pretraining.processes.group import device_of
+from pretraining.processes.group import find_device
 
 
 def find_flat_tensors(engine: Any, model: nn.Module) -> list[FlatTensor]:
@@ -123,7 +123,7 @@ def _check(flat_tensors: Sequence[FlatTensor], model: nn.Module) -> None:
             if _is_in_place(flat, part, parameters[part.name]):
                 held[index[part.name]] += part.length
     if any(flat.group is not None for flat in flat_tensors):
-        held = held.to(device_of())
+        held = held.to(find_device())
         dist.all_reduce(held)
     for (name, parameter), count in zip(parameters.items(), held.tolist(), strict=True):
         numel = getattr(parameter, "ds_numel", parameter.numel())

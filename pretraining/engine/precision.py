@@ -31,7 +31,7 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
     if wanted == "fp16" and device.type == "cpu":
         raise UserError('precision.dtype = "fp16": not on a CPU; take "bf16", "fp32" or "auto"')
     if wanted == "bf16" and device.type == "cuda" and not devices.has_bf16():
-        raise UserError(f'precision.dtype = "bf16": {devices.name_of(device)} has none; take "fp16" or "auto"')
+        raise UserError(f'precision.dtype = "bf16": {devices.read_name(device)} has none; take "fp16" or "auto"')
     return DTYPES[wanted]
 
 
@@ -54,7 +54,7 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
     if device.type != "cuda":
         return  # where results are the same bits anyway
     if precision.tf32 and not devices.has_tf32(device):
-        raise UserError(f"precision.tf32 = true: {devices.name_of(device)} has none; take false")
+        raise UserError(f"precision.tf32 = true: {devices.read_name(device)} has none; take false")
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     torch.use_deterministic_algorithms(compute.deterministic)
     if compute.deterministic:
@@ -74,7 +74,7 @@ def _require_translators(device: torch.device) -> None:
             "or take compute.compile = false"
         )
     if device.type == "cuda" and not devices.can_translate():
-        unknown = f"it is not installed or does not know {devices.name_of(device)}"
+        unknown = f"it is not installed or does not know {devices.read_name(device)}"
         raise UserError(
             f"compute.compile = true: needs Triton, and {unknown}\npip install triton, or take compute.compile = false"
         )

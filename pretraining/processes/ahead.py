@@ -12,10 +12,10 @@ T = TypeVar("T")
 NAME = "ahead"
 
 
-def in_thread(source: Iterator[T], ahead: int) -> Generator[tuple[T, float], None, None]:
-    """Goes through an iterator in a thread, so many values ahead of whoever takes them; close it to end the thread.
+def prepare_in_thread(source: Iterator[T], ahead: int) -> Generator[tuple[T, float], None, None]:
+    """Prepares up to `ahead` values of an iterator in a thread; closing the generator ends the thread.
 
-    Each value comes with the seconds for which it was waited, and an error where its value would have come.
+    Yields each value with the seconds of waiting for it; raises an error in place of its value.
     """
     thread = ThreadPoolExecutor(1, thread_name_prefix=NAME)
     try:

@@ -1,4 +1,4 @@
-"""Ranks of one machine tell one another small things, and that they have come so far, through pipes.
+"""Messages and barriers between the ranks of one machine, through pipes.
 
 A message of gloo passes through a thread on each side, which waits for its turn where cores are busy: a barrier of two
 ranks at work takes 0.9 ms, a pipe 0.03 ms. A pipe that nobody can write to any more says that a rank has ended.
@@ -15,30 +15,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MOST = 32
-"""Ranks that have bells: each has a pipe to each other."""
+"""The largest number of ranks that have bells: each has a pipe to each other."""
 SPIN = 50e-6
 """Seconds for which a rank that is early looks for a message before it sleeps, which costs as long as that."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Door(NamedTuple):
-    """By which others find what a process has opened."""
+    """Where other processes find a file that a process has open."""
 
     process: int
     file: int
     device: int
     number: int
-    """of the file on its device: where processes have other numbers, the same path leads to another file"""
+    """Inode of the file. In another PID namespace the same path may lead to another file."""
 
     @classmethod
     def from_file(cls, file: int) -> Door:
-        """The door to a file that this process has open."""
+        """Makes the door to a file that this process has open."""
         found = os.fstat(file)
         return cls(os.getpid(), file, found.st_dev, found.st_ino)
 
     @property
     def path(self) -> str:
-        """What another process of the same user opens."""
+        """The path by which another process of the same user opens the file."""
         return f"/proc/{self.process}/fd/{self.file}"
 
     def enter(self, flags: int) -> int:
@@ -59,7 +59,7 @@ class Door(NamedTuple):
 
 
 def system() -> str | None:
-    """What ranks have in common that see the same processes under the same numbers; None where nobody can say."""
+    """Boot id and PID namespace: ranks with the same value agree on what /proc/PID means. None where it is unknown."""
     with suppress(OSError):
         return BOOT.read_text() + os.readlink("/proc/self/ns/pid")
     return None

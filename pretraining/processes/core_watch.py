@@ -1,4 +1,4 @@
-"""Says when other programs take the cores of a run: Linux counts how long threads that could work wait for a core."""
+"""Warns when other programs take the cores of a run: Linux counts how long runnable threads wait for a core."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CoreWatch:
         self._began, self._before = clock(), self._waits()
 
     def word(self) -> str | None:
-        """A warning, where threads waited for much of the last stretch; None while one lasts, and once it was said."""
+        """Returns a warning, once, where threads waited for much of the last stretch; None otherwise."""
         seconds = self._clock() - self._began
         if self._told or seconds < STRETCH:
             return None

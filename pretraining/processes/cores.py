@@ -1,4 +1,4 @@
-"""Which cores of its machine a rank computes on: those next to its GPU, so that what it sends there takes no detour."""
+"""Keeps a rank on the cores next to its GPU, so that data between them takes no detour."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICES = Path("/sys/bus/pci/devices")
 
 
 def own_cores() -> list[int]:
-    """The cores that this process may run on."""
+    """Lists the cores that this process may run on."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 

@@ -1,4 +1,4 @@
-"""What the failure of a GPU means: a broken machine, which the next start leaves out, or a program that is wrong.
+"""Judges failures of GPUs: a broken machine, which the next start leaves out, or a program that is wrong.
 
 CUDA says both in errors of one kind. Some can only be the machine's; an address that is not allowed may be either.
 Where the same step fails so on two machines, it is the program.
@@ -71,7 +71,7 @@ def is_failure(error: BaseException | None) -> bool:
     return any(words in str(error) for words in (*BROKEN, *UNCLEAR))
 
 
-def judged(error: BaseException | None, run: Path | None) -> BaseException | None:
+def judge_error(error: BaseException | None, run: Path | None) -> BaseException | None:
     """An error, as that of a GPU where it is one, with what it means. The run's folder then names the node that the
     next start leaves out; twice for one error is as once."""
     found = error if isinstance(error, DeviceError) else None
@@ -80,7 +80,7 @@ def judged(error: BaseException | None, run: Path | None) -> BaseException | Non
         found.__cause__ = error
     if found is None or run is None:
         return found or error
-    fault, before = found.fault, known_faults(run)
+    fault, before = found.fault, read_faults(run)
     others = [each for each in before if each.is_unclear and each.step == fault.step and each.node != fault.node]
     if fault.is_unclear and others:
         found.code = Code.MISTAKE
@@ -94,8 +94,8 @@ def judged(error: BaseException | None, run: Path | None) -> BaseException | Non
     return found
 
 
-def known_faults(run: Path) -> list[Fault]:
-    """The GPUs that failed in the starts of a run; lines that are none are passed over."""
+def read_faults(run: Path) -> list[Fault]:
+    """Reads the GPUs that failed in earlier starts of a run; skips damaged lines."""
     found = []
     with suppress(OSError):
         for line in (run / FAULTS).read_text().splitlines():

@@ -32,7 +32,7 @@ from data_prep.common.files import refuse_link, write_json
 from data_prep.common.launchers import World
 from data_prep.common.storage import tells_of_gone_storage
 from data_prep.common.terminal import is_terminal
-from pretraining.processes.devices import DeviceError, judged
+from pretraining.processes.devices import DeviceError, judge_error
 from pretraining.processes.errors import LostError, UnreachedError
 from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, handle_signals
 
@@ -82,8 +82,8 @@ class Ending:
         if isinstance(error, SystemExit):  # a library wants to end the program
             self.code = error.code if isinstance(error.code, int) else Code.MISTAKE
             return True
-        error = judged(error, self._run)
-        outcome = outcome_of(error, self.world.rank)
+        error = judge_error(error, self._run)
+        outcome = find_outcome(error, self.world.rank)
         if outcome.code == Code.MISTAKE:
             traceback.print_exception(error)
         conclude(outcome, self.world, self._run, rank_0_missing=isinstance(error, UnreachedError))
@@ -108,7 +108,7 @@ def conclude(outcome: Outcome, world: World, run: Path | None, rank_0_missing: b
         writer.join(WRITE_SECONDS)
 
 
-def outcome_of(error: BaseException | None, rank: int) -> Outcome:
+def find_outcome(error: BaseException | None, rank: int) -> Outcome:
     """Turns an error that nobody caught into an exit code and a reason; no error means that the run is done."""
     if error is None:
         return Outcome(Code.DONE, "done", rank)
@@ -123,11 +123,11 @@ def outcome_of(error: BaseException | None, rank: int) -> Outcome:
     if isinstance(error, PermissionError):
         return Outcome(Code.CURE, str(error), rank)
     if isinstance(error, KeyboardInterrupt):
-        return interruption(error, rank)
+        return explain_interruption(error, rank)
     return Outcome(Code.MISTAKE, traceback.format_exception_only(error)[-1].strip(), rank)
 
 
-def interruption(error: KeyboardInterrupt, rank: int) -> Outcome:
+def explain_interruption(error: KeyboardInterrupt, rank: int) -> Outcome:
     """Turns a signal that ended the work of this rank, as `_interrupt` raises it, into an exit code and a reason."""
     if isinstance(error, EndAtOnce):
         return Outcome(Code.INTERRUPTED, f"{INTERRUPTED}; {error}", rank)

@@ -47,8 +47,8 @@ LAZY = "TORCH_GLOO_LAZY_INIT"
 """The variable by which PyTorch lets gloo connect two ranks when they first speak; otherwise every rank is connected to
 every other before the first step."""
 NCCL_ENDS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
-"""The variables by which torch ends a rank whose NCCL operation fails or takes too long, or whose thread that watches
-NCCL is silent: before `Watch` has named the rank that is to blame, and with a code that nobody understands."""
+"""Variables by which torch ends a rank whose NCCL operation fails or takes too long, or whose NCCL watchdog is silent.
+That would be before `Watch` names the rank to blame, and with an exit code that says nothing."""
 NCCL_CHOICE = "NCCL_SOCKET_IFNAME"
 """The variable that names the network interface by which NCCL's ranks find one another."""
 TAG = 0x766F7465  # of the messages of `find_greatest`, among others of the same group
@@ -98,11 +98,11 @@ def default_threads(world: World, environment: Mapping[str, str] = os.environ) -
 
 
 _connection: tuple[SignedStore, SignedStore, dict[str, str | None]] | None = None
-"""what `disconnect` undoes: two connections to the store of the run, and environment variables as they were before"""
+"""State that `disconnect` undoes: two connections to the store, and the environment variables from before."""
 
 
 _host_group: Any = None
-"""a group beside that of NCCL"""
+"""The gloo group beside that of NCCL."""
 
 _bells: Bells = NO_BELLS
 """Pipes by which the ranks of one machine exchange small messages sooner than by gloo."""
@@ -165,8 +165,8 @@ def _leave_group() -> None:
         warnings.warn(f"the process group did not end well: {str(error).partition(chr(10))[0]}", stacklevel=1)
 
 
-def device_of(group: Any = None) -> torch.device:
-    """Where a tensor must lie that the ranks of a group join, by default all ranks: NCCL takes none of the host's."""
+def find_device(group: Any = None) -> torch.device:
+    """Returns the device of tensors that a group joins, by default all ranks: NCCL takes none of the host's."""
     return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
@@ -251,7 +251,7 @@ def _refuse_shared_gpu(gpus: Sequence[str]) -> str:
 
 
 def place() -> tuple[int, int]:
-    """The number of this rank, and how many there are; one process alone where none are connected."""
+    """Returns this rank and the number of ranks: 0 and 1 where no ranks are connected."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -271,7 +271,7 @@ def gather(value: Any, error: str | None = None) -> list[Any]:
 
 
 def exchange(message: bytes) -> list[bytes]:
-    """The messages of all ranks, in their order; all of them call it together."""
+    """Returns the messages of all ranks, in the order of ranks; all ranks call it together."""
     own, group = torch.frombuffer(bytearray(message), dtype=torch.uint8), host_group()
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(place()[1])]
     try:
@@ -332,7 +332,7 @@ def agree(value: Any, what: str) -> None:
 
 
 def find_greatest(own: Tensor, group: Any = None) -> Tensor:
-    """The greatest of what the ranks of a gloo group bring, number by number; all of them call it together.
+    """Returns the element-wise maximum over the ranks of a gloo group; all of them call it together.
 
     gloo's own all-reduce hands numbers from rank to rank around all of them, twice: among 1,024 ranks, 2,046 messages
     one after another in every step. Here it is 10, and each rank needs connections to few others: in each turn it tells
@@ -354,7 +354,7 @@ def find_greatest(own: Tensor, group: Any = None) -> Tensor:
 
 
 def add_up(own: Tensor, group: Any = None) -> Tensor:
-    """The sum of what the ranks of a group bring, by default of all; the same bits on all of them. May write it over
+    """Returns the sum of the tensors of a group's ranks, by default of all: the same bits on each rank. May overwrite
     `own`."""
     everyone = dist.get_world_size(group) == dist.get_world_size()
     if everyone and own.device.type == "cpu" and (brought := _brought(own)) is not None:

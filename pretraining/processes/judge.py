@@ -1,4 +1,4 @@
-"""Who of the ranks is gone or hangs, found from the beats in which they all tell what they do."""
+"""Finds the ranks that are gone or hang, from the beats of all ranks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Beat(NamedTuple):
     """A sign of life that a rank gives every second or so."""
 
     number: int = 0
-    """the number of this beat: a rank is silent if it does not grow"""
+    """Number of this beat: a rank is silent where it does not grow."""
     marks: int = 0
-    """how often its work has come to a place where it waits for the others: where that stands still, it hangs"""
+    """Number of times that its work came to a place where it waits for others: a rank hangs where it does not grow."""
     paused: bool = False
-    """whether it does long work that makes no marks"""
+    """Whether it does long work that makes no marks."""
     lost: str = ""
-    """the error of an operation of all ranks that failed on this rank, because another one is gone"""
+    """Error of a collective operation that failed on this rank, because another one is gone."""
 
 
 class Judge:
-    """Hears the beats of ranks, and says which ranks are gone and which hang.
+    """Takes the beats of ranks, and decides which ranks are gone and which hang.
 
     A rank is late after `every` seconds two and a half times, and silent, which means gone, after `silence` seconds.
     Ranks hang if nobody has made a mark for `hang` seconds, before the first one for two hours at least, in which ranks
@@ -40,11 +40,11 @@ class Judge:
         self._late, self._silence, self._hang = 2.5 * every, silence, hang
         self._beats: dict[int, Beat] = {}
         self._quiet: dict[int, float] = {}
-        """seconds since the last new beat, by rank"""
+        """Seconds since the last new beat, by rank."""
         self._still = 0.0
-        """seconds since any rank made a mark"""
+        """Seconds since any rank made a mark."""
         self._parted = 0.0
-        """seconds since a rank first said that it had lost another"""
+        """Seconds since a rank first reported that it had lost another."""
 
     def hear(self, beats: Mapping[int, Beat], passed: float) -> None:
         """Takes the beats as they are now, `passed` seconds after the last call."""
@@ -66,7 +66,7 @@ class Judge:
         self._silence = min(self._silence, max(0.0 if lost else HURRY, 2 * self._late))
 
     def verdict(self) -> str | None:
-        """Says what has failed, in words for the user; None where all is well."""
+        """Returns what has failed, in words for the user; None where all is well."""
         if self._parted >= self._late:  # by now, those that live have beaten once more
             return self._explain_loss()
         if silent := self.silent():
@@ -79,13 +79,13 @@ class Judge:
         return self._hang if any(beat.marks for beat in self._beats.values()) else max(self._hang, START)
 
     def silent(self) -> list[int]:
-        """The ranks that are gone, even if no other rank has missed them in an operation."""
+        """Lists the ranks that are gone, even if no other rank has missed them in an operation."""
         if max(self._quiet.values(), default=0.0) < self._silence:
             return []
         return [rank for rank, quiet in self._quiet.items() if quiet >= self._silence - self._late]
 
     def late(self) -> list[int]:
-        """The ranks that may be gone, because a beat of theirs is overdue."""
+        """Lists the ranks whose beat is overdue, and which may be gone."""
         return [rank for rank, quiet in self._quiet.items() if quiet >= self._late]
 
     def _explain_loss(self) -> str:

@@ -87,7 +87,7 @@ class Control:
         self._questions, self._apart, self._voted_at = 0, QUESTION_SECONDS, time.monotonic()
 
     def __enter__(self) -> Control:
-        self._before = {number: signal.signal(number, self._hear) for number in heard_signals()}
+        self._before = {number: signal.signal(number, self._hear) for number in list_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,7 +157,7 @@ class Control:
         return enough and self._vote(self._asked) != Decision.GO_ON
 
     def _vote(self, wish: Decision) -> Decision:
-        """The most urgent wish of all ranks, which call it together; agrees also on how far apart questions are."""
+        """Returns the most urgent wish of all ranks, which call it together; agrees on the pause between questions."""
         if dist.get_world_size() == 1:
             return wish
         if self._questions:
@@ -170,11 +170,11 @@ class Control:
 
 def handle_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
     """Gives all signals that may end a run the same handler."""
-    for number in (signal.SIGINT, *heard_signals()):
+    for number in (signal.SIGINT, *list_signals()):
         signal.signal(number, handler)
 
 
-def heard_signals() -> list[signal.Signals]:
+def list_signals() -> list[signal.Signals]:
     """Signals that ask a run to save and stop; a closed terminal does not where SIGHUP is ignored, as under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]

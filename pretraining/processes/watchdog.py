@@ -30,8 +30,8 @@ import torch.distributed as dist
 
 from data_prep.common.launchers import World
 from data_prep.common.supervision import exit_now
-from pretraining.processes.devices import judged
-from pretraining.processes.ending import Code, Outcome, conclude, interruption, outcome_of
+from pretraining.processes.devices import judge_error
+from pretraining.processes.ending import Code, Outcome, conclude, explain_interruption, find_outcome
 from pretraining.processes.errors import LostError, SharedError
 from pretraining.processes.group import open_stores, wait_for_all
 from pretraining.processes.judge import Beat, Judge, LapTimer
@@ -136,7 +136,7 @@ class Watch:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._world.size == 1:
             return
-        error = judged(error, self._run)
+        error = judge_error(error, self._run)
         if isinstance(error, LostError):
             error = error.__cause__ or error  # the error of the operation
         if error is None:
@@ -147,9 +147,9 @@ class Watch:
         elif isinstance(error, RuntimeError) and _is_of_all_ranks(error):
             self._await_verdict(error)
         elif isinstance(error, KeyboardInterrupt):
-            self._tell(interruption(error, self._world.rank))
+            self._tell(explain_interruption(error, self._world.rank))
         elif not isinstance(error, SharedError):
-            outcome = outcome_of(error, self._world.rank)
+            outcome = find_outcome(error, self._world.rank)
             if outcome.code == Code.MISTAKE:
                 outcome = outcome._replace(reason="".join(traceback.format_exception(error)))
             self._tell(outcome)

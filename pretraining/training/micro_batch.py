@@ -20,7 +20,7 @@ from data_prep.common.toml_text import show_value
 from pretraining.checkpoint.state import FoundMicroBatch
 from pretraining.config.settings import Phase
 from pretraining.data.batches import full_sequences
-from pretraining.devices import name_of
+from pretraining.devices import read_name
 from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.model.batch import PretrainingBatches
@@ -153,7 +153,7 @@ class MicroBatches:
     def _describe_device(self) -> str:
         """Name and memory of the device of this rank."""
         device = self._engine.device
-        name = name_of(device) if device.type == "cuda" else device.type
+        name = read_name(device) if device.type == "cuda" else device.type
         return f"{name}, {self._room.size / 1e9:.0f} GB"
 
     @property

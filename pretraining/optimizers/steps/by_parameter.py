@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Slice, add_over_group
-from pretraining.processes.group import device_of
+from pretraining.processes.group import find_device
 
 WEIGHT, GRADIENT = "weight", "gradient"
 
@@ -82,7 +82,7 @@ def find_cut_parameters(flat: FlatTensor) -> set[str]:
     held = {part.name: part.length for part in flat.parts}
     longest = torch.tensor([held.get(name, 0) for name in flat.sizes])
     if flat.group is not None:
-        longest = longest.to(device_of(flat.group))
+        longest = longest.to(find_device(flat.group))
         dist.all_reduce(longest, dist.ReduceOp.MAX, group=flat.group)
     return {name for (name, size), length in zip(flat.sizes.items(), longest.tolist(), strict=True) if length < size}
 

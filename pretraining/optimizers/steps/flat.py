@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
-from pretraining.processes.group import device_of
+from pretraining.processes.group import find_device
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def add_over_group(own: Tensor, group: Any) -> Tensor:
     """Adds up a tensor over the ranks of a group, which all call it; None is a group of this rank alone."""
     if group is None or dist.get_world_size(group) == 1:
         return own
-    total = own.to(device_of(group))
+    total = own.to(find_device(group))
     dist.all_reduce(total, group=group)
     return total.to(own.device)
 

@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.common import storage
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.storage import VARIABLE, patiently
+from data_prep.common.storage import VARIABLE, wait_for_storage
 
 
 class Disk:
@@ -38,7 +38,7 @@ def test_a_file_system_that_says_so_is_waited_for(
     error: Exception, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disk = Disk(error, times=3)
-    assert patiently(disk.read, tmp_path) == "content"
+    assert wait_for_storage(disk.read, tmp_path) == "content"
     assert disk.asked == 4
     assert capsys.readouterr().err.count(f"{tmp_path}: gone, or cannot be reached") == 1
 
@@ -46,7 +46,7 @@ def test_a_file_system_that_says_so_is_waited_for(
 def test_what_is_wrong_while_all_is_there_is_told_at_once(tmp_path: Path) -> None:
     disk = Disk(OSError(errno.ENOENT, "missing"), times=3)
     with pytest.raises(DamageError):
-        patiently(disk.read, tmp_path)
+        wait_for_storage(disk.read, tmp_path)
     assert disk.asked == 1
 
 
@@ -54,7 +54,7 @@ def test_after_some_time_it_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(VARIABLE, "0.1")
     disk = Disk(OSError(errno.ENOENT, "missing"), times=10**9)
     with pytest.raises(DamageError):
-        patiently(disk.read, tmp_path / "nowhere")
+        wait_for_storage(disk.read, tmp_path / "nowhere")
     assert disk.asked > 1
 
 
@@ -62,12 +62,12 @@ def test_after_some_time_it_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_time_that_is_none_is_named(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, given)
     with pytest.raises(UserError, match=f"{VARIABLE}={given}: give seconds"):
-        patiently(tmp_path.stat, tmp_path)
+        wait_for_storage(tmp_path.stat, tmp_path)
 
 
 def test_what_nobody_has_seen_before_is_not_waited_for(tmp_path: Path) -> None:
     """As a path that was mistyped: without a job around it, a start waits for nothing."""
     disk = Disk(OSError(errno.ENOENT, "missing"), times=3)
     with pytest.raises(DamageError):
-        patiently(disk.read, tmp_path / "nowhere", usual=0)
+        wait_for_storage(disk.read, tmp_path / "nowhere", usual=0)
     assert disk.asked == 1

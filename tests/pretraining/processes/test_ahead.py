@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 from support.processes import wait_for
 
-from pretraining.processes.ahead import NAME, in_thread
+from pretraining.processes.ahead import NAME, prepare_in_thread
 
 
 class Slow(Iterator[int]):
@@ -32,13 +32,13 @@ def threads() -> list[str]:
 
 
 def test_values_come_in_their_order_and_end() -> None:
-    assert [value for value, _ in in_thread(iter([5, 4, 3]), 2)] == [5, 4, 3]
+    assert [value for value, _ in prepare_in_thread(iter([5, 4, 3]), 2)] == [5, 4, 3]
     assert not threads()
 
 
 def test_only_so_many_are_prepared_ahead() -> None:
     source = Slow()
-    with closing(in_thread(source, 3)) as values:
+    with closing(prepare_in_thread(source, 3)) as values:
         assert next(values)[0] == 1
         assert len(threads()) == 1, "or no test would notice one that is left"
         wait_for(lambda: source.prepared == 4)
@@ -49,12 +49,12 @@ def test_only_so_many_are_prepared_ahead() -> None:
 
 
 def test_waiting_is_measured() -> None:
-    with closing(in_thread(Slow(seconds=0.3), 2)) as values:
+    with closing(prepare_in_thread(Slow(seconds=0.3), 2)) as values:
         assert 0.4 < sum(next(values)[1] for _ in range(3)) < 20
 
 
 def test_an_error_comes_where_its_value_would_have_come() -> None:
-    values = in_thread(Slow(fails_at=2), 4)
+    values = prepare_in_thread(Slow(fails_at=2), 4)
     assert [next(values)[0] for _ in range(2)] == [1, 2]
     with pytest.raises(ValueError, match="no such row"):
         next(values)
@@ -63,7 +63,7 @@ def test_an_error_comes_where_its_value_would_have_come() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2])
 def test_closing_ends_the_thread_at_once(seconds: float) -> None:
-    values = in_thread(Slow(seconds), 100)
+    values = prepare_in_thread(Slow(seconds), 100)
     next(values)
     begin = time.monotonic()
     values.close()
@@ -73,6 +73,6 @@ def test_closing_ends_the_thread_at_once(seconds: float) -> None:
 
 
 def test_an_error_of_whoever_takes_them_ends_the_thread() -> None:
-    with pytest.raises(ZeroDivisionError), closing(in_thread(Slow(), 2)) as values:
+    with pytest.raises(ZeroDivisionError), closing(prepare_in_thread(Slow(), 2)) as values:
         assert next(values)[0] / 0
     assert not threads()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.common.codes import MEANINGS, Code, explained
+from data_prep.common.codes import MEANINGS, Code, explain_code
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from data_prep.common.codes import MEANINGS, Code, explained
     ],
 )
 def test_a_code_is_told_with_its_meaning(code: int, words: str) -> None:
-    assert explained(code) == words
+    assert explain_code(code) == words
 
 
 def test_every_code_has_a_meaning() -> None:
