@@ -9,8 +9,8 @@ from typing import Any
 
 from data_prep.choosing import Chosen
 from data_prep.origins import Faults, Origins, sum_filtered
-from data_prep.readers.filters import words_label
-from data_prep.readers.reader import Problems, without_place
+from data_prep.readers.filters import describe_words
+from data_prep.readers.reader import Problems, replace_path
 from data_prep.readers.sieve import add_up
 from data_prep.readers.sources import SourceFile
 from data_prep.settings import BY_SOURCE, CUTTING, Settings
@@ -24,7 +24,7 @@ COUNTED = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes",
 
 def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
     """Makes the plan of a run: its settings and its sources."""
-    recorded = settings.record_values() | {"without_words": words_label(settings.without_words)}
+    recorded = settings.record_values() | {"without_words": describe_words(settings.without_words)}
     return Ingredients(
         settings=RecordedSettings(**recorded),
         sources=[SourceRecord(file.source, file.name, file.size, file.format, file.content) for file in files],
@@ -61,7 +61,7 @@ def describe_vocabulary(vocabulary: Vocabulary, given: Vocabulary | None) -> Voc
 
 def collect_faults(documents: Iterable[DocumentsRecord], left_out: Problems) -> Faults:
     """Lists what could not be read, files first, without paths of this machine; counts replaced and filtered."""
-    files = [without_place(fault, left_out.names) for fault in left_out.skipped]
+    files = [replace_path(fault, left_out.names) for fault in left_out.skipped]
     skipped = [*files, *(fault for record in documents for fault in record.left_out)]
     filtered = {name: total.number for name, total in add_up(documents).items()}
     return Faults(skipped, sum(record.replaced for record in documents), filtered or None)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from data_prep.common.files import BLOCK
 from data_prep.readers import cutting
-from data_prep.readers.cutting import decompressed, whole
+from data_prep.readers.cutting import read_content, whole
 from data_prep.readers.reader import Document, Options, Reader, Span, unpacked_name
 from data_prep.readers.tidying import unescape
-from data_prep.readers.wikitext import without_tags
+from data_prep.readers.wikitext import remove_tags
 
 SUFFIXES = (".txt", ".text", ".md", ".markdown")
 MARKDOWN = (".md", ".markdown")
@@ -29,8 +29,7 @@ GUTENBERG_START = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 GUTENBERG_END = re.compile(
-    r"\n(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the |this )?Project Gutenberg).*",
-    re.IGNORECASE,
+    r"\n(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the |this )?Project Gutenberg).*", re.IGNORECASE
 )
 LINE_END = re.compile(r"\r\n?")
 BLANK_LINE = re.compile(r"\n\s*\n")
@@ -60,7 +59,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads a file as one document, named after the file."""
     path = Path(span.path)
     data = bytearray()
-    for block in decompressed(path, BLOCK, span.end):
+    for block in read_content(path, BLOCK, span.end):
         data += block
         if len(data) > cutting.LARGEST_DOCUMENT:
             cure = "cut it up, or is it one sentence a line (--format sentences)?"
@@ -110,7 +109,7 @@ def _items(paragraph: str) -> list[str]:
 
 def _without_marks(text: str) -> str:
     """Frees a paragraph of markdown: links and emphasis leave their words, images nothing."""
-    text = without_tags(text)
+    text = remove_tags(text)
     if "[" in text:
         text = LINK.sub(r"\1", IMAGE.sub("", text))
     for _ in range(2):  # emphasis within emphasis

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.readers.cutting import BYTE_ORDER_MARK, LARGEST_DOCUMENT, decompressed, whole
+from data_prep.readers.cutting import BYTE_ORDER_MARK, LARGEST_DOCUMENT, read_content, whole
 from data_prep.readers.jsonlines import ID_FIELDS
 from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError, unpacked_name
 from data_prep.readers.wikiextractor import paragraphs
@@ -28,7 +28,7 @@ csv.field_size_limit(LARGEST_DOCUMENT)
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads a document of every row below the header."""
     path, field = Path(span.path), options.text_field
-    rows = _rows(span)
+    rows = _read_rows(span)
     header = next((row for _, row in rows if row), None)
     if header is None:
         return
@@ -36,7 +36,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     if field not in names:
         _, first = next(rows, (0, []))
         sizes = dict(zip(names, map(len, first), strict=False)) if isinstance(first, list) else {}
-        columns = ", ".join(map(_shortened, names)) or header
+        columns = ", ".join(map(_shorten, names)) or header
         no_header = "give the table a first line with the names of its columns: it seems to have none"
         cure = no_header if any(len(name) > MOST_SHOWN for name in names) else options.field_cure(sizes)
         raise UnreadableError(f"{path}: no column {field!r}; its first line has: {columns}", cure)
@@ -51,36 +51,35 @@ def read(span: Span, options: Options) -> Iterator[Document]:
             options.problems.bad(f"{where}: {len(row)} fields, the header has {len(names)}", cure)
         elif row:
             values = dict(zip(names, row, strict=True))
-            text = options.problems.decode(_bytes(values[field]), Span(where, 0, 0), 0)
+            text = options.problems.decode(_encode_field(values[field]), Span(where, 0, 0), 0)
             if text is not None:
-                title = _bytes(values.get("title", "")).decode(errors="replace")
+                title = _encode_field(values.get("title", "")).decode(errors="replace")
                 given = next((values[name] for name in ID_FIELDS if values.get(name)), f"{path.name}:{number}")
-                yield Document(_bytes(given).decode(errors="replace"), title, paragraphs(text, title))
+                yield Document(_encode_field(given).decode(errors="replace"), title, paragraphs(text, title))
 
 
-def _bytes(text: str) -> bytes:
-    """Gives the bytes that a field has in the file, which may not be UTF-8."""
+def _encode_field(text: str) -> bytes:
+    """Restores the bytes of a field in the file, which may not be UTF-8."""
     return text.encode(errors="surrogateescape")
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     return name if len(name) <= MOST_SHOWN else f"{name[: MOST_SHOWN - 1]}…"
 
 
 def _is_tsv(path: Path) -> bool:
-    """Tells a table whose fields are parted by tabs, whatever is in them."""
+    """Returns whether a table is TSV by its name."""
     return unpacked_name(path).lower().endswith(".tsv")
 
 
-def _rows(span: Span) -> Rows:
-    """Goes through the rows of a table, one in memory at a time."""
-    lines = _lines(span)
+def _read_rows(span: Span) -> Rows:
+    """Yields the rows of a table, one in memory at a time."""
+    lines = _read_lines(span)
     header = next(lines, "")
     tabs = _is_tsv(Path(span.path))
-    parts = "\t" if tabs else delimiter_of(header)
-
+    delimiter = "\t" if tabs else find_delimiter(header)
     rows = itertools.chain([header], lines)
-    table = csv.reader(rows, delimiter=parts, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True)
+    table = csv.reader(rows, delimiter=delimiter, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True)
     while True:
         number = table.line_num + 1
         try:
@@ -91,25 +90,25 @@ def _rows(span: Span) -> Rows:
             through = f" up to line {table.line_num:,}, which are lost" if table.line_num > number else ""
             yield number, f"not a row of {'TSV' if tabs else 'CSV'}{through}: {error}"
         else:
-            yield number, [_unquoted(value) for value in row] if tabs else row
+            yield number, [_unquote(value) for value in row] if tabs else row
 
 
-def delimiter_of(header: str) -> str:
-    """Tells what parts the fields of CSV by its first line: spreadsheets of many languages take semicolons."""
+def find_delimiter(header: str) -> str:
+    """Finds the delimiter of CSV in its first line: spreadsheets of many languages write semicolons."""
     return max(",;\t", key="".join(header.split('"')[::2]).count)  # outside of quotation marks
 
 
-def _unquoted(value: str) -> str:
+def _unquote(value: str) -> str:
     """Takes the quotation marks off a field of TSV that is enclosed in them, where those within are doubled."""
     inner = value[1:-1]
     enclosed = len(value) > 1 and value[0] == value[-1] == '"' and '"' not in inner.replace('""', "")
     return inner.replace('""', '"') if enclosed else value
 
 
-def _lines(span: Span) -> Iterator[str]:
-    """Cuts the content of a file into lines with their ends; what is not UTF-8 is found when a text is made of it."""
+def _read_lines(span: Span) -> Iterator[str]:
+    """Splits the content of a file into lines with their ends; bytes that are not UTF-8 become surrogates."""
     rest = b""
-    for number, block in enumerate(decompressed(Path(span.path), size=span.end)):
+    for number, block in enumerate(read_content(Path(span.path), size=span.end)):
         *whole_lines, rest = (rest + (block if number else block.removeprefix(BYTE_ORDER_MARK))).split(b"\n")
         yield from (line.decode(errors="surrogateescape") + "\n" for line in whole_lines)
         if len(rest) > LARGEST_DOCUMENT:
@@ -119,7 +118,7 @@ def _lines(span: Span) -> Iterator[str]:
 
 
 def detect(name: str, head: bytes) -> bool:
-    """Tells a table by its name."""
+    """Recognises a table by its name."""
     return name.endswith(SUFFIXES)
 
 

@@ -51,7 +51,7 @@ def _size(path: Path) -> int:
         return path.stat().st_size
 
 
-def decompressed(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterator[bytes]:
+def read_content(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterator[bytes]:
     """Yields the content of a file a block at a time; .gz, .bz2, .xz and .zst are expanded.
 
     Raises UnreadableError where the file is damaged, or smaller than it is known to be.
@@ -132,7 +132,7 @@ class Line:
         return f"{self.span.path}: line {1 + self.passed + _line_ends(self.span.path, self.first):,}"
 
 
-def numbered(span: Span, found: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Line, bytes]]:
+def number_lines(span: Span, found: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Line, bytes]]:
     """Yields the records of a span, each with the line that it begins in."""
     first, passed = None, 0
     for offset, record in found:
@@ -145,7 +145,7 @@ def numbered(span: Span, found: Iterable[tuple[int, bytes]]) -> Iterator[tuple[i
 def _line_ends(path: str, stop: int) -> int:
     """Counts the line ends in a file before an offset in its expanded content."""
     count = 0
-    for block in decompressed(Path(path)) if stop else ():
+    for block in read_content(Path(path)) if stop else ():
         count += block[:stop].count(b"\n")
         stop -= len(block)
         if stop <= 0:

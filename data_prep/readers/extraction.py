@@ -15,7 +15,7 @@ from data_prep.arrow_files import make_list_type, make_schema, write_batches
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.filters import Filter
-from data_prep.readers.reader import Document, Options, Problems, without_place
+from data_prep.readers.reader import Document, Options, Problems, replace_path
 from data_prep.readers.sieve import Sieve
 from data_prep.readers.sources import Bundle, SourceFile
 from data_prep.readers.splitting import split_sentences
@@ -99,7 +99,7 @@ def extract(task: ExtractTask) -> DocumentsRecord:
     sieve = Sieve(task.name, task.filters)
     passed = sieve.sift(documents()) if task.filters else documents()
     parts = []
-    for number, batch in enumerate(_parts(in_sentences(passed), task.bundle.part_bytes)):
+    for number, batch in enumerate(_group_batches(in_sentences(passed), task.bundle.part_bytes)):
         name = f"{WORK}/documents/{task.name[:3]}/{task.name}-{number:04}.arrow"
         record = write_batches(task.folder, name, SCHEMA, iter([batch]))
         parts.append(TextFile(**record.as_json(), text_bytes=batch["sentences"].values.nbytes))
@@ -107,13 +107,13 @@ def extract(task: ExtractTask) -> DocumentsRecord:
         files=parts,
         source=task.bundle.source,
         skipped=problems.skipped,
-        left_out=[without_place(fault, dict(task.bundle.called)) for fault in problems.skipped],
+        left_out=[replace_path(fault, dict(task.bundle.called)) for fault in problems.skipped],
         replaced=problems.num_replaced,
         filtered=sieve.record(),
     )
 
 
-def _parts(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.RecordBatch]:
+def _group_batches(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.RecordBatch]:
     """Groups documents into record batches of about so many characters."""
     group: list[Document] = []
     size = 0
@@ -121,13 +121,13 @@ def _parts(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.Record
         group.append(document)
         size += sum(map(len, document.passages))
         if size >= part_bytes:
-            yield _as_batch(group)
+            yield _make_batch(group)
             group, size = [], 0
     if group:
-        yield _as_batch(group)
+        yield _make_batch(group)
 
 
-def _as_batch(group: list[Document]) -> pa.RecordBatch:
+def _make_batch(group: list[Document]) -> pa.RecordBatch:
     """Puts documents into a record batch."""
     ends = accumulate((len(document.passages) for document in group), initial=0)
     sentences = pa.array(list(chain.from_iterable(document.passages for document in group)), pa.string())

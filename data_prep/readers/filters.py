@@ -1,4 +1,4 @@
-"""Filters: what a document may be asked while it is read; those that fail are left out.
+"""Filters of documents; those that fail are left out while they are read.
 
 Thresholds that are usual, and the papers that they come from, are in docs/preparation.md.
 """
@@ -39,22 +39,22 @@ FIRST = 300  # characters by which the language of a document is told
 
 
 class Filter(Protocol):
-    """A question that is asked of documents."""
+    """A condition on documents."""
 
     @property
     def name(self) -> str:
-        """Names the setting that asks it."""
+        """The name of its setting."""
 
     def fail(self, documents: Sequence[Document]) -> Sequence[bool]:
-        """Tells which of the documents fail."""
+        """Returns for each document whether it fails."""
 
     def figure(self, document: Document) -> str:
-        """Spells what a document has of what is asked for."""
+        """Formats the value of a document that the filter checks."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Asks for a number that is measured in a document to lie between two others."""
+    """Requires that a measure of a document lies between two numbers."""
 
     name: str
     measure: Callable[[Sequence[Document]], Array]
@@ -62,31 +62,31 @@ class Limit:
     high: float = float("inf")
 
     def fail(self, documents: Sequence[Document]) -> list[bool]:
-        """Tells which of the documents have less or more."""
+        """Returns for each document whether its measure is less or more."""
         numbers = self.measure(documents)
         return list(((numbers < self.low) | (numbers > self.high)).tolist())
 
     def figure(self, document: Document) -> str:
-        """Spells the number of a document."""
+        """Formats the measure of a document."""
         return f"{self.measure([document])[0]:.7g}"
 
 
 def count_words(documents: Sequence[Document]) -> Array:
-    """Counts the words of documents, which are what white space parts."""
+    """Counts the words of documents, separated by white space."""
     _, begins, bounds = _find_words(documents)
     return np.diff(np.searchsorted(begins, bounds))
 
 
-def share_with_letters(documents: Sequence[Document]) -> Array:
-    """Finds which share of the words of documents has a letter in it."""
+def measure_lettered_share(documents: Sequence[Document]) -> Array:
+    """Measures the share of the words of documents that have a letter."""
     kinds, begins, bounds = _find_words(documents)
     lettered = begins[np.logical_or.reduceat(kinds == LETTER, begins)] if begins.size else begins
     counts, total = (np.diff(np.searchsorted(words, bounds)) for words in (lettered, begins))
     return counts / np.maximum(total, 1)
 
 
-def share_of_repeated(documents: Sequence[Document]) -> Array:
-    """Finds which share of the passages of documents are the same as an earlier one of the document."""
+def measure_repeated_share(documents: Sequence[Document]) -> Array:
+    """Measures the share of the passages of documents that repeat an earlier one of the document."""
     counts = ((len(document.passages), len(set(document.passages))) for document in documents)
     return np.array([(total - different) / max(total, 1) for total, different in counts])
 
@@ -98,22 +98,22 @@ def _find_words(documents: Sequence[Document]) -> tuple[Array, Array, Array]:
     kinds = np.empty(len(text), np.uint8)
     for at in range(0, len(text), SLICE):
         codes = np.frombuffer(text[at : at + SLICE].encode("utf-32-le"), np.uint32)
-        kinds[at : at + SLICE] = _kinds().take(codes)
+        kinds[at : at + SLICE] = _classify_characters().take(codes)
     inside = kinds != WHITE
     inside[1:] &= kinds[:-1] == WHITE
     return kinds, np.flatnonzero(inside), np.cumsum([0, *map(len, texts)])
 
 
 @functools.cache
-def _kinds() -> Array:
-    """Tells the kind of every character, by its code."""
+def _classify_characters() -> Array:
+    """Makes a table of the kinds of all characters, by their codes."""
     chars = map(chr, range(sys.maxunicode + 1))
     return np.array([WHITE if char.isspace() else LETTER if char.isalpha() else OTHER for char in chars], np.uint8)
 
 
 @dataclass(frozen=True)
 class ForbiddenWords:
-    """Asks for documents without any word of a list, in which a word stands alone, whatever its case."""
+    """Requires that no word of a list stands alone in a document, whatever its case."""
 
     words: tuple[str, ...]
     """Words and phrases in lower case."""
@@ -173,8 +173,8 @@ def read_words(path: Path) -> tuple[str, ...]:
     return words
 
 
-def words_label(path: Path | None) -> str | None:
-    """Stands for the words of a list in the settings that are recorded, wherever its file lies."""
+def describe_words(path: Path | None) -> str | None:
+    """Describes a list of words for the recorded settings, whatever its path: a count and a hash."""
     if path is None:
         return None
     words = read_words(path)
@@ -183,21 +183,21 @@ def words_label(path: Path | None) -> str | None:
 
 @dataclass(frozen=True)
 class OneLanguage:
-    """Asks for documents in a language."""
+    """Requires documents in a language."""
 
     code: str
     name: str = "only_language"
 
     def fail(self, documents: Sequence[Document]) -> list[bool]:
-        """Tells which of the documents are in another language."""
+        """Returns for each document whether it is in another language."""
         return [self.figure(document) != self.code for document in documents]
 
     def figure(self, document: Document) -> str:
-        """Names the language of a document, as a model tells it by the beginning."""
-        return str(_language_model().classify(_beginning(document.passages, FIRST))[0])
+        """Predicts the language of a document from its beginning."""
+        return str(_language_model().classify(_take_beginning(document.passages, FIRST))[0])
 
 
-def _beginning(passages: list[str], size: int) -> str:
+def _take_beginning(passages: list[str], size: int) -> str:
     """Takes the first characters of a text, without looking at the rest."""
     text = ""
     for passage in passages:
@@ -209,7 +209,7 @@ def _beginning(passages: list[str], size: int) -> str:
 
 @functools.cache
 def _language_model() -> Any:
-    """Loads the model that tells languages, once in a process; raises UserError where its package is missing."""
+    """Loads the model of languages, once in a process; raises UserError where its package is missing."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
@@ -234,9 +234,9 @@ def make_filters(settings: Settings) -> tuple[Filter, ...]:
     if s.max_words is not None:
         filters.append(Limit("max_words", count_words, high=s.max_words))
     if s.min_letters is not None:
-        filters.append(Limit("min_letters", share_with_letters, low=s.min_letters))
+        filters.append(Limit("min_letters", measure_lettered_share, low=s.min_letters))
     if s.max_repeated_lines is not None:
-        filters.append(Limit("max_repeated_lines", share_of_repeated, high=s.max_repeated_lines))
+        filters.append(Limit("max_repeated_lines", measure_repeated_share, high=s.max_repeated_lines))
     if s.without_words is not None:
         filters.append(ForbiddenWords(read_words(s.without_words)))
     if s.only_language is not None:

@@ -1,4 +1,4 @@
-"""Looks at the two ends of a file: how its content begins, and a key by which a file that has changed is told."""
+"""Reads the two ends of a file: the first bytes of its content, and a key that changes with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD = 1 << 14  # bytes of the content by which a format is known
 
 
 class Look(NamedTuple):
-    """What one look at a file tells: how it begins, its key, and whether it is damaged."""
+    """The first bytes of a file, its key, and whether it is damaged."""
 
     head: bytes
     """The first bytes of the content, without a byte-order mark."""
@@ -33,14 +33,14 @@ def look(path: str | Path, size: int, most: int = HEAD) -> Look:
     is_compressed = str(path).endswith(COMPRESSED)
     with readable(path), open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
         head, is_damaged = file.read(EDGE), False
-        key = _key(file, head, size)
+        key = _compute_key(file, head, size)
         if is_compressed:
             file.seek(0)
             head, is_damaged = _expanded_head(file, Path(path), most)
         return Look(head.removeprefix(BYTE_ORDER_MARK)[:most], key, is_damaged)
 
 
-def _key(file: BinaryIO, start: bytes, size: int) -> str:
+def _compute_key(file: BinaryIO, start: bytes, size: int) -> str:
     """Hashes the size, the start and the end of a file, of which the start is read already."""
     digest = hashlib.sha256(b"%d " % size + start)
     if size > len(start):
@@ -50,7 +50,7 @@ def _key(file: BinaryIO, start: bytes, size: int) -> str:
 
 
 def _expanded_head(file: BinaryIO, path: Path, most: int) -> tuple[bytes, bool]:
-    """Expands the beginning of a compressed file; tells too whether a damage comes before its end."""
+    """Expands the beginning of a compressed file; returns it, and whether a damage ends it early."""
     head = b""
     try:
         for block, _ in expanded(file, path, HEAD):

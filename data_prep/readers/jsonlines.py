@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.readers.cutting import numbered, ranges, records
+from data_prep.readers.cutting import number_lines, ranges, records
 from data_prep.readers.reader import Document, Options, Reader, Span
-from data_prep.readers.wikiextractor import paragraphs, without_marks
+from data_prep.readers.wikiextractor import paragraphs, remove_marks
 
 OPENING = re.compile(rb"\n([^\r\n])")
 CLOSING = re.compile(rb"\n\Z")
@@ -24,7 +24,7 @@ WIKI_FIELDS = {"id", "url", "title"}  # what WikiExtractor writes, and the sets 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the lines that begin in a span, a document from every one."""
     name = Path(span.path).name
-    for offset, where, record in numbered(span, records(span, OPENING, options.problems, CLOSING)):
+    for offset, where, record in number_lines(span, records(span, OPENING, options.problems, CLOSING)):
         line = options.problems.decode(record, span, offset)
         if line is None or not line.strip():
             continue
@@ -41,13 +41,13 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         if text is None or title is None:
             continue
         if content.keys() >= WIKI_FIELDS:
-            text = without_marks(text)
+            text = remove_marks(text)
         given = next((content[key] for key in ID_FIELDS if content.get(key) is not None), f"{name}:{offset}")
         yield Document(str(given).encode(errors="replace").decode(), title, paragraphs(text, title))
 
 
 def find_fault(content: Any, field: str) -> str:
-    """Says what keeps a record from having a text; nothing if it has one, or null in its place."""
+    """Describes why a record has no text; returns an empty string if the field is a text or null."""
     if not isinstance(content, dict):
         return f"a JSON {type(content).__name__}; each line must be an object with a field {field!r}"
     if field not in content:
@@ -58,19 +58,19 @@ def find_fault(content: Any, field: str) -> str:
 
 
 def _cure(content: Any, options: Options) -> str:
-    """Says which field may have the text of such a record: the longest; nothing for what is no record."""
+    """Suggests the longest text of a record as its field; returns an empty string if it is no object."""
     if not isinstance(content, dict):
         return ""
     return options.field_cure({name: len(value) for name, value in content.items() if isinstance(value, str)})
 
 
 def detect(name: str, head: bytes) -> bool:
-    """Tells JSON lines by a file that begins with an object."""
+    """Recognises JSON lines by an object at the beginning of the file."""
     return head.lstrip().startswith(b"{") and b'":' in head.replace(b" ", b"")
 
 
 def goes_over_lines(head: bytes) -> bool:
-    """Tells JSON that is laid out over several lines: the first of them is no object, and the next begins none."""
+    """Recognises JSON objects over several lines: the first line is no object, and the next begins none."""
     lines = [line for line in head.split(b"\n") if line.strip()]
     if len(lines) < 2 or lines[1].startswith(b"{"):
         return False

@@ -1,4 +1,4 @@
-"""Lists the files that paths, folders and globs stand for, and finds out what each is before any is opened."""
+"""Lists the files that paths, folders and globs name, and the kind of each, without opening any."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from data_prep.readers.record_batches import describes_dataset
 
 @dataclass
 class Listing:
-    """What is found under the arguments of one source, in the order of the names."""
+    """The files that the arguments of one source name, in the order of their names."""
 
     files: dict[str, os.stat_result] = field(default_factory=dict)
     """The files with anything in them, by their paths."""
     foreign: dict[str, Foreign] = field(default_factory=dict)
     """Pipes, sockets and devices: opening one may never return."""
     unreadable: dict[str, UnreadableError] = field(default_factory=dict)
-    """What cannot be looked up: links to nothing or in a circle, folders that may not be listed."""
+    """Links to nothing or in a circle, and folders that may not be listed."""
 
 
 def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -> Listing:
@@ -39,7 +39,7 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
         _refuse_within(out, arguments)
     paths = {path for argument in arguments for path in _expand(argument, listing)}
     if out is not None and out.is_dir():
-        paths = set(_outside(paths, out))
+        paths = set(_exclude_below(paths, out))
     for path in sorted(paths, key=lambda path: Path(path).parts):
         try:
             path.encode()
@@ -47,7 +47,7 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
         except UnicodeEncodeError:
             raise UserError(f"--docs: the name of {os.fsencode(path)!r} is not UTF-8; rename it") from None
         except OSError as error:
-            listing.unreadable[path] = _unreadable(path, error)
+            listing.unreadable[path] = _explain_unreadable(path, error)
             continue
         if kind := NO_FILES.get(stat.S_IFMT(status.st_mode)):
             listing.foreign[path] = kind
@@ -104,7 +104,7 @@ def _walk(top: str, listing: Listing) -> Iterator[str]:
             with os.scandir(folder) as entries:
                 visible = [entry for entry in entries if not entry.name.startswith((".", "_"))]
         except OSError as error:
-            listing.unreadable[folder] = _unreadable(folder, error)
+            listing.unreadable[folder] = _explain_unreadable(folder, error)
             continue
         folders = {entry.path for entry in visible if _is_folder(entry)}
         waiting += sorted(folders, reverse=True)
@@ -112,20 +112,20 @@ def _walk(top: str, listing: Listing) -> Iterator[str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Tells a folder, or a link to one, from files and from links that lead nowhere."""
+    """Returns whether an entry is a folder or a link to one; not for links that lead nowhere."""
     try:
         return entry.is_dir()
     except OSError:  # links in a circle
         return False
 
 
-def _unreadable(path: str, error: OSError) -> UnreadableError:
-    """Says why a file or folder cannot be looked up."""
+def _explain_unreadable(path: str, error: OSError) -> UnreadableError:
+    """Describes why a file or folder cannot be read."""
     broken = " (a link to nothing)" if isinstance(error, FileNotFoundError) and os.path.islink(path) else ""
     return UnreadableError(f"{path}: cannot be read: {error.strerror}{broken}", LEAVES_OUT)
 
 
-def _outside(paths: Iterable[str], folder: Path) -> Iterator[str]:
+def _exclude_below(paths: Iterable[str], folder: Path) -> Iterator[str]:
     """Leaves out the files that lie in a folder or below it, wherever links lead."""
     whole = folder.resolve()
     followed = functools.cache(lambda parent: Path(parent).resolve())  # once for all files there

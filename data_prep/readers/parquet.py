@@ -22,7 +22,7 @@ from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
 from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError, readable
 from data_prep.readers.record_batches import RecordBatches, is_arrow
 from data_prep.readers.sentences import are_sentences
-from data_prep.readers.wikiextractor import paragraphs, without_marks
+from data_prep.readers.wikiextractor import paragraphs, remove_marks
 
 ROWS = 1000  # read at once
 FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError)
@@ -45,7 +45,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
             if text is None:
                 continue
             if set(columns) >= WIKI_FIELDS:
-                text = without_marks(text)
+                text = remove_marks(text)
             title = _name(row.get("title"))
             yield Document(_name(row.get(id_field or "")) or f"{path.name}:{where}", title, paragraphs(text, title))
 

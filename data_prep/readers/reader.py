@@ -17,7 +17,7 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 def unpacked_name(path: Path) -> str:
-    """The name of a file without .gz and the like."""
+    """Removes .gz and the like from the name of a file."""
     return path.stem if path.suffix in COMPRESSED else path.name
 
 
@@ -61,7 +61,7 @@ class UnreadableError(UserError):
 
 @contextmanager
 def readable(path: str | Path) -> Iterator[None]:
-    """Turns what the system says of a file that it cannot read into an UnreadableError."""
+    """Turns an OSError at reading a file into an UnreadableError."""
     try:
         yield
     except OSError as error:
@@ -75,9 +75,9 @@ class Problems:
     policy: Errors
     num_replaced: int = 0
     skipped: list[str] = field(default_factory=list)
-    """What was left out and why; each line begins with the path of a file."""
+    """Faults of documents and files that were left out; each begins with the path of a file."""
     names: dict[str, str] = field(default_factory=dict)
-    """What the files are called in the manifest, by their paths: source and name, with nothing of this machine."""
+    """Names of the files in the manifest (source and name), by their paths."""
 
     def decode(self, data: bytes, span: Span, offset: int) -> str | None:
         """Turns UTF-8 into text; returns None where the document is to be left out."""
@@ -117,8 +117,8 @@ class Problems:
             self.skipped.append(error.what)
 
 
-def without_place(fault: str, names: Mapping[str, str]) -> str:
-    """Spells what was left out for the manifest, with the name of the file in place of its path."""
+def replace_path(fault: str, names: Mapping[str, str]) -> str:
+    """Replaces the path in a fault by the name that the file has in the manifest."""
     at = fault.find(": ")
     while at > 0 and fault[:at] not in names:
         at = fault.find(": ", at + 1)
@@ -136,7 +136,7 @@ class Options:
     formulas: Formulas = "drop"
 
     def field_cure(self, texts: Mapping[str, int]) -> str:
-        """Says how to name another field; `texts` has the sizes of the texts that a record has, by their fields."""
+        """Suggests the field with the longest text; `texts` has the sizes of a record's texts by their fields."""
         likely = max(texts, key=texts.__getitem__, default="FIELD")
         return f"--text-field {shlex.quote(f'{self.source}={likely}')} names the field with the text"
 
@@ -147,16 +147,16 @@ class Reader:
 
     name: str
     detect: Callable[[str, bytes], bool]
-    """Tells a file of this format by its name, in small letters without .gz and the like, and its first bytes."""
+    """Recognises a file of this format by its name, in small letters without .gz and the like, and its first bytes."""
     documents: Callable[[Span, Options], Iterator[Document]]
     """Yields the documents that begin in a span; raises UnreadableError at a damage, after all that comes before it."""
     spans: Callable[[Path, int], list[Span]]
-    """Divides a file into spans of about so many bytes of text."""
+    """Divides a file into spans of about the given number of bytes."""
     has_sentences: bool = False
     """Whether the passages are sentences already."""
 
     def read(self, span: Span, options: Options) -> Iterator[Document]:
-        """Yields the documents that begin in a span, up to a damage, which is one of the problems then."""
+        """Yields the documents that begin in a span, up to a damage, which it adds to the problems."""
         try:
             yield from self.documents(span, options)
         except UnreadableError as error:

@@ -14,7 +14,7 @@ OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=([ \t\r]{0,100}\S))")
 CLOSING = re.compile(rb"\n[ \t\r]*\n\s*\Z")
 SENTENCE_END = re.compile(r"[.!?…。！？][\s\"')\]”’»」]*$")
 TWO_SENTENCES = re.compile(r"[a-z]{2}[.!?][\"')\]”’]* +[\"'(“‘]*[A-Z]| [.!?] [a-z]|[。！？][”’」]*\w")
-FEWEST = 4  # lines that it takes to tell
+FEWEST = 4  # lines without which the format is not recognised
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
@@ -29,7 +29,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 
 def are_sentences(lines: list[str]) -> bool:
-    """Tells whether most of the lines are exactly one sentence."""
+    """Returns whether most of the lines are exactly one sentence."""
     others = 0
     for line in lines:
         others += not SENTENCE_END.search(line) or TWO_SENTENCES.search(line) is not None
@@ -39,7 +39,7 @@ def are_sentences(lines: list[str]) -> bool:
 
 
 def detect(name: str, head: bytes) -> bool:
-    """Tells the format by lines of one sentence that follow each other: a line of a book has less or more than one."""
+    """Recognises lines of one sentence that follow each other: a line of a book has less or more than one."""
     if not name.endswith((".txt", ".text")) and "." in name:
         return False
     lines = [line.strip() for line in head.decode(errors="replace").split("\n")]

@@ -1,4 +1,4 @@
-"""Finds the files that are meant by --docs, and divides them into tasks."""
+"""Finds the files that --docs names, and divides them into tasks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROW_GROUPS = ("parquet", "arrow")
 
 
 def find_format(path: Path, seen: Look, said: str | None, keeps_whole_part: bool = False) -> Found | Foreign:
-    """Finds the format of a file, where the user has not said it; tells what the file is where it cannot be read.
+    """Finds the format of a file, unless the user names it; returns a Foreign where it cannot be read.
 
     A source that is said to be plain text may have JSON lines and the like beside it: nobody wants those read as text.
     A file whose head is damaged is read where the user wants what is whole of it, if there is anything.
@@ -59,7 +59,7 @@ def find_format(path: Path, seen: Look, said: str | None, keeps_whole_part: bool
 
 
 def _format_of(path: Path, head: bytes, said: str | None) -> Found | Foreign:
-    """Finds the format that the name and the first bytes of a file tell, where the user has not said it."""
+    """Finds the format of a file by its name and first bytes, unless the user names it."""
     name = unpacked_name(path).lower()
     reader = next((reader for reader in READERS.values() if reader.detect(name, head)), None)
     is_record = reader is not None and reader.name not in TEXTS and not name.endswith(SUFFIXES)
@@ -107,10 +107,10 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one task reads: spans of files of one source and format, some megabytes together."""
+    """The input of one task: spans of files of one source and format, some megabytes together."""
 
     name: str
-    """A hash of what is read, contents included: another run gives the same text the same name."""
+    """A hash of the spans and contents: another run gives the same text the same name."""
     source: str
     format: str
     spans: tuple[Span, ...]
@@ -119,7 +119,7 @@ class Bundle:
     part_bytes: int
     """How much text goes into one file of documents, in bytes."""
     called: tuple[tuple[str, str], ...] = ()
-    """The paths of the files, and what they are called in the manifest."""
+    """The paths of the files, and their names in the manifest."""
 
 
 def find_files(
@@ -136,8 +136,8 @@ def find_files(
     formats, groups = formats or {}, group_sources(arguments)
     check_names("--format", formats, [name for name, _ in groups])
     problems = problems or Problems("fail")
-    found = [_files_of(name, paths, formats.get(name, formats.get("")), out, problems) for name, paths in groups]
-    alike = _alike([file for group in found for file in group])
+    found = [_find_source(name, paths, formats.get(name, formats.get("")), out, problems) for name, paths in groups]
+    alike = _find_alike([file for group in found for file in group])
     files = [
         replace(file, format="text", how=AS_OTHERS) if file in alike else file
         for group in found
@@ -180,12 +180,12 @@ def group_sources(arguments: list[str]) -> list[tuple[str, list[str]]]:
         if parent is not None and parent == last:
             groups[-1] = (os.path.basename(parent) or "text", [*groups[-1][1], path])
         else:
-            groups.append((label or _name_of(path), [path]))
+            groups.append((label or _name_source(path), [path]))
         last = parent
     return groups
 
 
-def _name_of(path: str) -> str:
+def _name_source(path: str) -> str:
     """Names a source after a folder, a file without its suffixes, or the folder that a glob begins with."""
     while glob.has_magic(path) and not os.path.exists(path):
         path = os.path.dirname(path)
@@ -201,7 +201,7 @@ def _split_label(argument: str) -> tuple[str, str]:
     return "", argument
 
 
-def _files_of(
+def _find_source(
     name: str, arguments: list[str], format: str | None, out: Path | None, problems: Problems
 ) -> list[SourceFile]:
     """Finds the files that some arguments name as one source; empty files are left out.
@@ -216,7 +216,7 @@ def _files_of(
     places = [*listing.files, *listing.foreign, *listing.unreadable]
     if not places:
         raise UserError(f"--docs {path}: no file with anything in it")
-    names = _names(path, places)
+    names = _name_files(path, places)
     problems.names |= {place: f"{name}/{names[place]}" for place in places}
     problems.skipped += [error.what for error in listing.unreadable.values()]
     found, foreign = [], dict(listing.foreign)
@@ -246,7 +246,7 @@ def _demo_file(source: str, path: str) -> SourceFile:
 
 
 def _source_file(source: str, path: str, name: str, status: os.stat_result, kind: Found, content: str) -> SourceFile:
-    """Puts together what is known of a file."""
+    """Makes the description of a file."""
     place, written = (status.st_dev, status.st_ino), status.st_mtime_ns
     return SourceFile(source, path, name, status.st_size, kind.format, kind.how, content, place, written)
 
@@ -265,7 +265,7 @@ def find_changed(files: Iterable[SourceFile]) -> list[str]:
     return [file.path for file in files if not is_as_found(file)]
 
 
-def _names(path: str, files: list[str]) -> dict[str, str]:
+def _name_files(path: str, files: list[str]) -> dict[str, str]:
     """Names files as the manifest does: from the folder that was given, or that they have in common."""
     places = {file: os.path.abspath(file) for file in files}
     root = path if os.path.isdir(path) else os.path.commonpath([os.path.dirname(place) for place in places.values()])
@@ -276,7 +276,7 @@ def _names(path: str, files: list[str]) -> dict[str, str]:
     }
 
 
-def _alike(files: list[SourceFile]) -> set[SourceFile]:
+def _find_alike(files: list[SourceFile]) -> set[SourceFile]:
     """Finds the texts that look like sentences but are to be read as most of their source, which are paragraphs.
 
     Raises UserError where half of the texts of a source look like that, or more, but not all.
@@ -301,7 +301,7 @@ def _alike(files: list[SourceFile]) -> set[SourceFile]:
 
 
 def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found: list[SourceFile]) -> str:
-    """Says which files cannot be read, what they are, and what helps: for one of each kind, then for all."""
+    """Describes files that cannot be read, and cures: for one of each kind, then for all."""
     kinds: defaultdict[Foreign, list[str]] = defaultdict(list)
     for file, kind in foreign.items():
         kinds[kind].append(file)
@@ -312,13 +312,13 @@ def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found
     lines += [f"  and {len(kinds) - MOST_NAMED} other kinds of files"] if len(kinds) > MOST_NAMED else []
     if found:
         lines.append("--errors skip leaves out what cannot be read, and lists it")
-    lines += _by_globs(path, [Path(file.path) for file in found], [Path(file) for file in foreign])
+    lines += _suggest_globs(path, [Path(file.path) for file in found], [Path(file) for file in foreign])
     if any(kind.is_text for kind in kinds) and all(file.format == "text" for file in found):
         lines.append(f"or --format {shlex.quote(f'{name}=text')} reads all of {name} as plain text")
     return "\n".join(lines)
 
 
-def _by_globs(path: str, wanted: list[Path], others: list[Path]) -> list[str]:
+def _suggest_globs(path: str, wanted: list[Path], others: list[Path]) -> list[str]:
     """Spells the globs that name the wanted files of a folder, where their suffixes tell them from the others."""
     ours, theirs = ({"".join(file.suffixes[-2:]) for file in files} for files in (wanted, others))
     if not os.path.isdir(path) or not ours or "" in ours or ours & theirs:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.readers.compression import expanded
-from data_prep.readers.csv_tables import delimiter_of
+from data_prep.readers.csv_tables import find_delimiter
 from data_prep.readers.foreign import not_text
 from data_prep.readers.reader import COMPRESSED, UnreadableError, unpacked_name
 
@@ -125,7 +125,7 @@ def parse_csv(text: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]
     csv.field_size_limit(LONGEST_FIELD)
     lines = iter(text)
     header = next(lines, "")
-    reader, line = csv.reader(itertools.chain([header], lines), delimiter=delimiter_of(header), strict=True), 1
+    reader, line = csv.reader(itertools.chain([header], lines), delimiter=find_delimiter(header), strict=True), 1
     try:
         for row in reader:
             if row:  # the line is not empty

@@ -12,7 +12,7 @@ from pathlib import Path
 from data_prep.readers.cutting import ranges, records
 from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.tidying import unescape
-from data_prep.readers.wikitext import without_tags
+from data_prep.readers.wikitext import remove_tags
 
 OPENING = re.compile(rb"\n(<doc )")
 CLOSING = re.compile(rb"</doc>\s*\Z")
@@ -40,7 +40,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         tag, _, body = text.partition("\n")
         attributes = dict(ATTRIBUTE.findall(tag))
         title = unescape(attributes.get("title", ""))
-        yield Document(attributes.get("id") or f"{name}:{offset}", title, paragraphs(without_marks(body), title))
+        yield Document(attributes.get("id") or f"{name}:{offset}", title, paragraphs(remove_marks(body), title))
 
 
 def paragraphs(text: str, title: str) -> list[str]:
@@ -49,9 +49,9 @@ def paragraphs(text: str, title: str) -> list[str]:
     return lines[1:] if lines and lines[0] == title.strip() else lines
 
 
-def without_marks(text: str) -> str:
+def remove_marks(text: str) -> str:
     """Frees a text of the tags that WikiExtractor left in it, and of its escaped characters."""
-    return without_tags(unescape(text))
+    return remove_tags(unescape(text))
 
 
 READER = Reader("wikiextractor", lambda name, head: head.lstrip().startswith(b"<doc "), read, ranges)

@@ -91,7 +91,7 @@ def is_disambiguation(title: str, text: str) -> bool:
     return title.lower().endswith("(disambiguation)") or DISAMBIGUATION.search(text) is not None
 
 
-def without_tags(text: str) -> str:
+def remove_tags(text: str) -> str:
     """Frees a text of the tags that wikitext may have; other uses of < and > stay."""
     if "<" not in text:
         return text
@@ -116,7 +116,7 @@ class Wikitext:
         if "-{" in plain:
             plain = VARIANT.sub(_variant, VARIANT.sub(_variant, plain))  # they may be nested
         parts = (part for lines in _paragraphs(plain) for part in TWO_BREAKS.split(lines))
-        return [passage for part in parts if WORD.search(passage := tidy(without_tags(part), self._word))]
+        return [passage for part in parts if WORD.search(passage := tidy(remove_tags(part), self._word))]
 
 
 def _paragraphs(plain: str) -> Iterator[str]:

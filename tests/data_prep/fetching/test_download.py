@@ -58,7 +58,7 @@ def test_an_interrupted_command_is_continued_by_the_same_command(site: Site) -> 
     assert process.returncode == 130
     assert "the same command continues" in errors
     assert names(Path("out")) == ["a.txt.part", "a.txt.part.json"]
-    assert run(*command).returncode == 0
+    assert fetch.main(arguments(*command)) == 0
     assert site.ranges == [None, f"bytes={site.cut}-"]
     assert site.sent == SIZE
     assert Path("out/a.txt").read_bytes() == CONTENT
@@ -67,7 +67,7 @@ def test_an_interrupted_command_is_continued_by_the_same_command(site: Site) -> 
 
 def test_a_stalled_connection_is_given_up_and_resumed(site: Site) -> None:
     site.drops, site.stalls = 1, True
-    assert run("url", site.put("/a.txt", CONTENT), "--out", "out", "--timeout", 0.3).returncode == 0
+    assert fetch.main(arguments("url", site.put("/a.txt", CONTENT), "--out", "out", "--timeout", 0.3)) == 0
     assert site.ranges == [None, f"bytes={site.cut}-"]
     assert Path("out/a.txt").read_bytes() == CONTENT
 
@@ -96,7 +96,7 @@ def test_a_file_that_changes_on_the_server_is_never_mixed(
 @pytest.mark.parametrize("tag", ["", 'W/"{}"'])
 def test_without_a_strong_validator_it_begins_anew(site: Site, tag: str) -> None:
     site.drops, site.tag = 1, tag
-    assert run("url", site.put("/a.txt", CONTENT), "--out", "out").returncode == 0
+    assert fetch.main(arguments("url", site.put("/a.txt", CONTENT), "--out", "out")) == 0
     assert site.ranges == [None, None]
     assert Path("out/a.txt").read_bytes() == CONTENT
 
@@ -104,7 +104,7 @@ def test_without_a_strong_validator_it_begins_anew(site: Site, tag: str) -> None
 def test_a_part_of_unknown_origin_is_not_continued(site: Site) -> None:
     Path("out").mkdir()
     Path("out/a.txt.part").write_bytes(OTHER[:1000])
-    assert run("url", site.put("/a.txt", CONTENT), "--out", "out").returncode == 0
+    assert fetch.main(arguments("url", site.put("/a.txt", CONTENT), "--out", "out")) == 0
     assert Path("out/a.txt").read_bytes() == CONTENT
 
 

@@ -35,7 +35,7 @@ def test_it_ends_even_if_every_attempt_gets_as_far_as_the_last(site: Site) -> No
 def test_errors_of_the_server_are_waited_for(site: Site) -> None:
     url = site.put("/a.txt", CONTENT)
     site.statuses = [500, 503, 502]
-    assert run("url", url, "--out", "out").returncode == 0
+    assert fetch.main(arguments("url", url, "--out", "out")) == 0
     assert len(site.requests) == 4
     assert Path("out/a.txt").read_bytes() == CONTENT
 

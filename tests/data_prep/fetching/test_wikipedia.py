@@ -44,7 +44,7 @@ def test_the_latest_wikipedia(site: Site) -> None:
     assert paths[0] == "/zh_min_nanwiki/latest/zh_min_nanwiki-latest-sha1sums.txt"
     assert paths[1:] == [f"/zh_min_nanwiki/20250601/{name}"] * 2
     assert site.ranges[2] == f"bytes={site.cut}-"
-    assert run("wikipedia", "--language", "zh-min-nan", "--mirror", site.url).returncode == 0
+    assert fetch.main(arguments("wikipedia", "--language", "zh-min-nan", "--mirror", site.url)) == 0
     assert len(site.requests) == 4  # the list once more, and nothing else
 
 

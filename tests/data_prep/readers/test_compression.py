@@ -18,7 +18,7 @@ from support.reading import COMPRESS, read, write
 
 from data_prep.common.errors import UserError
 from data_prep.readers import compression
-from data_prep.readers.cutting import decompressed
+from data_prep.readers.cutting import read_content
 from data_prep.readers.identity import HEAD, look
 from data_prep.readers.reader import UnreadableError
 
@@ -26,7 +26,7 @@ LINE = b'{"text": "%s"}\n' % (b"a " * 500)
 
 
 def content(path: Path) -> bytes:
-    return b"".join(decompressed(path))
+    return b"".join(read_content(path))
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
@@ -35,8 +35,8 @@ def test_streams_one_after_another_are_read_to_the_end(tmp_path: Path, suffix: s
     draw = random.Random(1)
     parts = [draw.randbytes(draw.choice((0, 1, 3000, 90_000))).hex().encode() for _ in range(12)]
     path = write(tmp_path / f"x{suffix}", b"".join(COMPRESS[suffix](part) for part in parts))
-    assert b"".join(decompressed(path, block)) == b"".join(parts)
-    assert all(0 < len(piece) <= block for piece in decompressed(path, block))
+    assert b"".join(read_content(path, block)) == b"".join(parts)
+    assert all(0 < len(piece) <= block for piece in read_content(path, block))
 
 
 def test_what_other_programs_put_between_streams(tmp_path: Path) -> None:
@@ -147,6 +147,6 @@ def test_the_text_before_a_cut_is_the_same_in_blocks_of_any_size(tmp_path: Path,
         for block in (100, 1 << 16, 1 << 22):
             pieces: list[bytes] = []
             with pytest.raises(UserError, match="it does not end"):
-                pieces.extend(decompressed(path, block))
+                pieces.extend(read_content(path, block))
             found.append(b"".join(pieces))
         assert found[0] == found[1] == found[2]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
-from data_prep.readers.filters import Filter, ForbiddenWords, make_filters, read_words, words_label
+from data_prep.readers.filters import Filter, ForbiddenWords, describe_words, make_filters, read_words
 from data_prep.readers.reader import Document
 from data_prep.settings import Settings
 
@@ -122,9 +122,9 @@ def test_a_list_of_words_is_what_its_lines_say(tmp_path: Path) -> None:
     assert read_words(path) == ("bad", "two words")
     other = tmp_path / "other.txt"
     other.write_text("two words\nbad")
-    assert words_label(path) == words_label(other)
+    assert describe_words(path) == describe_words(other)
     other.write_text("two words\nbads")
-    assert words_label(path) != words_label(other)
+    assert describe_words(path) != describe_words(other)
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,7 @@ def test_a_label_names_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fill(tmp_path, a__x_dot_jsonl=JSON, b__y_dot_jsonl=JSON, **{"c=d_dot_jsonl": JSON})
     monkeypatch.chdir(tmp_path)
     files = find_files(["wiki=a", "b/*.jsonl", "c=d.jsonl"], None)
-    assert [(file.source, file.name) for file in files] == [
-        ("wiki", "x.jsonl"),
-        ("b", "y.jsonl"),
-        ("c=d", "c=d.jsonl"),
-    ]
+    assert [(file.source, file.name) for file in files] == [("wiki", "x.jsonl"), ("b", "y.jsonl"), ("c=d", "c=d.jsonl")]
 
 
 def test_sources_are_named_after_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.readers import tidying
-from data_prep.readers.wikitext import Wikitext, is_disambiguation, without_tags
+from data_prep.readers.wikitext import Wikitext, is_disambiguation, remove_tags
 from data_prep.settings import Formulas
 
 ARTICLE = """{{Short description|Town in a county}}
@@ -230,7 +230,7 @@ def test_what_is_looked_for_first_changes_nothing(text: str) -> None:
 
 
 def test_tags_alone() -> None:
-    assert without_tags("a<br>b <BR/>c <ref name=x>d</ref> <refs> a < b </li>e<!x>") == "a b c d <refs> a < b e<!x>"
+    assert remove_tags("a<br>b <BR/>c <ref name=x>d</ref> <refs> a < b </li>e<!x>") == "a b c d <refs> a < b e<!x>"
 
 
 def test_the_words_are_those_that_another_parser_finds() -> None:
