@@ -58,10 +58,10 @@ def generate_examples(job: ExamplesJob, out: Path) -> int:
     ids = {piece: number for number, piece in enumerate(job.vocabulary.read_text().split("\n")[:-1])}
     rng, words = Random(job.seed), list(ids)
 
-    def cut(sentence: str) -> Pieces:
+    def split_sentence(sentence: str) -> Pieces:
         return [piece for word in split_words(sentence) for piece in split_pieces(word, ids)]
 
-    documents = _read(job.text, cut)
+    documents = _read(job.text, split_sentence)
     rng.shuffle(documents)
     examples = [_example(pair, job.predictions, words, rng) for pair in _all_pairs(documents, job, rng)]
     rng.shuffle(examples)

@@ -206,6 +206,21 @@ def test_every_module_says_what_it_is_for() -> None:
     assert [shown(path) for path, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
 
 
+RIDDLES = set(
+    "of told said kept made asked shown own found joined given taken left seen written known named done drawn begun "
+    "ended used held heard meant wanted tried counted added cut at on".split()
+)
+
+
+def test_functions_are_named_by_a_verb_and_a_noun() -> None:
+    nodes = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree)]
+    assert [
+        f"{shown(path)}:{node.lineno} {node.name}"
+        for path, node in nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in RIDDLES
+    ] == []
+
+
 LOOKED_FOR = {"kernels", "apex", "triton", "flash_attn", "accelerate", "datasets", "peft", "mpi4py"}
 """Packages that torch, transformers and DeepSpeed use where they find them, installed here or not."""
 

@@ -75,7 +75,7 @@ def compute_outputs(engine: Engine, kind: Kind, splits: Mapping[str, Items], con
 def compute_all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
     """Computes the logits of splits, the same on every rank; GivenUpError if a signal asks to stop."""
 
-    def heard(batch: TaskBatch) -> Tensor:
+    def forward_unless_stopped(batch: TaskBatch) -> Tensor:
         context.watch.mark()
         if context.control.stop_requested_anywhere():
             raise GivenUpError
@@ -83,7 +83,7 @@ def compute_all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items]
 
     world = context.world
     mine = {
-        name: list(iterate_logits(heard, kind, items, context.device, world.rank, world.size))
+        name: list(iterate_logits(forward_unless_stopped, kind, items, context.device, world.rank, world.size))
         for name, items in splits.items()
     }
     found = {name: sort_outputs(parts if world.size == 1 else _gather_parts(parts)) for name, parts in mine.items()}

@@ -202,14 +202,14 @@ class Exchange:
         weights = cluster.scatter_seconds(self.weight_bytes * self.parameters)
         hidden = HIDDEN if self.hides else 0.0
 
-        def seen(seconds: float) -> float:
+        def subtract_hidden(seconds: float) -> float:
             return seconds - hidden * min(seconds, backward)
 
         if self.zero == 0:
-            return seen(2 * gradients)
+            return subtract_hidden(2 * gradients)
         if self.zero == 3:
-            return accumulation * seen(gradients + 2 * weights)
-        return (accumulation if self.zero == 2 else 1) * seen(gradients) + weights
+            return accumulation * subtract_hidden(gradients + 2 * weights)
+        return (accumulation if self.zero == 2 else 1) * subtract_hidden(gradients) + weights
 
     def optimizer(self, cluster: Cluster) -> float:
         """Estimates the seconds of the optimizer, whose work ZeRO divides among the ranks."""
