@@ -169,7 +169,27 @@ def summarise_loader(found: Results) -> Iterator[ResultTable]:
     yield build_table("", rows)
 
 
+def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
+    """Yields what training by a recipe took and what its model scores, then its pairs by phenomenon."""
+    training, pairs = found["training"], found["pairs"]
+    row = {
+        "recipe": found["recipe"],
+        "steps": training["steps"],
+        "minutes": training["minutes"],
+        "at the usual speed": training["minutes_at_the_median_speed_of_each_phase"],
+        "BLiMP": f"{pairs['accuracy']:.1%} ± {pairs['spread']:.1%}",
+    }
+    if (task := found.get("stsb")) is not None and task["median"] is not None:
+        scores = sorted(score for score in task["runs"].values() if score is not None)
+        each = ", ".join(f"{100 * score:.1f}" for score in scores)
+        row[f"STS-B dev, {task['metric']}"] = f"{100 * task['median']:.1f} ({each})"
+    yield build_table("", [row])
+    phenomena = sorted(pairs["phenomena"].items(), key=lambda each: -each[1])
+    rows = [{"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"} for name, share in phenomena]
+    yield build_table("By phenomenon", rows)
+
+
 def summarise_results(found: Results) -> Iterable[ResultTable]:
     """Yields the tables of a file of results."""
-    functions = {"scaling": summarise_scaling, "loader": summarise_loader}
+    functions = {"scaling": summarise_scaling, "loader": summarise_loader, "recipe_scores": summarise_recipe_scores}
     return functions.get(found["benchmark"], summarise_contests)(found)

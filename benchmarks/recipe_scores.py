@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Trains a recipe to its end and scores the model, so that what a recipe gives stands beside it.
+
+    python benchmarks/recipe_scores.py
+    python benchmarks/recipe_scores.py --recipe bert_mini --lengths 128 512 --shards data/both --run runs/mini
+
+The model is asked for all minimal pairs of BLiMP and fine-tuned on STS-B. What is there already is used, and what was
+stopped goes on by the same command.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.measure import DATA, RESULTS, ROOT, ResultsFile, name_hardware, run_command
+from benchmarks.processes import follow
+from data_prep.common.codes import Code
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json
+from data_prep.common.supervision import hear_signals
+from pretraining.reporting.metrics_file import METRICS, read_all_records
+
+TEXT = ("wiki", "books")
+"""Folders of the real data that are trained on."""
+TASK = "stsb"
+
+
+@dataclass(frozen=True)
+class RecipeScores:
+    """Trains a recipe to its end and scores the model."""
+
+    recipe: str = "bert_mini_two_hours"
+    """Name of a recipe, or a TOML file."""
+    data: Path = DATA
+    """Folder with text in wiki/ and books/, and with glue/stsb/."""
+    lengths: tuple[int, ...] = (32, 64, 128)
+    """Lengths of the shards that are made, which the recipe trains on."""
+    shards: Path | None = None
+    """Shards to train on (default: made of the text)."""
+    run: Path | None = None
+    """Folder of the run (default: in build/)."""
+    threads: int = 2
+    """Threads of the training, which is one process."""
+    learning_rates: tuple[float, ...] = (1e-4,)
+    """Learning rates of the fine-tuning."""
+    seeds: int = 3
+    """Restarts of the fine-tuning at each learning rate."""
+    epochs: float = 10.0
+    """How often the fine-tuning goes through its pairs."""
+    each: int | None = None
+    """Minimal pairs of every paradigm that are asked about, the first ones (default: all)."""
+    out: Path | None = None
+    """File for the numbers (default: in benchmarks/results, by recipe and hardware)."""
+
+
+class Commands:
+    """Runs the commands of the project, one after another, in a folder of their own."""
+
+    def __init__(self, folder: Path, threads: int, console: Console) -> None:
+        self.folder, self._threads, self._console = folder, threads, console
+
+    def run(self, script: str, *words: object) -> None:
+        """Runs one to its end; UserError where it does not come there."""
+        name = Path(script).stem
+        self._console.print(f"{name} …", markup=False)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads), "PYTHONUNBUFFERED": "1"}
+        log = self.folder / f"{name}.log"
+        code = follow([sys.executable, str(ROOT / script), *map(str, words)], log, self._say, environment)
+        if code != Code.DONE:
+            raise UserError(f"{name} has ended with code {code}: {log} says why; the same command goes on from there")
+
+    def _say(self, line: str) -> None:
+        if line.startswith(("error: ", "warning: ")):
+            self._console.print(f"    {line}", markup=False)
+
+
+def measure(wanted: RecipeScores, console: Console) -> None:
+    """Trains, scores, and keeps what comes of it."""
+    hear_signals()
+    name = Path(wanted.recipe).stem
+    folder = ROOT / "build" / f"recipe-{name}"
+    commands = Commands(folder, wanted.threads, console)
+    shards, run = wanted.shards or folder / "text", wanted.run or folder / "run"
+    if wanted.shards is None:
+        text = [wanted.data / part for part in TEXT]
+        size = ("--vocab-size", 8192, "--lengths", *wanted.lengths, "--duplicates", 1)
+        commands.run("data_prep/shard.py", "--docs", *text, "--out", shards, *size)
+    commands.run("pretraining/train.py", "--recipe", wanted.recipe, "--data", shards, "--out", run)
+    kept = RESULTS / f"recipe-{name.replace('_', '-')}-{name_hardware(with_gpu=False)}.json"
+    keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
+    each = () if wanted.each is None else ("--each", wanted.each)
+    found: dict[str, Any] = {"recipe": name, "training": training_of(run)}
+    commands.run("finetuning/run_pairs.py", "--model", run, "--out", folder / "pairs", *each)
+    found["pairs"] = pairs_of(read_json(folder / "pairs" / "results.json"))
+    keeper.keep(found)
+    grid = ("--learning-rates", *wanted.learning_rates, "--seeds", wanted.seeds, "--epochs", wanted.epochs)
+    glue = ("--task", TASK, "--data", wanted.data / "glue", "--model", run, "--out", folder / "glue")
+    commands.run("finetuning/run_glue.py", *glue, *grid)
+    found[TASK] = task_of(read_json(folder / "glue" / "results.json")[TASK])
+    console.print_json(json.dumps(found))
+    console.print(f"kept in {keeper.keep(found)}", markup=False)
+
+
+def training_of(run: Path) -> dict[str, Any]:
+    """How long a run has trained, and at what speed, from its log."""
+    lines = [*read_all_records(run / METRICS)]
+    steps: dict[int, dict[str, Any]] = {line["step"]: line for line in lines if line["kind"] == "step"}
+    if not steps:
+        raise UserError(f"{run}: its log has no steps")
+    seconds, by_phase, before = 0.0, defaultdict(list), 0
+    for step, line in sorted(steps.items()):
+        seconds += (step - before) * line["seconds_per_step"]
+        by_phase[line["phase"]].append((step - before, line["seconds_per_step"]))
+        before = step
+    usual = sum(sum(count for count, _ in phase) * median(each for _, each in phase) for phase in by_phase.values())
+    scored: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "evaluation"), {})
+    return {
+        "steps": before,
+        "pieces": steps[before]["pieces_seen"],
+        "minutes": round(seconds / 60, 1),
+        "minutes_at_the_median_speed_of_each_phase": round(usual / 60, 1),
+        "pieces_per_second": round(median(line["pieces_per_second"] for line in steps.values())),
+        "held_out": {name: value for name, value in scored.items() if name.startswith(("masked", "next"))},
+    }
+
+
+def pairs_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The share of minimal pairs that a model judges rightly, in all and by phenomenon."""
+    phenomena = {name: round(each["accuracy"], 4) for name, each in found["phenomena"].items()}
+    about = {name: found[name] for name in ("pairs", "data_sha256", "chance")}
+    return {"accuracy": found["accuracy"], "spread": found["spread"], **about, "phenomena": phenomena}
+
+
+def task_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of all restarts on dev, and their median."""
+    runs = {name: run["score"] for name, run in found["runs"].items()}
+    scores = [score for score in runs.values() if score is not None]
+    return {"metric": found["metric"], "runs": runs, "median": median(scores) if scores else None}
+
+
+if __name__ == "__main__":
+    run_command(RecipeScores, measure)

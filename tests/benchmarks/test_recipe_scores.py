@@ -1,0 +1,107 @@
+"""What a recipe gives: the commands that find it, and what is kept of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks import recipe_scores
+from benchmarks.measure import read_results
+from benchmarks.recipe_scores import RecipeScores, measure, training_of
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
+
+SHARE = {"accuracy": 0.61, "spread": 0.002, "pairs": 67_000}
+
+
+def step(number: int, phase: int, seconds: float, **more: Any) -> dict[str, Any]:
+    own = {"kind": "step", "step": number, "phase": phase, "seconds_per_step": seconds, "pieces_seen": 100 * number}
+    return {**own, "pieces_per_second": 100 / seconds, **more}
+
+
+STEPS = [
+    step(50, 1, 9.0),  # as it went before a stop, after which the same steps were made again
+    *(step(number, 1, seconds) for number, seconds in ((50, 0.5), (100, 0.5), (150, 3.0), (160, 1.0))),
+    {"kind": "evaluation", "step": 160, "masked_loss": 3.0, "next_loss": 0.2, "time": 1.0},
+]
+
+
+def write_log(run: Path) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in STEPS))
+
+
+class StandIn:
+    """Leaves what the commands would, and notes their words."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.words = fails, dict[str, str]()
+
+    def __call__(self, command: Sequence[str], log: Path, say: Callable[[str], None], *_: object) -> int:
+        script, out = Path(command[1]).name, Path(command[command.index("--out") + 1])
+        self.words[script] = " ".join(command[2:])
+        if script == self.fails:
+            say("error: no room")
+            return 2
+        if script == "train.py":
+            write_log(out)
+        if script == "run_pairs.py":
+            write_json(
+                out / "results.json", {**SHARE, "data_sha256": "s", "chance": 0.5, "phenomena": {"binding": SHARE}}
+            )
+        if script == "run_glue.py":
+            runs = {f"seed{number}": {"score": 0.6 + number / 10} for number in (1, 2, 3)} | {"lost": {"score": None}}
+            write_json(out / "results.json", {"stsb": {"metric": "spearman", "runs": runs}})
+        return 0
+
+
+def make(place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn, shown: io.StringIO) -> None:
+    """Runs the command with a stand-in for those that it runs itself."""
+    monkeypatch.setattr(recipe_scores, "follow", stand_in)
+    monkeypatch.setattr(recipe_scores, "ROOT", place)
+    measure(RecipeScores(data=place / "data", out=place / "kept.json"), Console(file=shown, width=200))
+
+
+def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = StandIn()
+    make(tmp_path, monkeypatch, stand_in, io.StringIO())
+    assert [*stand_in.words] == ["shard.py", "train.py", "run_pairs.py", "run_glue.py"]
+    assert "--lengths 32 64 128" in stand_in.words["shard.py"]
+    found = read_results(tmp_path / "kept.json")
+    assert found["pairs"]["accuracy"] == 0.61
+    assert found["stsb"]["median"] == pytest.approx(0.8)
+    assert found["training"]["steps"] == 160
+    assert found["training"]["held_out"] == {"masked_loss": 3.0, "next_loss": 0.2}
+
+
+def test_a_command_that_fails_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    with pytest.raises(UserError, match="run_pairs has ended with code 2"):
+        make(tmp_path, monkeypatch, StandIn(fails="run_pairs.py"), shown)
+    assert "error: no room" in shown.getvalue()
+    assert not (tmp_path / "kept.json").exists()
+
+
+def test_the_time_of_a_training_is_that_of_all_its_steps(tmp_path: Path) -> None:
+    """As it went, and at the usual speed of each phase: a machine that does something else makes some steps slow."""
+    write_log(tmp_path)
+    found = training_of(tmp_path)
+    assert found["minutes"] == pytest.approx((50 * 0.5 + 50 * 0.5 + 50 * 3.0 + 10 * 1.0) / 60, abs=0.05)
+    assert found["minutes_at_the_median_speed_of_each_phase"] == pytest.approx(160 * 0.75 / 60, abs=0.05)
+
+
+def test_a_run_without_steps_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="has no steps"):
+        training_of(tmp_path)
+
+
+def test_a_run_without_validation_is_told_without_one(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(STEPS[1]) + "\n")
+    assert training_of(tmp_path)["held_out"] == {}
