@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import replacing, sha256
+from data_prep.common.files import is_stream, replacing, sha256
 from data_prep.common.terminal import open_console
 
 Settings = TypeVar("Settings")
@@ -33,6 +33,8 @@ DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
 COMMIT = ROOT / "build" / "gpu-wheels" / "commit.txt"
 """The commit and the code digest of a tree that is copied to a machine without git, or without the history."""
 CODE = ("data_prep", "pretraining", "finetuning", "benchmarks")
+PARTIAL = "-partial"
+"""Ending of the name of a file that lacks contests or sides which the kept results have."""
 FORMAT = 2
 """The format of JSON files; it changes if older readers would misread newer files."""
 NO_FLAG_PAIRS = (tyro.conf.FlagCreatePairsOff,)
@@ -159,10 +161,40 @@ def name_results_file(benchmark: str, with_gpu: bool = True) -> Path:
 
 
 def write_results(path: Path, results: dict[str, Any]) -> Path:
-    """Writes the numbers into a JSON file; returns its path."""
+    """Writes the numbers into a JSON file, or beside it if they lack what it has; returns the path."""
+    if lost := _find_lost(path, results):
+        own = path.with_name(f"{path.stem}{PARTIAL}{path.suffix}")
+        print(f"{path}: stays as it is, for it has {lost}, which is not measured here; kept in {own}", file=sys.stderr)
+        path = own
     with replacing(path) as file:
         file.write((json.dumps(results, indent=1) + "\n").encode())
     return path
+
+
+def _find_lost(path: Path, results: Mapping[str, Any]) -> str:
+    """Names what a file would lose to these numbers: contests, sides, or all if it belongs to another benchmark."""
+    if is_stream(path) or not path.exists() or not path.stat().st_size:
+        return ""
+    try:
+        before = json.loads(path.read_bytes())
+    except ValueError:
+        return "something else than results"
+    if not isinstance(before, dict) or before.get("benchmark") != results.get("benchmark"):
+        return "something else than results of this benchmark"
+    now = dict(_list_sides(results))
+    lost = [
+        f"{side} ({', '.join(place)})" for place, sides in _list_sides(before) for side in sides - now.get(place, set())
+    ]
+    return ", ".join(sorted([*lost, *before.keys() - results.keys()]))
+
+
+def _list_sides(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+    """Yields the sides of every contest, with the names that lead to it."""
+    for name, each in found.items():
+        if name == "sides" and isinstance(each, Mapping | list):
+            yield place, {*each}
+        elif isinstance(each, Mapping):
+            yield from _list_sides(each, (*place, name))
 
 
 class ResultsFile:

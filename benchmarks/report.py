@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measure import RESULTS, ROOT, read_results, run_command
+from benchmarks.measure import PARTIAL, RESULTS, ROOT, read_results, run_command
 from benchmarks.reproduction.ledger import BENCHMARK
 from benchmarks.reproduction.results import TableResult
 from benchmarks.reproduction.showing import build_tables
@@ -50,7 +50,7 @@ def read_all(folder: Path) -> dict[str, Results]:
     """Reads the results in a folder, by file name. Raises UserError if there are none, or some cannot be read."""
     found: dict[str, Results] = {}
     faults = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(path for path in folder.glob("*.json") if not path.stem.endswith(PARTIAL)):
         try:
             found[path.stem] = read_results(path)
         except UserError as error:

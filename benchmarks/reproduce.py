@@ -76,12 +76,14 @@ def make(wanted: Reproduce, console: Console) -> int:
     table = load_table(wanted.name, wanted.scale)
     part = read_share(wanted.share)
     root = wanted.out / wanted.scale
-    ledger = Ledger(root)
+    ledger = Ledger(root, wanted.results, table.name)
     cells = [*CellLister(table).list_cells()]
     lacks = find_lacking(table)
     there = [cell for cell in cells if cell.column not in lacks]
     listed = order_commands(cells if wanted.plan else there)
     own = {command.name for command in (divide_commands(listed, part[1])[part[0] - 1] if part else listed)}
+    for line in ledger.damaged:
+        console.print(line, markup=False)
     for name, fault in lacks.items():
         console.print(f"{table.columns[name].title}: no data: {fault}", markup=False)
     if wanted.plan:

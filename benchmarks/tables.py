@@ -169,6 +169,11 @@ def summarise_loader(found: Results) -> Iterator[ResultTable]:
     yield build_table("", rows)
 
 
+def summarise_optimizers(found: Results) -> Iterator[ResultTable]:
+    """Yields the table of what a step of each optimizer takes."""
+    yield build_table(f"On {found['size']}", found["rows"])
+
+
 def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
     """Yields what training by a recipe took and what its model scores, then its pairs by phenomenon."""
     training, pairs = found["training"], found["pairs"]
@@ -191,5 +196,10 @@ def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
 
 def summarise_results(found: Results) -> Iterable[ResultTable]:
     """Yields the tables of a file of results."""
-    functions = {"scaling": summarise_scaling, "loader": summarise_loader, "recipe_scores": summarise_recipe_scores}
+    functions = {
+        "scaling": summarise_scaling,
+        "loader": summarise_loader,
+        "optimizers": summarise_optimizers,
+        "recipe_scores": summarise_recipe_scores,
+    }
     return functions.get(found["benchmark"], summarise_contests)(found)

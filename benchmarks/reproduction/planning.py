@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.reproduction.commands import Command, join_flags, split_flags
 from benchmarks.reproduction.declaration import Declared
-from benchmarks.reproduction.ledger import Ledger, strip_seed
+from benchmarks.reproduction.ledger import SETTLED, Ledger, strip_seed
 from benchmarks.reproduction.running import count_ranks
 from benchmarks.tables import ResultTable
 from data_prep.common.errors import UserError
@@ -49,7 +49,7 @@ class TablePlan:
             standing, outcome = self._ledger.find(command)
             time, note = TimeEstimate(outcome.seconds / 60 if outcome else None, "took" if outcome else ""), ""
             if command.name in self._times:
-                note = ", again" * (standing == "done") + ", no data" * (command.name in self._waiting)
+                note = ", again" * (standing in SETTLED) + ", no data" * (command.name in self._waiting)
                 time = self._times[command.name]
             took = "" if time.minutes is None else duration(60 * time.minutes)
             rows.append([command.kind, command.label, standing + note, took, time.source, command.name])
@@ -60,7 +60,7 @@ class TablePlan:
         known = [each.minutes for each in self._times.values() if each.minutes is not None]
         unknown = len(self._times) - len(known)
         again = sum(
-            self._ledger.find(command)[0] == "done" for command in self._commands if command.name in self._times
+            self._ledger.find(command)[0] in SETTLED for command in self._commands if command.name in self._times
         )
         lacking = sum(name in self._waiting for name in self._times)
         told = f"{len(self._times)} runs are left: {duration(60 * sum(known))}"

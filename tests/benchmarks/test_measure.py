@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import measure
-from benchmarks.measure import describe_environment
+from benchmarks.measure import ResultsFile, describe_environment, write_results
+from benchmarks.report import read_all
+from data_prep.common.errors import UserError
 
 
 def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +25,44 @@ def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPat
     assert "gpu" not in describe_environment(["numpy"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "gpu" not in describe_environment(["torch"])
+
+
+def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def results(*sides: str, benchmark: str = "inference") -> dict[str, Any]:
+        contest = {"sides": {side: {"p50_ms": 1.0} for side in sides}}
+        return {"format": 2, "benchmark": benchmark, "environment": {}, "models": {"mini": {"1 x 128": contest}}}
+
+    path = tmp_path / "inference-here.json"
+    assert write_results(path, results("ours", "onnxruntime")) == path
+    own = write_results(path, results("ours"))
+    assert own != path
+    assert "onnxruntime (models, mini, 1 x 128)" in capsys.readouterr().err
+    assert json.loads(path.read_text()) == results("ours", "onnxruntime")
+    assert json.loads(own.read_text()) == results("ours")
+    assert write_results(path, results("ours", "onnxruntime", "another")) == path
+    assert read_all(tmp_path).keys() == {path.stem}, "what is partial is on no page"
+    without = {**results("ours"), "models": {"mini": {}}}
+    for lacks, what in (
+        (without, "ours (models, mini, 1 x 128)"),
+        ({**without, "models": {}}, "ours (models, mini, 1 x 128)"),
+    ):
+        assert write_results(path, lacks) == own
+        assert what in capsys.readouterr().err
+    write_results(tmp_path / "more", {**results("ours"), "growth": []})
+    write_results(tmp_path / "more", results("ours"))
+    assert "it has growth, which is not measured here" in capsys.readouterr().err
+    path.write_text("notes of mine")
+    assert write_results(path, results("ours")) != path
+    assert path.read_text() == "notes of mine"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 1, "benchmark": "throughput"}'])
+def test_what_is_none_of_ours_is_measured_anew_and_never_mixed_in(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    path.write_text(content)
+    assert ResultsFile("throughput", [], path).readable == {}
+    with pytest.raises(UserError, match=r"found\.json"):
+        _ = ResultsFile("throughput", [], path).earlier
 
 
 def test_a_machine_with_a_part_of_the_history_measures_the_commit_of_its_wheels(

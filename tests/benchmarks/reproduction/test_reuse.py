@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 from support.reproduction import Place, StandIn
 
 from benchmarks.reproduction import inputs, ledger
+from benchmarks.reproduction.commands import CellLister, order_commands
+from benchmarks.reproduction.declaration import load_table
 from benchmarks.reproduction.inputs import RECIPES
 from data_prep.common.codes import Code
 from finetuning.run_glue import RunGlue
@@ -52,18 +54,66 @@ def test_a_table_that_was_interrupted_goes_on_by_the_same_command(place: Place) 
     assert stopped.summarise("table5").rows == place.summarise("table5").rows
 
 
-def test_what_others_need_is_made_again_where_it_is_gone(place: Place) -> None:
+def test_a_table_goes_on_from_results_that_are_kept(place: Place) -> None:
+    """In a clone that has the file alone, nothing of it is run again; what another table needs besides, is."""
+    assert place.make("table5", StandIn(), "mini") == 0
+    clone = Place(place.folder / "clone", place.patch)
+    clone.folder.mkdir()
+    kept = place.folder / "table5-mini.json"
+    (clone.folder / kept.name).write_bytes(kept.read_bytes())
+    nothing = StandIn()
+    assert clone.make("table5", nothing, "mini") == 0
+    assert nothing.ran == []
+    assert clone.summarise("table5", "mini").rows == place.summarise("table5", "mini").rows
+    assert clone.make("table8", StandIn(), "mini", plan=True) == 0
+    assert len(re.findall(r" (?:text|base seed 1) +kept, again ", clone.shown)) == 2
+    assert "; 2 of them again, since what others need of them is not here" in clone.shown
+    more = StandIn()
+    assert clone.make("table8", more, "mini") == 0
+    assert sum(name.startswith("train/") for name in more.ran) == 7  # six ways of masks, and the base again
+    assert not any(name.startswith("tune/stsb-base") for name in more.ran)
+
+
+def test_damaged_results_are_passed_over_with_a_word_and_stay(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
-    made = place.folder / "made" / "demo"
-    shutil.rmtree(next((made / "train").glob("base-*")))
-    next((made / "notes" / "pairs").glob("pairs-of-base-*")).unlink()
-    assert place.make("table5", StandIn(), plan=True) == 0
-    assert len(re.findall(r" base seed 1 +done, again ", place.shown)) == 1
-    assert "2 runs are left" in place.shown
-    assert "; 1 of them again, since what others need of them is not here" in place.shown
+    kept = place.folder / "table5-demo.json"
+    content = json.loads(kept.read_text())
+    for damaged in ("{", json.dumps({**content, "runs": {"train/x": {"code": "y"}}})):
+        kept.with_name("table1-demo.json").write_text(damaged)
+        assert place.make("table5", StandIn()) == 0
+        assert "table1-demo.json: damaged, and passed over" in place.shown
+        assert kept.with_name("table1-demo.json").read_text() == damaged
+
+
+def test_a_table_prefers_its_own_results(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    content = json.loads((place.folder / "table5-demo.json").read_text())
+    name = next(iter(content["runs"]))
+    for table, day in (("table5", "2026-01-01"), ("table8", "2026-01-03")):
+        runs = {name: {**content["runs"][name], "date": day}}
+        (place.folder / f"{table}-demo.json").write_text(json.dumps({**content, "runs": runs}))
+    step = next(
+        step for step in order_commands([*CellLister(load_table("table5", "demo")).list_cells()]) if step.name == name
+    )
+    for table, day in (("table5", "2026-01-01"), ("table8", "2026-01-03")):
+        found = ledger.Ledger(place.folder / "demo", place.folder, table).find(step)[1]
+        assert found is not None
+        assert found.date == day
+
+
+def test_a_run_that_has_failed_in_kept_results_is_tried_again(place: Place) -> None:
+    assert place.make("table5", StandIn(), "mini") == 0
+    path = place.folder / "table5-mini.json"
+    content = json.loads(path.read_text())
+    name = next(name for name in content["runs"] if name.startswith("tune/"))
+    content["runs"][name] |= {"code": 2, "said": "no room", "scores": []}
+    clone = Place(place.folder / "clone", place.patch)
+    clone.folder.mkdir()
+    (clone.folder / path.name).write_text(json.dumps(content))
     again = StandIn()
-    assert place.make("table5", again) == 0
-    assert [name.partition("/")[0] for name in again.ran] == ["train", "pairs"]
+    assert clone.make("table5", again, "mini") == 0
+    assert name in again.ran
+    assert clone.summarise("table5", "mini").rows == place.summarise("table5", "mini").rows
 
 
 def test_another_recipe_makes_all_anew_beside_what_is_there(place: Place) -> None:
