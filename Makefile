@@ -7,9 +7,9 @@ BIN := .venv/bin
 LOCK ?= requirements.lock
 CHECK := data_prep/common/beginning.py
 INSTALL := $(BIN)/python $(CHECK) && $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
-# A process more than the two cores of CI: while one waits, for a signal, a silence or a clock, others compute.
+# Two processes more than the cores of CI: while some wait, for a signal, a silence or a clock, others compute.
 # Slow tests, many of which start launchers and kill what they started, have two.
-PROCESSES := 3
+PROCESSES := 4
 TESTS = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 CLOZE_DATA ?= ../shared/data
 export CLOZE_DATA
