@@ -30,7 +30,7 @@ WINDOW = 64
 EVALUATED_TOGETHER = 4096
 """Items that evaluation sorts by length together."""
 FEW = 64
-"""Up to so many items, no thread is started: that takes longer than packing them."""
+"""The number of items up to which no thread is started, since starting one takes longer than packing them."""
 PIECES = 8192
 """Maximum pieces of a batch in evaluation, unless one item has more."""
 

@@ -173,7 +173,7 @@ def draw_pairs(result: PairsResult, groups: Groups) -> Figure:
 
 
 def _draw_bars(axes: Axes, places: Array, shares: Array, items: Array, **style: Any) -> None:
-    """Draws horizontal bars for shares of so many items, each with its 95% interval, its value and its items."""
+    """Draws horizontal bars for shares of a number of items, each with its 95% interval, its value and its items."""
     low, high = compute_wilson_limits(shares * items, items)
     reach = 100 * np.maximum([shares - low, high - shares], 0) * (items > 0)
     axes.barh(places, 100 * shares, alpha=0.8, **style)

@@ -18,7 +18,7 @@ from finetuning.tasks.task import Lengths, Seen, Task
 SAMPLE, SAMPLE_CHARACTERS = 20_000, 4_000_000
 """Items and characters of a split that are measured: about a second."""
 NAMED = 12
-"""Up to so many classes are listed one by one."""
+"""The number of classes up to which each is listed."""
 QUOTED = 40
 """Characters of a quoted text."""
 FEW = 2
