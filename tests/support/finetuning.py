@@ -158,8 +158,12 @@ def results(out: Path) -> dict[str, Any]:
     return found
 
 
+SKIPPED = ("lock", "ended.json", "README.md")
+"""files of a run that depend on the clock or on the launcher"""
+
+
 def outcome(out: Path) -> dict[str, Any]:
-    """All that a command leaves and that neither the clock nor the launcher decides, by the names of the files."""
+    """The files that a command leaves, by name, without charts and without what depends on clock or launcher."""
     found: dict[str, Any] = {}
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
@@ -167,7 +171,7 @@ def outcome(out: Path) -> dict[str, Any]:
             found[name] = metrics(path)
         elif path.name == "results.json":
             found[name] = timeless(json.loads(path.read_text()))
-        elif path.is_file() and path.name not in ("lock", "ended.json", "README.md") and "tensorboard" not in name:
+        elif path.is_file() and path.name not in SKIPPED and path.suffix != ".png" and "tensorboard" not in name:
             found[name] = path.read_bytes()
     return found
 
