@@ -7,6 +7,7 @@ whatever the tests' parent ignores, no thread is at work before the fork, and it
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import gc
 import importlib
@@ -16,9 +17,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +66,19 @@ class Order:
 
 
 class RankServer:
-    """Starts the server, and speaks with it."""
+    """Speaks with the server, which all processes of a test run share; starts it where there is none."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from support.rank_server import serve; serve()"],
-            cwd=ROOT,
-            env={**environment, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the tests: they end the server
-        )
-        atexit.register(self._close)
+        address = f"{tempfile.gettempdir()}/cloze-ranks-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+        with open(f"{tempfile.gettempdir()}/cloze-ranks.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                self._server = Client(address)
+            except OSError:  # none, or one that all have left
+                start_server(address)
+                self._server = Client(address)
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing does not, where a process that was forked meanwhile goes on
+        atexit.register(self._server.close)
 
     def start(self, order: Order) -> int:
         """Starts a rank; its process id."""
@@ -87,48 +90,68 @@ class RankServer:
         return found
 
     def _ask(self, question: Order | list[int]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        pickle.dump(question, self._process.stdin)
-        self._process.stdin.flush()
-        return pickle.load(self._process.stdout)
-
-    def _close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
+        self._server.send(question)
+        return self._server.recv()
 
 
 @functools.cache
 def rank_server() -> RankServer:
-    """The server of these tests, started when it is first needed."""
+    """The server of this test run."""
     return RankServer()
 
 
-def serve() -> None:
-    """What the server does until its tests end: it starts ranks, and tells which have ended."""
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+def start_server(address: str) -> None:
+    """Starts the server; returns when it can be reached."""
+    reading, writing = os.pipe()
+    subprocess.Popen(
+        [sys.executable, "-c", f"from support.rank_server import serve; serve({address!r}, {writing})"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the tests: the server ends when they have left
+        pass_fds=[writing],
+    ).returncode = 0  # nobody waits for it
+    os.close(writing)
+    with os.fdopen(reading) as ready:
+        assert ready.read() == "ready", "no server of ranks"
+
+
+def serve(address: str, ready: int) -> None:
+    """What the server does until the last process leaves: it starts ranks, and tells which have ended."""
     os.dup2(2, 1)  # what modules print while they are loaded is no answer
     prepare()
-    going: set[int] = set()
-    with suppress(EOFError):
-        while True:
-            question = pickle.load(questions)
+    Path(address).unlink(missing_ok=True)
+    listener = Listener(address, backlog=16)
+    os.write(ready, b"ready")
+    os.close(ready)
+    door = listener._listener._socket  # type: ignore[attr-defined]
+    ranks = {listener.accept(): set[int]()}
+    while ranks:
+        for asking in wait([door, *ranks]):
+            if asking is door:
+                ranks[listener.accept()] = set()
+                continue
+            assert isinstance(asking, Connection)
+            try:
+                question = asking.recv()
+            except (EOFError, OSError):  # it has left
+                for pid in ranks.pop(asking):
+                    os.kill(pid, signal.SIGKILL)
+                continue
             if isinstance(question, Order):
                 answer: Any = os.fork()
                 if not answer:
-                    questions.close()
-                    answers.close()
+                    for mine in (door, *ranks):
+                        mine.close()
                     be_rank(question)
                     return
-                going.add(answer)
+                ranks[asking].add(answer)
             else:
                 answer = {pid: code for pid in question if (code := exit_code(pid)) is not None}
-                going -= answer.keys()
-            pickle.dump(answer, answers)
-            answers.flush()
-    for pid in going:
-        os.kill(pid, signal.SIGKILL)
+                ranks[asking] -= answer.keys()
+            with suppress(OSError):
+                asking.send(answer)
+    listener.close()
 
 
 def prepare() -> None:
