@@ -26,21 +26,9 @@ AHEAD = 3
 
 def full_sequences(count: int, length: int, predictions: int, objective: Objective | None = None) -> PretrainingBatch:
     """Makes a batch of `count` sequences without text, all with this length and number of predictions."""
-    where = np.stack([np.zeros(count, np.int64), np.arange(count)], axis=1)
-    lengths, predicted = np.full(count, length), np.full(count, predictions)
-    zeros = np.zeros(count * length, np.int64)
-    return (objective or objectives()[OBJECTIVE]).batch(
-        Rows(
-            where=where,
-            lengths=lengths,
-            pieces=zeros,
-            boundaries=lengths // 2,
-            random_next=np.zeros(count, np.int64),
-            predictions=predicted,
-            positions=np.tile(np.arange(predictions), count),
-            labels=zeros[: count * predictions],
-        )
-    )
+    lengths, zeros = np.full(count, length), np.zeros(count * length, np.int64)
+    masks = np.full(count, predictions), np.tile(np.arange(predictions), count), zeros[: count * predictions]
+    return (objective or objectives()[OBJECTIVE]).batch(Rows.from_memory(lengths, zeros, lengths // 2, *masks))
 
 
 def deal(lengths: Array, ranks: int, accumulation: int) -> Array:

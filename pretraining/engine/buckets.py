@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pretraining.engine.clipping import add_squares
-from pretraining.engine.joining import Share
 from pretraining.model import cpu_kernels as kernels
+
+
+class Share(NamedTuple):
+    """The part of a bucket that lies in one rank's share."""
+
+    owner: int
+    sums: Tensor
 
 
 class Bucket:

@@ -76,16 +76,9 @@ def make_probe(shape: Shape) -> PretrainingBatch:
     lengths = np.array([shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)])
     positions = [np.unique(np.linspace(0, length - 1, PREDICTIONS).astype(int)) for length in lengths]
     predictions = np.array([len(places) for places in positions])
-    rows = Rows(
-        where=np.zeros((len(lengths), 2), np.int64),
-        lengths=lengths,
-        pieces=draw.integers(0, shape.vocabulary, lengths.sum()),
-        boundaries=lengths // 2 if shape.segments > 1 else lengths,
-        random_next=np.zeros(len(lengths), np.int64),
-        predictions=predictions,
-        positions=np.concatenate(positions),
-        labels=draw.integers(0, shape.vocabulary, predictions.sum()),
-    )
+    pieces, labels = (draw.integers(0, shape.vocabulary, count) for count in (lengths.sum(), predictions.sum()))
+    boundaries = lengths // 2 if shape.segments > 1 else lengths
+    rows = Rows.from_memory(lengths, pieces, boundaries, predictions, np.concatenate(positions), labels)
     return pack(rows, rows.pieces, rows.masked, rows.labels)
 
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.encoder import Encoder, Linear
-from pretraining.model.fused import gelu, log_probabilities, masked_loss
+from pretraining.model.fused import gelu, log_probabilities, loss_in_chunks, masked_loss
 from pretraining.model.shape import Shape
-from pretraining.model.vocabulary_loss import loss_in_chunks
 
 
 class PieceHead(nn.Module):

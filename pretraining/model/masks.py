@@ -84,5 +84,4 @@ def replace_pieces(labels: Array, numbers: Array, split: Split, draw: Draw) -> A
     share = (numbers & LOW) * 2.0**-32
     drawn = (scramble_bits(numbers + np.uint64(GOLDEN)) >> HIGH) * np.uint64(draw.vocabulary) >> HIGH
     stay = np.where(share < split.mask + split.random, drawn.astype(np.int64), labels)
-    replaced: Array = np.where(share < split.mask, draw.mask_piece, stay)
-    return replaced
+    return np.where(share < split.mask, draw.mask_piece, stay)

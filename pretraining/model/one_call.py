@@ -17,7 +17,6 @@ from torch import Tensor
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
-from pretraining.model.quantised import quantise
 from pretraining.model.shape import Shape
 
 PANEL = 32
@@ -52,6 +51,14 @@ def _pack_bytes(linear: Linear) -> tuple[Tensor, ...]:
 def _copy_to_fp32(weight: Tensor) -> Tensor:
     """Copies a weight to fp32."""
     return weight.detach().to(torch.float32, copy=True).contiguous()
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rounds a weight to 8 bits: int8 numbers, (outputs, inputs), and the fp32 scale of each output, (outputs,). The
+    largest number of an output is 127 times its scale."""
+    weight = weight.detach().float()
+    scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (weight / scales[:, None]).round().to(torch.int8), scales
 
 
 FLOATS = Way("answer", partial(_pack_panels, "pack_floats"))

@@ -47,7 +47,6 @@ def with_backward(
     @functools.wraps(forward)
     def operation(*inputs: Inputs.args, **named: Inputs.kwargs) -> Result:
         assert not named, "inputs are passed by position"
-        result: Result = _OwnBackward.apply(forward, *inputs)
-        return result
+        return _OwnBackward.apply(forward, *inputs)
 
     return operation

@@ -24,7 +24,7 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.t()"""
     if not _is_ours(x, weight):
         return F.linear(x, weight)
-    out: Tensor = _Product.apply(pad_to_tiles(x), weight)
+    out: Tensor = _Product.apply(pad_to_tiles(x), weight, None)[0]
     return out[: len(x)] if len(out) > len(x) else out
 
 
@@ -35,7 +35,7 @@ def multiply_and_pass(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     overwrites the latter: a hook there must copy it.
     """
     if gpu.takes_products(x) or _is_ours(x, weight):
-        return _ProductAndPast.apply(x, weight, bias)
+        return _Product.apply(x, weight, bias)
     return F.linear(x, weight, bias), x
 
 
@@ -90,34 +90,23 @@ def transpose(x: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        of_x, of_weight = ctx.needs_input_grad
-        return grad @ weight if of_x else None, weight_gradient(grad, x) if of_weight else None
-
-
-class _ProductAndPast(torch.autograd.Function):
-    @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)  # the past may be unused
         return F.linear(x, weight, bias), x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_past: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor, grad_past: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, _ = ctx.needs_input_grad
         grad_weight = weight_gradient(grad, x) if of_weight else None
         return _add_product(grad_past, grad, weight) if of_x else None, grad_weight, None
 
 
-def _add_product(gradient: Tensor, slope: Tensor, weight: Tensor) -> Tensor:
-    """Adds slope @ weight to a gradient, in place: `addmm` would copy it first. No other layer reads it: the
-    gradient of the residual arrives only after the slope of the product has passed through its block."""
+def _add_product(gradient: Tensor | None, slope: Tensor, weight: Tensor) -> Tensor:
+    """Adds slope @ weight to a gradient if there is one, in place: `addmm` would copy it first. No other layer reads
+    it: the gradient of the residual arrives only after the slope of the product has passed through its block."""
+    if gradient is None:
+        return slope @ weight
     return gradient.addmm_(slope, weight) if gradient.is_contiguous() else torch.addmm(gradient, slope, weight)

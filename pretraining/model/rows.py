@@ -28,17 +28,24 @@ class Rows:
     positions: Array  # (m,) in their sequence
     labels: Array  # (m,)
 
+    @classmethod
+    def from_memory(
+        cls, lengths: Array, pieces: Array, boundaries: Array, predictions: Array, positions: Array, labels: Array
+    ) -> Rows:
+        """Makes examples that are in no shard, all in one dataset, whose B follows A."""
+        zeros = np.zeros(len(lengths), np.int64)
+        where = np.stack([zeros, np.arange(len(lengths))], axis=1)
+        return cls(where, lengths, pieces, boundaries, zeros, predictions, positions, labels)
+
     @property
     def starts(self) -> Array:
         """The start of each sequence, (s,)."""
-        starts: Array = np.cumsum(self.lengths) - self.lengths
-        return starts
+        return np.cumsum(self.lengths) - self.lengths
 
     @property
     def masked(self) -> Array:
         """The places of the masks among all pieces, (m,)."""
-        masked: Array = np.repeat(self.starts, self.predictions) + self.positions
-        return masked
+        return np.repeat(self.starts, self.predictions) + self.positions
 
     def restore_text(self) -> Array:
         """Returns the pieces of the text without masks, (n,)."""
@@ -98,18 +105,15 @@ class Window:
     @property
     def lengths(self) -> Array:
         """The lengths of the cut examples."""
-        lengths: Array = self.stop - self.start + 2
-        return lengths
+        return self.stop - self.start + 2
 
     def holds(self, places: Array, counts: Array) -> Array:
         """Tells which of these places stay; every example has `counts` of them."""
         start, stop = (np.repeat(bound, counts) for bound in (self.start, self.stop))
-        held: Array = (start <= places) & (places < stop)
-        return held
+        return (start <= places) & (places < stop)
 
     def count(self, places: Array, counts: Array) -> Array:
         """Counts the places that every example keeps."""
         before = np.cumsum([0, *self.holds(places, counts)])
         ends = np.cumsum(counts)
-        kept: Array = before[ends] - before[ends - counts]
-        return kept
+        return before[ends] - before[ends - counts]

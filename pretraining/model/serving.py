@@ -24,8 +24,7 @@ from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
 from pretraining.model.fused import Dropout, gelu
-from pretraining.model.one_call import OneCall, find_way
-from pretraining.model.quantised import quantise
+from pretraining.model.one_call import OneCall, find_way, quantise
 from pretraining.model.shape import Shape
 
 KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
@@ -58,12 +57,10 @@ class PackedProduct(Product):
         self.bias = linear.bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
-        return product
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
 
     def with_gelu(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none")
-        return product
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none")
 
 
 class QuantisedProduct(Product):
@@ -130,8 +127,7 @@ class ServedLayer:
 
 def _finish_block(outer: Product, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
     """Computes the end of a block: its last product, residual connection and layer norm."""
-    end: Tensor = norm(outer(inner), outer.bias, x, KEEPS)
-    return end
+    return norm(outer(inner), outer.bias, x, KEEPS)
 
 
 class LastLayer(ServedLayer):

@@ -65,10 +65,8 @@ class Sentences:
 
     def rows(self) -> Rows:
         """Converts the sentences to examples without pairs and masks."""
-        count, none = len(self.lengths), np.empty(0, np.int64)
-        zeros = np.zeros(count, np.int64)
-        where = np.stack([zeros, np.arange(count)], axis=1)
-        return Rows(where, self.lengths, self.pieces, self.lengths, zeros, zeros, none, none)
+        none = np.empty(0, np.int64)
+        return Rows.from_memory(self.lengths, self.pieces, self.lengths, np.zeros_like(self.lengths), none, none)
 
 
 Question = tuple[PretrainingBatch, Array]

@@ -14,9 +14,9 @@ from support.training import run_connected
 from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from pretraining.engine import joining
+from pretraining.engine import exchange
 from pretraining.engine.buckets import make_buckets
-from pretraining.engine.joining import Joining
+from pretraining.engine.exchange import Joining
 
 SIZES = [30, 7, 1, 64, 12, 5]
 SHAPES = [(size,) for size in SIZES]
@@ -36,10 +36,10 @@ class Launches:
     def pretended(self) -> Iterator[None]:
         """Within this, joining finds NCCL."""
         with (
-            mock.patch.object(joining, "launches_together", return_value=True),
-            mock.patch.object(joining, "_coalescing_manager", self._together),
+            mock.patch.object(exchange, "launches_together", return_value=True),
+            mock.patch.object(exchange, "_coalescing_manager", self._together),
             mock.patch.object(dist, "reduce", self._counted("reduce", dist.reduce)),
-            mock.patch.object(joining, "reduce_scatter", self._counted("reduce-scatter", joining.reduce_scatter)),
+            mock.patch.object(exchange, "reduce_scatter", self._counted("reduce-scatter", exchange.reduce_scatter)),
         ):
             yield
 
@@ -118,8 +118,8 @@ def test_launches_do_not_depend_on_the_ranks(count: int) -> None:
     dist.init_process_group("fake", rank=3, world_size=count, store=FakeStore())
     try:
         with (
-            mock.patch.object(joining, "launches_together", return_value=True),
-            mock.patch.object(joining, "_coalescing_manager", wraps=_coalescing_manager) as together,
+            mock.patch.object(exchange, "launches_together", return_value=True),
+            mock.patch.object(exchange, "_coalescing_manager", wraps=_coalescing_manager) as together,
         ):
             for bucket in make_buckets(flat, [(size,) for size in sizes], count, 16_777):
                 Joining(bucket.sums, bucket.shares, torch.float32, None).finish()

@@ -15,9 +15,8 @@ from support.live_tensors import LiveTensors
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model import vocabulary_loss
-from pretraining.model.fused import cross_entropies, log_probabilities, masked_loss
-from pretraining.model.vocabulary_loss import loss_in_chunks
+from pretraining.model import fused
+from pretraining.model.fused import cross_entropies, log_probabilities, loss_in_chunks, masked_loss
 
 
 @pytest.fixture(params=["kernels", "torch"], autouse=True)
@@ -79,7 +78,7 @@ def test_without_training_no_gradient_is_made(monkeypatch: pytest.MonkeyPatch) -
         call(name, *arguments)
 
     monkeypatch.setattr(kernels, "call", counted)
-    monkeypatch.setattr(vocabulary_loss, "_with_slopes", pytest.fail)
+    monkeypatch.setattr(fused, "_with_slopes", pytest.fail)
     with torch.no_grad():
         found = [
             masked_loss(hidden, weight, bias, labels, 300)[0],

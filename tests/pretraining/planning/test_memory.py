@@ -16,7 +16,7 @@ from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.config.settings import Dtype, list_divisors
 from pretraining.data.batches import full_sequences
 from pretraining.engine.precision import DTYPES
-from pretraining.model import vocabulary_loss
+from pretraining.model import fused
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, objectives
@@ -93,7 +93,7 @@ def test_a_step_takes_what_is_planned_however_many_pieces_it_predicts(
     """Tensors are counted; in bf16 as on a GPU, whose kernels keep what those for a CPU keep, and in fp16 too, but for
     the loss."""
     if dtype == "fp16":
-        monkeypatch.setattr(vocabulary_loss, "has_loss_kernel", lambda _: False)
+        monkeypatch.setattr(fused, "has_loss_kernel", lambda _: False)
         monkeypatch.setitem(DTYPES, "fp16", torch.bfloat16)  # which CPUs compute with
     objective = objectives()[name]
     shape = Shape(2, 64, 2, 256, 9000, objective=name, pairs=False, sees=objective.sees)
