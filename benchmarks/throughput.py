@@ -44,12 +44,12 @@ from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
 from pretraining.config.settings import Compute, Dtype, Objective, Optimizer
-from pretraining.data.statistics import most_predictions
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective, count_computed_flops, count_step_flops
+from pretraining.planning.amount import most_predictions
 from pretraining.processes.group import choose_device
 from pretraining.reporting.hardware import measure_flops, measure_memory_bandwidth
 

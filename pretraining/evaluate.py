@@ -37,7 +37,7 @@ from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
-from pretraining.scoring.filling import Filling, fill_masks
+from pretraining.scoring.sentences import Filling, fill_masks
 from pretraining.scoring.validation import ShardScores, Split, score_shards
 
 

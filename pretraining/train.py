@@ -54,7 +54,7 @@ from pretraining.processes.ending import Ending
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
-from pretraining.training.pairs import describe_sample, read_sample
+from pretraining.training.phases import describe_sample, read_sample
 from pretraining.training.preview import plan_run
 from pretraining.training.request import Request
 from pretraining.training.run import run_training

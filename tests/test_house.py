@@ -152,7 +152,7 @@ JSON, DEEPSPEED = "JSON, whose form its file has", "DeepSpeed takes it so"
 UNTYPED = {
     "checkpoint/state.py RunRecord.as_json": JSON,
     "checkpoint/writing.py Section.as_json": JSON,
-    "config/base.py take_over": "a table as a recipe has it, before it is checked",
+    "config/overrides.py take_over": "a table as a recipe has it, before it is checked",
     "config/reference.py describe_values": "JSON's schema of a table, by pydantic",
     "config/settings.py Recipe.as_dict": "TOML and JSON of a recipe, which pydantic reads",
     "engine/deepspeed_config.py make_deepspeed_config": DEEPSPEED,

@@ -30,10 +30,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pretraining.config.settings import Dtype, Offload, list_divisors
-from pretraining.data.statistics import HALF_WAY, PREDICTED_SHARE
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, num_parameters
 from pretraining.optimizers.declaration import DEFAULT, Optimizer, optimizers
+from pretraining.planning.amount import HALF_WAY, PREDICTED_SHARE
 
 LIVE, BUCKET = 1e9, 5e8
 """Defaults of DeepSpeed, in parameters; the engine uses no bucket larger than the model."""

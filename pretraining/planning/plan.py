@@ -13,12 +13,11 @@ from typing import Any
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import VOCABULARY, Dtype, Phase, Recipe, count_micro_batches
-from pretraining.data.statistics import SequenceStatistics, most_predictions
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning import cost
-from pretraining.planning.amount import measure_phase, warn_of_disproportion
+from pretraining.planning.amount import SequenceStatistics, measure_phase, most_predictions, warn_of_disproportion
 from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime
 from pretraining.planning.memory import (
     PROCESS,

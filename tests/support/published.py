@@ -18,10 +18,10 @@ from conftest import ROOT
 
 from data_prep.common.toml_text import read_toml
 from pretraining.config.settings import VOCABULARY, Dtype
-from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import optimizers
+from pretraining.planning.amount import measure_sequences
 from pretraining.planning.cost import (
     OF_DATASHEET,
     REACH,

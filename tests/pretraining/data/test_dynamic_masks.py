@@ -13,10 +13,10 @@ from pretraining.config.settings import Objective
 from pretraining.data.batches import step_batches, validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
-from pretraining.data.statistics import measure_sequences, most_predictions
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
+from pretraining.planning.amount import measure_sequences, most_predictions
 
 pytest_plugins = ["support.shard_fixtures"]
 

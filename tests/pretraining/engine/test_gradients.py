@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from data_prep.common.launchers import World
 from pretraining.config.settings import Optimizer, Parallel, Precision
-from pretraining.engine import exchange, joining, partition
+from pretraining.engine import exchange, partition
 from pretraining.engine import gradients as gradients
 from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -275,10 +275,9 @@ def join_as_last_of(ranks: int) -> dict[str, Any]:
 
         return counted
 
-    for place, name in ((joining, "reduce_scatter"), (dist, "reduce")):
+    for place, name in ((exchange, "reduce_scatter"), (dist, "reduce")):
         setattr(place, name, count(name, getattr(place, name)))
-    for place in (joining, exchange):
-        setattr(place, "launches_together", lambda _: True)  # noqa: B010
+    setattr(exchange, "launches_together", lambda _: True)  # noqa: B010
     setattr(gradients, "BUCKET_SIZE", 100_000)  # noqa: B010
     setattr(partition, "_check", lambda *_: None)  # noqa: B010
     os.environ |= {"RANK": str(ranks - 1), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}

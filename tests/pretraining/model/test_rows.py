@@ -16,10 +16,10 @@ from support.shards import make_shards
 from data_prep.arrow_files import read_shard
 from data_prep.shards import Manifest
 from pretraining.data.dataset import Dataset, num_held_out
-from pretraining.data.statistics import measure_sequences, most_predictions
 from pretraining.model.rows import Rows
 from pretraining.model.shape import Shape
 from pretraining.objectives.mlm import OBJECTIVE as MLM
+from pretraining.planning.amount import measure_sequences, most_predictions
 
 CLS, SEP = 2, 3
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
 from pretraining.optimizers.declaration import optimizers
+from pretraining.planning.amount import measure_sequences
 from pretraining.planning.cost import Cluster, Exchange, MicroBatch, estimate_step, find_efficiency
 from pretraining.planning.machines import GPUS, find_network, make_cluster
 from pretraining.planning.memory import count_parameters

@@ -20,9 +20,9 @@ from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Dtype, Recipe
 from pretraining.data.order import BatchOrder, Order
-from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
 from pretraining.objectives.declaration import configure_objective, count_step_flops, num_parameters
+from pretraining.planning.amount import measure_sequences
 from pretraining.planning.memory import Room, plan_memory
 from pretraining.planning.plan import Plan, Target, build_plan
 from pretraining.planning.table import render_plan

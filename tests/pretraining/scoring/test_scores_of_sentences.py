@@ -19,9 +19,8 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import build_model, objectives
-from pretraining.scoring.filling import fill_masks
 from pretraining.scoring.pairs import Asked, Pair, are_right, list_sentences
-from pretraining.scoring.sentences import Scorer, Sentences, mask_copies
+from pretraining.scoring.sentences import Scorer, Sentences, fill_masks, mask_copies
 
 CPU = torch.device("cpu")
 VOCABULARY = Vocabulary(PIECES, cased=False)

@@ -16,7 +16,7 @@ from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.state import RunState
-from pretraining.config.base import list_sizes
+from pretraining.config.overrides import list_sizes
 from pretraining.huggingface.folders import write_folder
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
