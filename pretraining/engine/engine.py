@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.private_folders import cache_home, keep_compiled
-from pretraining.engine.clipping import add_squares, find_clip_factor
+from pretraining.engine.buckets import add_squares, find_clip_factor
 from pretraining.engine.deepspeed_config import EngineSettings, make_deepspeed_config
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype

@@ -26,8 +26,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.utils import all_gather_dp_groups
 from torch import Tensor
 
-from pretraining.engine.buckets import make_buckets
-from pretraining.engine.clipping import add_squares, find_clip_factor
+from pretraining.engine.buckets import add_squares, find_clip_factor, make_buckets
 from pretraining.engine.exchange import Exchange, Network
 from pretraining.engine.neighbours import find_neighbours
 from pretraining.model.fused import TAKES_ROWS
@@ -90,8 +89,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
     def _flatten_dense_tensors_aligned(self, tensors: Sequence[Tensor], alignment: int) -> Tensor:
         """Lays weights end to end; DeepSpeed calls it before parameters become views of them."""
-        flat: Tensor = super()._flatten_dense_tensors_aligned(tensors, alignment)
-        return self._exchange.place(flat)
+        return self._exchange.place(super()._flatten_dense_tensors_aligned(tensors, alignment))
 
     def accumulate_hp_grads_and_remove_lp(self, parameter: Tensor, group: int, number: int) -> None:
         """Takes a gradient that is ready; DeepSpeed calls it in a backward pass."""

@@ -130,7 +130,7 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
         return None
     spare = ranks * ALIGNED * len(parameters)  # what DeepSpeed may add at the ends of its flat tensors
     sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare
-    notes, weights = count_notes(parameters), sum(map(_count_bytes, parameters)) + spare
+    notes, weights = count_notes(parameters), sum(parameter.nbytes for parameter in parameters) + spare
     length = _align(8 * notes) + _align(4 * sums) + _align(weights)
     own = _make_room(length)
     doors = [Door(*door) if door else None for door in gather(Door.from_file(own[1]) if own else None)]
@@ -145,10 +145,6 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
 def count_notes(parameters: Iterable[Tensor]) -> int:
     """Counts the most notes of these parameters: a number of rows for each, and all rows."""
     return sum(1 + len(parameter) for parameter in parameters)
-
-
-def _count_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _align(length: int) -> int:

@@ -68,8 +68,7 @@ def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHe
         "architectures": [architecture if theirs else architecture.replace(*OWN_NAMES)],
         "model_type": "bert" if theirs else OWN_TYPES[shape.sees],
         "hidden_act": "gelu",
-        **{theirs: getattr(shape, ours) for ours, theirs in SIZES.items()},
-        **{theirs: getattr(shape, ours) for ours, theirs in FRACTIONS.items()},
+        **{theirs: getattr(shape, ours) for ours, theirs in (SIZES | FRACTIONS).items()},
         "initializer_range": 0.02,
         "pad_token_id": special.pad,
         "tie_word_embeddings": True,
@@ -91,11 +90,11 @@ def _write_labels(head: TaskHead) -> dict[str, Any]:
     if head.kind in ("choice", "spans"):
         return {}
     labels = head.labels or ("LABEL_0",)
-    problem = [{"problem_type": name} for name, kind in PROBLEMS.items() if kind == head.kind]
+    problem = [("problem_type", name) for name, kind in PROBLEMS.items() if kind == head.kind]
     return {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
-        **(problem[0] if problem else {}),
+        **dict(problem),
     }
 
 

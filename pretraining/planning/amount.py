@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -72,22 +73,16 @@ def measure_sequences(
 
 def most_predictions(objective: Objective, length: int, manifest: Manifest | None) -> int:
     """Returns the most pieces that a sequence of this length predicts, at any step of a run."""
-    masked = _most_masked(length, manifest)
+    masked = math.ceil(PREDICTED_SHARE * length)
+    if manifest is not None and (stored := manifest.length_for(length)) is not None:
+        settings = manifest.settings
+        most = settings.max_predictions[settings.lengths.index(stored)]
+        masked = min(most, max(1, round(stored * settings.mask_rate)), length - 3)
     return max(int(objective.predictions(length, masked, done)) for done in (0.0, 1.0))
 
 
-def _most_masked(length: int, manifest: Manifest | None) -> int:
-    stored = None if manifest is None else manifest.length_for(length)
-    if manifest is None or stored is None:
-        return math.ceil(PREDICTED_SHARE * length)
-    settings = manifest.settings
-    most = settings.max_predictions[settings.lengths.index(stored)]
-    likely = max(1, round(stored * settings.mask_rate))
-    return min(most, likely, length - 3)
-
-
 class RemainingWork:
-    """The remaining operations or seconds of a run."""
+    """The remaining operations of a run or, by the clock, its remaining seconds."""
 
     def __init__(self, recipe: Recipe, manifest: Manifest) -> None:
         self._schedules = build_schedules(recipe)
@@ -101,22 +96,12 @@ class RemainingWork:
         """Steps of all phases; 0 by the clock."""
         return sum(schedule.steps or 0 for schedule in self._schedules)
 
-    def flops(self, phase: int, phase_step: int) -> float | None:
-        """Counts the remaining operations; None by the clock."""
-        total = 0.0
-        for number in range(phase, len(self._schedules)):
-            steps = self._schedules[number].steps
-            if steps is None:
-                return None
-            total += (steps - (phase_step if number == phase else 0)) * self._flops[number]
-        return total
-
-    def seconds(self, phase: int, phase_seconds: float) -> float | None:
-        """Counts the remaining seconds by the clock; None if steps are given."""
-        if any(schedule.steps is not None for schedule in self._schedules):
-            return None
+    def estimate(self, phase: int, phase_step: int, phase_seconds: float) -> tuple[float | None, float | None]:
+        """Estimates the operations or, by the clock, the seconds that are left; the other one is None."""
         this, *later = (schedule.length for schedule in self._schedules[phase:])
-        return max(0.0, this - phase_seconds) + sum(later)
+        if not self.total_steps:
+            return None, max(0.0, this - phase_seconds) + sum(later)
+        return sum(map(operator.mul, [this - phase_step, *later], self._flops[phase:])), None
 
 
 USUAL_EPOCHS = 40

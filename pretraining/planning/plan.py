@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from data_prep.shards import Manifest
@@ -207,7 +208,9 @@ def build_plan(target: Target, assumed: Sequence[str] = ()) -> Plan:
     """Plans a run. `assumed`: assumptions of the caller, for the notes."""
     recipe, zero, phases = target.recipe, target.recipe.parallel.zero, list[PhasePlan]()
     for number, phase in enumerate(recipe.phases):
-        micro_batch = _estimate_micro_batch(target, phase) if phase.micro_batch == "auto" else phase.micro_batch
+        micro_batch = phase.micro_batch
+        if micro_batch == "auto":  # 1 where none fits, which the run will report
+            micro_batch = find_largest_that_fits(target.sizes(phase), partial(target.fits, phase, zero)) or 1
         phases.append(plan_phase(target, number, zero, micro_batch))
     plan = Plan(target, zero, tuple(phases))
     if target.cluster is not None and target.pieces_per_second is None:
@@ -234,12 +237,6 @@ def plan_phase(target: Target, number: int, zero: int, micro_batch: int) -> Phas
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
     steps, seconds = _find_length(schedule, speed)
     return PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, step, share)
-
-
-def _estimate_micro_batch(target: Target, phase: Phase) -> int:
-    """Estimates the largest micro-batch that fits; 1 if none does, which the run will report."""
-    zero = target.recipe.parallel.zero
-    return find_largest_that_fits(target.sizes(phase), lambda size: target.fits(phase, zero, size)) or 1
 
 
 def _find_length(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import operator
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module, util
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
+import numpy as np
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from data_prep.common import unread
 from data_prep.common.errors import UserError
 from data_prep.common.files import refuse_link, replacing
-from pretraining.reporting.event_file import EventFile
 from pretraining.reporting.metrics_file import METRICS
 
 TENSORBOARD = "tensorboard"
 FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
 """Seconds of silence after which a line of progress is printed if the output is no terminal: at first, and at most.
 They double in between."""
+
+POWERS = itertools.accumulate(itertools.repeat(1.1), operator.mul, initial=1e-12)
+LIMITS = list(itertools.takewhile(lambda power: power < 1e20, POWERS))
+BINS = [*(-limit for limit in reversed(LIMITS)), 0.0, *LIMITS]
+"""TensorBoard's limits of histogram bins: finer near 0."""
+NUMBERS = itertools.count()
+"""Numbers the files of this process: two may be opened in the same second."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,54 @@ class News(Protocol):
         """Draws what a terminal of this width shows until the next progress or record."""
 
 
+class EventFile:
+    """A file of figures for TensorBoard. Steps from `first_step` on in older files beside it are hidden.
+
+    It is written in the calling thread, so that a full disk raises an error there. TensorBoard's own writer uses a
+    thread, which prints a traceback instead.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        if util.find_spec("tensorboard") is None:
+            raise UserError("TensorBoard is not installed\npip install tensorboard, or switch its logging off")
+        self._folder = folder
+        self._kinds: Any = import_module("torch.utils.tensorboard.writer")
+        record_writer: Any = import_module("tensorboard.summary.writer.record_writer")
+        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(NUMBERS)}"
+        start = self._kinds.SessionLog(status=self._kinds.SessionLog.START)
+        with _as_user_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._records = record_writer.RecordWriter((folder / name).open("wb"))
+        self._write({"file_version": "brain.Event:2"}, {"step": first_step, "session_log": start})
+
+    def scalars(self, step: int, figures: Mapping[str, float | None]) -> None:
+        """Adds the figures that are not None, each under its name."""
+        known = {name: value for name, value in figures.items() if value is not None}
+        self._write(*({"step": step, "summary": self._kinds.scalar(*figure)} for figure in known.items()))
+
+    def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
+        """Adds the distribution of each sample as GROUP/NAME."""
+        for name, values in samples.items():
+            summary = self._kinds.histogram(f"{group}/{name}", np.asarray(values), BINS)
+            self._write({"step": step, "summary": summary})
+
+    def text(self, name: str, step: int, content: str) -> None:
+        """Adds a text as a block of code: TensorBoard renders Markdown."""
+        block = "".join(f"    {line}\n" for line in content.splitlines())
+        self._write({"step": step, "summary": self._kinds.text(name, block)})
+
+    def close(self) -> None:
+        with _as_user_error("the log"):
+            self._records.close()
+
+    def _write(self, *events: dict[str, Any]) -> None:
+        """Writes events with these fields."""
+        with _as_user_error(self._folder):
+            for event in events:
+                self._records.write(self._kinds.Event(wall_time=time.time(), **event).SerializeToString())
+            self._records.flush()
+
+
 class RunLog:
     """Writes the records of a run. With `active=False`, as on ranks other than 0, it writes nothing."""
 
@@ -114,9 +173,8 @@ class RunLog:
                 self._file = open(self._path, "ab", opener=refuse_link)
             opened.callback(_as_user_error(self._path)(self._file.close))
             if self.tensorboard:
-                with _as_user_error(self._events_folder):
-                    self._events = EventFile(self._events_folder, self._first)
-                opened.callback(_as_user_error("the log")(self._events.close))
+                self._events = EventFile(self._events_folder, self._first)
+                opened.callback(self._events.close)
             if self._console.is_terminal and not self._name:
                 self._live = Live(console=self._console, refresh_per_second=2, transient=True)
                 with _as_user_error("the console"):
@@ -140,8 +198,7 @@ class RunLog:
         plain = {name: _drop_infinite(value) for name, value in record.figures().items()}
         self._write_line({"kind": record.kind, **plain, "time": round(time.time(), 3)})
         if self._events is not None:
-            with _as_user_error(self._events_folder):
-                self._events.scalars(record.step, record.curves())
+            self._events.scalars(record.step, record.curves())
         panel = record.panel(self._console.width) if self._live is not None or self._name else None
         if self._live is not None and panel is not None:
             with _as_user_error("the console"):
@@ -169,14 +226,12 @@ class RunLog:
     def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
         """Adds distributions to TensorBoard."""
         if self._events is not None:
-            with _as_user_error(self._events_folder):
-                self._events.histograms(group, step, samples)
+            self._events.histograms(group, step, samples)
 
     def text(self, name: str, content: str) -> None:
         """Adds a text to TensorBoard."""
         if self._events is not None:
-            with _as_user_error(self._events_folder):
-                self._events.text(name, self._first, content)
+            self._events.text(name, self._first, content)
 
     def say(self, text: str) -> None:
         """Prints a line that is in no file."""

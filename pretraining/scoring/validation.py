@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -66,14 +66,17 @@ def sum_losses(
     forward: Callable[[PretrainingBatch], Any],
     batches: Iterable[tuple[PretrainingBatch, bool]],
     device: torch.device,
-) -> Tensor:
-    """Adds up the sums of an objective, then `COUNTS`, over the batches that count, without waiting for the GPU."""
+) -> dict[str, float]:
+    """Adds up the sums of an objective and `COUNTS` over the batches that count, of all ranks if they are connected.
+    Waits for the GPU at the end only."""
     found = torch.zeros(len(objective.sums(shape)) + len(COUNTS), dtype=torch.float64, device=device)
     for batch, counts in batches:
         losses = forward(batch.to(device))
         sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
         found += torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(device)]) * counts
-    return found
+    if dist.is_initialized():
+        dist.all_reduce(found)
+    return dict(zip((*objective.sums(shape), *COUNTS), found.tolist(), strict=True))
 
 
 def score_shards(
@@ -100,8 +103,7 @@ def score_shards(
             yield batch, counts
 
     with torch.inference_mode():
-        found = sum_losses(objective, bert.shape, bits.forward, read(), device)
-    totals = dict(zip((*objective.sums(bert.shape), *COUNTS), found.tolist(), strict=True))
+        totals = sum_losses(objective, bert.shape, bits.forward, read(), device)
     figures = objective.score(objective.measure(totals)) if totals["predictions"] else {}
     if not figures:
         notes.append("these examples have no piece to predict, so nothing is scored; take more of them, or longer ones")

@@ -28,7 +28,7 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import GivenUpError
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.objectives.declaration import COUNTS, MINIMAL_PAIRS, build_model, configure_objective, find_objective
+from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, configure_objective, find_objective
 from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
 from pretraining.scoring.pairs import Asked, Pair, Tally, are_right, are_scored, list_sentences, read_pairs, take_pairs
@@ -168,10 +168,8 @@ class TrainingPhase:
                 yield each
 
         engine.deepspeed.eval()
-        found = sum_losses(objective, shape, engine.forward, batches(), engine.device)
+        totals = sum_losses(objective, shape, engine.forward, batches(), engine.device)
         engine.deepspeed.train()
-        dist.all_reduce(found)
-        totals = dict(zip((*objective.sums(shape), *COUNTS), found.tolist(), strict=True))
         figures = objective.score(objective.measure(totals))
         return figures, objective.describe_figures(figures), int(totals["sequences"])
 

@@ -249,11 +249,7 @@ class Trainer(Loop):
 
     def estimate_work_left(self, phase: TrainingPhase) -> tuple[float | None, float | None]:
         """Estimates the operations that are left or, by the clock, the seconds."""
-        state = self.state
-        return (
-            self.remaining.flops(state.phase, state.phase_step),
-            self.remaining.seconds(state.phase, phase.clock.seconds),
-        )
+        return self.remaining.estimate(self.state.phase, self.state.phase_step, phase.clock.seconds)
 
     def show_progress(self, phase: TrainingPhase, doing: str) -> None:
         """Shows progress and current activity between two records, without waiting for the GPU or other ranks."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from data_prep.common.declared import declared_in
 from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
-from pretraining.optimizers.steps.by_parameter import ByParameter
-from pretraining.optimizers.steps.flat import FlatOptimizer
+from pretraining.optimizers.steps.flat import ByParameter, FlatOptimizer
 
 
 def find_steps(name: str) -> type[FlatOptimizer]:
@@ -26,13 +23,9 @@ def is_decayed(name: str) -> bool:
     return not (name.rpartition(".")[2].startswith("bias") or ".norm." in name)
 
 
-def _parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Groups parameters: those with weight decay, and those without."""
+def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> FlatOptimizer:
+    """Makes the optimizer that the settings name, for the weights that decay and those that do not."""
     decayed = [weight for name, weight in model.named_parameters() if is_decayed(name)]
     others = [weight for name, weight in model.named_parameters() if not is_decayed(name)]
-    return [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-
-
-def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> FlatOptimizer:
-    """Makes the optimizer that the settings name."""
-    return find_steps(settings.name)(find_optimizer(settings), _parameter_groups(model), settings)
+    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    return find_steps(settings.name)(find_optimizer(settings), groups, settings)

@@ -78,7 +78,7 @@ class Lamb(FlatOptimizer):
         move = self._move_one_by_one if kernels.usable(tensors[0]) else self._move_together
         ratios = move(tensors, tables, steps, learning_rate, decay)
         if ratios is not None:
-            self._ratios[_list_slots(tables)] = ratios
+            self._ratios[tuple(name for table in tables for name in table.slots)] = ratios
 
     def _move_one_by_one(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
@@ -226,10 +226,6 @@ def group_by_layer(values: dict[str, float]) -> dict[str, list[float]]:
         parts = name.split(".")
         layers.setdefault(".".join(parts[: 2 if parts[0] == "layers" else 1]), []).append(value)
     return layers
-
-
-def _list_slots(tables: Sequence[SlotTable]) -> tuple[str, ...]:
-    return tuple(name for table in tables for name in table.slots)
 
 
 def _square_norms(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.kernels import kernels_allowed
 
-from pretraining.engine.clipping import ROW, add_squares, find_clip_factor
+from pretraining.engine.buckets import ROW, add_squares, find_clip_factor
 from pretraining.model import cpu_kernels as kernels
 
 NEEDS_COMPILER = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")

@@ -12,7 +12,7 @@ from support.waits import no_waits
 from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
-from pretraining.engine.clipping import find_clip_factor
+from pretraining.engine.buckets import find_clip_factor
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
