@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -48,13 +48,14 @@ from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
 from pretraining.planning.machines import check_names, check_numbers, make_target, split_ranks
+from pretraining.planning.plan import build_plan
 from pretraining.planning.sweep import check_fit
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
-from pretraining.training.phases import describe_sample, read_sample
+from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
 from pretraining.training.request import Request
 from pretraining.training.run import run_training
@@ -145,21 +146,20 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
             lambda: check_names(wanted.gpu, wanted.network),
             lambda: read_all(wanted, overrides, max(1, ranks)),
         )
-        pairs, notes = read_sample(recipe.evaluation.pairs), list[str]()
-        if manifest is not None and wanted.data is not None:
-            notes = describe_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
-        target, memory = None, wanted.gpu_memory
+        _, notes = read_sample(recipe, manifest, wanted.data)
         if wanted.gpu is None and (wanted.network or wanted.gpus_per_node):
             raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
-        if wanted.gpu is not None:
+        throughput, memory = wanted.pieces_per_second, wanted.gpu_memory
+        if wanted.gpu is None:
+            plan = plan_run(recipe, manifest, ranks, throughput, memory, here=ranks == world.size)
+        else:
             nodes, each = split_ranks(ranks, wanted.gpus_per_node)
             target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, memory)
-        here = ranks == world.size
-        plan = plan_run(recipe, manifest, ranks, wanted.pieces_per_second, memory, target, here)
+            plan = build_plan(replace(target, pieces_per_second=throughput))
         console.print(render_plan(plan))
         console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
-        if target is not None:
-            check_fit(target)
+        if wanted.gpu is not None:
+            check_fit(plan.target)
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:
@@ -179,27 +179,15 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         raise  # another rank's
     except UserError as error:
         raise UserError("\n".join([*faults, str(error)])) from None
-    pairs = read_sample(recipe.evaluation.pairs)
     names = [phase.name for phase in recipe.phases]
     if wanted.stop_after not in (None, *names):
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
-    notes = describe_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
-    return Request(
-        recipe,
-        wanted.data,
-        manifest,
-        out,
-        origin,
-        wanted.resume,
-        wanted.stop_after,
-        limit,
-        wanted.profile,
-        pairs,
-        tuple(notes),
-        command=("python", os.path.relpath(__file__), *words),
-    )
+    pairs, notes = read_sample(recipe, manifest, wanted.data)
+    options = (wanted.resume, wanted.stop_after, limit, wanted.profile)
+    command = ("python", os.path.relpath(__file__), *words)
+    return Request(recipe, wanted.data, manifest, out, origin, *options, pairs, notes, command)
 
 
 def read_all(

@@ -143,7 +143,7 @@ def _compute_their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tens
     return torch.cat(rows)
 
 
-def _compare_logits(folder: Path, reader: str, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> float:
+def _compare_logits(folder: Path, reader: str, wanted: Mapping[Any, Tensor], found: Mapping[Any, Tensor]) -> float:
     """Measures the largest difference of two models' logits, by their heads; raises UserError if one exceeds the
     tolerance."""
     assert found.keys() == wanted.keys(), "the architecture that was written says which heads are read"

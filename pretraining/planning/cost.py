@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from data_prep.common.progress import duration
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
+from pretraining.planning.amount import SequenceStatistics
 from pretraining.planning.memory import plan_activations
 
 REACH = 0.53
@@ -147,21 +148,16 @@ class MicroBatch:
     layers: int
 
     @classmethod
-    def from_shape(
-        cls,
-        shape: Shape,
-        dtype: Dtype,
-        sequences: int,
-        pieces: float,
-        flops: float,
-        recompute: bool = False,
-        predictions: float | None = None,
+    def from_average(
+        cls, shape: Shape, dtype: Dtype, sequences: int, average: SequenceStatistics, recompute: bool = False
     ) -> MicroBatch:
-        """Computes the work of `sequences` with the pieces, FLOPs and predictions of the average one."""
+        """Computes the work of `sequences` of the average size."""
+        pieces, predictions = average.pieces, average.predictions
         # with dropout masks, as in the software whose published speeds the model is fitted to
         kept = plan_activations(shape, dtype, sequences, pieces, predictions=predictions, by_kernels=False).kept
         again = 4 / 3 if recompute else 1.0
-        return cls(sequences, again * sequences * flops, again * TRAFFIC * kept, sequences * pieces, shape.layers)
+        flops = again * sequences * average.flops
+        return cls(sequences, flops, again * TRAFFIC * kept, sequences * pieces, shape.layers)
 
     def seconds(self, device: Device) -> float:
         """Estimates how long a device computes it."""

@@ -104,10 +104,9 @@ class Target:
     def step(self, phase: Phase, zero: int, micro_batch: int) -> tuple[StepTime, float]:
         """Estimates the time of a step on the cluster, and the efficiency of a rank."""
         assert self.cluster is not None
-        average = self.statistics(phase)
+        average, recompute = self.statistics(phase), self.recipe.compute.checkpoint_activations
+        work = MicroBatch.from_average(self.shape, self.dtype, micro_batch, average, recompute)
         accumulation = phase.batch // (micro_batch * self.ranks)
-        recompute, sequences = self.recipe.compute.checkpoint_activations, (micro_batch, average.pieces, average.flops)
-        work = MicroBatch.from_shape(self.shape, self.dtype, *sequences, recompute, average.predictions)
         traffic = find_optimizer(self.recipe.optimizer).traffic
         exchange = Exchange.for_stage(count_parameters(self.shape), zero, self.dtype, traffic)
         arguments = (self.cluster, work, exchange, accumulation)
@@ -214,7 +213,7 @@ def build_plan(target: Target, assumed: Sequence[str] = ()) -> Plan:
         phases.append(plan_phase(target, number, zero, micro_batch))
     plan = Plan(target, zero, tuple(phases))
     if target.cluster is not None and target.pieces_per_second is None:
-        assumed = [*assumed, plan.range]
+        assumed = [f"hours for {target.where}: docs/planning.md", plan.range]
     warning = warn_of_disproportion(recipe, target.manifest, [phase.steps for phase in phases])
     return replace(plan, notes=tuple(_list_notes(plan, assumed)), warning=warning)
 

@@ -103,16 +103,12 @@ def export(
                 f"{vocabulary}: not the vocabulary that the model was trained with; name its folder: --vocabulary"
             )
         written = {name: weight.to("cpu", dtype).float() for name, weight in model.weights.items()}  # as read back
-        folders.write_folder(
-            out,
-            model.shape,
-            model.weights,
-            vocabulary,
-            make_model_card(model.shape, out, model.length, licence or model.licence, model.made),
-            dtype,
-            model.length,
-            check=lambda folder: results.extend(verify_export(folder, model.shape, written)),
-        )
+
+        def check(folder: Path) -> None:
+            results.extend(verify_export(folder, model.shape, written))
+
+        card = make_model_card(model.shape, out, model.length, licence or model.licence, model.made)
+        folders.write_folder(out, model.shape, model.weights, vocabulary, card, dtype, model.length, check)
     readers, differences = zip(*results, strict=True)
     warning = _warn_of_licence(model, licence)
     remark, parameters = warn_of_classifiers(model.shape), num_parameters(model.shape)

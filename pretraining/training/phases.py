@@ -18,15 +18,15 @@ import torch.distributed as dist
 from data_prep.common.hashing import hash_key
 from data_prep.common.progress import duration
 from data_prep.common.toml_text import show_value
+from data_prep.shards import Manifest
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.state import RunState
 from pretraining.config.schedule import build_schedules
-from pretraining.config.settings import count_micro_batches
+from pretraining.config.settings import Recipe, count_micro_batches
 from pretraining.data.batches import training_batches, validation_batches
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
-from pretraining.engine.step import GivenUpError
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, configure_objective, find_objective
 from pretraining.processes.context import Context
@@ -122,29 +122,17 @@ class TrainingPhase:
 
     @torch.no_grad()
     def evaluate(
-        self,
-        engine: Engine,
-        step: int,
-        mark: Callable[[], None],
-        gives_up: Callable[[], bool],
-        validates: bool,
-        ends: bool,
+        self, engine: Engine, step: int, before: Callable[[], None], validates: bool, ends: bool
     ) -> EvaluationRecord | None:
         """Scores held-out examples if it `validates`, and minimal pairs if the phase `ends`; None if there are neither.
 
-        The number of ranks changes the result by rounding only. `gives_up` is called before each batch and must return
-        the same on all ranks; if it returns True, GivenUpError is raised.
+        The number of ranks changes the result by rounding only. `before` is called before each batch; an error that it
+        raises must be the same on all ranks.
         """
         begin = time.perf_counter()
         learns: dict[str, float] = {}
         lines: list[str] = []
         examples = 0
-
-        def before() -> None:
-            mark()
-            if gives_up():
-                raise GivenUpError
-
         if validates and self.validation is not None:
             learns, lines, examples = self._validate(engine, self.validation, before)
         if ends and self._request.pairs:
@@ -210,19 +198,24 @@ ASKED = 20
 """Number of pairs asked of each paradigm."""
 
 
-def read_sample(name: str | None) -> tuple[Pair, ...]:
-    """Reads the file of pairs that a recipe names and takes a sample of each paradigm; empty if it names none."""
-    return () if name is None else tuple(take_pairs(read_pairs(Path(name)), ASKED))
+def read_sample(
+    recipe: Recipe, manifest: Manifest | None, data: Path | None
+) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
+    """Reads the file of pairs that a recipe names, and takes a sample of each paradigm; empty if it names none.
 
-
-def describe_sample(pairs: Sequence[Pair], name: str | None, data: Path, positions: int) -> list[str]:
-    """Describes the sample: its size, and the pairs that cannot be scored with so many positions. Raises UserError if
-    none can. `data` is the folder of the vocabulary."""
+    Returns the sample, and where the data is known lines on it: its size, and the pairs that cannot be scored. Raises
+    UserError if none can.
+    """
+    name = recipe.evaluation.pairs
     if name is None:
-        return []
-    asked = Asked.from_pairs(pairs, SentenceCutter(read_vocabulary(data)).cut_texts(list_sentences(pairs)), positions)
+        return (), ()
+    pairs = tuple(take_pairs(read_pairs(Path(name)), ASKED))
+    if manifest is None or data is None:
+        return pairs, ()
+    cut = SentenceCutter(read_vocabulary(data)).cut_texts(list_sentences(pairs))
+    asked = Asked.from_pairs(pairs, cut, recipe.shape(manifest).positions)
     asked.require_telling(f"evaluation.pairs = {show_value(name)}")
-    return [f"pairs that are asked at the ends of phases: {len(pairs):,}, of {name}", *asked.list_doubts()]
+    return pairs, (f"pairs that are asked at the ends of phases: {len(pairs):,}, of {name}", *asked.list_doubts())
 
 
 @torch.no_grad()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from data_prep.shards import Manifest
@@ -27,18 +25,14 @@ def plan_run(
     ranks: int,
     pieces_per_second: float | None = None,
     gpu_memory: float | None = None,
-    target: Target | None = None,
     here: bool = True,
 ) -> Plan:
-    """Plans a run. Its hours follow from a given throughput, from the GPUs of a `target`, or from the measured FLOP/s
-    of this machine.
+    """Plans a run whose GPUs nobody has named. Its hours follow from a given throughput, or from the measured FLOP/s of
+    this machine.
 
     `gpu_memory`, in GB: plan for other GPUs with this memory. `here`: plan for this machine, so that its measured speed
     counts.
     """
-    if target is not None:
-        assumed = [] if pieces_per_second else [f"hours for {target.where}: docs/planning.md"]
-        return build_plan(replace(target, pieces_per_second=pieces_per_second), assumed)
     device = torch.device(find_kind())
     elsewhere = device.type == "cpu" and (gpu_memory is not None or not here)
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops

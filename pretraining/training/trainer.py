@@ -256,18 +256,10 @@ class Trainer(Loop):
         if self.context.world.rank:
             return
         every, step = self.request.recipe.logging.every, self.state.step
-        self.log.show(
-            Progress(
-                doing,
-                step,
-                self.remaining.total_steps,
-                self.state.phase + 1,
-                len(self.request.recipe.phases),
-                min(step - step % every + every, phase.last_step(self.state) or step + every),
-                *self.meter.estimate(*self.estimate_work_left(phase)),
-                self.logged,
-            )
-        )
+        next_record = min(step - step % every + every, phase.last_step(self.state) or step + every)
+        place = (step, self.remaining.total_steps, self.state.phase + 1, len(self.request.recipe.phases))
+        estimates = self.meter.estimate(*self.estimate_work_left(phase))
+        self.log.show(Progress(doing, *place, next_record, *estimates, self.logged))
 
     def log_step(self, phase: TrainingPhase) -> None:
         """Writes the record of the steps since the last one."""
@@ -307,13 +299,19 @@ class Trainer(Loop):
         self.show_progress(phase, "validation")
         try:
             with self.meter.watch.pause():
-                mark, gives_up = self.context.watch.mark, self.context.control.stop_requested_anywhere
-                found = phase.evaluate(self.engine, self.state.step, mark, gives_up, known is None, ends)
+                found = phase.evaluate(self.engine, self.state.step, self.mark_or_give_up, known is None, ends)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))
         if found is not None:
             self.scores = found if known is None else known.join(found)
             self.log.write(found)
+
+    def mark_or_give_up(self) -> None:
+        """Marks that this rank makes progress in an evaluation; raises GivenUpError, on all ranks, for a run that is to
+        stop."""
+        self.context.watch.mark()
+        if self.context.control.stop_requested_anywhere():
+            raise GivenUpError
 
     def save(self, phase: TrainingPhase) -> None:
         """Saves a checkpoint within a phase."""

@@ -68,8 +68,7 @@ class Comparison:
 def work_of(row: Row, length: int) -> MicroBatch:
     """A micro-batch of full sequences, as the model has it."""
     shape = Shape.from_size(row["model"], VOCABULARY)
-    statistics = measure_sequences(shape, length, None)
-    return MicroBatch.from_shape(shape, dtype_of(row), row["micro_batch"], statistics.pieces, statistics.flops)
+    return MicroBatch.from_average(shape, dtype_of(row), row["micro_batch"], measure_sequences(shape, length, None))
 
 
 def dtype_of(row: Row) -> Dtype:

@@ -33,9 +33,9 @@ class AdamW(FlatOptimizer):
             for tensor, gradient, state in zip(tensors, gradients, states, strict=True):
                 self._move_by_our_kernel(tensor, gradient, state, learning_rate, decay)
             return
-        first, second = ([state[name] for state in states] for name in self.kind.state)
+        averages = ([state[name] for state in states] for name in self.kind.state)
         numbers = (self.settings, learning_rate, decay, self.scale, self.found_inf())
-        adam(tensors, gradients, first, second, steps, *numbers)
+        adam([tensors, gradients, *averages], steps, *numbers)
 
     def _move_by_our_kernel(
         self, weights: Tensor, gradients: Tensor, state: Mapping[str, Tensor], learning_rate: float, decay: float
@@ -57,10 +57,7 @@ def find_adam_factors(settings: OptimizerSettings, steps: float) -> tuple[float,
 
 
 def adam(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    first: Sequence[Tensor],
-    second: Sequence[Tensor],
+    lists: Sequence[Sequence[Tensor]],
     steps: Sequence[Tensor],
     settings: OptimizerSettings,
     learning_rate: float,
@@ -70,15 +67,17 @@ def adam(
 ) -> None:
     """Moves averages and weights by one step of Adam; `steps` include this one. May overwrite the gradients.
 
+    `lists` are weights, gradients, first and second averages.
     If `found_inf` on the device is 1, nothing moves; the host does not read it.
     """
+    weights, gradients, first, second = map(list, lists)
     before = -1.0 if settings.bias_correction else float(SETTLED)  # PyTorch adds 1
     counts = list(torch._foreach_add(list(steps), before))
     adamw(
-        list(weights),
-        list(gradients),
-        list(first),
-        list(second),
+        weights,
+        gradients,
+        first,
+        second,
         [],
         counts,
         fused=True,

@@ -27,5 +27,5 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> FlatOptimi
     """Makes the optimizer that the settings name, for the weights that decay and those that do not."""
     decayed = [weight for name, weight in model.named_parameters() if is_decayed(name)]
     others = [weight for name, weight in model.named_parameters() if not is_decayed(name)]
-    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-    return find_steps(settings.name)(find_optimizer(settings), groups, settings)
+    steps = find_steps(settings.name)
+    return steps(find_optimizer(settings), [{"params": decayed}, {"params": others, "weight_decay": 0.0}], settings)

@@ -170,11 +170,10 @@ class Lamb(FlatOptimizer):
 
     def _compute_by_torch(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> list[Tensor]:
         """Computes updates by PyTorch's fused Adam, which moves zeros by minus the update."""
-        weights, gradients, first, second = lists
+        weights = lists[0]
         updates = [torch.zeros_like(weight) for weight in weights]
         counts = list(steps.repeat(len(weights)).unbind())
-        scaled = (self._find_scale(), self.found_inf())
-        adam(updates, gradients, first, second, counts, self.lamb, 1.0, 0.0, *scaled)
+        adam([updates, *lists[1:]], counts, self.lamb, 1.0, 0.0, self._find_scale(), self.found_inf())
         torch._foreach_neg_(updates)
         if decay:
             torch._foreach_add_(updates, weights, alpha=decay)

@@ -28,8 +28,7 @@ def cluster(name: str = "a100-80", nodes: int = 4, per_node: int = 8, network: s
 
 def work(size: str = "large", length: int = 128, sequences: int = 64) -> MicroBatch:
     shape = Shape.from_size(size, 30522)
-    statistics = measure_sequences(shape, length, None)
-    return MicroBatch.from_shape(shape, "bf16", sequences, statistics.pieces, statistics.flops)
+    return MicroBatch.from_average(shape, "bf16", sequences, measure_sequences(shape, length, None))
 
 
 def sharing(zero: int = 1, size: str = "large", dtype: Any = "bf16") -> Exchange:
@@ -110,8 +109,6 @@ def test_the_host_limits_small_micro_batches_on_a_gpu() -> None:
 def test_recomputed_activations_cost_a_third_more() -> None:
     shape = Shape.from_size("large", 30522)
     statistics = measure_sequences(shape, 512, None)
-    kept, again = (
-        MicroBatch.from_shape(shape, "bf16", 64, 512, statistics.flops, recompute) for recompute in (False, True)
-    )
+    kept, again = (MicroBatch.from_average(shape, "bf16", 64, statistics, recompute) for recompute in (False, True))
     device = cluster().device
     assert again.seconds(device) == pytest.approx(4 / 3 * kept.seconds(device))

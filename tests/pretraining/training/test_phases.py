@@ -26,15 +26,14 @@ def test_a_phase_that_ends_where_it_was_scored_asks_the_pairs_alone(last: int) -
     asked, written = list[tuple[bool, bool]](), list[EvaluationRecord]()
 
     def evaluate(_: object, step: int, *arguments: Any) -> EvaluationRecord:
-        asked.append(arguments[2:])
+        asked.append(arguments[1:])
         return EvaluationRecord(step, 1, {"pairs_accuracy": 0.75}, 0, 2.0, ["pairs"])
 
-    watch = SimpleNamespace(mark=None, pause=nullcontext)
+    watch = SimpleNamespace(pause=nullcontext)
     scores = EvaluationRecord(last, 1, {"masked_loss": 5.0}, 64, 1.0, ["masked"])
     trainer: Any = SimpleNamespace(scores=scores, state=SimpleNamespace(step=7), engine=None)
-    trainer.context = SimpleNamespace(watch=watch, control=SimpleNamespace(stop_requested_anywhere=None))
     trainer.meter, trainer.log = SimpleNamespace(watch=watch), SimpleNamespace(write=written.append)
-    trainer.show_progress = lambda *_: None
+    trainer.show_progress = trainer.mark_or_give_up = lambda *_: None
     phase: Any = SimpleNamespace(number=0, evaluate=evaluate)
     Trainer.evaluate(trainer, phase, ends=True)
     assert asked == [(last < 7, True)]
