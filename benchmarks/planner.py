@@ -23,8 +23,16 @@ from data_prep.common.errors import check_all
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.planning.machines import PER_NODE, check_names, check_numbers, make_target
-from pretraining.planning.sweep import check_batches, check_fit, plan_sizes, plan_stages
+from pretraining.planning.machines import (
+    PER_NODE,
+    check_batches,
+    check_fit,
+    check_names,
+    check_numbers,
+    make_target,
+    plan_sizes,
+    plan_stages,
+)
 from pretraining.planning.table import render_cluster, render_scale
 
 

@@ -128,7 +128,7 @@ def fit_panels(shown: list[RenderableType], console: Console) -> list[Renderable
 def run(wanted: Status, console: Console, errors: Console) -> None:
     """Shows or watches runs, prints them as JSON, or draws their losses."""
     if wanted.charts:
-        from pretraining.reporting.loss_chart import draw_losses  # NumPy and Matplotlib, for pictures alone
+        from pretraining.reporting.figures import draw_losses  # NumPy and Matplotlib, for pictures alone
 
         for folder in dict.fromkeys(run for named in wanted.runs for run in find_runs(named)):
             console.print(draw_losses(folder, list_loss_curves()), markup=False, soft_wrap=True)

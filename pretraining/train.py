@@ -47,9 +47,8 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
-from pretraining.planning.machines import check_names, check_numbers, make_target, split_ranks
+from pretraining.planning.machines import check_fit, check_names, check_numbers, make_target, split_ranks
 from pretraining.planning.plan import build_plan
-from pretraining.planning.sweep import check_fit
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
 from pretraining.processes.errors import SharedError
@@ -110,7 +109,9 @@ def main(arguments: list[str]) -> int:
         if wanted.check:
             check(wanted, overrides, world, console)
         else:
-            warn(world, open_console(stderr=True, soft_wrap=True))
+            if tasks := missing_tasks(os.environ, world):
+                said = f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing"
+                open_console(stderr=True, soft_wrap=True).print(said)
             record_early(wanted.out, ending)
             run_training(
                 peek_device(FORM, wanted.recipe, overrides),
@@ -120,13 +121,6 @@ def main(arguments: list[str]) -> int:
                 console,
             )
     return ending.code
-
-
-def warn(world: World, errors: Console) -> None:
-    """Says once what the user may not have meant."""
-    tasks = missing_tasks(os.environ, world)
-    if tasks:
-        errors.print(f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing")
 
 
 def record_early(out: Path | None, ending: Ending) -> None:

@@ -17,7 +17,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from finetuning.compare import read_results
 from finetuning.results import RESULTS, Figures, JsonRecord, PairsResult, RunResult
-from pretraining.reporting.loss_chart import PLACES
+from pretraining.reporting.figures import PLACES
 from pretraining.reporting.metrics_file import METRICS, read_evaluations, read_step_records
 
 HELD_OUT = "held out"

@@ -157,20 +157,16 @@ class Dataset:
         return wait_for_storage(partial(self._map, number), self.folder / MANIFEST)
 
     def _map(self, number: int) -> _Shard:
-        """Maps a shard, and compares it with its record the first time."""
-        if number not in self._checked:
-            self._check_file(number)
-            self._checked.add(number)
-        return _Shard.map(self.folder, self.records[number], self._schema, self.stored)
-
-    def _check_file(self, number: int) -> None:
-        """Compares a shard with its record: one rank its content, all ranks its size."""
+        """Maps a shard; the first time, one rank compares its content with its record, all ranks its size."""
         record, path = self.records[number], self.folder / self.records[number].path
-        if number % self.ranks == self.rank or not path.is_file() or path.stat().st_size != record.size:
+        is_mine = number % self.ranks == self.rank
+        if number not in self._checked and (is_mine or not path.is_file() or path.stat().st_size != record.size):
             try:
                 record.check(self.folder)
             except DamageError as error:
                 raise DamageError(f"{error}; {CURE}") from error
+        self._checked.add(number)
+        return _Shard.map(self.folder, record, self._schema, self.stored)
 
     def _check_values(self, rows: Rows) -> None:
         """Refuses values that would make the model read beyond its tables."""

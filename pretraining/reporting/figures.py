@@ -1,21 +1,25 @@
-"""Size, colours and files of all charts. The colours suit readers with red-green colour blindness.
+"""Size, colours and files of all charts, and the chart of the losses of a run. The colours suit readers with red-green
+colour blindness.
 
 Matplotlib is imported when the first chart is drawn, so that training does not wait for it.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
+from pretraining.reporting.metrics_file import METRICS, Logged, read_evaluations, read_step_records
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTH, DPI = 8.0, 150  # inches, and dots an inch: to be read at 800 dots across
@@ -57,3 +61,76 @@ def smooth(values: Array, window: int) -> Array:
     begins = np.maximum(ends - window, 0)
     means: Array = (sums[ends] - sums[begins]) / (ends - begins)
     return means
+
+
+LOSS_CHART = "loss.png"
+PLACES = 1000
+"""Number of places at which a long metrics.jsonl is sampled: some 5,000 lines, more than the chart has dots across."""
+TRIAL = 20
+"""Logged steps from which on a finished run is drawn automatically; with fewer it was a trial."""
+
+
+def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
+    """Draws the losses of a run with at least `least` logged steps into its folder; returns a line on the result and
+    never raises. `called`: names of the losses with their labels."""
+    path = run / LOSS_CHART
+    try:
+        trained, scored = read_step_records(run / METRICS, PLACES), list(read_evaluations(run / METRICS))
+        if len(trained) < least:
+            drawn = f"python cluster/status.py {run} --charts draws it all the same"
+            return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}; {drawn}"
+        save(draw_chart(trained, scored, run.name, called), path)
+    except Exception as error:  # a font, a full disk, a broken Matplotlib: the model is worth more than a chart
+        return f"{path}: not drawn: {type(error).__name__}: {error}"
+    return f"{path}: the losses of training and validation"
+
+
+def draw_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, called: Mapping[str, str]) -> Figure:
+    """Draws each loss of the model in a plot of its own, with a line where a phase begins."""
+    names = [name for name in called if any(name in logged.figures for logged in trained)] or [*called][:1]
+    figure = new_figure(0.6 + 2.6 * len(names))
+    plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, name in zip(plots, names, strict=True):
+        steps, losses = _list_points(trained, name)
+        axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.6)
+        average = smooth(losses, 1 + len(losses) // 100)
+        axes.plot(steps, average, color=BLUE, linewidth=1.6, label="training, smoothed")
+        marked, held_out = _list_points(scored, name)
+        if len(marked):
+            style = {"color": ORANGE, "marker": "o", "markersize": 4, "linewidth": 1.2}
+            axes.plot(marked, held_out, label="validation", zorder=3, **style)
+        axes.set(ylabel=called[name])
+        axes.grid(alpha=0.3)
+        axes.set_ylim(*_find_limits(np.concatenate([average, held_out])))
+        _mark_phases(axes, trained)
+    plots[0].legend(frameon=False)
+    plots[-1].set(xlabel="step")
+    figure.suptitle(title.replace("$", r"\$"), fontsize=11)
+    return figure
+
+
+def _list_points(records: Sequence[Logged], name: str) -> tuple[Array, Array]:
+    """Lists the steps and values of a loss, without values that are not finite."""
+    pairs = [(logged.step, logged.figures[name]) for logged in records if name in logged.figures]
+    found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _find_limits(losses: Array) -> tuple[float, float]:
+    """Finds the range to draw from smoothed losses, so that single leaps do not compress the rest."""
+    low, high = (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 1.0)
+    room = 0.08 * (high - low) or 0.1
+    return low - room, high + room
+
+
+def _mark_phases(axes: Axes, trained: Sequence[Logged]) -> None:
+    """Marks the phases if there are several, each where the one before it ends."""
+    begins: dict[int, int] = {}
+    done = 0
+    for logged in trained:
+        begins.setdefault(logged.phase, done)
+        done = logged.step
+    for phase, step in begins.items() if len(begins) > 1 else ():
+        axes.axvline(step, color=GREY, linewidth=1, linestyle="--", zorder=1)
+        style: dict[str, Any] = {"ha": "left", "va": "bottom", "color": "#606060", "fontsize": 9}
+        axes.annotate(f" phase {phase}", (step, 1.0), xycoords=("data", "axes fraction"), **style)

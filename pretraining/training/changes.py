@@ -15,7 +15,6 @@ from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
 from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
-from pretraining.engine.precision import name_dtype
 from pretraining.objectives.declaration import find_objective
 from pretraining.processes.context import Context
 from pretraining.training.request import Request
@@ -172,22 +171,17 @@ def find_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def list_changes(latest: Saved, request: Request, context: Context, engine: Engine) -> list[str]:
     """Lists the settings that differ from those of the checkpoint, and may."""
-    made_by, run = latest.record.made_by, latest.run
-    ranks: list[Change] = [
-        ("ranks", made_by.ranks, context.world.size),
-        ("parallel.zero", made_by.zero, engine.zero),
-        ("precision.dtype", made_by.dtype, name_dtype(engine.dtype)),
-    ]
-    now = describe_making(engine, context.world.size)
-    if made_by.ranks == now.ranks and made_by.threads and now.threads:  # both on CPUs
-        ranks += [("threads of a rank", made_by.threads, now.threads), ("kernels", made_by.kernels, now.kernels)]
-    listed = {name for name, _, _ in ranks}
+    run, then, now = latest.run, latest.record.made_by, describe_making(engine, context.world.size)
+    listed = {"ranks": "ranks", "parallel.zero": "zero", "precision.dtype": "dtype"}
+    if then.ranks == now.ranks and then.threads and now.threads:  # both on CPUs
+        listed |= {"threads of a rank": "threads", "kernels": "kernels"}
+    ranks: list[Change] = [(name, getattr(then, field), getattr(now, field)) for name, field in listed.items()]
     changes = select_different(ranks)
     changes += [change for change in compare_recipes(run.recipe, request.recipe) if change[0] not in listed]
     done = tuple(f"phases.{number}." for number in range(run.state.phase))
     return [
-        f"{name} {then} -> {now}" + (" (that phase is done)" if name.startswith(done) else "")
-        for name, then, now in changes
+        f"{name} {before} -> {here}" + (" (that phase is done)" if name.startswith(done) else "")
+        for name, before, here in changes
     ]
 
 

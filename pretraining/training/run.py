@@ -55,7 +55,7 @@ from pretraining.processes.group import (
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.reporting.console import show_waiting
-from pretraining.reporting.loss_chart import TRIAL, draw_losses
+from pretraining.reporting.figures import TRIAL, draw_losses
 from pretraining.training.changes import continue_run, list_changes
 from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError

@@ -10,7 +10,7 @@ import pytest
 
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting import figures
-from pretraining.reporting.loss_chart import draw_chart
+from pretraining.reporting.figures import draw_chart
 from pretraining.reporting.metrics_file import Logged
 
 
@@ -44,7 +44,7 @@ def test_a_leap_does_not_press_the_rest_together_and_what_is_no_number_is_left_o
 
 
 def test_training_does_not_load_matplotlib() -> None:
-    code = "import sys, pretraining.reporting.loss_chart; print('matplotlib' in sys.modules)"
+    code = "import sys, pretraining.reporting.figures; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
     assert figures.WIDTH * figures.DPI == 1200
