@@ -30,62 +30,50 @@ def letters(cased: bool) -> Vocabulary:
 
 
 @pytest.mark.parametrize("cased", [False, True])
-def test_a_folder_gives_its_pieces_and_its_casing(
-    wiki: Path, tmp_path: Path, cased: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    bert = write_bert(tmp_path / "bert", letters(cased))
-    assert run(wiki, tmp_path / "out", "--vocab", str(bert)) == 0
+def test_a_folder_gives_its_pieces_and_its_casing(wiki: Path, tmp_path: Path, cased: bool) -> None:
+    """And shards give their vocabulary to others."""
+    bert, out, second = write_bert(tmp_path / "bert", letters(cased)), tmp_path / "out", tmp_path / "second"
     case = "with case and accents" if cased else "in lower case"
-    assert f"vocabulary: {58 + 52 * cased} pieces of {bert}, {case}" in capfd.readouterr().out
-    assert read_vocabulary(tmp_path / "out") == letters(cased)
-    manifest = Manifest.read(tmp_path / "out")
+    assert f"vocabulary: {58 + 52 * cased} pieces of {bert}, {case}" in run(wiki, out, "--vocab", bert)
+    assert read_vocabulary(out) == letters(cased)
+    manifest = Manifest.read(out)
     assert manifest.settings.cased == cased
     assert manifest.given_vocabulary == manifest.vocabulary.sha256 == letters(cased).sha256
     assert (manifest.vocabulary_source, manifest.corpus.unknown) == ("bert", 0)
+    run(write_wiki(tmp_path / "more", documents=40, seed=2), second, "--vocab", out)
+    assert Manifest.read(second).vocabulary == manifest.vocabulary
+    assert Manifest.read(second).settings.cased == cased
 
 
-def test_shards_give_their_vocabulary_to_others(wiki: Path, tmp_path: Path) -> None:
-    assert run(wiki, tmp_path / "first", "--cased") == 0
-    more = write_wiki(tmp_path / "more", documents=40, seed=2)
-    assert run(more, tmp_path / "second", "--vocab", str(tmp_path / "first")) == 0
-    first, second = (Manifest.read(tmp_path / name) for name in ("first", "second"))
-    assert first.vocabulary == second.vocabulary
-    assert second.settings.cased
-
-
-def test_what_cannot_be_is_refused(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_refused(wiki: Path, tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", letters(cased=False))
     for words, message in [
         (["--vocab", str(bert), "--cased"], "is for text in lower case; leave out --cased"),
         (["--vocab", str(tmp_path / "nowhere")], "nowhere: no such folder, and not the name of a model"),
     ]:
-        assert run(wiki, tmp_path / "out", *words) == 2
-        assert message in capfd.readouterr().err
+        assert message in run(wiki, tmp_path / "out", *words, code=2)
     assert not (tmp_path / "out").exists()
 
 
-def test_words_are_added_the_same_by_any_workers(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    bert = write_bert(tmp_path / "bert", letters(cased=True))
-    words = ["--vocab", str(bert), "--extend", "12"]
-    for workers in ("1", "2"):
-        assert run(wiki, tmp_path / workers, *words, "--workers", workers) == 0
-    assert tree(tmp_path / "1") == tree(tmp_path / "2")
-    assert "12 words added to 110 pieces: " in capfd.readouterr().out
-    manifest = Manifest.read(tmp_path / "1")
+def test_words_are_added_the_same_by_any_workers(wiki: Path, tmp_path: Path) -> None:
+    bert, out = write_bert(tmp_path / "bert", letters(cased=True)), tmp_path / "1"
+    words = ["--vocab", bert, "--extend", "12"]
+    assert "12 words added to 110 pieces: " in run(wiki, out, *words)
+    run(wiki, tmp_path / "2", *words, "--workers", "2")
+    assert tree(tmp_path / "2") == tree(out)
+    manifest = Manifest.read(out)
     assert (manifest.vocabulary.size, manifest.vocabulary.base_size) == (122, 110)
     assert manifest.given_vocabulary == letters(cased=True).sha256
-    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (bert, tmp_path / "1"))
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (bert, out))
     old, new = before.get_vocab(), after.get_vocab()
     assert {piece: new[piece] for piece in old} == old
-    added = read_vocabulary(tmp_path / "1").pieces[110:]
+    added = read_vocabulary(out).pieces[110:]
     assert [after(word, add_special_tokens=False).input_ids for word in added] == [[110 + n] for n in range(12)]
-    assert run(wiki, tmp_path / "1", *words, "--extend", "13") == 2
-    assert "--extend was 12, now 13" in capfd.readouterr().err
-    assert run(wiki, tmp_path / "1", "--vocab", str(bert)) == 2
-    assert "--extend was 12, now 0" in capfd.readouterr().err
-    assert run(wiki, tmp_path / "many", *words, "--extend", "100000") == 0
+    assert "--extend was 12, now 13" in run(wiki, out, *words, "--extend", "13", code=2)
+    assert "--extend was 12, now 0" in run(wiki, out, "--vocab", bert, code=2)
+    said = run(wiki, tmp_path / "many", *words, "--extend", "100000")
     number = len(read_vocabulary(tmp_path / "many")) - 110
-    assert f"; {number:,} of 100,000 words asked for added\n" in capfd.readouterr().out
+    assert f"; {number:,} of 100,000 words asked for added\n" in said
 
 
 @pytest.mark.slow

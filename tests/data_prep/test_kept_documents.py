@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from support.sharding import SHARD, interrupted_at, tree, write_sources
+from support.commands import run_main
+from support.damage import flip, truncate
+from support.sharding import interrupted_at, tree, write_sources
 
 from data_prep import origins, shard, show, verify
 from data_prep.common.errors import UserError
@@ -25,9 +26,13 @@ OTHERS = [
 ]
 
 
+def tell(out: Path, *words: object, code: int = 0) -> str:
+    """Runs shard.py, on one worker if nothing else is said; returns what it says."""
+    return run_main(shard.main, "--workers", "1", "--out", out, *words, code=code)
+
+
 def make(out: Path, *words: object, code: int = 0) -> Path:
-    """Runs shard.py, on one worker if nothing else is said."""
-    assert shard.main(["--workers", "1", "--out", str(out), *map(str, words)]) == code
+    tell(out, *words, code=code)
     return out
 
 
@@ -53,9 +58,7 @@ def moved(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("settings", [ASKED, *OTHERS])
-def test_shards_of_documents_have_the_bytes_of_those_of_the_text(
-    settings: list[str], docs: list[str], made: Path, tmp_path: Path
-) -> None:
+def test_shards_of_documents_are_of_the_text(settings: list[str], docs: list[str], made: Path, tmp_path: Path) -> None:
     before = tree(made)
     asked = settings if "--lengths" in settings else [*ASKED, *settings]
     of_text = make(tmp_path / "text", "--docs", *docs, *asked, "--vocab-size", "400", "--no-documents")
@@ -67,48 +70,27 @@ def test_shards_of_documents_have_the_bytes_of_those_of_the_text(
     assert not (of_documents / KEPT).exists()
     [origin] = Manifest.read(of_documents).origins
     assert (of_documents / origin.folder).resolve() == made
-    assert verify.main([str(of_documents)]) == 0
+    run_main(verify.main, of_documents)
 
 
-@pytest.mark.slow
-def test_three_ranks_write_the_same_bytes(made: Path, tmp_path: Path) -> None:
-    launch = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", "3"]
-    words = [sys.executable, SHARD, "--from", str(made), "--out", str(tmp_path / "out"), *OTHERS[0]]
-    subprocess.run([*launch, *words], check=True, capture_output=True)
-    assert tree(tmp_path / "out") == tree(make(tmp_path / "alone", "--from", made, *OTHERS[0])) | {
-        MANIFEST: tree(tmp_path / "out")[MANIFEST]
-    }
-
-
-def test_the_documents_are_those_before_anything_was_left_out(docs: list[str], made: Path, tmp_path: Path) -> None:
-    sifted = make(tmp_path / "out", "--docs", *docs, *ASKED, "--vocab-size", "400", *OTHERS[1])
+def test_documents_alone_are_made_of_text_and_are_enough(docs: list[str], made: Path, tmp_path: Path) -> None:
+    words = ["--docs", *docs, "--vocab-size", "400"]
+    sifted = make(tmp_path / "sifted", *words, *ASKED, *OTHERS[1])  # which has all, though it left some out
     assert tree(sifted / KEPT) == tree(made / KEPT)
     kept = Manifest.read(sifted).kept
-    assert sum(file.rows for file in kept) == 480
-    assert {file.source for file in kept} == {"wiki", "more"}
-
-
-def test_documents_alone_are_made_of_text_and_are_enough(
-    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--docs", *docs, "--vocab-size", "400"]
+    assert (sum(file.rows for file in kept), {file.source for file in kept}) == (480, {"wiki", "more"})
     alone = make(tmp_path / "alone", *words, "--documents-only")
     assert tree(alone / KEPT) == tree(made / KEPT)
-    assert verify.main([str(alone)]) == 0
+    run_main(verify.main, alone)
     assert shards(make(tmp_path / "out", "--from", alone, *ASKED)) == shards(made)
-    make(alone, *words, "--documents-only")
-    assert "complete already" in capfd.readouterr().out
-    make(alone, *words, code=2)
-    assert f"make shards of them: --from {alone} --out ANOTHER" in capfd.readouterr().err
-    assert show.main([str(alone)]) == 2
-    assert f"python data_prep/shard.py --from {alone} --out ANOTHER" in capfd.readouterr().err
+    assert "complete already" in tell(alone, *words, "--documents-only")
+    assert f"make shards of them: --from {alone} --out ANOTHER" in tell(alone, *words, code=2)
+    assert f"python data_prep/shard.py --from {alone} --out ANOTHER" in run_main(show.main, alone, code=2)
     with pytest.raises(UserError, match=f"--data {alone}: has documents in pieces, but no examples"):
         load_recipe_and_data(RECIPES / "demo.toml", data=alone)
 
 
-def test_corpora_are_joined_as_if_their_text_were_read_at_once(
-    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_corpora_are_joined_as_if_their_text_were_read_at_once(docs: list[str], made: Path, tmp_path: Path) -> None:
     vocabulary = ["--vocab", made]
     together = make(tmp_path / "together", "--docs", *docs, *ASKED, *vocabulary)
     wiki = make(tmp_path / "wiki", "--docs", docs[0], "--documents-only", *vocabulary)
@@ -123,7 +105,7 @@ def test_corpora_are_joined_as_if_their_text_were_read_at_once(
     assert shards(again) == shards(together)
     third = make(tmp_path / "third", "--from", again, *ASKED)
     assert shards(third) == shards(together)
-    assert shown(third, "Article 8", capfd) == shown(wiki, "Article 8", capfd)
+    assert shown(third, "Article 8") == shown(wiki, "Article 8")
     assert Manifest.read(third).sources == Manifest.read(together).sources
     joined = (tmp_path / name for name in ("joined", "beside", "again", "third"))
     assert {Manifest.read(folder).fingerprint for folder in joined} == {Manifest.read(together).fingerprint}
@@ -150,34 +132,18 @@ def test_corpora_are_joined_as_if_their_text_were_read_at_once(
         (["--docs", "HERE/vocab.txt", "--format", "wiki=csv"], "--format wiki=csv: needs the text"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
-    words: list[str], message: str, made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_refused_by_name(words: list[str], message: str, made: Path, tmp_path: Path) -> None:
     words = [word.replace("HERE", str(made)) for word in words]
-    assert shard.main(["--out", str(tmp_path / "out"), "--from", str(made), *words]) == 2
-    assert message in capfd.readouterr().err
+    assert message in run_main(shard.main, "--out", tmp_path / "out", "--from", made, *words, code=2)
 
 
-def test_documents_of_another_vocabulary_are_refused(
-    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    other = make(tmp_path / "other", "--docs", docs[1], "--documents-only", "--vocab-size", "300")
-    make(tmp_path / "out", "--from", made, "--from", other, code=2)
-    assert f"--from {other}: cut with another vocabulary than {made}" in capfd.readouterr().err
-
-
-def test_shards_of_documents_need_a_name(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_of_documents_need_a_name(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert shard.main(["--from", str(made)]) == 2
-    assert "--from: name the folder of the new shards: --out FOLDER" in capfd.readouterr().err
+    assert "--from: name the folder of the new shards: --out FOLDER" in run_main(shard.main, "--from", made, code=2)
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_text_that_two_folders_have_counts_once(
-    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_that_two_folders_have_counts_once(docs: list[str], made: Path, tmp_path: Path) -> None:
     """Files that are twice in one folder, and some that two have, are what they would be in one run over the text."""
     double = tmp_path / "double"
     double.mkdir()
@@ -186,31 +152,25 @@ def test_a_text_that_two_folders_have_counts_once(
     kept = make(tmp_path / "kept", "--docs", double, "--documents-only", "--vocab", made)
     make(tmp_path / "joined", "--from", made, "--from", kept, *ASKED)
     (double / "c.txt").write_text("Another text. It is there once.\n")
-    capfd.readouterr()
-    make(tmp_path / "some", "--from", kept, "--docs", double, *ASKED)
-    assert "note: --docs: a.txt is in" in capfd.readouterr().out
+    assert "note: --docs: a.txt is in" in tell(tmp_path / "some", "--from", kept, "--docs", double, *ASKED)
     other = make(tmp_path / "other", "--docs", docs[1], "--documents-only", "--vocab", made)
     for words in (["--from", other], ["--docs", docs[1]]):
-        make(tmp_path / "out", "--from", made, *words, code=2)
-        assert "and so is all of its text; each text counts once" in capfd.readouterr().err
+        said = tell(tmp_path / "out", "--from", made, *words, code=2)
+        assert "and so is all of its text; each text counts once" in said
 
 
-def test_documents_that_were_made_anew_are_not_those_of_before(
-    docs: list[str], moved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_documents_that_were_made_anew_are_other_ones(docs: list[str], made: Path, moved: Path, tmp_path: Path) -> None:
     of_documents = make(tmp_path / "shards", "--from", moved, *ASKED)
     shutil.rmtree(moved)
     make(moved, "--docs", docs[1], "--documents-only", "--vocab-size", "300")
-    make(tmp_path / "out", "--from", of_documents, code=2)
-    assert "which was made anew since" in capfd.readouterr().err
-    assert show.main([str(of_documents), "--document", "5"]) == 2
-    assert verify.main([str(of_documents)]) == 0
-    assert "which was made anew since" in capfd.readouterr().out
+    assert "which was made anew since" in tell(tmp_path / "out", "--from", of_documents, code=2)
+    run_main(show.main, of_documents, "--document", "5", code=2)
+    assert "which was made anew since" in run_main(verify.main, of_documents)
+    said = tell(tmp_path / "out", "--from", made, "--from", moved, code=2)
+    assert f"--from {moved}: cut with another vocabulary than {made}" in said
 
 
-def test_shards_find_documents_where_both_were_moved_and_through_links(
-    made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_find_documents_where_both_were_moved_and_through_links(made: Path, tmp_path: Path) -> None:
     """Also a run that is not finished."""
     (tmp_path / "real/deep").mkdir(parents=True)
     shutil.copytree(made, tmp_path / "real/deep/kept")
@@ -220,7 +180,7 @@ def test_shards_find_documents_where_both_were_moved_and_through_links(
     (tmp_path / "real").rename(tmp_path / "moved")
     make(tmp_path / "moved/deep/out", "--from", tmp_path / "moved/deep/kept", *ASKED)
     assert shards(tmp_path / "moved/deep/out") == shards(made)
-    assert shown(tmp_path / "moved/deep/out", "3", capfd) == shown(made, "3", capfd)
+    assert shown(tmp_path / "moved/deep/out", "3") == shown(made, "3")
     with interrupted_at("shards"):
         make(tmp_path / "elsewhere", "--from", tmp_path / "moved/deep/kept", *ASKED, code=130)
     (tmp_path / "moved/deep/kept").rename(tmp_path / "kept")
@@ -229,7 +189,7 @@ def test_shards_find_documents_where_both_were_moved_and_through_links(
 
 
 @pytest.mark.parametrize("kept", [[], ["--no-documents"]])
-def test_a_run_that_is_killed_when_all_is_made_goes_on(
+def test_a_run_goes_on_that_is_killed_when_all_is_made(
     kept: list[str], docs: list[str], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, out = ["--docs", *docs, *ASKED, "--vocab-size", "400", *kept], tmp_path / "out"
@@ -240,16 +200,13 @@ def test_a_run_that_is_killed_when_all_is_made_goes_on(
     make(out, *words)
     assert shards(out) == shards(made)
     assert (out / KEPT).exists() != bool(kept)
-    assert verify.main([str(out)]) == 0
+    run_main(verify.main, out)
 
 
-def test_a_finished_folder_does_not_claim_documents_that_it_lacks(
-    docs: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_folder_does_not_claim_documents_that_it_lacks(docs: list[str], tmp_path: Path) -> None:
     words, out = ["--docs", docs[1], *ASKED, "--vocab-size", "400"], tmp_path / "out"
     make(out, *words, "--no-documents")
-    make(out, *words, code=2)
-    assert "was made with --no-documents" in capfd.readouterr().err
+    assert "was made with --no-documents" in tell(out, *words, code=2)
     make(out, *words, "--no-documents")
 
 
@@ -258,7 +215,7 @@ def test_what_a_run_of_documents_leaves_is_sound_at_each_step_and_goes_on(made: 
     for step in ("taken", "unique", "distinct", "limited", "weighed", "examples", "shards"):
         with interrupted_at(step):
             make(tmp_path / "out", *words, code=130)
-        assert verify.main([str(tmp_path / "out")]) == 3, step
+        run_main(verify.main, tmp_path / "out", code=3)
     make(tmp_path / "out", *words)
     assert tree(tmp_path / "out") == tree(make(tmp_path / "fresh", *words))
 
@@ -275,75 +232,50 @@ def test_a_file_that_was_repaired_is_taken_by_the_next_start(moved: Path, made: 
     assert shards(tmp_path / "out") == shards(made)
 
 
-def test_documents_of_another_format_are_refused(
-    moved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(origins, "KEPT_FORMAT", 2)
-    make(tmp_path / "out", "--from", moved, code=2)
-    assert "its documents are of format 1, and this version reads 2" in capfd.readouterr().err
-
-
-def test_shards_without_documents_are_no_origin(moved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    of_documents = make(tmp_path / "shards", "--from", moved, *ASKED)
+def test_documents_gone_or_edited_are_no_origin(moved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_documents, out = make(tmp_path / "shards", "--from", moved, *ASKED), tmp_path / "out"
+    with monkeypatch.context() as later:
+        later.setattr(origins, "KEPT_FORMAT", 2)
+        assert "its documents are of format 1, and this version reads 2" in tell(out, "--from", moved, code=2)
+    (moved / MANIFEST).write_text((moved / MANIFEST).read_text().replace('"rows": ', '"rows": 1', 1))
+    assert "it was edited" in tell(out, "--from", moved, code=2)
     moved.rename(tmp_path / "elsewhere")
-    make(tmp_path / "out", "--from", of_documents, code=2)
-    said = capfd.readouterr().err
-    assert f"its documents were in {tmp_path / 'moved'}, which is gone; name the folder that has them: --from" in said
+    said = tell(out, "--from", of_documents, code=2)
+    assert f"its documents were in {moved}, which is gone; name the folder that has them: --from" in said
 
 
-@pytest.mark.parametrize("damage", ["cut", "edited", "gone"])
-def test_a_damaged_file_of_documents_is_named_and_left_out_if_that_is_asked_for(
-    damage: str, moved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+def test_damaged_documents_are_named_or_left_out(damage: Callable[[Path], None], moved: Path, tmp_path: Path) -> None:
     record = Manifest.read(moved).kept[-1]
     path = moved / record.path
-    content = path.read_bytes()
-    path.unlink() if damage == "gone" else path.write_bytes(
-        content[:-100] if damage == "cut" else content[:-2000] + bytes([content[-2000] ^ 1]) + content[-1999:]
-    )
-    assert verify.main([str(moved)]) == 1
-    assert str(path) in capfd.readouterr().err
-    make(tmp_path / "out", "--from", moved, *ASKED, code=2)
-    said = capfd.readouterr().err
+    damage(path)
+    assert str(path) in run_main(verify.main, moved, code=1)
+    said = tell(tmp_path / "out", "--from", moved, *ASKED, code=2)
     assert str(path) in said
     assert "--errors skip" in said
-    rest = make(tmp_path / "rest", "--from", moved, *ASKED, "--errors", "skip")
-    assert f"left out: moved/{record.path}: " in capfd.readouterr().out
+    rest = tmp_path / "rest"
+    assert f"left out: moved/{record.path}: " in tell(rest, "--from", moved, *ASKED, "--errors", "skip")
     corpus = Manifest.read(rest).corpus
     assert corpus.documents == 480 - record.rows
     assert [fault for fault in corpus.skipped if fault.startswith(f"moved/{record.path}: ")]
     assert str(tmp_path) not in (rest / MANIFEST).read_text()
 
 
-def test_an_edited_manifest_is_no_origin(moved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = moved / MANIFEST
-    path.write_text(path.read_text().replace('"rows": ', '"rows": 1', 1))
-    make(tmp_path / "out", "--from", moved, code=2)
-    assert "it was edited" in capfd.readouterr().err
+def shown(folder: Path, document: str) -> str:
+    return run_main(show.main, folder, "--document", document)
 
 
-def shown(folder: Path, document: str, capfd: pytest.CaptureFixture[str]) -> str:
-    capfd.readouterr()
-    assert show.main([str(folder), "--document", document]) == 0
-    return capfd.readouterr().out
-
-
-def test_a_document_is_shown_by_its_title_and_by_the_number_that_examples_have(
-    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_document_is_shown_by_its_title_and_by_its_number(docs: list[str], made: Path, tmp_path: Path) -> None:
     """Also in a folder that left some out, where numbers are other ones."""
-    text = shown(made, "Article 8", capfd)
+    text = shown(made, "Article 8")
     assert re.match(r"wiki 8 Article 8: \d+ sentences, \d+ pieces, in lower case\n", text)
     [article] = [part for part in Path(docs[0], "wiki_00").read_text().split("<doc ") if part.startswith('id="8"')]
     words = re.findall(r"\w+", article.split("\n\n", 1)[1].split("</doc>")[0].lower())
     assert re.findall(r"\w+", text.split("\n", 1)[1]) == words
     fewer = make(tmp_path / "fewer", "--from", made, *ASKED, "--max-share", "wiki=0.3", "--weight", "more=2")
     for folder in (made, fewer):
-        capfd.readouterr()
-        assert show.main([str(folder), "--index", "3"]) == 0
-        told = re.search(r"document (\d+) (.*)", capfd.readouterr().out.split("\n")[0])
+        told = re.search(r"document (\d+) (.*)", run_main(show.main, folder, "--index", "3").split("\n")[0])
         assert told
-        assert shown(folder, told[1], capfd).startswith(f"{told[2]}: ")
-    assert show.main([str(made), "--document", "Nobody"]) == 2
-    assert show.main([str(made), "--document", "480"]) == 2
-    assert "has 480 documents, from 0" in capfd.readouterr().err
+        assert shown(folder, told[1]).startswith(f"{told[2]}: ")
+    run_main(show.main, made, "--document", "Nobody", code=2)
+    assert "has 480 documents, from 0" in run_main(show.main, made, "--document", "480", code=2)

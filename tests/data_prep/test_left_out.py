@@ -1,11 +1,14 @@
-"""One bad file loses no run of shard.py, and a file that has changed is seen when a run is continued."""
+"""shard.py leaves out damaged files, documents that fail filters and near copies; it counts them and shows some."""
 
 from __future__ import annotations
 
 import bz2
+import csv
+import functools
 import gzip
 import json
 import os
+import random
 import re
 import shutil
 from contextlib import nullcontext
@@ -15,11 +18,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_wiki
-from support.sharding import interrupted_at, run, tree
+from conftest import sentence, write_wiki
+from support.commands import run_main
+from support.sharding import SETTINGS, interrupted_at, run, tree
 
+from data_prep import shard, verify
+from data_prep.arrow_files import map_batches
+from data_prep.near_copies.finding import FOUND
 from data_prep.running import Runner
-from data_prep.shards import MANIFEST, Manifest
+from data_prep.seals import FILTERED_REPORT
+from data_prep.shards import MANIFEST, NEAR_REPORT, Manifest
+from data_prep.work import WorkFolder
 
 
 def lines(folder: Path) -> bytes:
@@ -46,13 +55,13 @@ def bad(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_over_damaged_files(bad: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_over_damaged_files(bad: Path, tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere" / "bad"
     copy.parent.mkdir()
     shutil.copytree(bad, copy, symlinks=True, ignore=shutil.ignore_patterns("h.*"))
     os.mkfifo(copy / "h.jsonl")
-    assert run(bad, tmp_path / "out", "--errors", "skip") == 0
-    assert run(copy, tmp_path / "2", "--errors", "skip", "--workers", "2") == 0
+    said = run(bad, tmp_path / "out", "--errors", "skip")
+    run(copy, tmp_path / "2", "--errors", "skip", "--workers", "2")
     assert tree(tmp_path / "out") == tree(tmp_path / "2")
     corpus = Manifest.read(tmp_path / "out").corpus
     skipped = sorted(fault.split(" (after")[0] for fault in corpus.skipped)
@@ -66,32 +75,12 @@ def test_a_run_over_damaged_files(bad: Path, tmp_path: Path, capfd: pytest.Captu
         "bad/h.jsonl: a pipe",
     ]
     assert corpus.documents > 120 + 80 + 80 + 300
-    said = capfd.readouterr().out
     assert f"left out: {bad}/b.jsonl.gz: truncated" in said
     # of which each may be one document, or all of a file
     assert re.search(rf"left out +{len(skipped)}\+ +{len(skipped)} unreadable places, each a document or more", said)
 
 
-def test_each_bad_file_names_the_way_to_leave_it_out(
-    bad: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for path in sorted(bad.iterdir()):
-        if path.name in ("a.jsonl", "e.parquet"):
-            continue
-        folder = tmp_path / path.stem
-        folder.mkdir()
-        path.rename(folder / path.name)
-        shutil.copy(bad / "a.jsonl", folder / "z.jsonl")
-        assert run(folder, tmp_path / "out") == 2, path
-        message = capfd.readouterr().err
-        assert f"{folder}/{path.name}: " in message
-        assert "--errors skip " in message
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-
-
-def test_a_file_that_is_gone_when_its_turn_comes(
-    wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_gone_when_its_turn_comes(wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Runner.run
 
     def lose_one(self: Runner, *arguments: Any, **more: Any) -> object:
@@ -100,11 +89,10 @@ def test_a_file_that_is_gone_when_its_turn_comes(
 
     monkeypatch.setattr(Runner, "run", lose_one)
     text = (wiki / "wiki_02").read_text()
-    assert run(wiki, tmp_path / "out") == 2
-    message = capfd.readouterr().err
+    message = run(wiki, tmp_path / "out", code=2)
     assert f"{wiki}/wiki_02: cannot be read: No such file or directory\n--errors skip leaves it out" in message
     (wiki / "wiki_02").write_text(text)
-    assert run(wiki, tmp_path / "skip", "--errors", "skip") == 0
+    run(wiki, tmp_path / "skip", "--errors", "skip")
     corpus = Manifest.read(tmp_path / "skip").corpus
     assert corpus.skipped == ["wiki/wiki_02: cannot be read: No such file or directory"]
     assert corpus.documents == 150
@@ -120,22 +108,273 @@ def edit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_an_edited_file_is_seen_and_a_touched_one_is_the_same(
-    finished: bool, wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edited_file_is_seen_and_a_touched_one_is_the_same(finished: bool, wiki: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with nullcontext() if finished else interrupted_at("tokens"):
-        assert run(wiki, out) == (0 if finished else 130)
+        run(wiki, out, code=0 if finished else 130)
     copy = tmp_path / "copy" / "wiki"
     shutil.copytree(wiki, copy, copy_function=shutil.copyfile)  # with other dates
     edit(wiki / "wiki_01")
     if finished:
-        assert run(wiki, out) == 2
-        assert "--docs: 1 files differ, such as wiki_01" in capfd.readouterr().err
-        assert run(copy, out) == 0
+        assert "--docs: 1 files differ, such as wiki_01" in run(wiki, out, code=2)
+        run(copy, out)
     else:
-        assert run(wiki, out) == 0
-        assert "changed since the run began: wiki_01;" in capfd.readouterr().out
-        assert run(copy, out) == 2
+        assert "changed since the run began: wiki_01;" in run(wiki, out)
+        run(copy, out, code=2)
     for file in json.loads((out / MANIFEST).read_text())["sources"]:
         assert sorted(file) == ["content", "format", "name", "size", "source"]
+
+
+ASKED = ["--lengths", "32", "--duplicates", "1", "--vocab-size", "400", "--shard-size", "64KB"]
+GOOD, BAD = 150, 30  # documents of a source: good ones, and those of each bad kind
+SOURCES = ("one", "two")
+
+
+@functools.cache
+def texts_of(source: str) -> dict[str, list[str]]:
+    """Makes good documents, and bad ones by the filter that they fail first."""
+    draw = random.Random(source)
+
+    def text(lines: int) -> list[str]:
+        return [" ".join(sentence(draw) for _ in range(3)) for _ in range(lines)]
+
+    return {
+        "good": ["\n".join([*text(4), f"Goodly {n}."]) for n in range(GOOD)],
+        "min_words": [f"Tiny {source} {n}." for n in range(BAD)],
+        "max_words": ["\n".join([*text(40), f"Long {n}."]) for n in range(BAD)],
+        "min_letters": ["\n".join([*text(4), f"{n} " * 900]) for n in range(BAD)],
+        "max_repeated_lines": ["\n".join([*text(2) * 3, f"Again {n}."]) for n in range(BAD)],
+        "without_words": ["\n".join([*text(4), f"A Zwiebelfisch swims {n}."]) for n in range(BAD)],
+    }
+
+
+FILTERS = {"min_words": "20", "max_words": "1200", "min_letters": "0.5"}
+FILTERS |= {"max_repeated_lines": "0.3", "without_words": "WORDS"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes two sources, in which good and bad documents are mixed, and a list of words."""
+    folder = tmp_path_factory.mktemp("texts")
+    for source in SOURCES:
+        rows = [{"id": f"{kind}-{n}", "title": kind, "text": text} for kind, own in texts_of(source).items()
+                for n, text in enumerate(own)]  # fmt: skip
+        random.Random(1).shuffle(rows)
+        (folder / source).mkdir()
+        (folder / source / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "words.txt").write_text("zwiebelfisch\nno such phrase\n")
+    return folder
+
+
+def filters_of(place: Path, *names: str) -> list[str]:
+    """Spells filters as flags: all of them, or those that are named."""
+    values = {name: value.replace("WORDS", str(place / "words.txt")) for name, value in FILTERS.items()}
+    return [word for name in names or values for word in (f"--{name.replace('_', '-')}", values[name])]
+
+
+def tell(place: Path, out: Path, *more: object, code: int = 0) -> str:
+    """Runs shard.py on both sources, on one worker if nothing else is said; returns what it says."""
+    docs = [place / source for source in SOURCES]
+    return run_main(shard.main, "--docs", *docs, "--out", out, *ASKED, "--workers", "1", *more, code=code)
+
+
+def make(place: Path, out: Path, *more: object) -> Path:
+    tell(place, out, *more)
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(place, tmp_path_factory.mktemp("made") / "out", *filters_of(place))
+
+
+def report(folder: Path) -> list[dict[str, str]]:
+    with (folder / FILTERED_REPORT).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_documents_that_fail_are_left_out_and_counted_by_the_first_filter(made: Path, tmp_path: Path) -> None:
+    rows = map_batches(made / "documents.arrow").read_all().to_pylist()
+    assert [row["title"] for row in rows] == ["good"] * GOOD * len(SOURCES)
+    corpus = Manifest.read(made).corpus
+    assert corpus.filtered == dict.fromkeys(FILTERS, BAD * len(SOURCES))
+    assert corpus.documents == GOOD * len(SOURCES)
+    vocabulary = (made / "vocab.txt").read_text().split()
+    assert "zwiebelfisch" not in vocabulary
+    assert "goodly" in vocabulary
+    run_main(verify.main, made)
+
+
+def test_the_report_shows_twenty_of_each_filter_from_both_sources(made: Path) -> None:
+    rows = report(made)
+    for name in FILTERS:
+        own = [row for row in rows if row["filter"] == f"--{name.replace('_', '-')}"]
+        assert len({(row["source"], row["id"]) for row in own}) == len(own) == 20
+        assert {row["title"] for row in own} == {name}
+        assert {row["source"] for row in own} == set(SOURCES)
+        for row in own:
+            text = texts_of(row["source"])[name][int(row["id"].split("-")[1])]
+            assert row["beginning"] == text.replace("\n", " ")[:200]
+    figures = {row["filter"]: row["figure"] for row in rows}
+    assert figures["--min-words"] == "3"
+    assert figures["--without-words"] == "zwiebelfisch"
+    assert 0.3 < float(figures["--max-repeated-lines"]) < 0.6
+
+
+def test_filters_of_a_file_and_two_workers_change_nothing(place: Path, made: Path, tmp_path: Path) -> None:
+    config, out = tmp_path / "c.toml", tmp_path / "out"
+    config.write_text(
+        "min-words = 20\nmax-words = 1200\nmin-letters = 0.5\nmax-repeated-lines = 0.3\n"
+        f'without-words = "{place / "words.txt"}"\n'
+    )
+    said = " ".join(tell(place, out, "--config", config, "--workers", "2").split())
+    assert tree(out) == tree(made)
+    assert f"--min-words 60 left out while the text was read; see {FILTERED_REPORT}" in said
+
+
+def test_a_run_that_is_interrupted_goes_on_with_the_same_filters_alone(place: Path, made: Path, tmp_path: Path) -> None:
+    out, other, moved = tmp_path / "out", tmp_path / "other-words.txt", tmp_path / "words.txt"
+    with interrupted_at("tokens"):
+        tell(place, out, *filters_of(place), code=130)
+    other.write_text("zwiebelfisch\n")
+    said = tell(place, out, *filters_of(place), "--min-words", "21", "--without-words", other, code=2)
+    assert "--min-words was 20, now 21" in said
+    assert "--without-words was 2 words (" in said
+    assert "--min-letters was 0.5, now not given" in tell(place, out, code=2)
+    moved.write_text((place / "words.txt").read_text())
+    assert tree(make(place, out, *filters_of(place), "--without-words", moved)) == tree(made)
+
+
+def test_filters_that_leave_nothing_out_change_no_shard(place: Path, tmp_path: Path) -> None:
+    plain, idle = make(place, tmp_path / "plain"), make(place, tmp_path / "idle", "--min-words", "1")
+    others = dict.fromkeys((MANIFEST, FILTERED_REPORT), "")
+    assert tree(idle) | others == tree(plain) | others
+    assert not (plain / FILTERED_REPORT).exists()
+    assert Manifest.read(plain).corpus.filtered is None
+    assert Manifest.read(idle).corpus.filtered == {"min_words": 0}
+    assert report(idle) == []
+
+
+def test_shards_of_filtered_documents_are_those_of_the_text(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = [*ASKED[: ASKED.index("--vocab-size")], "--shard-size", "64KB", "--workers", "1"]
+    run_main(shard.main, "--from", made, "--out", out, *options)
+    ours, theirs = Manifest.read(out), Manifest.read(made)
+    assert (ours.fingerprint, ours.corpus.filtered) == (theirs.fingerprint, theirs.corpus.filtered)
+    assert not (out / FILTERED_REPORT).exists()
+    run_main(verify.main, out)
+
+
+def test_text_beside_filtered_documents_may_be_filtered_otherwise(place: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    words = ["--docs", str(place / "one"), "--out", str(first), *ASKED, "--documents-only", "--workers", "1"]
+    run_main(shard.main, *words, *filters_of(place, "min_words", "max_words"))
+    assert len(report(first)) == 40
+    beside = ["--from", str(first), "--docs", str(place / "two"), "--lengths", "32", "--duplicates", "1"]
+    out = tmp_path / "out"
+    run_main(shard.main, *beside, "--workers", "1", "--out", out, *filters_of(place, "min_words"))
+    assert Manifest.read(out).corpus.filtered == {"min_words": 2 * BAD, "max_words": BAD}
+    assert {row["source"] for row in report(out)} == {"two"}
+    run_main(shard.main, "--from", out, "--lengths", "32", "--workers", "1", "--out", tmp_path / "again")
+    assert Manifest.read(tmp_path / "again").corpus.filtered == {"min_words": 2 * BAD, "max_words": BAD}
+
+
+@pytest.mark.parametrize("check", [[], ["--check"]])
+def test_thresholds_that_leave_nothing_are_named(check: list[str], place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = tell(place, out, "--min-words", "5000", "--max-words", "9000", *check, code=2)
+    assert "the filters leave no document:\n  --min-words 5000 left out 600, such as " in said
+    assert "give other thresholds" in said
+    (tmp_path / "tiny.jsonl").write_text('{"text": "It is tiny."}\n' * 3)
+    said = tell(place, out, "--docs", tmp_path / "tiny.jsonl", "--min-words", "4", *check)
+    assert check or "the filters leave no document of tiny" in said
+
+
+def test_one_language_is_left_where_that_is_asked_for(place: Path, tmp_path: Path) -> None:
+    german = "Der Fluss entspringt in den Hügeln über der Stadt und fließt durch drei Seen, bevor er das Meer erreicht."
+    (tmp_path / "de.jsonl").write_text("".join(json.dumps({"text": f"{german} {n}"}) + "\n" for n in range(40)))
+    make(place, tmp_path / "out", "--docs", str(tmp_path / "de.jsonl"), "--only-language", "en", "--min-words", "9")
+    corpus = Manifest.read(tmp_path / "out").corpus
+    assert "de" not in corpus.documents_by_source
+    assert (corpus.filtered or {})["only_language"] >= 40
+    assert "de" in {row["figure"] for row in report(tmp_path / "out")}
+
+
+NUM_ORIGINALS = 300
+
+
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes texts, a near copy of each third, in which the last word is another, and a true copy of each tenth."""
+    draw = random.Random(1)
+    originals = [" ".join(sentence(draw) for _ in range(12)) for _ in range(NUM_ORIGINALS)]
+    near = [f"{text[:-1]} indeed." for text in originals[::3]]
+    path = tmp_path_factory.mktemp("docs") / "x.jsonl"
+    texts = [*originals, *near, *originals[::10]]
+    path.write_text("".join(json.dumps({"id": str(number), "text": one}) + "\n" for number, one in enumerate(texts)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(docs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Makes shards without near copies, undisturbed and with one worker."""
+    out = tmp_path_factory.mktemp("expected") / "out"
+    run(docs, out, "--near-copies", "0.8")
+    return out
+
+
+def ids(folder: Path) -> list[int]:
+    return [int(row["id"]) for row in map_batches(folder / "documents.arrow").read_all().to_pylist()]
+
+
+def test_near_copies_are_left_out_counted_and_shown(docs: Path, expected: Path, tmp_path: Path) -> None:
+    assert ids(expected) == [*range(NUM_ORIGINALS)]
+    corpus = Manifest.read(expected).corpus
+    assert (corpus.documents, corpus.near_copies, corpus.copies) == (NUM_ORIGINALS, 130, None)
+    with (expected / NEAR_REPORT).open(newline="") as file:
+        assert all(int(row["earlier id"]) < NUM_ORIGINALS <= int(row["id"]) for row in csv.DictReader(file))
+    assert NEAR_REPORT in {record.path for record in Manifest.read(expected).files()}
+    run_main(verify.main, expected)
+    said = " ".join(run(docs, tmp_path / "both", "--near-copies", "0.8", "--drop-copies").split())
+    assert "copies 30 left out, as an earlier document has their text" in said
+    assert f"near copies 100 left out: 80% in common with an earlier one; see {NEAR_REPORT}" in said
+    assert ids(tmp_path / "both") == ids(expected)
+
+
+@pytest.mark.parametrize("step", ["candidates", "distinct"])
+def test_an_interrupted_run_goes_on_with_any_workers(step: str, docs: Path, expected: Path, tmp_path: Path) -> None:
+    with interrupted_at(step):
+        run(docs, tmp_path / "out", "--near-copies", "0.8", code=130)
+    run(docs, tmp_path / "out", "--near-copies", "0.8", "--workers", "2" if step == "candidates" else "1")
+    assert tree(tmp_path / "out") == tree(expected)
+
+
+def test_documents_that_were_kept_lose_the_same(docs: Path, expected: Path, tmp_path: Path) -> None:
+    run(docs, tmp_path / "documents", "--documents-only")
+    options = ["--workers", "1", *SETTINGS[: SETTINGS.index("--vocab-size")], "--shard-size", "128KB"]
+    folders = ["--from", str(tmp_path / "documents"), "--out", str(tmp_path / "out")]
+    run_main(shard.main, *folders, *options, "--near-copies", "0.8")
+    assert Manifest.read(tmp_path / "out").fingerprint == Manifest.read(expected).fingerprint
+
+
+@pytest.mark.usefixtures("expected")  # by which all is compiled, so that what is interrupted is the run itself
+def test_near_copies_are_looked_for_anew_where_the_text_changed(docs: Path, tmp_path: Path) -> None:
+    more = tmp_path / "docs"
+    more.mkdir()
+    lines = docs.read_text().splitlines(keepends=True)
+    (more / "1.jsonl").write_text("".join(lines[:NUM_ORIGINALS]))
+    out = tmp_path / "out"
+    with interrupted_at("examples"):
+        run(more, out, "--near-copies", "0.8", code=130)
+    assert WorkFolder(out).is_finished(FOUND)
+    (more / "2.jsonl").write_text("".join(lines[NUM_ORIGINALS:]))
+    run(more, out, "--near-copies", "0.8")
+    assert Manifest.read(out).corpus.near_copies == 130
+    run(more, tmp_path / "fresh", "--near-copies", "0.8")
+    assert tree(out) == tree(tmp_path / "fresh")
+
+
+def test_a_forecast_tells_of_the_search(docs: Path, tmp_path: Path) -> None:
+    said = run(docs, tmp_path / "out", "--near-copies", "0.8", "--check")
+    assert all(f"\n{step} " in said for step in ("signatures", "candidates", "near copies"))
+    assert not (tmp_path / "out").exists()

@@ -93,21 +93,15 @@ def ranks(corpus: Path, tmp_path: Path) -> Iterator[Ranks]:
     found.process.communicate()
 
 
-def test_a_rank_whose_process_is_killed_ends_all_with_its_name(ranks: Ranks) -> None:
-    ranks.working(2).kill()
+@pytest.mark.parametrize("rank", [slow(0), 2])
+def test_a_rank_whose_process_is_killed_ends_all_with_its_name(rank: int, ranks: Ranks) -> None:
+    ranks.working(rank).kill()
     codes, said = ranks.end(20)
     assert codes == [2, 2, 2]
-    assert re.search(r"error: rank 2 on \S+ is gone \(its process was killed from outside with SIGKILL", said)
-    assert "the same command continues" in said
+    name = r"rank 2 on \S+ is gone \(its" if rank else "the main"
+    assert re.search(rf"error: {name} process was killed from outside with SIGKILL", said)
+    assert "the same command" in said
     assert "Traceback" not in said
-
-
-@pytest.mark.slow
-def test_other_ranks_end_where_the_first_is_killed(ranks: Ranks) -> None:
-    ranks.working(0).kill()
-    codes, said = ranks.end(20)
-    assert codes == [2, 2, 2]
-    assert "error: the main process was killed from outside with SIGKILL" in said
 
 
 @pytest.mark.slow
@@ -130,17 +124,6 @@ def test_a_rank_that_is_busy_for_longer_than_silence_may_last_is_not_gone(ranks:
     assert "is ready, in" in said
 
 
-@pytest.mark.slow
-def test_rank_0_does_a_share_of_the_work(corpus: Path, tmp_path: Path) -> None:
-    """Among two ranks each has a process that works."""
-    ranks = Ranks(2, corpus, tmp_path)
-    working = [ranks.working(0), ranks.working(1)]
-    local = working[0].children(recursive=True)
-    wait_for(lambda: any(member.cpu_times().user > 0.5 for member in local if member.is_running()))
-    codes, said = ranks.end()
-    assert codes == [0, 0], said
-
-
 def launch(ranks: int, corpus: Path, out: str, environment: dict[str, str], *wrapper: str) -> tuple[int, str]:
     """Runs shard.py in ranks; returns the exit code and what was said."""
     done = subprocess.run(
@@ -161,9 +144,7 @@ def launch(ranks: int, corpus: Path, out: str, environment: dict[str, str], *wra
         ("module.segment = segment", "RuntimeError: a fault of this host"),
     ],
 )
-def test_a_fault_of_the_code_on_one_rank_is_told_with_its_traceback(
-    what: str, said: str, corpus: Path, tmp_path: Path
-) -> None:
+def test_a_fault_of_one_rank_is_told_with_its_traceback(what: str, said: str, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/sentencex.py").write_text(BROKEN.replace("WHAT", what))
     path = f"{tmp_path}/broken:{ROOT}"

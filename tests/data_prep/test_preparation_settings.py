@@ -1,12 +1,17 @@
-"""The settings of shard.py: from flags and files, and what is said of those that cannot be."""
+"""shard.py as its users run it: settings from flags and files, what it refuses, and texts that are odd."""
 
 from __future__ import annotations
 
+import random
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from conftest import WORDS, sentence
+from support.commands import run_main
 from support.reading import page, wiki_dump
-from support.sharding import run
+from support.sharding import command, run
 
 from data_prep import shard
 from data_prep.command_line import read_config
@@ -15,24 +20,15 @@ from data_prep.settings import find_faults
 from data_prep.shards import Manifest
 
 
-def test_other_settings_into_the_same_folder_are_refused_with_the_way_out(
-    wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run(wiki, tmp_path / "out") == 0
-    assert run(wiki, tmp_path / "out", "--seed", "2", "--masking", "whole-word") == 2
-    message = capfd.readouterr().err
-    assert "--seed was 12345, now 2" in message
-    assert "--masking was token, now whole-word" in message
-    assert "give the same settings to continue, another --out, or remove the folder" in message
-
-
-def test_settings_may_come_from_a_file_and_flags_come_before_it(wiki: Path, tmp_path: Path) -> None:
+def test_settings_of_a_file_yield_to_flags(wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --out, the folder is named after the text."""
     config = tmp_path / "shards.toml"
     config.write_text(
         f'docs = ["{wiki}"]\nlengths = [32]\nduplicates = 3\nvocab-size = 300\nworkers = 1\nmask_rate = 0.2\n'
     )
-    assert shard.main(["--config", str(config), "--out", str(tmp_path / "out"), "--duplicates", "1"]) == 0
-    settings = Manifest.read(tmp_path / "out").settings
+    monkeypatch.chdir(tmp_path)
+    run_main(shard.main, "--config", config, "--duplicates", "1")
+    settings = Manifest.read(tmp_path / "data" / "wiki").settings
     assert (settings.lengths, settings.duplicates, settings.mask_rate) == ([32], 1, 0.2)
 
 
@@ -41,6 +37,7 @@ def test_settings_may_come_from_a_file_and_flags_come_before_it(wiki: Path, tmp_
     [
         ("", "nothing to read"),
         ("--docs nowhere", "--docs nowhere: no such file or folder"),
+        ("--docs nowhere --check", "--docs nowhere: no such file or folder"),
         ("--docs wiki --lengths 4 600", "--lengths 600: from 8 to 512"),
         ("--docs wiki --mask-split 80 10 5", "three shares in percent that make 100"),
         ("--docs wiki --max-predictions 20", "one number for each of the 2 lengths"),
@@ -79,61 +76,40 @@ def test_settings_may_come_from_a_file_and_flags_come_before_it(wiki: Path, tmp_
         ("--docs wiki --only-language klingon", "--only-language klingon: the model knows"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(
-    arguments: str, message: str, wiki: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_settings_are_refused(arguments: str, message: str, wiki: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(wiki.parent)
-    assert shard.main([*arguments.split(), "--workers", "1"]) == 2
-    assert message in capfd.readouterr().err
+    assert message in run_main(shard.main, *arguments.split(), "--workers", "1", code=2)
     assert not Path("data").exists()
 
 
-def test_all_faults_of_the_settings_are_reported_at_once(capfd: pytest.CaptureFixture[str]) -> None:
-    assert shard.main(["--docs", "x", "--duplicates", "0", "--mask-rate", "2", "--seed", "-1"]) == 2
-    message = capfd.readouterr().err
+def test_all_faults_of_the_settings_are_reported_at_once() -> None:
+    message = run_main(shard.main, "--docs", "x", "--duplicates", "0", "--mask-rate", "2", "--seed", "-1", code=2)
     assert all(flag in message for flag in ("--duplicates 0", "--mask-rate 2", "--seed -1"))
 
 
-def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("lenghts = [128]\nmasking = 3\n")
-    assert shard.main(["--config", str(tmp_path / "c.toml")]) == 2
-    message = capfd.readouterr().err
+    message = run_main(shard.main, "--config", tmp_path / "c.toml", code=2)
     assert "lenghts: unknown; did you mean lengths?" in message
     assert 'masking = 3: one of "token", "whole-word"' in message
 
 
-def test_settings_that_mean_the_same_are_the_same(wiki: Path, tmp_path: Path) -> None:
-    assert run(wiki, tmp_path / "out") == 0
-    assert run(wiki, tmp_path / "out", "--mask-split", "80", "10", "10", "--shard-size", "128000") == 0
+def test_values_of_a_file_must_be_of_their_kind(tmp_path: Path) -> None:
+    allowed = ["workers = 2", "cased = true", "validation = 0"]
+    refused = ['workers = "4"', "workers = 1.5", "seed = 1.9", "lengths = [128.7]", "mask-split = [90, 10]"]
+    refused += ["cased = 1", 'config = "other.toml"']
+
+    def is_allowed(line: str) -> bool:
+        (tmp_path / "c.toml").write_text(f'docs = ["x"]\n{line}\n')
+        try:
+            return not find_faults(read_config(tmp_path / "c.toml"))
+        except UserError:
+            return False
+
+    assert [line for line in allowed + refused if is_allowed(line)] == allowed
 
 
-@pytest.mark.parametrize(
-    ("line", "allowed"),
-    [
-        ("workers = 2", True),
-        ('workers = "4"', False),
-        ("workers = 1.5", False),
-        ("seed = 1.9", False),
-        ("lengths = [128.7]", False),
-        ("mask-split = [90, 10]", False),
-        ("cased = 1", False),
-        ("cased = true", True),
-        ('config = "other.toml"', False),
-        ("validation = 0", True),
-    ],
-)
-def test_values_of_a_file_must_be_of_their_kind(line: str, allowed: bool, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text(f'docs = ["x"]\n{line}\n')
-    try:
-        accepted = not find_faults(read_config(tmp_path / "c.toml"))
-    except UserError:
-        accepted = False
-    assert accepted == allowed
-
-
-def test_formulas_stay_as_a_word_where_that_is_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_formulas_stay_as_a_word_where_that_is_asked_for(tmp_path: Path) -> None:
     text = " ".join(f"Sentence {n} is about the sum of many things." for n in range(200))
     dump = tmp_path / "x.xml"
     dump.write_bytes(
@@ -142,8 +118,68 @@ def test_formulas_stay_as_a_word_where_that_is_asked_for(tmp_path: Path, capfd: 
     options = ["--docs", str(dump), "--lengths", "32", "--duplicates", "1", "--vocab-size", "400", "--workers", "1"]
     for way, there in (("drop", False), ("word", True)):
         out = tmp_path / way
-        assert shard.main([*options, "--out", str(out), "--formulas", way]) == 0
+        run_main(shard.main, *options, "--out", out, "--formulas", way)
         assert Manifest.read(out).settings.as_json()["formulas"] == way
         assert ("formula" in (out / "vocab.txt").read_text().split()) is there
-    assert shard.main([*options, "--out", str(tmp_path / "drop"), "--formulas", "word"]) == 2
-    assert "--formulas was drop, now word" in capfd.readouterr().err
+    assert "--formulas was drop, now word" in run_main(
+        shard.main, *options, "--out", tmp_path / "drop", "--formulas", "word", code=2
+    )
+
+
+def test_a_finished_folder_is_left_as_it_is(wiki: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(wiki, out)
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    same = ["--mask-split", "80", "10", "10", "--shard-size", "128000"]  # spelled otherwise
+    assert "is complete already; nothing to do" in run(wiki, out, *same)
+    said = run(wiki, out, "--seed", "2", "--masking", "whole-word", code=2)
+    assert "--seed was 12345, now 2" in said
+    assert "--masking was token, now whole-word" in said
+    assert "give the same settings to continue, another --out, or remove the folder" in said
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == times
+
+
+def test_text_without_a_single_piece_stops_the_run(tmp_path: Path) -> None:
+    (tmp_path / "bell.txt").write_bytes(b"\7\7\7\n\n\7\7")
+    assert "no document has any text in it" in run(tmp_path / "bell.txt", tmp_path / "out", code=2)
+
+
+@pytest.mark.slow
+def test_a_document_of_a_hundred_megabytes_on_one_line_takes_less_than_a_gigabyte(tmp_path: Path) -> None:
+    """The process is asked while it runs: what `wait4` reports may be the memory of its parent before the exec."""
+    draw, peak = random.Random(1), 0
+    text = " ".join(sentence(draw) for _ in range(10_000)) + " "
+    (tmp_path / "line.txt").write_text(text * (100_000_000 // len(text)))
+    process = subprocess.Popen(command(tmp_path / "line.txt", tmp_path / "out", "--workers", "1"))
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        peak = max([peak, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))])
+        time.sleep(0.05)
+    assert process.returncode == 0
+    assert 0 < peak < 1 << 20  # kilobytes
+    corpus = Manifest.read(tmp_path / "out").corpus
+    assert corpus.documents == 1
+    assert corpus.sentences > 1_000_000
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000_000, "中文" * 1_000_000, "é" * 1_000_000, "." * 3_000_000])
+def test_text_without_any_space_is_no_trouble(text: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.txt").write_text("An ordinary sentence. And another one.\n\n" + text)
+    run(tmp_path / "odd.txt", tmp_path / "out")
+
+
+def test_documents_of_one_word_each(tmp_path: Path) -> None:
+    lines = "\n\n".join(WORDS)
+    (tmp_path / "words.txt").write_text(lines)
+    run(tmp_path / "words.txt", tmp_path / "out", "--format", "sentences")
+    manifest = Manifest.read(tmp_path / "out")
+    assert manifest.corpus.documents == len(set(WORDS)) == len(WORDS)
+    assert manifest.figures[0].random_next == manifest.figures[0].examples
+
+
+def test_a_folder_with_other_files_is_left_alone(wiki: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "project" / "work"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("chapter one")
+    assert "holds other files already" in run(wiki, tmp_path / "project", code=2)
+    assert (mine / "thesis.txt").read_text() == "chapter one"

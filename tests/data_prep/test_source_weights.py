@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import run_main
 from support.segments import SEED, all_rows, corpus_of, pool_of
 from support.sharding import interrupted_at, tree, write_sources
 
@@ -32,9 +33,13 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return write_sources(tmp_path_factory.mktemp("texts"))
 
 
+def tell(docs: list[str], out: Path, *words: str) -> str:
+    """Makes shards with weights; returns what is said."""
+    return run_main(shard.main, "--docs", *docs, *ASKED, "--out", out, "--workers", "1", *words)
+
+
 def make(docs: list[str], out: Path, *words: str) -> Path:
-    """Makes shards with weights."""
-    assert shard.main(["--docs", *docs, *ASKED, "--out", str(out), "--workers", "1", *words]) == 0
+    tell(docs, out, *words)
     return out
 
 
@@ -49,9 +54,7 @@ def once(docs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(docs, tmp_path_factory.mktemp("once") / "out")
 
 
-def test_documents_for_training_are_repeated_and_those_held_out_are_there_once(
-    docs: list[str], once: Path, tmp_path: Path
-) -> None:
+def test_documents_are_repeated_and_those_held_out_there_once(docs: list[str], once: Path, tmp_path: Path) -> None:
     """Of a weight of 2.5, half of the documents are there three times; of 0.5, half of them are left out."""
     words = ["--weight", "more=2.5", "--weight", "wiki=0.5"]
     weighed = make(docs, tmp_path / "weighed", *words)
@@ -85,9 +88,7 @@ def test_a_weight_of_one_changes_nothing(docs: list[str], once: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("weight", "left"), [("0.5", 10), ("3.7", 74), ("0.12", 2), ("0.125", 3)])
-def test_just_the_share_that_is_asked_for_is_there_whatever_the_seed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], weight: str, left: int
-) -> None:
+def test_just_the_share_that_is_asked_for_is_there_whatever_the_seed(tmp_path: Path, weight: str, left: int) -> None:
     """A half is rounded up; what is there by pieces is said, since documents differ in length."""
     words = " ".join(f"word{number}" for number in range(20)).split()
     texts = [" ".join(words[: 2 + number]) + "." for number in range(20)]
@@ -96,9 +97,9 @@ def test_just_the_share_that_is_asked_for_is_there_whatever_the_seed(
     found = []
     for seed in ("1", "2", "3"):
         out = tmp_path / seed
-        said = ["--weight", f"a={weight}", "--duplicates", "1", "--workers", "1", "--seed", seed, "--out", str(out)]
-        assert shard.main([*common, *said]) == 0
-        printed = re.search(r"weight of a: ([\d.]+) times its ([\d,]+) pieces for training", capfd.readouterr().out)
+        words = ["--weight", f"a={weight}", "--duplicates", "1", "--workers", "1", "--seed", seed, "--out", str(out)]
+        said = run_main(shard.main, *common, *words)
+        printed = re.search(r"weight of a: ([\d.]+) times its ([\d,]+) pieces for training", said)
         assert printed is not None
         found.append(Counter(rows(out)))
         trained = next(one for one in Manifest.read(out).figures).text
@@ -109,10 +110,7 @@ def test_just_the_share_that_is_asked_for_is_there_whatever_the_seed(
 
 
 @given(
-    st.integers(1, 3 * GROUP),
-    st.floats(0.01, 4),
-    st.integers(0, 99),
-    st.lists(st.integers(0, 3 * GROUP), max_size=5),
+    st.integers(1, 3 * GROUP), st.floats(0.01, 4), st.integers(0, 99), st.lists(st.integers(0, 3 * GROUP), max_size=5)
 )
 def test_files_do_not_change_what_is_drawn(total: int, weight: float, seed: int, ends: list[int]) -> None:
     whole = draw_times(seed, weight, 0, total, total)
@@ -129,9 +127,7 @@ def test_what_takes_turns_in_the_order_is_drawn_alike() -> None:
     assert [abs(int(drawn[start::2].sum()) - 10_000) < 300 for start in (0, 1)] == [True, True]
 
 
-def test_what_an_older_version_drew_is_drawn_anew(
-    docs: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draws_of_older_versions_are_repeated(docs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of it comes beside what is drawn now: shards of one length and those of another have the same documents."""
     words = ["--weight", "more=2.5", "--workers", "1"]
     with monkeypatch.context() as older, interrupted_at("shards"):
@@ -139,16 +135,16 @@ def test_what_an_older_version_drew_is_drawn_anew(
         older.setattr(sifting, "draw_times", lambda *given: np.full(given[-1], 2, np.int64))
         assert shard.main(["--docs", *docs, *ASKED, "--out", str(tmp_path / "out"), *words]) != 0
     whole = make(docs, tmp_path / "whole", *words)
-    capfd.readouterr()
-    assert tree(make(docs, tmp_path / "out", *words)) == tree(whole)
-    assert "changed since the run began: how --weight draws" in capfd.readouterr().out
+    assert "changed since the run began: how --weight draws" in tell(docs, tmp_path / "out", *words)
+    assert tree(tmp_path / "out") == tree(whole)
 
 
-def test_weights_that_leave_nothing_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_leave_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("One sentence. And another one.\n")
     words = ["--docs", str(tmp_path / "one.txt"), "--weight", "one=0.000001", "--out", str(tmp_path / "out")]
-    assert shard.main([*words, "--workers", "1", "--vocab-size", "100"]) == 2
-    assert "--weight: leaves no document for training; take larger weights" in capfd.readouterr().err
+    assert "--weight: leaves no document for training; take larger weights" in run_main(
+        shard.main, *words, "--workers", "1", "--vocab-size", "100", code=2
+    )
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=6), st.integers(0, 50))

@@ -101,7 +101,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(adapting: Place, place: 
     cure = f"make the data with shard.py --vocab {other}"
     assert_refused(adapting.command("run", "--init", other), f"--data {place.data}: {pieces}; {cure}")
     wiki = write_wiki(place.folder / "wiki", documents=60)
-    assert shard(wiki, place.folder / "data", "--vocab", str(other)) == 0
+    shard(wiki, place.folder / "data", "--vocab", str(other))
     given = dataclasses.replace(adapting, data=place.folder / "data")
     assert_well(train(given.command("before", "--init", other, *SAVES), 1))
     run = place.folder / "before"
@@ -189,7 +189,7 @@ def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Pa
     text = "".join(path.read_text() for path in sorted(wiki.iterdir())).replace("river", "floodplain")
     (adapting.folder / "text.txt").write_text(text)
     data = adapting.folder / "longer"
-    assert shard(adapting.folder / "text.txt", data, "--format", "text", "--vocab", str(bert), "--extend", "3") == 0
+    shard(adapting.folder / "text.txt", data, "--format", "text", "--vocab", str(bert), "--extend", "3")
     assert "floodplain" in read_vocabulary(data).pieces[229:]
     given = dataclasses.replace(adapting, data=data)
     (bert / "README.md").write_text("---\nlicense: mit\n---\n")

@@ -7,8 +7,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import Any
 
 import psutil
+import pytest
+
+from data_prep.common.errors import UserError
 
 
 def start(command: Sequence[str], stdin: int | None = None) -> subprocess.Popen[str]:
@@ -24,6 +30,22 @@ def start(command: Sequence[str], stdin: int | None = None) -> subprocess.Popen[
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def run_main(main: Callable[[list[str]], int], *words: object, code: int = 0) -> str:
+    """Runs a command in this process; returns its output, or of one that ends with code 1 or 2 its errors."""
+    output, errors = StringIO(), StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        ended = main([*map(str, words)])
+    assert ended == code, output.getvalue() + errors.getvalue()
+    return (errors if code in (1, 2) else output).getvalue()
+
+
+def refusal(act: Callable[..., object], *words: Any, **more: Any) -> str:
+    """Calls a function that must refuse; returns what the user is told."""
+    with pytest.raises(UserError) as caught:
+        act(*words, **more)
+    return str(caught.value)
 
 
 def block_all_signals() -> None:

@@ -49,6 +49,8 @@ class Made(NamedTuple):
     room: int
     whole: Segments
     plan: Segments
+    short: float
+    """The share of documents with a short target."""
 
 
 def make(corpus: Corpus, length: int, duplicate: int = 0, seed: int = SEED, short: float = 0.0) -> Made:
@@ -57,7 +59,7 @@ def make(corpus: Corpus, length: int, duplicate: int = 0, seed: int = SEED, shor
     place_partners(np.flatnonzero(whole.partner >= 0), whole, corpus)
     plan = copied(whole)
     truncate(np.arange(plan.row.size), plan, length - 3)
-    return Made(corpus, length - 3, whole, plan)
+    return Made(corpus, length - 3, whole, plan, short)
 
 
 def starts_of(ends: Array) -> Array:

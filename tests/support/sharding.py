@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, sentence, write_wiki
-from support.commands import start, wait_for
+from support.commands import run_main, start, wait_for
 
 from data_prep import shard
 from data_prep.arrow_files import read_shard
@@ -75,9 +75,9 @@ def begin(corpus: Path, out: Path) -> subprocess.Popen[str]:
     return process
 
 
-def run(wiki: Path, out: Path, *more: str) -> int:
-    """Runs shard.py on a small text in this process; returns the exit code."""
-    return shard.main(["--docs", str(wiki), "--out", str(out), "--workers", "1", *SETTINGS, *more])
+def run(docs: Path | str, out: Path, *more: object, code: int = 0) -> str:
+    """Runs shard.py on a small text in this process; returns what it says."""
+    return run_main(shard.main, "--docs", docs, "--out", out, "--workers", "1", *SETTINGS, *more, code=code)
 
 
 @contextmanager

@@ -7,8 +7,6 @@ import json
 import random
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +16,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from conftest import ROOT
+from support.commands import run_main
+
+from data_prep import fetch
 
 FETCH = str(ROOT / "data_prep" / "fetch.py")
 SIZE = 3_000_000
@@ -168,9 +169,9 @@ def arguments(*more: object) -> list[str]:
     return [*map(str, more), "--wait", "0.01"]
 
 
-def run(*more: object) -> subprocess.CompletedProcess[str]:
-    """Runs fetch.py as a user does, with hardly a pause between attempts."""
-    return subprocess.run([sys.executable, FETCH, *arguments(*more)], capture_output=True, text=True, timeout=60)
+def run(*more: object, code: int = 0) -> str:
+    """Runs fetch.py in this process, with hardly a pause between attempts; returns what it says."""
+    return run_main(fetch.main, *arguments(*more), code=code)
 
 
 def names(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The segments of data_prep/examples/pairs.py, exactly: the original's rules for single examples."""
+"""The segments of data_prep/examples/pairs.py: the original's rules for single examples, and draws as it makes them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from support import original
-from support.original import CHANCE
+from support.original import CHANCE, chance_alike
 from support.segments import (
     LENGTHS,
+    ONE_PIECE_SENTENCES,
     SEED,
     SHORT,
+    Made,
     Sizes,
     all_rows,
     copied,
     corpus_of,
     document_sizes,
+    first_of_each,
     make,
     plan_of,
     pool_of,
@@ -29,17 +32,23 @@ from support.segments import (
     varied,
 )
 
+from data_prep.common.arrays import Array
 from data_prep.examples.pairs import Segments, fill_second, place_partners, plan_pairs, truncate
 from data_prep.examples.parts import Pool
 
 
+def make_any(documents: Sizes, length: int, short: float, seed: int) -> Made:
+    return make(corpus_of(documents), length, seed=seed, short=short)
+
+
+MADE = st.builds(make_any, document_sizes() | document_sizes(200), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
+
+
 @settings(deadline=None, max_examples=100)
-@given(document_sizes(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
-def test_a_document_is_used_up_in_order_and_unused_sentences_are_put_back(
-    documents: Sizes, length: int, short: float, seed: int
-) -> None:
+@given(MADE)
+def test_a_document_is_used_up_in_order_and_unused_sentences_are_put_back(made: Made) -> None:
     """Segments A, and B where it is the true next, are the document again; a random B takes nothing from it."""
-    corpus, _, whole, _ = make(corpus_of(documents), length, seed=seed, short=short)
+    corpus, _, whole, _, _ = made
     last_pieces = corpus.sentence_ends[corpus.document_ends - 1]
     np.testing.assert_array_equal(np.unique(whole.row), all_rows(corpus))
     at = 0
@@ -54,11 +63,9 @@ def test_a_document_is_used_up_in_order_and_unused_sentences_are_put_back(
 
 
 @settings(deadline=None, max_examples=100)
-@given(document_sizes(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
-def test_sentences_are_gathered_until_the_target_is_reached(
-    documents: Sizes, length: int, short: float, seed: int
-) -> None:
-    corpus, room, whole, _ = make(corpus_of(documents), length, seed=seed, short=short)
+@given(MADE)
+def test_sentences_are_gathered_until_the_target_is_reached(made: Made) -> None:
+    corpus, room, whole, _, short = made
     ends = corpus.sentence_ends
     for row in all_rows(corpus):
         mine = np.flatnonzero(whole.row == row)
@@ -82,11 +89,9 @@ def test_sentences_are_gathered_until_the_target_is_reached(
 
 
 @settings(deadline=None, max_examples=100)
-@given(document_sizes(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
-def test_a_random_next_has_whole_sentences_until_the_target_is_reached(
-    documents: Sizes, length: int, short: float, seed: int
-) -> None:
-    corpus, _, whole, _ = make(corpus_of(documents), length, seed=seed, short=short)
+@given(MADE)
+def test_a_random_next_has_whole_sentences_until_the_target_is_reached(made: Made) -> None:
+    corpus, _, whole, _, _ = made
     starts, ends = starts_of(corpus.sentence_ends), corpus.sentence_ends
     for example in np.flatnonzero(whole.partner >= 0):
         row = whole.partner[example]
@@ -96,12 +101,10 @@ def test_a_random_next_has_whole_sentences_until_the_target_is_reached(
         assert whole.b_end[example] == (enough[0] if enough.size else ends[in_partner][-1])
 
 
-@settings(deadline=None, max_examples=300)
-@given(document_sizes(200), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
-def test_examples_fit_and_segments_are_parts_of_what_they_were(
-    documents: Sizes, length: int, short: float, seed: int
-) -> None:
-    _, room, whole, plan = make(corpus_of(documents), length, seed=seed, short=short)
+@settings(deadline=None, max_examples=150)
+@given(MADE)
+def test_examples_fit_and_segments_are_parts_of_what_they_were(made: Made) -> None:
+    _, room, whole, plan, _ = made
     size_a, size_b = plan.a_end - plan.a_start, plan.b_end - plan.b_start
     assert (size_a >= 1).all()
     assert (size_b >= 1).all()
@@ -115,21 +118,13 @@ def test_examples_fit_and_segments_are_parts_of_what_they_were(
     assert (plan.a_end <= plan.b_start)[true_next].all()
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=250)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(5, 509), st.integers(0, 1000))
-def test_truncation_leaves_the_sizes_that_dropping_single_pieces_does(
-    size_a: int, size_b: int, room: int, number: int
-) -> None:
+def test_truncation_is_that_of_dropping_single_pieces(size_a: int, size_b: int, room: int, number: int) -> None:
     plan = truncated(plan_of(np.array([size_a]), np.array([size_b]), number), room)
     a, b = original.truncate(list(range(size_a)), list(range(size_b)), room, Random(number))
     assert (plan.a_end - plan.a_start).tolist() == [len(a)]
     assert (plan.b_end - plan.b_start).tolist() == [len(b)]
-
-
-@pytest.mark.parametrize(("sizes", "room", "left"), [((5, 5), 9, (5, 4)), ((5, 5), 8, (4, 4)), ((6, 5), 9, (5, 4))])
-def test_of_a_tie_b_loses_first(sizes: tuple[int, int], room: int, left: tuple[int, int]) -> None:
-    plan = truncated(plan_of(np.array([sizes[0]]), np.array([sizes[1]])), room)
-    assert ((plan.a_end - plan.a_start)[0], (plan.b_end - plan.b_start)[0]) == left
 
 
 def test_only_the_chosen_examples_are_truncated() -> None:
@@ -141,7 +136,7 @@ def test_only_the_chosen_examples_are_truncated() -> None:
     assert after.a_end[1] - after.a_start[1] == 10
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(document_sizes(), LENGTHS, SHORT, st.integers(0, 9), st.data())
 def test_the_plan_of_a_document_depends_on_no_other_document(
     documents: Sizes, length: int, short: float, duplicate: int, data: st.DataObject
@@ -190,13 +185,6 @@ def test_the_partner_of_an_only_document_is_itself() -> None:
     assert (made.plan.b_end <= 17).all()
 
 
-def test_the_partner_is_another_document_where_there_are_others() -> None:
-    made = make(corpus_of([[5, 5, 5]] * 1000), 13)
-    random_next = made.whole.partner >= 0
-    assert random_next.sum() > 1000
-    assert (made.whole.partner != made.whole.row)[random_next].all()
-
-
 def test_partners_are_members() -> None:
     corpus = corpus_of([[5, 5, 5]] * 50, first=70)
     held_out = np.array([71, 90, 113])
@@ -211,7 +199,7 @@ def test_partners_are_members() -> None:
 
 def test_a_random_next_is_the_same_whichever_file_its_document_is_in() -> None:
     documents = varied(60)
-    corpus, (_, _, whole, _) = corpus_of(documents), make(corpus_of(documents), 48)
+    corpus, whole = corpus_of(documents), make(corpus_of(documents), 48).whole
     plan = plan_pairs(corpus, all_rows(corpus), pool_of(corpus), 48, 0, SEED, 0.0)
     place_partners(np.flatnonzero((plan.partner >= 0) & (plan.partner < 25)), plan, corpus_of(documents[:25]))
     later = np.flatnonzero(plan.partner >= 25)
@@ -224,7 +212,7 @@ def test_a_random_next_is_the_same_whichever_file_its_document_is_in() -> None:
 
 
 def test_the_second_segments_are_copied_to_their_rows() -> None:
-    corpus, room, _, plan = make(corpus_of([[7, 30, 2, 11]] * 20), 24)
+    corpus, room, _, plan, _ = make(corpus_of([[7, 30, 2, 11]] * 20), 24)
     second = np.full((plan.row.size, room), 9999, np.uint16)
     chosen = np.arange(0, plan.row.size, 2)
     fill_second(chosen, plan, corpus, second)
@@ -253,3 +241,104 @@ def test_a_corpus_of_many_examples_is_planned_whole() -> None:
     assert plan.row.size > 10_000
     np.testing.assert_array_equal(np.unique(plan.row), np.arange(5001))
     assert (np.diff(plan.a_start) > 0).all()
+
+
+def test_ten_draws_are_made_for_another_document() -> None:
+    """Where there are two documents, a document is its own partner once in 2¹⁰."""
+    corpus = corpus_of([[5]] * 2)
+    times = 80_000
+    members = pool_of(corpus)
+    plans = [plan_pairs(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times // 2)]
+    own = sum(int((plan.partner == plan.row).sum()) for plan in plans)
+    assert stats.binomtest(own, times, 2**-10).pvalue > CHANCE
+
+
+def targets_of(made: Made) -> Array:
+    """Works out the targets of the documents of ONE_PIECE_SENTENCES from their first examples."""
+    whole = made.whole
+    gathered = np.where(whole.partner < 0, whole.b_end, whole.a_end + whole.wanted) - whole.a_start
+    targets: Array = gathered[first_of_each(whole.row)]
+    return targets
+
+
+def test_short_targets_are_uniform() -> None:
+    made = make(corpus_of(ONE_PIECE_SENTENCES), 16, short=1.0)
+    targets = targets_of(made)
+    assert (targets.min(), targets.max()) == (2, 13)
+    assert stats.chisquare(np.bincount(targets - 2, minlength=12)).pvalue > CHANCE
+
+
+@pytest.mark.parametrize("short", [0.1, 0.5])
+def test_so_many_documents_have_short_targets(short: float) -> None:
+    targets = targets_of(make(corpus_of(ONE_PIECE_SENTENCES), 64, short=short))
+    assert targets.max() == 61
+    assert stats.binomtest(int((targets < 61).sum()), targets.size, short * 59 / 60).pvalue > CHANCE
+
+
+def test_a_ends_after_any_but_the_last_of_the_sentences_gathered() -> None:
+    whole = make(corpus_of([[2] * 7] * 3000), 64).whole
+    first = first_of_each(whole.row)
+    kept = (whole.a_end - whole.a_start)[first] // 2
+    random_next = whole.partner[first] >= 0
+    table = np.array([np.bincount(kept[random_next == side], minlength=8)[1:7] for side in (False, True)])
+    assert table.sum() == 3000
+    assert stats.chisquare(table.sum(axis=0)).pvalue > CHANCE
+    assert stats.chi2_contingency(table).pvalue > CHANCE  # how many, and whether the next is random, are unrelated
+
+
+def test_half_of_the_examples_have_a_random_next() -> None:
+    whole = make(corpus_of([[2, 2]] * 10_000), 64).whole
+    first = first_of_each(whole.row)
+    random_next = whole.partner[first] >= 0
+    assert stats.binomtest(int(random_next.sum()), 10_000).pvalue > CHANCE
+    rest = np.setdiff1d(np.arange(whole.row.size), first)
+    np.testing.assert_array_equal(whole.row[rest], np.flatnonzero(random_next))  # the sentence that was put back
+    assert (whole.partner[rest] >= 0).all()  # has nothing that follows it
+
+
+def test_partners_are_uniform_over_the_other_documents() -> None:
+    corpus = corpus_of([[3]] * 12)
+    members, times = pool_of(corpus), 500
+    plans = [plan_pairs(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times)]
+    apart = np.concatenate([(plan.partner - plan.row) % 12 for plan in plans])
+    counts = np.bincount(apart, minlength=12)
+    assert counts[0] == 0
+    assert stats.chisquare(counts[1:]).pvalue > CHANCE
+    partners = np.bincount(np.concatenate([plan.partner for plan in plans]), minlength=12)
+    assert stats.chisquare(partners).pvalue > CHANCE
+
+
+def test_a_random_next_begins_at_any_sentence() -> None:
+    corpus, _, whole, _, _ = make(corpus_of([[5, 1, 9, 2, 2, 40, 3]] * 1000), 32)
+    random_next = whole.partner >= 0
+    sentence = np.searchsorted(starts_of(corpus.sentence_ends), whole.b_start[random_next])
+    assert stats.chisquare(np.bincount(sentence % 7, minlength=7)).pvalue > CHANCE
+    np.testing.assert_array_equal(sentence // 7, whole.partner[random_next])
+
+
+def test_what_is_drawn_for_an_example_tells_nothing_of_the_next() -> None:
+    corpus, _, whole, _, _ = make(corpus_of([[2] * 40] * 1000), 17)
+    kept = (whole.a_end - whole.a_start) // 2
+    start_of_b = np.searchsorted(starts_of(corpus.sentence_ends), whole.b_start) % 40
+    pairs = np.flatnonzero((whole.partner[:-1] >= 0) & (whole.row[:-1] == whole.row[1:]))
+    assert pairs.size > 3000
+    assert stats.spearmanr(start_of_b[pairs], kept[pairs + 1]).pvalue > CHANCE
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lost"), [((10, 1), (1, 0)), ((12, 12), (2, 3)), ((80, 3), (73, 0)), ((9, 140), (4, 135))]
+)
+def test_pieces_are_lost_at_front_and_back_alike(sizes: tuple[int, int], lost: tuple[int, int]) -> None:
+    times, room = 3000, sum(sizes) - sum(lost)
+    before = plan_of(np.full(times, sizes[0]), np.full(times, sizes[1]))
+    after = truncated(before, room)
+    fronts = after.a_start - before.a_start, after.b_start - before.b_start
+    backs = before.a_end - after.a_end, before.b_end - after.b_end
+    for front, back, number in zip(fronts, backs, lost, strict=True):
+        assert (front + back == number).all()
+        assert (front >= 0).all()
+        assert (back >= 0).all()
+        fair = np.random.default_rng(1).binomial(number, 0.5, 20 * times)
+        assert chance_alike(front, fair) > CHANCE
+    if min(lost):
+        assert stats.pearsonr(*fronts).pvalue > CHANCE

@@ -1,8 +1,8 @@
-"""The pools of which partners are drawn: any document is as likely as another, however many parts there are."""
+"""Parts of a corpus: the pools of which partners are drawn, rounds of merging, documents for validation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,14 @@ from scipy import stats
 from support.original import CHANCE
 
 from data_prep.common.arrays import Array
+from data_prep.examples import merging, validation
 from data_prep.examples import parts as module
+from data_prep.examples.merging import merging_rounds
 from data_prep.examples.pairs import find_ranked_document
 from data_prep.examples.parts import HELD_OUT, Parts, Pool, read_parts, write_parts
+from data_prep.examples.sorted_files import SortedFiles
 from data_prep.examples.streams import begin_stream, draw_below
+from data_prep.examples.validation import choose_held_out
 
 SEED = 7
 drawn_below: Callable[[Array, int], int] = draw_below
@@ -51,9 +55,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.sets(st.integers(0, 99)), st.lists(st.integers(0, 40), min_size=3, max_size=9))
-def test_every_document_has_one_rank(
-    tmp_path_factory: pytest.TempPathFactory, chosen: set[int], sizes: list[int]
-) -> None:
+def test_documents_have_one_rank(tmp_path_factory: pytest.TempPathFactory, chosen: set[int], sizes: list[int]) -> None:
     total = sum(sizes)
     held_out = sorted(number for number in chosen if number < total)
     parts = make_parts(tmp_path_factory.mktemp("parts"), sizes, held_out)
@@ -84,14 +86,14 @@ def test_partners_of_many_parts_come_of_a_few_whole_ones(few: None, tmp_path: Pa
 def test_each_document_is_as_likely_whichever_part_it_is_in(few: None, tmp_path: Path) -> None:
     held_out = [2, 11, 12, 40]
     parts = make_parts(tmp_path, [3, 8, 1, 0, 30], held_out)
-    for validation in (False, True):
+    for kind in (False, True):
         counts = np.zeros(42, np.int64)
         for seed in range(6000):
-            pool = parts.pool(0, seed, validation=validation)
+            pool = parts.pool(0, seed, validation=kind)
             state = start_stream(seed, 128, 0, 5)
             group = drawn_below(state, len(pool.firsts))
             counts[number_at(pool, pool.firsts[group] + drawn_below(state, pool.sizes[group]))] += 1
-        allowed = np.isin(np.arange(42), held_out) == validation
+        allowed = np.isin(np.arange(42), held_out) == kind
         assert not counts[~allowed].any()
         assert stats.chisquare(counts[allowed]).pvalue > CHANCE
 
@@ -112,3 +114,83 @@ def test_numbers_beyond_32_bits(tmp_path: Path) -> None:
     assert max(drawn) > 2**32 > min(drawn)
     assert stats.kstest(np.unique(parts.find(np.array(drawn))) / len(sizes), "uniform").pvalue > CHANCE
     assert parts.validation_rows(139_999).tolist() == [39_999]
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "rounds"),
+    [(1, []), (256, []), (257, [52]), (4000, [64]), (65_536, [256]), (65_537, [257, 52]), (625_000, [2442, 63])],
+)
+def test_rounds_grow_with_the_logarithm_of_the_parts(num_parts: int, rounds: list[int]) -> None:
+    found = list(merging_rounds(SortedFiles(128, num_parts), num_parts * 60_000_000, 6))
+    assert [target.num_files for _, _, target in found] == rounds
+    for source, fan_in, target in found:
+        assert fan_in <= 256
+        assert fan_in * target.num_files >= source.num_files > fan_in * (target.num_files - 1)
+        assert target.num_ranges % source.num_ranges == 0
+        in_memory = num_parts * 10_000_000 / target.num_files / target.num_ranges
+        assert in_memory < 1.5 * merging.RANGE_BYTES
+        assert in_memory > merging.RANGE_BYTES / 2 or target.num_ranges == source.num_ranges
+
+
+def in_parts(digests: Array, size: int) -> Iterator[Array]:
+    for at in range(0, len(digests), size):
+        yield digests[at : at + size]
+
+
+def chosen(digests: Array, share: float, size: int = 1000, seed: int = 5) -> Array:
+    return choose_held_out(lambda: in_parts(digests, size), len(digests), share, seed)
+
+
+def different(count: int) -> Array:
+    return np.random.default_rng(3).integers(0, 2**64, count, np.uint64)
+
+
+@pytest.mark.parametrize("count", [200, 5000, 300_000])
+@pytest.mark.parametrize("share", [0.005, 0.1, 0.9])
+def test_as_many_are_chosen_as_asked_for_whatever_the_parts(count: int, share: float) -> None:
+    digests = different(count)
+    numbers = chosen(digests, share)
+    assert len(numbers) == max(10, round(count * share))
+    assert (np.diff(numbers) > 0).all()
+    np.testing.assert_array_equal(numbers, chosen(digests, share, size=7919))
+    assert len(np.intersect1d(numbers, chosen(digests, share, seed=6))) < len(numbers)
+
+
+def test_few_digests_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 0
+
+    def counting(ranks: Array, copies: Array, *more: object) -> Array | None:
+        nonlocal most
+        most = max(most, len(ranks))
+        return original(ranks, copies, *more)  # type: ignore[arg-type]
+
+    original = validation._first_texts
+    monkeypatch.setattr(validation, "_first_texts", counting)
+    chosen(different(500_000), 0.005)
+    assert most < 5000
+
+
+def test_a_text_with_very_many_copies_stays_in_training() -> None:
+    """Boilerplate that is a tenth of all documents would be most of validation."""
+    digests = different(20_000)
+    for seed in range(30):
+        digests[np.random.default_rng(seed).permutation(20_000)[:2000]] = digests[seed]
+        numbers = chosen(digests, 0.005, seed=seed)
+        assert len(numbers) >= 90
+        assert not (digests[numbers] == digests[seed]).any()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 300), min_size=2, max_size=900), st.sampled_from([0.005, 0.05, 0.3]))
+def test_copies_are_chosen_together_and_something_is_left(texts: list[int], share: float) -> None:
+    digests = different(301)[np.array(texts)]
+    numbers = chosen(digests, share)
+    assert len(numbers) < len(digests)
+    rest = np.delete(digests, numbers)
+    assert not np.isin(digests[numbers], rest).any()
+    assert (len(numbers) == 0) == (len(set(texts)) == 1)
+
+
+def test_nothing_is_chosen_of_one_document_or_where_none_is_wanted() -> None:
+    assert not len(chosen(different(1), 0.5))
+    assert not len(chosen(different(100), 0))

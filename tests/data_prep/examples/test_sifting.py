@@ -13,9 +13,10 @@ import pytest
 from conftest import sentence
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.commands import run_main
 from support.sharding import read_examples, run, tree
 
-from data_prep import shard, verify
+from data_prep import verify
 from data_prep.arrow_files import map_batches
 from data_prep.common.errors import UserError
 from data_prep.examples import sifting
@@ -39,28 +40,26 @@ def ids(folder: Path) -> list[str]:
 # Copies
 
 
-def test_copies_are_left_out_and_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    draw = random.Random(1)
+def test_copies_are_left_out_and_counted(tmp_path: Path) -> None:
+    draw, out = random.Random(1), tmp_path / "out"
     different = [text(draw, 8) for _ in range(300)]
     both = different + [different[number] for number in range(0, 300, 3)]
     order = list(range(400))
     draw.shuffle(order)
     docs = write_lines(tmp_path / "x.jsonl", [both[number] for number in order])
-    assert run(docs, tmp_path / "out", "--drop-copies") == 0
-    assert "copies 100 left out, as an earlier document has" in " ".join(capfd.readouterr().out.split())
-    corpus = Manifest.read(tmp_path / "out").corpus
+    said = " ".join(run(docs, out, "--drop-copies").split())
+    assert "copies 100 left out, as an earlier document has" in said
+    corpus = Manifest.read(out).corpus
     assert (corpus.documents, corpus.copies) == (300, 100)
     first = {both[number]: str(place) for place, number in reversed(list(enumerate(order)))}
-    assert ids(tmp_path / "out") == sorted(first.values(), key=int)
-    assert verify.main([str(tmp_path / "out")]) == 0
-    assert run(docs, tmp_path / "other", "--drop-copies", "--workers", "2") == 0
-    assert tree(tmp_path / "other") == tree(tmp_path / "out")
+    assert ids(out) == sorted(first.values(), key=int)
+    run_main(verify.main, out)
+    run(docs, tmp_path / "other", "--drop-copies", "--workers", "2")
+    assert tree(tmp_path / "other") == tree(out)
 
 
 @pytest.mark.parametrize(("bucket", "rows"), [(16 * 50, 300), (16 * 1000, 64), (1 << 27, 100), (1 << 27, 1 << 20)])
-def test_copies_are_found_however_few_digests_are_in_memory(
-    bucket: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_need_little_memory(bucket: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sifting, "BUCKET_BYTES", bucket)
     monkeypatch.setattr(sifting, "ROWS", rows)
     digests = np.random.default_rng(1).integers(0, 2**64, 2000, np.uint64)[
@@ -96,18 +95,16 @@ def test_no_source_has_more_than_its_share_of_what_stays(pieces: dict[str, int],
         assert share == 1 or part >= limits[name] * (1 - 1e-6)
 
 
-def test_a_source_is_limited_to_its_share(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    draw = random.Random(2)
+def test_a_source_is_limited_to_its_share(tmp_path: Path) -> None:
+    draw, out = random.Random(2), tmp_path / "out"
     large = write_lines(tmp_path / "large.jsonl", [text(draw, 6) for _ in range(1500)])
     small = write_lines(tmp_path / "small.jsonl", [text(draw, 6) for _ in range(500)])
-    arguments = ["--docs", f"large={large}", f"small={small}", "--out", str(tmp_path / "out")]
-    arguments += "--lengths 32 --workers 1 --vocab-size 300 --duplicates 1".split()
-    assert shard.main([*arguments, "--max-share", "large=0.5"]) == 0
-    corpus = Manifest.read(tmp_path / "out").corpus
+    limit = ["--lengths", "32", "--duplicates", "1", "--max-share", "large=0.5"]
+    assert "large at most 50%" in run(f"large={large}", out, "--docs", f"small={small}", *limit)
+    corpus = Manifest.read(out).corpus
     assert corpus.documents_by_source["small"] == 500
     assert 420 < corpus.documents_by_source["large"] < 580
     assert corpus.over_share == 1500 - corpus.documents_by_source["large"]
-    assert "large at most 50%" in capfd.readouterr().out
 
 
 # Passages
@@ -141,7 +138,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prepared(books: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "out"
-    assert run(books, out, "--format", "sentences") == 0
+    run(books, out, "--format", "sentences")
     return out
 
 
@@ -154,7 +151,7 @@ def words_of(folder: Path) -> dict[bool, list[tuple[list[str], list[str], bool]]
     return found
 
 
-def test_passages_of_several_books_are_held_out(prepared: Path) -> None:
+def test_passages_of_several_books_are_held_out(books: Path, prepared: Path, tmp_path: Path) -> None:
     corpus = Manifest.read(prepared).corpus
     assert corpus.documents == 6
     assert corpus.validation_documents == 10
@@ -162,6 +159,10 @@ def test_passages_of_several_books_are_held_out(prepared: Path) -> None:
     found = words_of(prepared)
     validation = [[word for word in a if word[0] == "b" and word[1:].isdigit()] for a, _, _ in found[True]]
     assert len({word for words in validation for word in words}) >= 3
+    said = run(books, tmp_path / "two", "--format", "sentences", "--workers", "2")
+    assert "passages for validation, out of all documents" in said
+    assert tree(tmp_path / "two") == tree(prepared)
+    run_main(verify.main, prepared)
 
 
 def test_the_partner_is_of_another_book(prepared: Path) -> None:
@@ -190,16 +191,6 @@ def test_no_sentence_of_a_passage_is_in_training(prepared: Path) -> None:
     assert not marks[True] & marks[False]
 
 
-def test_passages_do_not_depend_on_workers_and_are_told(
-    books: Path, prepared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run(books, tmp_path / "two", "--format", "sentences", "--workers", "2") == 0
-    assert tree(tmp_path / "two") == tree(prepared)
-    out = capfd.readouterr().out
-    assert "passages for validation, out of all documents" in out
-    assert verify.main([str(prepared)]) == 0
-
-
 def write_books(folder: Path, books: int, copied: int) -> Path:
     """Writes long books into a folder, and copies of the first of them into another one."""
     draw = random.Random(6)
@@ -212,23 +203,19 @@ def write_books(folder: Path, books: int, copied: int) -> Path:
 
 
 def test_no_passage_is_of_a_text_that_has_a_copy(tmp_path: Path) -> None:
-    assert run(write_books(tmp_path / "docs", 6, 4), tmp_path / "out", "--format", "sentences") == 0
+    run(write_books(tmp_path / "docs", 6, 4), tmp_path / "out", "--format", "sentences")
     held_out = words_of(tmp_path / "out")[True]
     books = {word for a, b, _ in held_out for word in (*a, *b) if word[0] == "b" and word[1:].isdigit()}
     assert books
     assert books <= {"b4", "b5"}
 
 
-def test_where_all_books_have_copies_it_is_said_what_helps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_all_books_have_copies_it_is_said_what_helps(books: Path, tmp_path: Path) -> None:
     docs = write_books(tmp_path / "docs", 3, 3)
-    assert run(docs, tmp_path / "out", "--format", "sentences") == 0
-    assert "every long document has a copy; --drop-copies leaves the copies out" in capfd.readouterr().out
-    assert run(docs, tmp_path / "apart", "--format", "sentences", "--drop-copies") == 0
-    assert Manifest.read(tmp_path / "apart").corpus.validation_documents == 10
-
-
-def test_one_long_book_has_validation_too(tmp_path: Path) -> None:
-    draw = random.Random(5)
-    (tmp_path / "book.txt").write_text("\n".join(sentence(draw) for _ in range(5000)))
-    assert run(tmp_path / "book.txt", tmp_path / "out", "--format", "sentences") == 0
-    assert Manifest.read(tmp_path / "out").corpus.validation_documents == 10
+    said = run(docs, tmp_path / "out", "--format", "sentences")
+    assert "every long document has a copy; --drop-copies leaves the copies out" in said
+    alone = books / "1.txt"  # also one book alone has validation
+    for number, (text, words) in enumerate({docs: ["--drop-copies"], alone: []}.items()):
+        out = tmp_path / str(number)
+        run(text, out, "--format", "sentences", *words)
+        assert Manifest.read(out).corpus.validation_documents == 10

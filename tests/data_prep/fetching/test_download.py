@@ -1,16 +1,19 @@
-"""Downloads go on where they stopped, and only a file that is right takes its name."""
+"""Downloads go on where they stopped, only a file that is right takes its name, and what fails is told."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.commands import start, wait_for
+from support.commands import run_main, start, wait_for
 from support.website import CONTENT, FETCH, OTHER, SIZE, Site, arguments, names, run
 
 from data_prep import fetch
@@ -21,30 +24,24 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 
 def test_a_file_arrives_and_is_not_fetched_twice(site: Site) -> None:
     url = site.put("/texts/bücher 1.txt", CONTENT)
-    first = run("url", url)
-    assert (first.returncode, first.stderr) == (0, "")
+    assert run("url", url).endswith("python data_prep/shard.py --docs 'data/raw/bücher 1'\n")
     assert Path("data/raw/bücher 1/bücher 1.txt").read_bytes() == CONTENT
     assert names(Path("data")) == ["raw/bücher 1/bücher 1.txt"]
-    assert first.stdout.endswith("python data_prep/shard.py --docs 'data/raw/bücher 1'\n")
-    second = run("url", url)
-    assert second.returncode == 0
-    assert "already there" in second.stdout
+    assert "already there" in run("url", url)
     assert len(site.requests) == 1
 
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_dropped_connections_are_resumed(site: Site, reset: bool) -> None:
     site.drops, site.cut, site.reset = 3, 700_000, reset
-    result = run("url", site.put("/a.txt", CONTENT), "--out", "out", "--retries", 0 if not reset else 5)
-    assert result.returncode == 0, result.stderr
+    run("url", site.put("/a.txt", CONTENT), "--out", "out", "--retries", 0 if not reset else 5)
     assert Path("out/a.txt").read_bytes() == CONTENT
-    assert len(site.requests) == 4
+    assert [request.status for request in site.requests] == [200, 206, 206, 206]
     assert site.ranges[0] is None
+    assert {request.headers.get("if-range") for request in site.requests[1:]} == {site.etag("/a.txt")}
     if not reset:
         assert site.ranges[1:] == ["bytes=700000-", "bytes=1400000-", "bytes=2100000-"]
         assert site.sent == SIZE
-    assert {request.headers.get("if-range") for request in site.requests[1:]} == {site.etag("/a.txt")}
-    assert [request.status for request in site.requests] == [200, 206, 206, 206]
     assert site.sent < 2 * SIZE
 
 
@@ -58,7 +55,7 @@ def test_an_interrupted_command_is_continued_by_the_same_command(site: Site) -> 
     assert process.returncode == 130
     assert "the same command continues" in errors
     assert names(Path("out")) == ["a.txt.part", "a.txt.part.json"]
-    assert fetch.main(arguments(*command)) == 0
+    run(*command)
     assert site.ranges == [None, f"bytes={site.cut}-"]
     assert site.sent == SIZE
     assert Path("out/a.txt").read_bytes() == CONTENT
@@ -67,28 +64,24 @@ def test_an_interrupted_command_is_continued_by_the_same_command(site: Site) -> 
 
 def test_a_stalled_connection_is_given_up_and_resumed(site: Site) -> None:
     site.drops, site.stalls = 1, True
-    assert fetch.main(arguments("url", site.put("/a.txt", CONTENT), "--out", "out", "--timeout", 0.3)) == 0
+    run("url", site.put("/a.txt", CONTENT), "--out", "out", "--timeout", 0.3)
     assert site.ranges == [None, f"bytes={site.cut}-"]
     assert Path("out/a.txt").read_bytes() == CONTENT
 
 
 def test_a_server_that_ignores_ranges_begins_anew(site: Site) -> None:
     site.drops, site.knows_ranges = 2, False
-    result = run("url", site.put("/a.txt", CONTENT), "--out", "out")
-    assert result.returncode == 0
+    assert "1.0 MB are of no use" in run("url", site.put("/a.txt", CONTENT), "--out", "out")
     assert site.ranges[1:] == [f"bytes={site.cut}-"] * 2
     assert Path("out/a.txt").read_bytes() == CONTENT
-    assert "1.0 MB are of no use" in result.stdout
 
 
 @pytest.mark.parametrize("heeds", [True, False])
-def test_a_file_that_changes_on_the_server_is_never_mixed(
-    site: Site, monkeypatch: pytest.MonkeyPatch, heeds: bool
-) -> None:
+def test_a_file_that_changes_there_is_not_mixed(site: Site, monkeypatch: pytest.MonkeyPatch, heeds: bool) -> None:
     site.drops, site.heeds_if_range = 1, heeds
     url = site.put("/a.txt", CONTENT)
     monkeypatch.setattr(time, "sleep", lambda _: site.put("/a.txt", OTHER))
-    assert fetch.main(arguments("url", url, "--out", "out")) == 0
+    run("url", url, "--out", "out")
     assert Path("out/a.txt").read_bytes() == OTHER
     assert site.ranges[1] == f"bytes={site.cut}-"
 
@@ -96,61 +89,154 @@ def test_a_file_that_changes_on_the_server_is_never_mixed(
 @pytest.mark.parametrize("tag", ["", 'W/"{}"'])
 def test_without_a_strong_validator_it_begins_anew(site: Site, tag: str) -> None:
     site.drops, site.tag = 1, tag
-    assert fetch.main(arguments("url", site.put("/a.txt", CONTENT), "--out", "out")) == 0
+    run("url", site.put("/a.txt", CONTENT), "--out", "out")
     assert site.ranges == [None, None]
     assert Path("out/a.txt").read_bytes() == CONTENT
 
 
-def test_a_part_of_unknown_origin_is_not_continued(site: Site) -> None:
-    Path("out").mkdir()
-    Path("out/a.txt.part").write_bytes(OTHER[:1000])
-    assert fetch.main(arguments("url", site.put("/a.txt", CONTENT), "--out", "out")) == 0
-    assert Path("out/a.txt").read_bytes() == CONTENT
-
-
-def test_a_part_that_is_complete_needs_no_server(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("part", "known", "ranges"),
+    [
+        (OTHER[:1000], {}, [None]),  # of unknown origin
+        (CONTENT, {"size": SIZE}, []),  # complete: no server is asked
+        (CONTENT + b"more", {"size": None}, [f"bytes={SIZE + 4}-", None]),  # longer than the file
+    ],
+    ids=["unknown", "complete", "longer"],
+)
+def test_parts_are_continued(site: Site, part: bytes, known: dict[str, int | None], ranges: list[str | None]) -> None:
     url = site.put("/a.txt", CONTENT)
     Path("out").mkdir()
-    Path("out/a.txt.part").write_bytes(CONTENT)
-    known = {"url": url, "validator": site.etag("/a.txt"), "size": SIZE, "checksum": ""}
-    Path("out/a.txt.part.json").write_text(json.dumps(known))
-    assert fetch.main(arguments("url", url, "--out", "out")) == 0
+    Path("out/a.txt.part").write_bytes(part)
+    if known:
+        record = {"url": url, "validator": site.etag("/a.txt"), "checksum": "", **known}
+        Path("out/a.txt.part.json").write_text(json.dumps(record))
+    site.statuses = [416] * (len(ranges) - 1)
+    run("url", url, "--out", "out")
     assert Path("out/a.txt").read_bytes() == CONTENT
-    assert not site.requests
-
-
-def test_a_part_longer_than_the_file_begins_anew(site: Site) -> None:
-    url = site.put("/a.txt", CONTENT)
-    Path("out").mkdir()
-    Path("out/a.txt.part").write_bytes(CONTENT + b"more")
-    known = {"url": url, "validator": site.etag("/a.txt"), "size": None, "checksum": ""}
-    Path("out/a.txt.part.json").write_text(json.dumps(known))
-    site.statuses = [416]
-    assert fetch.main(arguments("url", url, "--out", "out")) == 0
-    assert Path("out/a.txt").read_bytes() == CONTENT
-    assert site.ranges == [f"bytes={SIZE + 4}-", None]
+    assert site.ranges == ranges
 
 
 def test_a_file_of_unknown_length_and_an_empty_one(site: Site) -> None:
     site.says_length = False
-    assert fetch.main(arguments("url", site.put("/a.txt", CONTENT), site.put("/b.txt", b""), "--out", "out")) == 0
-    assert Path("out/a.txt").read_bytes() == CONTENT
+    run("url", site.put("/a.txt", CONTENT), site.put("/b.txt", b""), "--out", "out")
     site.says_length = True
-    assert fetch.main(arguments("url", site.put("/c.txt", b""), "--out", "out")) == 0
-    assert [Path("out", name).read_bytes() for name in ("b.txt", "c.txt")] == [b"", b""]
+    run("url", site.put("/c.txt", b""), "--out", "out")
+    assert [Path("out", name).read_bytes() for name in ("a.txt", "b.txt", "c.txt")] == [CONTENT, b"", b""]
 
 
 def test_checksums_of_the_user(site: Site) -> None:
     right, wrong = (hashlib.sha256(content).hexdigest() for content in (CONTENT, OTHER))
-    urls = [site.put("/a.txt", CONTENT), site.put("/b.txt", CONTENT)]
-    result = run("url", *urls, "--sha256", right.upper(), wrong, "--out", "out")
-    assert result.returncode == 2
-    assert "a.txt: complete, its sha256 is right" in result.stdout
-    assert right in result.stderr
-    assert wrong in result.stderr
-    assert names(Path("out")) == ["a.txt", "b.txt.bad"]
-    again = run("url", *urls, "--sha256", right, wrong, "--out", "out")
-    assert again.returncode == 2
-    assert "a.txt: already there, its sha256 is right" in again.stdout
-    assert names(Path("out")) == ["a.txt", "b.txt.bad", "b.txt.bad2"]
+    first, second = site.put("/a.txt", CONTENT), site.put("/b.txt", CONTENT)
+    said = run("url", first, "--sha256", right.upper(), "--out", "out")
+    assert "a.txt: complete, its sha256 is right" in said
+    for bad in (["b.txt.bad"], ["b.txt.bad", "b.txt.bad2"]):
+        said = run("url", first, second, "--sha256", right, wrong, "--out", "out", code=2)
+        assert right in said
+        assert wrong in said
+        assert names(Path("out")) == ["a.txt", *bad]
+    assert "a.txt: already there, its sha256 is right" in run("url", first, "--sha256", right, "--out", "out")
     assert len(site.requests) == 3
+
+
+def test_it_ends_even_if_every_attempt_gets_as_far_as_the_last(site: Site) -> None:
+    site.drops, site.knows_ranges = 1000, False
+    said = run("url", site.put("/a.txt", CONTENT), "--out", "out", "--retries", 2, code=2)
+    assert "gave up after 3 attempts without progress" in said
+    assert len(site.requests) == 4
+    assert not Path("out/a.txt").exists()
+
+
+def test_pauses_double_and_end_unless_a_server_asks_for_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    site.statuses = [500] * 100
+    url = site.put("/a.txt", CONTENT)
+    said = run_main(fetch.main, "url", url, "--out", "out", "--wait", "10", code=2)
+    assert pauses == [10, 20, 40, 60, 60]  # seconds
+    assert len(site.requests) == 6
+    assert all(part in said for part in ("the server says 500", "gave up after 6 attempts", "the same command"))
+    site.statuses, pauses[:] = [429, 500], []
+    run_main(fetch.main, "url", url, "--out", "out", "--wait", "1")
+    assert pauses == [7, 2]
+
+
+@pytest.mark.parametrize("status", [404, 403, 410])
+def test_a_refusal_is_final_and_names_the_address(site: Site, status: int) -> None:
+    url = site.put("/a.txt", CONTENT)
+    site.statuses = [status]
+    said = run("url", url, "--out", "out", code=2)
+    assert f"{url}: the server says {status}" in said
+    assert "check the address" in said
+    assert len(site.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "command", [["url", "{}/a.txt"], ["wikipedia", "--mirror", "{}"], ["hub", "a/b", "--mirror", "{}"]]
+)
+def test_without_a_network_it_says_so(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("there is no pause where no server was ever reached"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+    said = run(*(word.format(url) for word in command), code=2)
+    assert said.startswith(f"error: {url}/")
+    assert all(part in said for part in ("cannot be reached", "check the network", "mirror"))
+    assert not Path("data").exists() or not names(Path("data"))
+
+
+def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    message = run("wikipedia", code=2)
+    assert "https://dumps.wikimedia.org/enwiki/latest/enwiki-latest-sha1sums.txt: cannot be reached" in message
+    assert "Name or service not known" in message
+
+
+def test_a_network_lost_on_the_way_is_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.drops = 1
+    url, whole, failures = site.put("/a.txt", CONTENT), socket.getaddrinfo, [0]
+
+    def fail_twice(*given: object, **more: object) -> object:
+        if site.requests and failures[0] < 2:
+            failures[0] += 1
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return whole(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail_twice)
+    run("url", url, "--out", "out")
+    assert failures == [2]
+    assert Path("out/a.txt").read_bytes() == CONTENT
+    assert site.ranges == [None, f"bytes={site.cut}-"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    def open_full(path: Path, *words: Any, **more: Any) -> Any:
+        return opened(Path("/dev/full") if path.suffix == ".part" else path, *words, **more)
+
+    monkeypatch.setattr(Path, "open", open_full)
+    said = run("url", site.put("/a.txt", CONTENT), "--out", "out", code=2)
+    assert "No space left on device" in said
+    assert "choose another folder with --out; the same command continues" in said
+    assert len(site.requests) == 1
+
+
+def test_a_disk_too_small_is_noticed_before_the_first_byte(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, usage = site.put("/a.txt", CONTENT), shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    assert "needs 3.0 MB, the disk has 1.0 MB left" in run("url", url, "--out", "out", code=2)
+    assert not Path("out/a.txt.part").exists()
+
+
+def test_faults_of_the_command_are_said_all_at_once() -> None:
+    bad = ["ftp://x/a.txt", "http://x/", "http://x/..%2F..%2F.bashrc", "http://x:y/b", "http://y/b"]
+    said = run_main(fetch.main, "url", *bad, "--sha256", "12", "--retries", "-1", "--out", "out", code=2)
+    parts = ["ftp://x/a.txt: an address", "http://x/: must end", ".bashrc: must end", "http://x:y/b: an address"]
+    parts += ["http://y/b: another address ends in b", "--sha256: one for each of the 5"]
+    parts += ["--sha256 12: 64 hexadecimal digits", "--retries -1"]
+    assert [part for part in parts if part not in said] == []
+    said = run_main(fetch.main, "wikipedia", "--language", "../en", "--date", "today", "--mirror", "x", code=2)
+    assert all(part in said for part in ("--language ../en:", "--date today:", "--mirror x:"))

@@ -12,20 +12,22 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import sentence
+from support.commands import run_main
 from support.damage import flip
 from support.pages import ShownPage
-from support.sharding import interrupted_at
 from tokenizers import Tokenizer
 
 from data_prep import shard, show, verify
 from data_prep.arrow_files import read_shard
 from data_prep.inspection.page import kept
-from data_prep.shards import REPORT, Manifest
+from data_prep.shards import MANIFEST, REPORT, Manifest
 
 EVIL = "<script>alert('x')</script> \"quoted\" & more"
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "1", "--vocab-size", "200", "--workers", "1"]
 SETTINGS += ["--validation", "0.02"]
 CHOICE = ["--drop-copies", "--near-copies", "0.8", "--max-share", "numbers=0.1", "--weight", "pages=2"]
+Cut = dict[str, list[list[list[str]]]]
+"""The words of the documents of sources, each in its pieces."""
 SECTIONS = {"sources", "lengths", "left-out", "vocabulary", "masks"}
 
 
@@ -52,7 +54,7 @@ def write(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    assert shard.main([*write(folder / "text"), "--out", str(folder / "out"), *SETTINGS, *CHOICE]) == 0
+    run_main(shard.main, *write(folder / "text"), "--out", folder / "out", *SETTINGS, *CHOICE)
     return folder / "out"
 
 
@@ -62,7 +64,7 @@ def data(made: Path, tmp_path: Path) -> Path:
 
 
 def page_of(folder: Path, *more: str) -> ShownPage:
-    assert show.main([str(folder), "--report", *more]) == 0
+    run_main(show.main, folder, "--report", *more)
     return ShownPage((folder / REPORT).read_text())
 
 
@@ -72,10 +74,10 @@ def page(made: Path, tmp_path_factory: pytest.TempPathFactory) -> ShownPage:
 
 
 @pytest.fixture(scope="module")
-def cut(made: Path) -> dict[str, list[list[list[str]]]]:
-    """The words of every document in their pieces, as transformers cuts them."""
+def cut(made: Path) -> Cut:
+    """Documents as transformers cuts them."""
     tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
-    found: dict[str, list[list[list[str]]]] = {}
+    found: Cut = {}
     for source, documents in texts().items():
         for text in documents:
             encoding, words = tokenizer.encode(text, add_special_tokens=False), dict[int, list[str]]()
@@ -89,9 +91,7 @@ def number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def test_sources_have_the_documents_and_pieces_of_the_text(
-    page: ShownPage, cut: dict[str, list[list[list[str]]]], made: Path
-) -> None:
+def test_sources_have_the_documents_and_pieces_of_the_text(page: ShownPage, cut: Cut, made: Path) -> None:
     pieces = {source: sum(len(word) for text in texts for word in text) for source, texts in cut.items()}
     shown = page.column("Table of sources", "pieces")
     assert {source: number(shown[source]) for source in cut} == pieces
@@ -124,7 +124,7 @@ def test_the_share_in_examples_is_that_of_their_segments_a(page: ShownPage, made
         assert float(shown[source].rstrip("%")) == pytest.approx(100 * pieces[source] / pieces.total(), abs=0.5)
 
 
-def test_lengths_of_documents_are_those_of_their_text(page: ShownPage, cut: dict[str, list[list[list[str]]]]) -> None:
+def test_lengths_of_documents_are_those_of_their_text(page: ShownPage, cut: Cut) -> None:
     sizes = sorted(sum(map(len, text)) for texts in cut.values() for text in texts)
     assert f"The shortest has {sizes[0]:,} pieces and the longest {sizes[-1]:,};" in page.text
     middle = next(size for size in sizes if sum(other <= size for other in sizes) >= len(sizes) / 2)
@@ -157,7 +157,7 @@ def test_what_was_left_out_adds_up(page: ShownPage, made: Path) -> None:
     assert {row[1] for row in rows} == {"pages"}
 
 
-def test_words_are_cut_as_transformers_cuts_them(page: ShownPage, cut: dict[str, list[list[list[str]]]]) -> None:
+def test_words_are_cut_as_transformers_cuts_them(page: ShownPage, cut: Cut) -> None:
     words = {
         source: [word for text in texts for word in text if any(map(str.isalnum, word[0]))]
         for source, texts in cut.items()
@@ -191,19 +191,14 @@ def test_the_masks_of_ten_examples_are_marked(page: ShownPage, made: Path) -> No
     assert page.marks == kinds
 
 
-def test_text_is_escaped_wherever_it_stands(page: ShownPage) -> None:
+def test_text_is_escaped_and_every_section_is_named_in_the_head(page: ShownPage, made: Path) -> None:
     assert page.elements["script"] == page.elements["b"] == page.elements["img"] == page.elements["link"] == 0
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "action")]
-    assert all(value.startswith("#") for name, value in page.attributes if name == "href")
+    assert {value for name, value in page.attributes if name == "href"} == {f"#{name}" for name in SECTIONS}
+    assert page.anchors >= SECTIONS
     assert any(EVIL in cell for row in page.tables["Examples: near copies"] for cell in row)
     assert "more <b>" in page.column("Table of sources", "files")
-
-
-def test_every_section_is_there_and_named_in_the_head(page: ShownPage, made: Path) -> None:
-    assert page.anchors >= SECTIONS
-    assert {f"#{name}" for name in SECTIONS} == {value for name, value in page.attributes if name == "href"}
-    manifest = Manifest.read(made)
-    assert manifest.fingerprint in page.text
+    assert Manifest.read(made).fingerprint in page.text
     used = ("--drop-copies", "--near-copies 0.8", "--max-share numbers=0.1", "--weight pages=2", "--vocab-size 200")
     assert all(setting in page.text for setting in (*used, "--lengths 32 64", "--duplicates 1", "--validation 0.02"))
     assert "--seed" not in page.text
@@ -211,39 +206,34 @@ def test_every_section_is_there_and_named_in_the_head(page: ShownPage, made: Pat
 
 
 def test_the_page_is_the_same_wherever_and_whenever_it_is_made(data: Path, made: Path, tmp_path: Path) -> None:
+    """verify.py knows it, and the fingerprint does not."""
+    before, elsewhere = (data / MANIFEST).read_bytes(), tmp_path / "elsewhere.html"
     page_of(data)
     first = (data / REPORT).read_bytes()
     page_of(data)
     assert (data / REPORT).read_bytes() == first
-    elsewhere = tmp_path / "elsewhere.html"
-    assert show.main([str(made), "--report-out", str(elsewhere)]) == 0
+    run_main(show.main, made, "--report-out", elsewhere)
     assert elsewhere.read_bytes() == first
     assert not (made / REPORT).exists()
     assert str(tmp_path).encode() not in first
     assert str(made.parent).encode() not in first
     assert not re.search(rb"\d\d:\d\d|20\d\d-\d\d-\d\d", first)
-
-
-def test_verify_knows_the_page_and_the_fingerprint_does_not(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    before = (data / "manifest.json").read_bytes()
-    page_of(data)
-    capfd.readouterr()
-    assert verify.main([str(data)]) == 0
-    assert "not in the manifest" not in (out := capfd.readouterr().out)
-    assert out.strip().endswith("all is right")
-    assert (data / "manifest.json").read_bytes() == before
+    said = run_main(verify.main, data)
+    assert "not in the manifest" not in said
+    assert said.strip().endswith("all is right")
+    assert (data / MANIFEST).read_bytes() == before
 
 
 def test_a_folder_of_documents_alone_has_a_page_without_examples(tmp_path: Path) -> None:
     arguments = [*write(tmp_path / "text"), "--vocab-size", "200", "--documents-only", "--workers", "1"]
-    assert shard.main([*arguments, "--out", str(tmp_path / "only")]) == 0
+    run_main(shard.main, *arguments, "--out", tmp_path / "only")
     page = page_of(tmp_path / "only")
     assert page.anchors >= SECTIONS
     assert page.text.count("There are no examples") == 2
     assert page.elements["article"] == 0
     assert number(page.column("Table of sources", "documents read")["pages"]) == len(texts()["pages"])
     shards = tmp_path / "shards"
-    assert shard.main(["--from", str(tmp_path / "only"), "--out", str(shards), *SETTINGS[:3], "--workers", "1"]) == 0
+    run_main(shard.main, "--from", tmp_path / "only", "--out", shards, *SETTINGS[:3], "--workers", "1")
     page = page_of(shards)
     assert number(page.column("Table of sources", "documents read")["pages"]) == len(texts()["pages"])
     shutil.rmtree(tmp_path / "only")
@@ -262,34 +252,21 @@ def test_of_many_files_a_sample_is_read_and_said_to_be_one(data: Path, monkeypat
     assert number(page.column("Table of sources", "documents read")["all"]) == sum(map(len, texts().values()))
 
 
-def test_an_unfinished_folder_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with interrupted_at("shards"):
-        assert shard.main([*write(tmp_path / "text"), "--out", str(tmp_path / "half"), *SETTINGS]) == 130
-    assert show.main([str(tmp_path / "half"), "--report"]) == 2
-    assert "not finished; run the same shard.py command again to continue" in capfd.readouterr().err
-    assert not (tmp_path / "half" / REPORT).exists()
-
-
-def test_a_page_replaces_nothing_else(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_page_replaces_nothing_else_and_is_not_made_of_damage(data: Path, tmp_path: Path) -> None:
     def refused(*arguments: object) -> str:
-        assert show.main([str(data), *map(str, arguments)]) == 2
-        return capfd.readouterr().err
+        return run_main(show.main, data, *arguments, code=2)
 
-    (tmp_path / "mine.html").write_text("<!doctype html>\n<p>mine")
-    assert "is no page of show.py" in refused("--report-out", tmp_path / "mine.html")
-    assert (tmp_path / "mine.html").read_text() == "<!doctype html>\n<p>mine"
-    vocabulary = (data / "vocab.txt").read_bytes()
+    mine, vocabulary = tmp_path / "mine.html", (data / "vocab.txt").read_bytes()
+    mine.write_text("<!doctype html>\n<p>mine")
+    assert "is no page of show.py" in refused("--report-out", mine)
+    assert mine.read_text() == "<!doctype html>\n<p>mine"
     assert "lies in the folder of shards" in refused("--report-out", data / "vocab.txt")
     assert (data / "vocab.txt").read_bytes() == vocabulary
     assert "leave out what names an example" in refused("--report", "--index", 3)
     (data / REPORT).mkdir()
     assert "--report-out FILE" in refused("--report")
-
-
-def test_damage_is_named(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flip(data / "vocab.txt")
-    assert show.main([str(data), "--report"]) == 2
-    assert f"{data / 'vocab.txt'}" in capfd.readouterr().err
+    assert f"{data / 'vocab.txt'}" in refused("--report-out", tmp_path / "new.html")
 
 
 @pytest.mark.slow
