@@ -13,75 +13,37 @@ from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, expand_tasks, find_world, first_node, missing_tasks
 
-TORCHRUN = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "node7",
-    "MASTER_PORT": "29400",
-    "TORCHELASTIC_RUN_ID": "none",
-}
-DEEPSPEED = {
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "1",
-    "LOCAL_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
-BATCH_SCRIPT = {  # of `sbatch -N2 -n4`, as Slurm 22.05 sets it
-    "SLURM_JOB_ID": "17",
-    "SLURM_JOB_NODELIST": "node[003-004]",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "0",
-    "SLURM_TASKS_PER_NODE": "3,1",
-}
-STEP = {  # of `srun` in it
-    **BATCH_SCRIPT,
-    "SLURM_PROCID": "3",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_ID": "2",
-    "SLURM_STEP_NODELIST": "node[003-004]",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "3,1",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_RANK": "1",
-    "PMIX_NAMESPACE": "prterun-vm-778@1",
-}
-MPICH = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2", "MASTER_ADDR": "node1"}
+
+def variables(text: str) -> dict[str, str]:
+    """Reads variables as a shell sets them."""
+    return dict(word.split("=") for word in text.split())
 
 
-def test_one_process() -> None:
+TORCHRUN = variables("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node7 MASTER_PORT=29400")
+TORCHRUN["TORCHELASTIC_RUN_ID"] = "none"
+DEEPSPEED = variables("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500")
+# `sbatch -N2 -n4`, as Slurm 22.05 sets it, and `srun` in its script
+BATCH_SCRIPT = variables("SLURM_JOB_ID=17 SLURM_JOB_NODELIST=node[003-004] SLURM_LOCALID=0 SLURM_NODEID=0")
+BATCH_SCRIPT |= variables("SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_TASKS_PER_NODE=3,1")
+STEP = BATCH_SCRIPT | variables("SLURM_PROCID=3 SLURM_NODEID=1 SLURM_STEP_ID=2 SLURM_STEP_NODELIST=node[003-004]")
+STEP |= variables("SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=3,1")
+OPEN_MPI = variables("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1")
+OPEN_MPI |= variables("OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=1 PMIX_NAMESPACE=prterun-vm-778@1")
+MPICH = variables("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 MASTER_ADDR=node1")
+
+
+def test_one_process_torchrun_and_deepspeed() -> None:
     assert find_world({}) == World(0, 1, 0, 1, launcher="plain")
     assert find_world({"MASTER_PORT": "29500", "OMP_NUM_THREADS": "4"}).size == 1
-
-
-def test_torchrun() -> None:
     assert find_world(TORCHRUN) == World(3, 4, 1, 2, "node7", 29400, "torchrun")
-
-
-def test_deepspeed() -> None:
     assert find_world(DEEPSPEED) == World(1, 2, 1, 2, "127.0.0.1", 29500, "deepspeed")
 
 
 def test_srun() -> None:
     found = find_world(STEP)
-    assert (found.rank, found.size, found.local_rank, found.local_size) == (3, 4, 0, 1)
-    assert (found.address, found.launcher) == ("node003", "srun")
-
-
-def test_srun_on_one_node_needs_no_name_of_it() -> None:
-    more = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
-    found = find_world({**STEP, **more})
+    assert found == World(3, 4, 0, 1, "node003", found.port, "srun")
+    one = "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=2"
+    found = find_world(STEP | variables(one))  # on one node, which needs no name
     assert (found.local_size, found.address) == (2, "127.0.0.1")
 
 
@@ -97,16 +59,13 @@ def test_jobs_and_steps_have_ports_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        {},  # the batch script itself
-        {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "4"},  # salloc's interactive step
-    ],
+    "more", ["", "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=4"], ids=["batch script", "interactive step of salloc"]
 )
-def test_a_slurm_job_without_srun_waits_for_nobody(more: dict[str, str]) -> None:
-    found = find_world({**BATCH_SCRIPT, **more})
+def test_a_slurm_job_without_srun_waits_for_nobody(more: str) -> None:
+    environment = BATCH_SCRIPT | variables(more)
+    found = find_world(environment)
     assert (found.rank, found.size, found.launcher) == (0, 1, "plain")
-    assert missing_tasks({**BATCH_SCRIPT, **more}, found) == 4
+    assert missing_tasks(environment, found) == 4
     assert missing_tasks(STEP, find_world(STEP)) == 0
 
 
@@ -118,8 +77,7 @@ def test_the_innermost_launcher_counts() -> None:
 
 def test_mpirun() -> None:
     found = find_world(OPEN_MPI)
-    assert (found.rank, found.size, found.local_rank, found.local_size) == (1, 2, 1, 2)
-    assert (found.address, found.launcher) == ("127.0.0.1", "mpirun")
+    assert found == World(1, 2, 1, 2, "127.0.0.1", found.port, "mpirun")
     assert found.port != find_world({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-vm-779@1"}).port
     assert find_world(MPICH) == World(2, 4, 0, 2, "node1", find_world(MPICH).port, "mpirun")
 
@@ -146,6 +104,8 @@ def test_mpirun_on_several_machines_says_how_to_find_rank_0() -> None:
         ({"RANK": "1", "WORLD_SIZE": "1"}, "rank 1 of 1 cannot be"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "does not say how many ranks"),
         ({**STEP, "SLURM_LOCALID": ""}, "SLURM_LOCALID is not set"),
+        ({"PMI_SIZE": "abc"}, "^PMI_SIZE='abc'"),
+        ({"WORLD_SIZE": "abc"}, "^WORLD_SIZE='abc'"),
     ],
 )
 def test_what_cannot_be_is_refused(environment: dict[str, str], message: str) -> None:
@@ -153,37 +113,19 @@ def test_what_cannot_be_is_refused(environment: dict[str, str], message: str) ->
         find_world(environment)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("node1", "node1"),
-        ("node[003-010,12]", "node003"),
-        ("node[12],other", "node12"),
-        ("a-1,b[2-3]", "a-1"),
-        ("rack[1-2]node[07-09]", "rack1node07"),
-        ("gpu.cluster.org", "gpu.cluster.org"),
-    ],
-)
-def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
-    assert first_node(nodes) == first
-
-
-def test_tasks_per_node() -> None:
+def test_the_first_node_of_a_list_and_tasks_per_node() -> None:
+    lists = {"node1": "node1", "node[003-010,12]": "node003", "node[12],other": "node12", "a-1,b[2-3]": "a-1"}
+    lists |= {"rack[1-2]node[07-09]": "rack1node07", "gpu.cluster.org": "gpu.cluster.org"}
+    assert [*map(first_node, lists)] == [*lists.values()]
     assert expand_tasks("4(x2),3") == [4, 4, 3]
     assert expand_tasks("2") == [2]
     with pytest.raises(UserError, match="not understood"):
         expand_tasks("many")
 
 
-@pytest.mark.parametrize("wrong", [{"PMI_SIZE": "abc"}, {"WORLD_SIZE": "abc"}, {"WORLD_SIZE": "2", "RANK": "abc"}])
-def test_a_variable_that_is_no_number_is_named(wrong: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=f"^{[*wrong][-1]}='abc'"):
-        find_world(wrong)
-
-
-@pytest.mark.parametrize("wrong", [{"PMI_SIZE": "foo"}, {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "x"}])
-def test_preparation_names_a_variable_that_is_no_number(wrong: dict[str, str]) -> None:
+def test_preparation_names_a_variable_that_is_no_number() -> None:
     command = [sys.executable, "data_prep/shard.py", "--docs", "anything"]
+    wrong = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "x"}
     said = subprocess.run(command, env=os.environ | wrong, cwd=ROOT, capture_output=True, text=True, check=False)
     assert said.returncode == Code.CURE
-    assert said.stderr.startswith(f"error: {[*wrong][-1]}=")
+    assert said.stderr.startswith("error: OMPI_COMM_WORLD_RANK=")

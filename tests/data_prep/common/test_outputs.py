@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import replacing
+from data_prep.common.files import replacing, unfinished_name, write_json
 from data_prep.common.outputs import making
 
 
@@ -65,9 +66,7 @@ def test_a_link_that_leads_nowhere_and_a_folder_are_something_too(source: Path, 
 
 
 @pytest.mark.parametrize("name", ["/", ".", ""])
-def test_a_place_has_a_name_and_a_file_is_no_folder(
-    name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_places_are_files_with_names(name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(UserError, match="the root of all folders" if name == "/" else "a folder; name a file"):
@@ -95,17 +94,13 @@ def test_what_an_interrupted_command_began_it_makes_anew(killed: bool, source: P
         with making([*places, tmp_path / "mine"], "make.py", [source], replace=True):
             places[0].write_text("made")
             if killed:
-                os._exit(9)
+                os.kill(os.getpid(), signal.SIGKILL)
             raise KeyboardInterrupt
 
-    if killed:
-        process = get_context("fork").Process(target=begin)
-        process.start()
-        process.join()
-        assert process.exitcode == 9
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            begin()
+    process = get_context("fork").Process(target=begin)
+    process.start()
+    process.join()
+    assert process.exitcode == (-signal.SIGKILL if killed else 1)
     with making(places, "make.py", [source]), replacing(places[1]) as file:
         file.write(b"made")
     with pytest.raises(UserError, match="exists"), making([*places, tmp_path / "mine"], "make.py", [source]):
@@ -122,6 +117,9 @@ def test_pipes_and_devices_are_written_as_they_are(source: Path, tmp_path: Path)
     os.close(reader)
     assert Path("/dev/null").is_char_device()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "pipe"]
+    make(tmp_path / "out", Path("-"))  # what came through a pipe is not known again
+    with pytest.raises(UserError, match="exists"):
+        make(tmp_path / "out", Path("-"))
 
 
 def test_what_a_shell_has_opened_is_written_to_its_end(source: Path, tmp_path: Path) -> None:
@@ -133,7 +131,12 @@ def test_what_a_shell_has_opened_is_written_to_its_end(source: Path, tmp_path: P
     assert (tmp_path / "log").read_text() == "before made after"
 
 
-def test_what_came_through_a_pipe_is_not_known_again(tmp_path: Path) -> None:
-    make(tmp_path / "out", Path("-"))
-    with pytest.raises(UserError, match="exists"):
-        make(tmp_path / "out", Path("-"))
+def test_a_link_where_a_file_is_being_written_is_not_followed(tmp_path: Path) -> None:
+    """Whoever can write in the folder could choose what of this user is overwritten."""
+    (tmp_path / "precious").write_text("precious")
+    unfinished_name(tmp_path / "ended.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match=r"ended\.json: cannot be written"):
+        write_json(tmp_path / "ended.json", {})
+    assert (tmp_path / "precious").read_text() == "precious"
+    write_json(tmp_path / "ended.json", {})
+    assert (tmp_path / "ended.json").read_text() == "{}\n"

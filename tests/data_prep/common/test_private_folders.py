@@ -1,15 +1,19 @@
-"""Nobody but this user and root can have written compiled code that is loaded."""
+"""Nobody but this user and root can have written compiled code that is loaded; processors of all kinds share it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite.binding
+import numba
 import pytest
 from conftest import ROOT
 
+from data_prep.common import compiled
 from data_prep.common.private_folders import _is_own_group, keep_compiled, open_private, require_private
 
 OTHER = 12345
@@ -36,8 +40,10 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) ->
 
 def test_of_the_folders_above_only_sticky_ones_may_be_open_to_others(tmp_path: Path) -> None:
     (tmp_path / "cloze").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "cloze")
     tmp_path.chmod(0o1777)
     assert open_private(tmp_path / "cloze") == tmp_path / "cloze"
+    assert open_private(tmp_path / "link" / "new") == tmp_path / "cloze" / "new"  # by a link of this user
     tmp_path.chmod(0o777)
     with pytest.raises(PermissionError, match="other users can write it"):
         open_private(tmp_path / "cloze")
@@ -58,40 +64,34 @@ def test_what_belongs_to_another_user_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "cloze" / "new").exists()
 
 
-def test_a_link_of_this_user_leads_to_its_own_folder(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir(0o700)
-    (tmp_path / "link").symlink_to(tmp_path / "scratch")
-    assert open_private(tmp_path / "link" / "cloze") == tmp_path / "scratch" / "cloze"
-
-
-def test_a_folder_of_a_home_that_is_unknown_is_not_made_in_the_current_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_an_unknown_home_is_not_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OSError, match="no absolute path"):
         open_private(Path("~/.cache/cloze"))
     assert not [*tmp_path.iterdir()]
 
 
-FIND = "import sys; from pathlib import Path; from data_prep.common import compiled; compiled.SOURCES = Path('/proc'); "
-FIND += (
-    "import os; os.environ.pop('NUMBA_CACHE_DIR', None); print(compiled._version()); print(compiled._cache_folder())"
-)
+FIND = """
+import os; os.environ.pop("NUMBA_CACHE_DIR", None)
+from pathlib import Path; from data_prep.common import compiled; compiled.SOURCES = Path("/proc")
+print(compiled._version()); print(compiled._cache_folder())
+"""
+
+
+def find(cache: Path) -> tuple[str, str, str]:
+    """Finds in another process the name and the place of the folder of what numba compiles, and what is said."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "TMPDIR": str(cache), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", FIND], env=environment, capture_output=True, text=True, check=True)
+    version, folder = done.stdout.split()
+    return f"cloze-numba-{version}", folder, done.stderr
 
 
 def test_pickles_of_numba_that_others_may_have_planted_are_not_loaded(tmp_path: Path) -> None:
     """Whoever knows the sources knows the folder's name."""
-
-    def find() -> tuple[str, str, str]:
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", FIND], env=environment, capture_output=True, text=True, check=True)
-        version, folder = done.stdout.split()
-        return f"cloze-numba-{version}", folder, done.stderr
-
-    name, folder, said = find()
+    name, folder, said = find(tmp_path)
     assert (folder, said) == (str(tmp_path / name), "")
     (tmp_path / name).chmod(0o777)
-    _, folder, said = find()
+    _, folder, said = find(tmp_path)
     assert folder == str(tmp_path / f"cloze-{os.geteuid()}" / name)
     assert said == (
         f"warning: {tmp_path / name}: other users can write it (remove it); what numba compiles is kept in {folder}\n"
@@ -101,11 +101,8 @@ def test_pickles_of_numba_that_others_may_have_planted_are_not_loaded(tmp_path: 
 def test_a_cache_that_the_group_of_this_user_alone_can_write_is_taken(tmp_path: Path) -> None:
     """With a umask of 002, as many systems have it, ~/.cache is one."""
     tmp_path.chmod(0o775)
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", FIND], env=environment, capture_output=True, text=True, check=True)
-    version, folder = done.stdout.split()
-    taken = folder == str(tmp_path / f"cloze-numba-{version}")
-    assert taken == _is_own_group(tmp_path.stat().st_gid), done.stderr
+    name, folder, said = find(tmp_path)
+    assert (folder == str(tmp_path / name)) == _is_own_group(tmp_path.stat().st_gid), said
 
 
 def test_libraries_keep_what_they_compile_where_no_other_user_can_write(
@@ -122,3 +119,31 @@ def test_libraries_keep_what_they_compile_where_no_other_user_can_write(
     assert (other.stat().st_mode & 0o777, other.stat().st_uid) == (0o700, os.geteuid())
     assert f"what is compiled is kept in {other}" in capsys.readouterr().err
     other.rmdir()
+
+
+def test_kinds_of_processors_share_a_folder_and_not_the_mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiled, "SOURCES", tmp_path)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    folders = set()
+    for name in ("skylake", "znver4"):
+        compiled._version.cache_clear()
+        monkeypatch.setattr(llvmlite.binding, "get_host_cpu_name", lambda name=name: name)
+        folders.add(compiled._cache_folder())
+        assert not compiled.compiled_before("nsp")
+        compiled.remember_compiled("nsp")
+        assert compiled.compiled_before("nsp")
+    compiled._version.cache_clear()
+    assert len(folders) == 1
+
+
+def test_folders_of_other_versions_are_not_looked_into() -> None:
+    """Another process, which begins at the same time, may be deleting them."""
+    before = compiled._version()
+    other = compiled.SOURCES / "__pycache__" / f"{compiled.PREFIX}test" / "common_1"
+    other.mkdir(parents=True)
+    (other / "odd.py").touch()
+    compiled._version.cache_clear()
+    try:
+        assert compiled._version() == before
+    finally:
+        shutil.rmtree(other.parent)

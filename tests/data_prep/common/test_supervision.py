@@ -66,27 +66,26 @@ def test_what_python_cannot_interrupt_ends_within_three_seconds(number: signal.S
     assert ended(worker)
 
 
-def test_what_can_be_interrupted_ends_in_its_own_way() -> None:
-    process, _ = begin("time.sleep(100)")
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "polite" in output
-    assert not errors
-
-
-def test_an_error_that_compiled_code_makes_of_the_key_is_no_fault() -> None:
-    body = """try:
+FAULT = """try:
             time.sleep(100)
         except KeyboardInterrupt:
             raise SystemError("returned a result with an exception set")"""
+
+
+@pytest.mark.parametrize(
+    ("body", "polite", "said"),
+    [
+        ("time.sleep(100)", True, ""),
+        (FAULT, False, "\ninterrupted; the same command continues where it stopped\n"),  # as compiled code may make it
+    ],
+    ids=["in its own way", "by an error"],
+)
+def test_what_can_be_interrupted_ends_with_130(body: str, polite: bool, said: str) -> None:
     process, _ = begin(body)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert errors == "\ninterrupted; the same command continues where it stopped\n"
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, "polite" in output, errors) == (130, polite, said)
 
 
 def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once() -> None:
@@ -106,16 +105,14 @@ def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once()
 def test_a_process_that_ignores_signals_as_under_nohup_goes_on() -> None:
     ignore = "\n".join(f"signal.signal(signal.{name}, signal.SIG_IGN)" for name in ("SIGINT", "SIGHUP"))
     code = f"import os, signal, sys\n{ignore}\nos.execv(sys.executable, sys.argv[1:])"
-    body = "time.sleep(1)\n        print('done', flush=True)"
-    command = [sys.executable, "-c", code, sys.executable, "-c", PROGRAM.replace("BODY", body)]
-    process = start(command)
+    program = PROGRAM.replace("BODY", "time.sleep(1)\n        print('done', flush=True)")
+    process = start([sys.executable, "-c", code, sys.executable, "-c", program])
     assert process.stdout is not None
     process.stdout.readline()
     for number in (signal.SIGINT, signal.SIGHUP):
         process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
+    assert "done" in process.communicate(timeout=30)[0]
     assert process.returncode == 0
-    assert "done" in output
 
 
 def test_a_main_process_killed_from_outside_is_told() -> None:
@@ -125,13 +122,6 @@ def test_a_main_process_killed_from_outside_is_told() -> None:
     assert process.returncode == 2
     assert "error: the main process was killed from outside with SIGKILL, often because memory ran out" in errors
     assert "run the same command again to continue where it stopped" in errors
-
-
-def test_a_crash_is_told_as_one() -> None:
-    process, _ = begin("os.kill(os.getpid(), signal.SIGSEGV)")
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "the main process crashed with SIGSEGV" in errors
 
 
 def test_no_child_outlives_a_process_that_was_killed_while_it_watched() -> None:
@@ -149,6 +139,7 @@ def test_no_child_outlives_a_process_that_was_killed_while_it_watched() -> None:
         ("sys.exit('why')", 1, "why\n"),
         ("sys.exit()", 0, ""),
         ("raise ValueError('a bug')", 1, "ValueError: a bug"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 1, "the main process crashed with SIGSEGV"),
         ("import threading; threading.Thread(target=time.sleep, args=[100]).start(); return 2", 2, ""),
     ],
 )

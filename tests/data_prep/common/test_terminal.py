@@ -1,20 +1,24 @@
-"""Who looks at what is written: a person at a terminal, or mpirun, whose ranks have a pseudo-terminal too."""
+"""What is shown at a terminal, or through mpirun, whose ranks have a pseudo-terminal too; and the line of a step."""
 
 from __future__ import annotations
 
+import io
 import os
 import pty
+import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from support.processes import ROOT, run_launcher
+from support.processes import ROOT
 
-from data_prep.common import beginning
+from data_prep.common import beginning, progress
 from data_prep.common.errors import UserError
-from data_prep.common.launchers import started_by_mpi
+from data_prep.common.progress import StepProgress
 from data_prep.common.terminal import open_console
 
 PROGRAM = "from data_prep.common.terminal import open_console; open_console().print('[red]plain[/red]')"
@@ -39,14 +43,9 @@ def printed_in_a_terminal(environment: dict[str, str]) -> bytes:
 
 def test_a_terminal_has_colours_and_a_rank_of_mpirun_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert b"\x1b[31mplain" in printed_in_a_terminal({})
+    assert b"\x1b[31mplain" in printed_in_a_terminal({"RANK": "0", "SLURM_PROCID": "0"})
     for variable in ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"):
         assert printed_in_a_terminal({variable: "1"}) == b"plain\r\n"
-
-
-def test_which_launchers_pass_lines_on() -> None:
-    assert not started_by_mpi({"RANK": "0", "SLURM_PROCID": "0"})
-    assert started_by_mpi({"OMPI_COMM_WORLD_SIZE": "2"})
 
 
 def test_what_files_say_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,17 +58,6 @@ def test_what_files_say_commands_no_terminal(capsys: pytest.CaptureFixture[str])
     console.print(Text("[\x1b[2J]"))
     assert capsys.readouterr().out.split() == [shown, shown, "كتاب\u200f", "[\\x1b[2J]"]
     assert str(UserError(f"{title}\n\tdamaged")) == f"{shown}\n\tdamaged"
-
-
-@pytest.mark.slow
-def test_shards_made_under_mpirun_are_told_in_plain_lines(wiki: Path, tmp_path: Path) -> None:
-    words = ["--docs", str(wiki), "--out", str(tmp_path / "data"), "--vocab-size", "300", "--lengths", "32"]
-    entry = str(ROOT / "data_prep" / "shard.py")
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, entry, *words]
-    done = run_launcher(command, {"TERM": "xterm"}, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "is ready, in" in done.stdout
-    assert "\x1b" not in done.stdout
 
 
 def test_a_folder_of_another_copy_commands_no_terminal(
@@ -85,3 +73,29 @@ def test_a_folder_of_another_copy_commands_no_terminal(
     beginning.tell_other_copy()
     assert "\\x1b]0;planted" in (said := capsys.readouterr().err)
     assert "\x1b" not in said
+
+
+def line(monkeypatch: pytest.MonkeyPatch, done: int, seconds: float) -> str:
+    """What the line says where so much of a step is done after so many seconds."""
+    step = StepProgress(Console(), "near copies", "documents", 10**9, 0)
+    step.advance(done, 0)
+    start = time.monotonic()
+    with monkeypatch.context() as later:
+        later.setattr(time, "monotonic", lambda: start + seconds)
+        return " ".join(str(step.line()).split())
+
+
+def test_a_slow_rate_is_no_rate_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "40 documents 0.5 documents/s" in line(monkeypatch, 40, 80)
+    assert "90,000 documents 9,000 documents/s" in line(monkeypatch, 90_000, 10)
+    assert "12.0 Mdocuments 1.2 Mdocuments/s" in line(monkeypatch, 12_000_000, 10)
+
+
+def test_a_step_of_one_long_task_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.02)
+    text = io.StringIO()
+    with StepProgress(Console(file=text), "documents", "B", 100, 0).show():
+        time.sleep(0.3)
+        lines = text.getvalue().splitlines()
+    assert len(lines) >= 2
+    assert all(re.fullmatch(r"documents +0%  .* for [\d.]+ s now", line.rstrip()) for line in lines)

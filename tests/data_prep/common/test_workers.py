@@ -1,15 +1,77 @@
-"""What worker processes leave behind where all that belongs to them is killed at once."""
+"""A machine gets as many workers as it has cores and memory for; they leave nothing behind when they are killed."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 from conftest import ROOT
+
+from data_prep.common.capacity import available_memory, room_for_workers
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("cores", "available", "workers"), [(8, 64 * GB, 8), (64, 4 * GB, 10), (8, GB, 1), (8, 0, 1), (1, 0, 1)]
+)
+def test_memory_limits_the_workers_which_is_told_with_the_cure(cores: int, available: int, workers: int) -> None:
+    found, said = room_for_workers(cores=cores, available=available)
+    assert found == workers
+    room = f"{workers} worker{'s' * (workers > 1)} for {cores} cores: {available / GB:.1f} GB of memory are available"
+    cure = "and each may need 0.3 GB (--workers N overrides that)"
+    assert said == (f"{room}, {cure}" if workers < cores else "")
+
+
+def test_what_the_machine_has_is_found(system: Path) -> None:
+    assert 0 < (available_memory() or 0) < 1 << 50
+    assert found(system) == 16 * GB  # without groups
+    (system / "proc/meminfo").unlink()
+    assert found(system) is None
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """A machine with 16 GB available."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  32000000 kB\nMemAvailable: 15625000 kB\n")
+    return tmp_path
+
+
+def limit(folder: Path, most: str, used: int, cache: int, version: int) -> None:
+    """Gives a group of processes a limit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    (folder / names[0]).write_text(f"{most}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{'' if version == 2 else 'total_'}inactive_file {cache}\n")
+
+
+def found(system: Path) -> int | None:
+    return available_memory(system / "proc", system / "cgroup")
+
+
+@pytest.mark.parametrize(
+    ("version", "line"), [(2, "0::/slurm/job_7/step_0"), (1, "5:cpuset,memory:/slurm/job_7/step_0")]
+)
+def test_the_tightest_group_counts_without_its_cache(version: int, line: str, system: Path) -> None:
+    (system / "proc/self/cgroup").write_text(f"9:name=systemd:/x\n{line}\n")
+    root = system / "cgroup" / ("memory" if version == 1 else "")
+    limit(root / "slurm/job_7", str(8 * GB), 5 * GB, 3 * GB, version)
+    limit(root / "slurm/job_7/step_0", "max" if version == 2 else str(2**63 - 4096), 5 * GB, 0, version)
+    assert found(system) == 6 * GB
+
+
+@pytest.mark.parametrize(("name", "used", "left"), [("/kubepods/pod1/box", GB, 3 * GB), ("/", 5 * GB, 0)])
+def test_in_a_container_the_group_has_the_place_of_the_root(name: str, used: int, left: int, system: Path) -> None:
+    (system / "proc/self/cgroup").write_text(f"0::{name}\n")
+    limit(system / "cgroup", str(4 * GB), used, 0, 2)
+    assert found(system) == left
+
 
 WORK = """
 import os, signal, time
@@ -26,30 +88,15 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="Linux has its semaphores there")
 def test_workers_that_are_killed_at_once_leave_no_semaphores(tmp_path: Path) -> None:
-    program = tmp_path / "work.py"
-    program.write_text(WORK)
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        start_new_session=True,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(names := done.stdout.split()) >= 5
-    assert [name for name in names if Path(name).exists()] == []
-
-
-def test_helpers_run_no_module_of_the_current_folder(tmp_path: Path) -> None:
-    """`python -c` looks there first, and it may be one in which others write."""
+    """Nor do they run a module of the current folder: `python -c` looks there first, and others may write there."""
     program, here = tmp_path / "work.py", tmp_path / "here"
-    program.write_text(WORK.replace("os.killpg(0, signal.SIGKILL)", ""))
+    program.write_text(WORK)
     (here / "multiprocessing").mkdir(parents=True)
     (here / "multiprocessing" / "__init__.py").write_text(f"open({str(tmp_path / 'planted')!r}, 'w')")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    command, environment = [sys.executable, str(program)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = Popen(command, cwd=here, env=environment, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (-signal.SIGKILL, "")
+    assert len(names := output.split()) >= 5
+    assert [name for name in names if Path(name).exists()] == []
     assert not (tmp_path / "planted").exists()

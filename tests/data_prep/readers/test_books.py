@@ -1,4 +1,4 @@
-"""Plain text and markdown: paragraphs of books, without marks and licences."""
+"""Plain text and markdown: paragraphs of books, without marks and licences, and files of one sentence a line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from support.reading import detected, passages, read, write
 
 from data_prep.common.errors import UserError
-from data_prep.readers import books, cutting
-
-
-@pytest.mark.slow
-def test_a_book_of_100_mb_on_one_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.md", "It was a dark and *stormy* night_, and [the rain fell. " * 2_000_000)
-    (document,) = passages(path, "text")
-    assert len(document) == 1
-    assert document[0].startswith("It was a dark and stormy night_, and [the rain fell. It was")
+from data_prep.readers import READERS, books, cutting
 
 
 def book(text: str, name: str = "book.txt") -> list[str]:
@@ -40,10 +32,14 @@ def test_a_book_is_one_document_with_its_chapters_in_order(tmp_path: Path) -> No
     assert read(packed, "text")[0][0].title == "Its Title"
 
 
-@pytest.mark.parametrize("end", ["\r\n", "\r", "\n"])
-def test_line_ends_and_byte_order_mark(tmp_path: Path, end: str) -> None:
-    text = "\ufeffOne line\nand another.\n \t\nNew paragraph.\n\n\n\nLast.\n".replace("\n", end)
-    assert passages(write(tmp_path / "x.txt", text), "text") == [["One line and another.", "New paragraph.", "Last."]]
+def test_line_ends_byte_order_marks_and_books_of_hardly_a_word(tmp_path: Path) -> None:
+    text = "\ufeffOne line\nand another.\n \t\nNew paragraph.\n\n\n\nLast.\n"
+    texts = {
+        text.replace("\n", end): ["One line and another.", "New paragraph.", "Last."] for end in ("\r\n", "\r", "\n")
+    }
+    texts |= {" \n\n": [], "Word": ["Word"], "A\x00B \x00": ["A\x00B \x00"]}
+    for number, (content, expected) in enumerate(texts.items()):
+        assert passages(write(tmp_path / f"{number}.txt", content), "text") == [expected]
 
 
 GUTENBERG_HEAD = (
@@ -189,7 +185,7 @@ def test_any_markdown_gives_lines_with_their_words(text: str) -> None:
     "unit", ["*a ", "_a ", "[", "![", "[](", "[](a ", "](", "**", "```\n", "~~~\n", "> ", "\n- ", "|", "- "]
 )
 def test_hostile_markdown_takes_no_longer_for_being_long(unit: str) -> None:
-    book(unit * (600_000 // len(unit)), "book.md")  # minutes, were it quadratic
+    book(unit * (300_000 // len(unit)), "book.md")  # minutes, were it quadratic
 
 
 @pytest.mark.realdata
@@ -203,13 +199,61 @@ def test_real_books(real_data: Path) -> None:
         assert not [text for text in document.passages if text.startswith("#") or not text.strip("-*_= ")]
 
 
-def test_empty_and_one_word_books(tmp_path: Path) -> None:
-    assert passages(write(tmp_path / "a.txt", " \n\n"), "text") == [[]]
-    assert passages(write(tmp_path / "b.txt", "Word"), "text") == [["Word"]]
-    assert passages(write(tmp_path / "c.txt", "A\x00B \x00"), "text") == [["A\x00B \x00"]]
-
-
 def test_a_book_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "LARGEST_DOCUMENT", 1 << 20)
     with pytest.raises(UserError, match=r"x.txt: one document of more than 1 MB\ncut it up, or .*--format sentences"):
         read(write(tmp_path / "x.txt", "word " * 300_000), "text")
+
+
+SAMPLE = """This text has characters such as 力加勝北区 in it.
+Each line of it is one sentence, and an empty line parts the documents.
+"Is it so?" he asked.
+
+The rain had stopped before the morning came over the hills at Mr. Grey's farm.
+Nobody had seen it stop…
+It was 5 p.m. when somebody did (or so they said).
+
+An open letter
+The third document begins here!
+“It ends here.”
+"""
+
+
+def test_the_original_format(tmp_path: Path) -> None:
+    path = write(tmp_path / "sample.txt", SAMPLE)
+    assert detected(path) == "sentences"
+    expected = [part.strip().split("\n") for part in SAMPLE.split("\n\n")]
+    for step in (1 << 20, 10):
+        assert passages(path, "sentences", step=step) == expected
+    assert READERS["sentences"].has_sentences
+    lines = SAMPLE.replace("\n", "\r\n").replace("\r\n\r\n", "\r\n  \r\n\r\n")
+    crlf = write(tmp_path / "crlf.txt", "\ufeff\r\n" + lines)
+    assert detected(crlf) == "sentences"
+    assert [lines for lines in passages(crlf, "sentences", step=10) if lines] == expected
+
+
+def test_line_separators_are_no_line_ends(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.txt", "One\u2028two\x85three\x0cfour.\nFive.\n\n  Six.\n")
+    assert passages(path, "sentences") == [["One\u2028two\x85three\x0cfour.", "Five."], ["Six."]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "format"),
+    [
+        ("long.txt", "One sentence is here.\nHere is another one.\n" * 900, "sentences"),  # no end of it in sight
+        ("lower.txt", "he was , as usual , there .\n`` was he ? ''\nhe was not .\nthey knew .\n\n" * 20, "sentences"),
+        ("chinese.txt", "今天天气很好。\n我们去公园吧！\n\n他来了吗？\n没有来。\n" * 20, "sentences"),
+        ("bare", SAMPLE * 3, "sentences"),
+        ("wrapped.txt", "It was the best for\nthose who had. It was\nthe worst for\nall the rest.\n\n" * 9, "text"),
+        ("paragraphs.txt", "It was one. It was two. It was more.\n\nHe came. He went. He came again.\n\n" * 9, "text"),
+        ("dialogue.txt", '"Is it?"\n\n"It is."\n\nHe went away.\n\nShe stayed there.\n\n' * 9, "text"),
+        ("blocks.txt", "He came. He went.\nHe saw it. It saw him.\nThen it went. So did he.\n\n" * 9, "text"),
+        ("verse.txt", "The sun set on the sea\nAnd all birds are still,\nThe night\nfalls on it.\n\n" * 9, "text"),
+        ("few.txt", "One.\nTwo.\n", "text"),
+        ("notes.md", "One sentence is here.\nHere is another one.\n\n" * 9, "text"),
+        ("LICENSE", "Anyone may read this\nand do as they like.\n", "text"),
+    ],
+)
+def test_sentences_or_a_book(tmp_path: Path, name: str, text: str, format: str) -> None:
+    assert detected(write(tmp_path / name, text)) == format
+    assert detected(write(tmp_path / f"{name}.gz", gzip.compress(text.encode()))) == format

@@ -56,10 +56,7 @@ def test_tar_archives_are_to_be_unpacked(tmp_path: Path, mode: Literal["w", "w:g
         detected(path)
 
 
-def test_text_with_a_stray_zero_is_text(tmp_path: Path) -> None:
-    assert detected(write(tmp_path / "a.txt", b"A book, in\nlines.\n\n" * 50 + b"\0")) == "text"
-
-
+NO_PAGES = ["Of tags:\n<html>", "<htm>", "<p>", "<!doctype book>"]
 LINES = [{"text": "Grüße."}, {"text": "Two.", "more": {"n": 1}}]
 OBJECTS = "\n".join(json.dumps(line, indent=2) for line in LINES).encode()
 
@@ -87,11 +84,6 @@ def test_a_cure_cures(tmp_path: Path, name: str, content: bytes, fault: str) -> 
         assert passages(cured, "jsonl") == [["Grüße."], ["Two."]]
 
 
-def test_damaged_json_lines_are_json_lines(tmp_path: Path) -> None:
-    for content in ('{"text": oops}\n', '{"text": oops}\n{"text": "x"}\n', '{"text": "x"}\noops\n', '{"text": "x'):
-        assert detected(write(tmp_path / "a.jsonl", content)) == "jsonl"
-
-
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_only_the_head_of_a_file_is_read(tmp_path: Path, suffix: str) -> None:
     data = random.Random(1).randbytes(3 << 20).hex().encode()
@@ -102,9 +94,11 @@ def test_only_the_head_of_a_file_is_read(tmp_path: Path, suffix: str) -> None:
     assert psutil.Process().io_counters().read_chars - before < 200_000
 
 
-def test_a_file_without_a_suffix_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_file_without_a_suffix_that_is_not_utf8_and_damaged_json_lines(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path}/file: of no format that is known"):
         detected(write(tmp_path / "file", LATIN_1))
+    for content in ('{"text": oops}\n', '{"text": oops}\n{"text": "x"}\n', '{"text": "x"}\noops\n', '{"text": "x'):
+        assert detected(write(tmp_path / "a.jsonl", content)) == "jsonl"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +110,8 @@ def test_a_file_without_a_suffix_that_is_not_utf8(tmp_path: Path) -> None:
         ("a.jsonl", '\ufeff\n{ "text" : "x"}\n', "jsonl"),
         ("a.xml", "<?xml version='1.0'?>\n<!-- c -->\n<mediawiki>\n", "mediawiki"),
         ("a", "\n <page>\n<title>A</title></page>", "mediawiki"),
+        ("a.txt", "A book, in\nlines.\n\n" * 50 + "\0", "text"),
+        *(("a.txt", f"{start}\n\nThis is text, of\ntwo lines.\n", "text") for start in NO_PAGES),
     ],
 )
 def test_the_content_tells_the_format(tmp_path: Path, name: str, content: str, format: str) -> None:
@@ -124,19 +120,12 @@ def test_the_content_tells_the_format(tmp_path: Path, name: str, content: str, f
 
 @pytest.mark.parametrize("name", ["a.txt", "page", "a.txt.gz"])
 @pytest.mark.parametrize("start", ["<!doctype html>", "\ufeff\n \ufeff<!DOCTYPE HTML>", "\n\n<Html lang='de'>"])
-def test_a_web_page_is_told_by_its_content_and_read_where_the_user_says_so(
-    tmp_path: Path, name: str, start: str
-) -> None:
+def test_a_web_page_is_told_by_its_content_and_read_if_asked_for(tmp_path: Path, name: str, start: str) -> None:
     content = f"{start}\n<script>let x, y;</script>\n<p>Text, and more.</p>\n".encode()
     path = write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(UserError, match=rf"  {path}: a web page\n    save it as plain text"):
         detected(path)
     assert [file.format for file in find_files([str(path)], {"": "text"})] == ["text"]
-
-
-@pytest.mark.parametrize("start", ["Of tags:\n<html>", "<htm>", "<p>", "<!doctype book>"])
-def test_tags_further_down_or_others_make_no_web_page(tmp_path: Path, start: str) -> None:
-    assert detected(write(tmp_path / "a.txt", f"{start}\n\nThis is text, of\ntwo lines.\n")) == "text"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Filters ask of documents what they say they do, compared with what one would write down naively."""
+"""Filters ask of documents what they say they do; a sieve lets documents through as they say."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
+from data_prep.readers import sieve
 from data_prep.readers.filters import Filter, ForbiddenWords, describe_words, make_filters, read_words
 from data_prep.readers.reader import Document
+from data_prep.readers.sieve import MOST_EXAMPLES, Sieve, add_up
 from data_prep.settings import Settings
+from data_prep.work import DocumentsRecord
 
 CHARACTERS = "aaB  .9-_é\u0301中ก—\xa0\u3000\x85\x1cİσςΣıßẞ😀"
 PASSAGES = st.lists(st.text(CHARACTERS, max_size=12), min_size=1, max_size=6)
@@ -104,16 +107,12 @@ def test_a_word_stands_alone_whatever_its_case(text: str, word: str) -> None:
     assert asked.figure(document) == word
 
 
-def test_any_letter_is_found_by_its_small_one() -> None:
+def test_any_letter_is_found_by_its_small_one_in_a_list_of_thousands() -> None:
     capitals = [char for char in map(chr, range(sys.maxunicode + 1)) if char.lower() != char]
-    texts = [[f"so {char}x."] for char in capitals]
-    assert all(failing(ForbiddenWords(tuple(sorted({f"{char.lower()}x" for char in capitals}))), texts))
-
-
-def test_a_list_may_have_thousands_of_words() -> None:
-    words = tuple(f"word{number}" for number in range(3000))
-    texts = [["It is word2999."], ["It is word3000."], ["word0"]]
-    assert failing(ForbiddenWords(words), texts) == [True, False, True]
+    asked = ForbiddenWords(tuple(sorted({f"{char.lower()}x" for char in capitals})))
+    assert len(asked.words) > 1000
+    assert all(failing(asked, [[f"so {char}x."] for char in capitals]))
+    assert failing(asked, [["so x."], ["so ax1."]]) == [False, False]
 
 
 def test_a_list_of_words_is_what_its_lines_say(tmp_path: Path) -> None:
@@ -150,19 +149,11 @@ LANGUAGES = {
 
 @pytest.mark.parametrize("code", LANGUAGES)
 def test_documents_of_another_language_fail(code: str) -> None:
-    asked = one_filter(only_language=code)
-    assert failing(asked, [[text] for text in LANGUAGES.values()]) == [other != code for other in LANGUAGES]
-    assert [asked.figure(Document("", "", [text])) for text in LANGUAGES.values()] == [*LANGUAGES]
-
-
-def test_a_language_is_told_by_the_beginning() -> None:
-    text = [LANGUAGES["de"], LANGUAGES["de"], LANGUAGES["de"], *[LANGUAGES["fr"]] * 50]
-    assert failing(one_filter(only_language="de"), [text]) == [False]
-
-
-def test_a_language_that_the_model_does_not_know_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--only-language xx: the model knows .*de.* en"):
-        make_filters(Settings(only_language="xx"))
+    asked, texts = one_filter(only_language=code), [[text] for text in LANGUAGES.values()]
+    assert failing(asked, texts) == [other != code for other in LANGUAGES]
+    assert [asked.figure(Document("", "", text)) for text in texts] == [*LANGUAGES]
+    begins_in_german = [*[LANGUAGES["de"]] * 3, *[LANGUAGES["fr"]] * 50]
+    assert failing(asked, [begins_in_german]) == [code != "de"]
 
 
 def test_without_its_package_a_language_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,3 +163,67 @@ def test_without_its_package_a_language_is_refused_with_the_cure(monkeypatch: py
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     with pytest.raises(UserError, match=r"--only-language needs the package py3langid.*pip install py3langid"):
         make_filters(Settings(only_language="en"))
+
+
+FILTERS = make_filters(Settings(min_words=3, max_words=6))
+SIZES = st.lists(st.integers(0, 9), max_size=80)
+
+
+def documents_of(sizes: list[int]) -> list[Document]:
+    """Makes documents of so many words; one of no words has no passage."""
+    return [Document(str(n), "", ["word " * size] if size else []) for n, size in enumerate(sizes)]
+
+
+def sifted(sizes: list[int], block: int = 1 << 20) -> tuple[list[Document], DocumentsRecord]:
+    one = Sieve("task", FILTERS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sieve, "BLOCK", block)
+        passed = list(one.sift(documents_of(sizes)))
+    return passed, DocumentsRecord(files=[], source="", skipped=[], left_out=[], replaced=0, filtered=one.record())
+
+
+@given(SIZES)
+def test_those_that_pass_all_filters_stay_in_their_order(sizes: list[int]) -> None:
+    passed, record = sifted(sizes)
+    assert [document.id for document in passed] == [str(n) for n, size in enumerate(sizes) if 3 <= size <= 6]
+    counts = {name: total.number for name, total in add_up([record]).items()}
+    assert counts == {"min_words": sum(0 < size < 3 for size in sizes), "max_words": sum(size > 6 for size in sizes)}
+    assert record.num_filtered == sum(counts.values())
+
+
+@given(SIZES, st.integers(1, 60))
+def test_how_many_are_asked_at_once_changes_nothing(sizes: list[int], block: int) -> None:
+    assert sifted(sizes, block) == sifted(sizes)
+
+
+@given(SIZES)
+def test_examples_are_some_of_those_left_out(sizes: list[int]) -> None:
+    total = add_up([sifted(sizes)[1]])["min_words"]
+    left_out = [str(n) for n, size in enumerate(sizes) if 0 < size < 3]
+    shown = [one.id for _, one in total.examples]
+    assert len(shown) == min(MOST_EXAMPLES, len(left_out))
+    assert shown == sorted(shown, key=int)
+    assert set(shown) <= set(left_out)
+    assert [one.figure for _, one in total.examples] == [str(sizes[int(name)]) for name in shown]
+
+
+def test_examples_come_from_all_tasks_and_from_all_over_them() -> None:
+    def task(name: str) -> DocumentsRecord:
+        one = Sieve(name, FILTERS)
+        assert not list(one.sift(documents_of([1] * 1000)))
+        return DocumentsRecord(files=[], source=name, skipped=[], left_out=[], replaced=0, filtered=one.record())
+
+    examples = add_up(task(str(n)) for n in range(4))["min_words"].examples
+    assert len(examples) == MOST_EXAMPLES
+    assert len({source for source, _ in examples}) >= 3
+    assert [source for source, _ in examples] == sorted(source for source, _ in examples)
+    numbers = [int(one.id) for _, one in examples]
+    assert min(numbers) < 250
+    assert max(numbers) > 750
+
+
+def test_examples_are_cut_short() -> None:
+    one = Sieve("task", FILTERS)
+    assert not list(one.sift([Document("", "", ["x" * 150, "y" * 150]), Document("", "", ["z " * 1000])]))
+    beginnings = {name: own.examples[0].beginning for name, own in one.record().items()}
+    assert beginnings == {"min_words": "x" * 150 + " " + "y" * 49, "max_words": "z " * 100}

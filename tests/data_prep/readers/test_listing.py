@@ -1,19 +1,27 @@
-"""Whatever stands in a folder beside files is named, and never opened, waited for or gone round in."""
+"""Files of a folder: what is no file, what tells a file, the bundles of work made of them, and the demo."""
 
 from __future__ import annotations
 
+import builtins
+import gzip
+import hashlib
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from support.reading import write
+from support.reading import COMPRESS, read, write
 
 from data_prep.common.errors import UserError
-from data_prep.readers import identity
+from data_prep.readers import READERS, demo, identity
+from data_prep.readers.identity import EDGE, look
 from data_prep.readers.reader import Problems
-from data_prep.readers.sources import find_files
+from data_prep.readers.sources import SourceFile, find_files, make_bundles
+from data_prep.settings import Format
 
 TEXT = "A text of some words.\nIt has two lines, and more than that.\n\nAnd paragraphs.\n"
 
@@ -97,15 +105,6 @@ def test_files_and_folders_that_cannot_be_opened_are_listed(tmp_path: Path, monk
     assert problems.names[f"{folder}/closed"] == "x/closed"
 
 
-def test_two_names_of_one_file(tmp_path: Path) -> None:
-    os.link(write(tmp_path / "a.txt", TEXT), tmp_path / "b.txt")
-    with pytest.raises(UserError, match=r"a.txt is named twice \(1 such files\)"):
-        find_files([str(tmp_path)])
-    write(tmp_path / "c.txt", TEXT)  # a copy is another file
-    (tmp_path / "b.txt").unlink()
-    assert len(find_files([str(tmp_path)])) == 2
-
-
 def test_what_links_bring_out_of_the_output_folder(tmp_path: Path) -> None:
     (tmp_path / "out" / "deep").mkdir(parents=True)
     (tmp_path / "x").mkdir()
@@ -130,3 +129,137 @@ def test_the_output_folder_is_not_within_the_text(tmp_path: Path) -> None:
     (tmp_path / "x" / "out").mkdir()  # by an earlier run of the same command
     write(tmp_path / "x" / "out" / "shards", TEXT)
     assert len(find_files([str(tmp_path / "x" / "*")], out=tmp_path / "x" / "out")) == 1
+
+
+def key(path: Path) -> str:
+    return look(path, path.stat().st_size).content
+
+
+def test_a_key_is_the_hash_of_size_head_and_tail(tmp_path: Path) -> None:
+    """Of a file that is copied or touched too."""
+    for size in (0, 1, EDGE, EDGE + 1, 2 * EDGE, 3 * EDGE + 5):
+        data = os.urandom(size)
+        path = write(tmp_path / "x", data)
+        os.utime(path, (1, 1))
+        tail = data[max(EDGE, size - EDGE) :]
+        assert key(path) == hashlib.sha256(b"%d " % size + data[:EDGE] + tail).hexdigest()[:16]
+        assert look(str(path), size + 1).content != key(path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
+def test_the_key_that_goes_with_a_file(tmp_path: Path, suffix: str) -> None:
+    data = b'{"text": "%s"}\n' % os.urandom(100_000).hex().encode()
+    path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](b"\xef\xbb\xbf" + data))
+    (file,) = find_files([str(path)])
+    status = path.stat()
+    assert (file.content, file.size) == (key(path), status.st_size)
+    seen = look(path, status.st_size)
+    assert (seen.head, seen.content, seen.is_damaged) == (data[:16384], file.content, False)
+
+
+def test_a_file_is_opened_once_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        write(tmp_path / f"{number}.txt", "A text. Of two sentences.\n")
+        write(tmp_path / f"{number}.txt.gz", gzip.compress(os.urandom(99_999).hex().encode()))
+    opened: list[str] = []
+
+    def counting(path: Any, *arguments: Any, **options: Any) -> Any:
+        opened.append(str(path))
+        return builtins.open(path, *arguments, **options)
+
+    monkeypatch.setattr(identity, "open", counting, raising=False)
+    monkeypatch.setattr(Path, "open", lambda path, *_: pytest.fail(f"{path} is opened otherwise"))
+    assert len(find_files([str(tmp_path)])) == 6
+    assert sorted(opened) == sorted(str(path) for path in tmp_path.iterdir())
+
+
+def test_a_head_that_is_damaged(tmp_path: Path) -> None:
+    data = gzip.compress(os.urandom(5000).hex().encode())
+    path = write(tmp_path / "x.gz", data[:-2000])
+    seen = look(path, path.stat().st_size)
+    assert seen.is_damaged
+    assert 1000 < len(seen.head) < 10_000
+    assert look(write(path, data[:5]), 5).head == b""
+
+
+def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none: cannot be read: No such file or directory\n--errors skip leaves"):
+        look(tmp_path / "none", 9)
+    (tmp_path / "x.gz").symlink_to("/proc/self/mem")
+    with pytest.raises(UserError, match=r"x.gz: cannot be read: Input/output error"):
+        look(tmp_path / "x.gz", 9)
+
+
+Sources = list[SourceFile]
+
+
+def of_size(folder: Path, *sizes: int, format: str = "sentences", source: str = "x", suffix: str = "") -> Sources:
+    """Makes files of these sizes, which take no room on the disk."""
+    files = []
+    for number, size in enumerate(sizes):
+        path = folder / f"{source}{number}{suffix}"
+        path.touch()
+        os.truncate(path, size)
+        files.append(SourceFile(source, str(path), path.name, size, format))
+    return files
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1,), (5 << 20, 3, 0, 70 << 20, 1 << 20), (100,) * 1500, ((1 << 31) + 7, 10), ((1 << 20) + 1,) * 9]
+)
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
+def test_every_byte_is_in_exactly_one_span(tmp_path: Path, sizes: tuple[int, ...], suffix: str) -> None:
+    files = of_size(tmp_path, *sizes, suffix=suffix, format="mediawiki")
+    bundles = make_bundles(files)
+    spans = [span for bundle in bundles for span in bundle.spans]
+    assert list(dict.fromkeys(span.path for span in spans)) == [file.path for file in files if file.size]
+    for file in files:
+        own = [span for span in spans if span.path == file.path]
+        assert [span.start for span in own[1:]] == [span.end for span in own[:-1]]
+        assert not own or (own[0].start, own[-1].end) == (0, file.size)
+        assert suffix != ".gz" or len(own) == (1 if file.size else 0)
+    assert len({bundle.name for bundle in bundles}) == len(bundles)
+    assert all(bundle.spans for bundle in bundles)
+
+
+def test_bundles_are_of_one_source_and_format_and_some_size(tmp_path: Path) -> None:
+    files = of_size(tmp_path, *[1000] * 50, source="a") + of_size(tmp_path, 90 << 20, source="b")
+    files += of_size(tmp_path, *[1000] * 5, source="b", format="text", suffix=".txt")
+    bundles = make_bundles(files)
+    found = [(bundle.source, bundle.format) for bundle in bundles]
+    assert list(dict.fromkeys(found)) == [("a", "sentences"), ("b", "sentences"), ("b", "text")]
+    assert found.count(("a", "sentences")) == found.count(("b", "text")) == 1
+    assert found.count(("b", "sentences")) == 90 // 2  # of 2 MiB: 24 bundles or more, of a power of two
+    assert sum(bundle.weight for bundle in bundles) == pytest.approx(sum(file.size for file in files), rel=0.001)
+    assert make_bundles(files) == bundles
+
+
+def test_row_groups_are_divided_and_large_corpora_have_bundles_of_16_mib(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": [f"text {number}" for number in range(1000)]}), path, row_group_size=90)
+    (bundle,) = make_bundles(find_files([str(path)], None))
+    assert [(span.start, span.end) for span in bundle.spans] == [(number, number + 1) for number in range(12)]
+    bundles = make_bundles(of_size(tmp_path, 1 << 35))
+    assert ({bundle.part_bytes for bundle in bundles}, len(bundles)) == ({16 << 20}, 1 << 11)
+
+
+def test_demo_reads_documentation_strings(tmp_path: Path) -> None:
+    first, second = "This module does a number of things that are described here.", "It does them well. " * 12
+    function = 'def f():\n    """Does the one thing that it is for."""\n'
+    path = write(tmp_path / "module.py", f'"""{first}\n\n    >>> code\n\n{second}"""\nx = 1\n{function}')
+    (document,) = read(path, "demo")[0]
+    assert document.title == "module"
+    assert document.passages == [first, second.strip(), "Does the one thing that it is for."]
+    assert read(write(tmp_path / "short.py", '"""Too short."""'), "demo")[0] == []
+
+
+def test_demo_is_on_every_machine() -> None:
+    files = demo.files()
+    assert len(files) > 100
+    assert files == sorted(set(files))
+    assert not any("test" in path.parts for path in files)
+    found = find_files(["demo"], None)
+    assert len(found) == len(files)
+    assert {(file.source, file.format) for file in found} == {("demo", "demo")}
+    assert all(file.name.count("/") == 2 for file in found)
+    assert tuple(READERS) == get_args(Format)  # those of the settings

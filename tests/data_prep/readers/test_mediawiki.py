@@ -1,8 +1,9 @@
-"""MediaWiki's dumps: articles alone, however a dump is packed, and broken pages by their places."""
+"""MediaWiki's dumps, however they are packed, and WikiExtractor's output, with tags and as JSON."""
 
 from __future__ import annotations
 
 import bz2
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from support.reading import detected, in_streams, many_pages, page, passages, read, wiki_dump, write
 
 from data_prep.common.errors import UserError
+from data_prep.readers.reader import Document
 
 
 @pytest.mark.parametrize("stream", [None, 1 << 30, 7000])
@@ -48,16 +50,11 @@ def test_articles_only(tmp_path: Path) -> None:
     }
 
 
-def test_a_page_with_its_history_has_its_newest_text(tmp_path: Path) -> None:
+def test_a_page_may_have_its_history_and_name_its_namespace(tmp_path: Path) -> None:
     new = "<revision><id>3</id><text>New text.</text></revision></page>"
-    path = write(tmp_path / "x.xml", wiki_dump(page("A", "Old text.").replace("</page>", new)))
-    assert passages(path, "mediawiki") == [["New text."]]
-
-
-def test_pages_may_name_their_namespace(tmp_path: Path) -> None:
     named = page("A", "Text.").replace("<page>", '<page xmlns="http://www.mediawiki.org/xml/export-0.10/">')
-    path = write(tmp_path / "x.xml", wiki_dump(named, page("B", "More.")))
-    assert passages(path, "mediawiki") == [["Text."], ["More."]]
+    pages = [page("A", "Old text.").replace("</page>", new), named, page("B", "More.")]
+    assert passages(write(tmp_path / "x.xml", wiki_dump(*pages)), "mediawiki") == [["New text."], ["Text."], ["More."]]
 
 
 @pytest.mark.parametrize(
@@ -85,19 +82,16 @@ def test_broken_pages(tmp_path: Path, broken: str, message: str) -> None:
     assert problems.skipped[0].startswith(place + message)
 
 
-def test_a_page_whose_opening_is_broken_is_not_lost_in_silence(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.xml", wiki_dump(page("A", "Good."), page("B", "Text.").replace("<page>", "<pag>")))
-    with pytest.raises(UserError, match=r"byte [\d,]+: broken XML after this page: b'<pag>"):
-        read(path, "mediawiki")
-
-
-def test_a_dump_that_is_cut_short(tmp_path: Path) -> None:
+def test_a_dump_that_is_cut_short_or_whose_pages_do_not_open(tmp_path: Path) -> None:
     whole = wiki_dump(*many_pages(3))
     path = write(tmp_path / "x.xml", whole[:-200])
     with pytest.raises(UserError, match=r"a <page> without its </page>: the dump is cut short or broken"):
         read(path, "mediawiki")
     documents, problems = read(path, "mediawiki", "skip")
     assert (len(documents), len(problems.skipped)) == (2, 1)
+    path = write(tmp_path / "x.xml", wiki_dump(page("A", "Good."), page("B", "Text.").replace("<page>", "<pag>")))
+    with pytest.raises(UserError, match=r"byte [\d,]+: broken XML after this page: b'<pag>"):
+        read(path, "mediawiki")
 
 
 def test_entity_bombs_are_refused(tmp_path: Path) -> None:
@@ -110,3 +104,90 @@ def test_entity_bombs_are_refused(tmp_path: Path) -> None:
         for errors in ("fail", "skip"):
             with pytest.raises(UserError, match=r"defines a document type or entities; .* refused as hostile"):
                 read(path, "mediawiki", errors)
+
+
+def test_wikiextractor_with_tags(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "wiki_00",
+        """<doc id="12" url="https://x.org/?curid=12" title="Tom &amp; Jerry">
+Tom &amp; Jerry
+
+Tom &amp; Jerry is a show&lt;br /&gt; of cats<br>and mice.
+Where a < b and b > c, H<sub>2</sub>O stays.</li>
+<br clear=all>
+See <http://x.org/a> and <THE END>.<ref name="a"/> More<nowiki/>.
+
+</doc>
+<doc id="13" url="u" title="Empty">
+Empty
+
+</doc>
+<doc id="14" url="u" title="The "best" of it">
+The "best" of it
+
+One.
+</doc>
+<doc id="15" url="u" title="A">
+Another first line.
+</doc>
+""",
+    )
+    assert detected(path) == "wikiextractor"
+    documents, _ = read(path, "wikiextractor")
+    shown = ["Tom & Jerry is a show of cats and mice.", "Where a < b and b > c, H2O stays."]
+    assert documents == [
+        Document("12", "Tom & Jerry", [*shown, "See <http://x.org/a> and <THE END>. More."]),
+        Document("13", "Empty", []),
+        Document("14", 'The "best" of it', ["One."]),
+        Document("15", "A", ["Another first line."]),
+    ]
+
+
+def test_wikiextractor_with_other_line_ends_and_a_byte_order_mark(tmp_path: Path) -> None:
+    text = '\ufeff<doc id="1" url="u" title="A">\nA\n\nOne.\nTwo.\n</doc>\n<doc id="2" url="u" title="B">\nB\n</doc>\n'
+    text = text.replace("\n", "\r\n")
+    path = write(tmp_path / "wiki_00", text)
+    assert detected(path) == "wikiextractor"
+    for step in (1 << 20, 7):
+        assert read(path, "wikiextractor", step=step)[0] == [
+            Document("1", "A", ["One.", "Two."]),
+            Document("2", "B", []),
+        ]
+
+
+def test_wikiextractor_json(tmp_path: Path) -> None:
+    lines = [
+        {"id": "1", "revid": "2", "url": "u", "title": "A & B", "text": "A &amp; B\n\nCats &amp; dogs<br>bark.\nTwo."},
+        {"id": "2", "url": "u", "title": "C", "text": "C"},
+        {"id": "3", "url": "u", "title": "D", "text": ""},
+    ]
+    path = write(tmp_path / "wiki_00", "".join(json.dumps(line) + "\n" for line in lines))
+    assert detected(path) == "jsonl"
+    first, *empty = read(path, "jsonl")[0]
+    assert first == Document("1", "A & B", ["Cats & dogs bark.", "Two."])
+    assert empty == [Document("2", "C", []), Document("3", "D", [])]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('<doc id="1" title="A">\nA\n\nText.\n', "byte 0: a <doc> without its </doc>: the file is cut short"),
+        ('half a text\n</doc>\n<doc id="1" title="A">\nA\n</doc>\n', "byte 0: text that is in no <doc>"),
+        ('<doc id="1" title="A">\nA\n</doc>\nstray\n', "byte 25: text after </doc> that is in no <doc>: b'stray"),
+    ],
+)
+def test_broken_wikiextractor_files(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path / "wiki_00", text)
+    with pytest.raises(UserError, match=f"wiki_00: {message}"):
+        read(path, "wikiextractor")
+    assert len(read(path, "wikiextractor", "skip")[1].skipped) == 1
+
+
+@pytest.mark.realdata
+def test_real_wikipedia(real_data: Path) -> None:
+    for path in sorted((real_data / "wiki/AA").iterdir()):
+        documents, _ = read(path, "wikiextractor", step=300_000)
+        assert len(documents) == sum(line.startswith(b"<doc ") for line in path.read_bytes().split(b"\n"))
+        assert not any(
+            re.search("<br|</?ref|</li>", text, re.IGNORECASE) for document in documents for text in document.passages
+        )

@@ -1,9 +1,9 @@
-"""Parquet as Wikipedia and BookCorpus are published in it, and as it gets damaged."""
+"""Parquet and Arrow files as data sets are published in them, and as they get damaged."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +13,7 @@ from support.reading import detected, passages, read, write
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.reader import Document
+from data_prep.readers.sources import find_files
 
 
 def parquet(path: Path, rows: int = 100, **columns: Any) -> Path:
@@ -94,7 +95,59 @@ def test_damaged_parquet(tmp_path: Path) -> None:
 
 
 def test_parquet_with_texts_alone_or_without_rows(tmp_path: Path) -> None:
-    texts = [f"Text {n} has two sentences. They are short." for n in range(5)] + ["One line.\nAnother."] * 5
-    for some in (texts, []):
-        path = parquet(tmp_path / "x.parquet", text=pa.array(some, pa.string()))
-        assert len(read(path, "parquet")[0]) == len(some)
+    for texts in (["Text 1 has two sentences. They are short.", "One line.\nAnother."] * 5, []):
+        path = parquet(tmp_path / "x.parquet", text=pa.array(texts, pa.string()))
+        assert len(read(path, "parquet")[0]) == len(texts)
+
+
+Kind = Literal["stream", "file"]
+TEXTS = [f"Text {number} has two sentences. They are short." for number in range(50)]
+
+
+def arrow(path: Path, kind: Kind) -> Path:
+    table = pa.table({"id": [str(number) for number in range(len(TEXTS))], "text": TEXTS})
+    with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=20)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "num_spans"), [("stream", 1), ("file", 3)])
+def test_arrow_files_are_read(tmp_path: Path, kind: Kind, num_spans: int) -> None:
+    path = arrow(tmp_path / "data-00000-of-00001.arrow", kind)
+    assert detected(path) == "arrow"
+    assert len(READERS["arrow"].spans(path, 1)) == num_spans
+    assert read(path, "arrow")[0] == [Document(str(number), "", [text]) for number, text in enumerate(TEXTS)]
+    with pytest.raises(UserError, match="no column 'body'; there is: id, text"):
+        read(path, "arrow", text_field="body")
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+@pytest.mark.parametrize("cut", [1, 8, 500])
+def test_a_part_of_a_file_is_told(tmp_path: Path, kind: Kind, cut: int) -> None:
+    path = arrow(tmp_path / "x.arrow", kind)
+    with pytest.raises(UserError, match="not whole"):
+        detected(write(path, path.read_bytes()[:-cut]))
+
+
+def test_damage_within_a_file_is_told(tmp_path: Path) -> None:
+    path = arrow(tmp_path / "x.arrow", "stream")
+    content = bytearray(path.read_bytes())
+    second = content.index(b"\xff\xff\xff\xff", content.index(b"Text 19")) + 4
+    content[second : second + 4] = b"\x7f\xff\xff\x7f"
+    with pytest.raises(UserError, match="row group 0: damaged"):
+        read(write(path, bytes(content)), "arrow")
+    documents, problems = read(path, "arrow", "skip")
+    assert len(documents) == 20
+    assert len(problems.skipped) == 1
+
+
+def test_a_saved_dataset_is_a_source(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / "saved" / split).mkdir(parents=True)
+        arrow(tmp_path / "saved" / split / "data-00000-of-00001.arrow", "stream")
+        for name in ("state.json", "dataset_info.json"):
+            write(tmp_path / "saved" / split / name, "{\n}\n")
+    write(tmp_path / "saved" / "dataset_dict.json", '{"splits": ["train", "test"]}')
+    found = find_files([str(tmp_path / "saved")])
+    assert [(Path(file.path).parent.name, file.format) for file in found] == [("test", "arrow"), ("train", "arrow")]
+    assert passages(Path(found[0].path), "arrow") == [[text] for text in TEXTS]

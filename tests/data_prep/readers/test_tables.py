@@ -1,4 +1,4 @@
-"""Tables in files: what is read of each format, and that what is wrong is told with its line."""
+"""Tables and JSON lines: texts, names, and what is said of what is no row."""
 
 from __future__ import annotations
 
@@ -10,40 +10,143 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from support.reading import COMPRESS, detected, passages, read, write
 
 from data_prep.common.errors import UserError
+from data_prep.readers.reader import Document
 from data_prep.readers.tables import read_table, read_tsv
 
 
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
+def test_json_lines(tmp_path: Path) -> None:
+    lines = [
+        '{"text": "One.\\n\\n Two. \\r\\nThree.", "id": 7, "title": "T"}',
+        "",
+        '{"text": null}',
+        '{"text": "", "_id": "x"}',
+        '  {"text": "word", "docid": 1.5, "title": null}  ',
+        '{"text": "a\\u0000b \\ud83d\\ude00", "id": null}',
+        '{"text": "no end of line"}',
+    ]
+    text = "\n".join(lines)
+    for name, data in (("x.jsonl", text), ("crlf.jsonl", text.replace("\n", "\r\n")), ("mark.jsonl", "\ufeff" + text)):
+        path = write(tmp_path / name, data)
+        for step in (1 << 20, 5):
+            documents, _ = read(path, "jsonl", step=step)
+            texts = [["One.", "Two.", "Three."], [], [], ["word"], ["a\x00b 😀"], ["no end of line"]]
+            assert [document.passages for document in documents] == texts
+            assert [document.id for document in documents][0::2] == ["7", "x", documents[4].id]
+            assert documents[3].id == "1.5"
+            assert documents[1].id == f"{name}:{path.read_bytes().index(lines[2].encode())}"
+            assert [document.title for document in documents] == ["T", "", "", "", "", ""]
 
 
-def test_a_quotation_mark_in_tsv_is_a_character(tmp_path: Path) -> None:
-    table = read_table(write(tmp_path / "a.tsv", 'text\tlabel\n"He said "no\t1\n"\t0\n'))
-    assert table.column("text") == ['"He said "no', '"']
-    assert table.column("label") == ["1", "0"]
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".bz2"])
+def test_json_lines_in_another_field_and_packed(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](b'{"content": "One."}\n{"content": "Two."}\n'))
+    assert detected(path) == "jsonl"
+    assert passages(path, "jsonl", text_field="content") == [["One."], ["Two."]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"body": "x", "id": 1}', "no field 'text'; there is: body, id\n--text-field NAME=body names the field"),
+        ("{}", "no field 'text'; there is: none\n"),
+        ('["x"]', "a JSON list; each line must be an object with a field 'text'\n"),
+        ("3", "a JSON int; each line must be an object"),
+        ('{"text": 5}', "the field 'text' is a int, not a text\n"),
+        ('{"text": ["x"]}', "the field 'text' is a list, not a text\n"),
+        ('{"text": "x"', "not a JSON object on one line: Expecting ',' delimiter"),
+        ("{", "not a JSON object on one line: "),
+        ("[" * 100_000, "not a JSON object on one line: "),
+        ('{"text": "x", "id": ' + "9" * 5000 + "}", "not a JSON object on one line: "),
+        ('{"text": "half \\ud800"}', "half a surrogate pair (U+D800)\n--errors replace writes '?'; --errors skip"),
+        ('{"text": "x", "title": "\\udc00"}', "half a surrogate pair (U+DC00)\n"),
+    ],
+)
+def test_bad_json_lines(tmp_path: Path, line: str, message: str) -> None:
+    path = write(tmp_path / "x.jsonl", f'{{"text": "good"}}\n{line}\n{{"text": "fine"}}\n')
+    with pytest.raises(UserError) as caught:
+        read(path, "jsonl")
+    assert str(caught.value).startswith(f"{path}: line 2: {message}")
+    assert str(caught.value).endswith("--errors skip leaves the document out and lists it")
+    documents, problems = read(path, "jsonl", "skip", step=20)  # of spans in which the line is not the second
+    assert [document.passages for document in documents] == [["good"], ["fine"]]
+    assert len(problems.skipped) == 1
+    assert problems.skipped[0].startswith(f"{path}: line 2: {message.partition(chr(10))[0]}")
+
+
+def test_lone_surrogates_replaced(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", '{"text": "half \\ud800 of it", "title": "\\udc00", "id": "\\ud801"}\n')
+    (document,), problems = read(path, "jsonl", "replace")
+    assert document == Document("?", "?", ["half ? of it"])
+    assert problems.num_replaced == 2
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("part", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_csv_with_line_breaks_in_fields(tmp_path: Path, suffix: str, part: str, end: str) -> None:
+    lines = ["id,title,body", '7,T,"One, ""two"".', "", 'Three; here."', "", "8,,Four.", '9,"A, B",Fünf']
+    data = "\ufeff" + end.join(line.replace(",", part) if '"' not in line else line for line in lines)
+    data = data.replace('7,T,"', f'7{part}T{part}"').replace('9,"A, B",', f'9{part}"A, B"{part}')
+    path = write(tmp_path / f"a.csv{suffix}", COMPRESS[suffix](data.encode()))
+    assert detected(path) == "csv"
+    documents, _ = read(path, "csv", text_field="body")
+    assert [document.passages for document in documents] == [['One, "two".', "Three; here."], ["Four."], ["Fünf"]]
+    assert [(document.id, document.title) for document in documents] == [("7", "T"), ("8", ""), ("9", "A, B")]
+
+
+def test_tsv_has_no_quoting_but_of_whole_fields(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", 'text\tn\n6" wide, "so"\t1\n"He said ""x""."\t2\n"Yes" and "no"\t3\n')
+    assert detected(path) == "csv"
+    assert passages(path, "csv") == [['6" wide, "so"'], ['He said "x".'], ['"Yes" and "no"']]
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [(b"a,b,c", "3 fields"), (b'"a"b,c', "expected"), (b"caf\xe9,b", "not UTF-8"), (b"only", "1 fields")],
+)
+def test_what_is_no_row_is_named_by_its_line_and_can_be_left_out(tmp_path: Path, row: bytes, word: str) -> None:
+    path = write(tmp_path / "a.csv", b'text,n\n"Good\none.",1\n' + row + b"\nFine.,2\n")
+    with pytest.raises(UserError, match=word) as caught:
+        read(path, "csv")
+    assert str(caught.value).startswith(f"{path}: line 4: ")
+    documents, problems = read(path, "csv", "skip")
+    assert [document.passages for document in documents] == [["Good", "one."], ["Fine."]]
+    assert len(problems.skipped) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "text\tn\nOne.\t1\t2\n", ": 3 fields, the header has 2\nin TSV tabs part the fields"),
+        ("a.csv", "text\tn\nOne.\t1\t2\n", ": 3 fields, the header has 2\nin CSV a field with"),
+        ("a.csv", 'text,n\nGood.,1\n"open,2\n' + "more,3\n" * 100, "a.csv: line 3: "),
+        ("a.csv", "id;body;n\n1;A longer text.;2\n", r"id, body, n\b[\s\S]*--text-field mine=body"),
+    ],
+)
+def test_faults_are_named_with_their_cures(tmp_path: Path, name: str, content: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(write(tmp_path / name, content), "csv", source="mine")
+
+
+def test_a_table_without_a_header_is_told_in_short(tmp_path: Path) -> None:
+    """Its first line is a text, which is no name of a column, and is not printed whole."""
+    path = write(tmp_path / "a.csv", f'1,"{"Long text. " * 500}"\n2,Short.\n')
+    with pytest.raises(UserError, match="first line with the names of its columns") as caught:
+        read(path, "csv")
+    assert "its first line has: 1, Long text. Long text." in str(caught.value)
+    assert "--text-field" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 300
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_text(tmp_path: Path) -> None:
     for name, content in {"a.tsv": "text\tlabel\r\na\t1\r\n", "a.csv": "text,label\r\na,1\r\n"}.items():
         table = read_table(write(tmp_path / name, b"\xef\xbb\xbf" + content.encode()))
         assert (table.column("text"), table.column("label")) == (["a"], ["1"])
-
-
-def test_only_line_feeds_part_the_rows_of_tsv(tmp_path: Path) -> None:
-    """str.splitlines would part rows at these too."""
-    text = "a\x0bb\x0cc\x1cd\u2028e\x85f\rg"
-    assert read_table(write(tmp_path / "a.tsv", f"text\tlabel\n{text}\t1\n")).column("text") == [text]
-
-
-def test_a_field_of_csv_may_hold_commas_quotes_and_line_ends(tmp_path: Path) -> None:
-    table = read_table(write(tmp_path / "a.csv", 'text,label\n"a, ""b""\nc",1\n\nd,0\n'))
-    assert table.column("text") == ['a, "b"\nc', "d"]
-    assert list(table.lines) == [2, 5]
 
 
 def test_values_of_json_and_parquet_are_spelled_as_text(tmp_path: Path) -> None:
@@ -90,20 +193,16 @@ def test_columns_that_nobody_asks_for_may_hold_anything(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": ["a"]}\n', "a.jsonl:1: no value of 'text'"),
         ("a.tsv", "sentence\tlabel\na\t1\n", "a.tsv: no column 'text'; there is sentence, label"),
         ("a.parquet", b"PAR1", "a.parquet: not a whole Parquet file"),
+        *((f"a.{kind}", None, f"a.{kind}: no such file") for kind in ("tsv", "csv", "jsonl", "parquet")),
         ("a.txt", "text\n", "a.txt: the name ends in none of .tsv, .csv, .jsonl, .parquet"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
-    write(tmp_path / name, content)
+def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, name: str, content: str | bytes | None, said: str) -> None:
+    if content is not None:
+        write(tmp_path / name, content)
     with pytest.raises(UserError) as error:
         read_table(tmp_path / name).column("text")
     assert str(error.value).startswith(f"{tmp_path}/{said}")
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    for name in ("a.tsv", "a.csv", "a.jsonl", "a.parquet"):
-        with pytest.raises(UserError, match="no such file"):
-            read_table(tmp_path / name)
 
 
 def test_a_null_in_parquet_is_told_where_its_column_is_needed(tmp_path: Path) -> None:
@@ -114,39 +213,31 @@ def test_a_null_in_parquet_is_told_where_its_column_is_needed(tmp_path: Path) ->
         table.column("text")
 
 
-def test_short_rows_are_left_out_and_counted_where_that_is_asked_for(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "text\tlabel\na\t1\nb\nc\t0\n")
-    table = read_tsv(path, skip_short=True)
+def test_lines_are_counted_and_short_rows_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+    assert list(read_table(write(tmp_path / "a.csv", 'text,label\n"a\nc",1\n\nd,0\n')).lines) == [2, 5]
+    table = read_tsv(write(tmp_path / "a.tsv", "text\tlabel\na\t1\nb\nc\t0\n"), skip_short=True)
     assert (table.column("text"), list(table.lines), table.skipped) == (["a", "c"], [2, 4], 1)
 
 
-def test_a_text_of_a_million_characters_is_one_field(tmp_path: Path) -> None:
-    text = "word " * 200_000
-    for name, content in {"a.tsv": f"text\tlabel\n{text}\t1\n", "a.csv": f"text,label\n{text},1\n"}.items():
-        assert read_table(write(tmp_path / name, content)).column("text") == [text]
-
-
-Rows = list[tuple[str, str]]
 FIELDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\n\r\ufeff"), max_size=20)
+ANYTHING = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), max_size=20)
+Rows = list[tuple[str, str]]
 
 
 @given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=8))
-def test_tsv_comes_back_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
-) -> None:
+@example([('"He said "no', "1"), ('"', "0"), ("a\x0bb\x0cc\x1cd\u2028e\x85f\rg", "1")])  # str.splitlines parts at these
+@example([("word " * 200_000, "1")])
+def test_tsv_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> None:
     path = tmp_path_factory.mktemp("tsv") / "a.tsv"
     write(path, "".join(f"{first}\t{second}\n" for first, second in [("text", "label"), *rows]))
     table = read_table(path)
     assert list(zip(table.column("text"), table.column("label"), strict=True)) == rows
 
 
-ANYTHING = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), max_size=20)
-
-
 @given(st.lists(st.tuples(ANYTHING, ANYTHING), min_size=1, max_size=8))
-def test_csv_comes_back_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
-) -> None:
+@example([('a, "b"\nc', "1"), ("d", "0")])
+@example([("word " * 200_000, "1")])
+def test_csv_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> None:
     path, content = tmp_path_factory.mktemp("csv") / "a.csv", io.StringIO()
     csv.writer(content, lineterminator="\n").writerows([("text", "label"), *rows])
     table = read_table(write(path, content.getvalue()))

@@ -191,7 +191,7 @@ VALUES += ["{{lang|fr|x}}", "{{unknown}}", "[[a|b]]", "<math>a</math>", "a\nb", 
     st.sampled_from(NAMES),
     st.lists(st.tuples(st.sampled_from(["", "1=", "df=", "lc=", "e="]), st.sampled_from(VALUES))),
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_no_argument_raises_anything_or_leaves_marks(name: str, arguments: list[tuple[str, str]]) -> None:
     text = f"A ({{{{{name}{'' if name in FUNCTIONS else '|'}{'|'.join(map(''.join, arguments))}}}}}) ''b''"
     for passage in passages(text, "word"):
@@ -199,7 +199,7 @@ def test_no_argument_raises_anything_or_leaves_marks(name: str, arguments: list[
 
 
 @given(st.sampled_from(NAMES), st.text(max_size=60))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_text_may_be_an_argument(name: str, text: str) -> None:
     expand([f"{name}{':' if name in FUNCTIONS else '|'}{text}"])
     assert len(expand([f"{name}|{text}"]) or "") < 3 * len(text) + 40
