@@ -31,7 +31,7 @@ THRESHOLDS = (0.5, 0.65, 0.8, 0.9)
 
 @pytest.fixture(scope="module")
 def documents() -> list[list[int]]:
-    return draw_corpus(seed=2, originals=700, near=1300)
+    return draw_corpus(seed=3, originals=400, near=1000)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def compared(folder: Path) -> int:
 def test_near_copies_are_those_of_the_exact_answer(
     threshold: float, documents: list[list[int]], indices: dict[int, float], tmp_path: Path
 ) -> None:
-    found = {*mark(tmp_path, write_tokens(tmp_path, documents, 90), threshold).tolist()}
+    found = {*search(tmp_path, documents, threshold).tolist()}
     truth = {number for number, index in indices.items() if index >= threshold}
     assert found <= truth
     assert len(found) >= 0.95 * len(truth)
@@ -61,42 +61,41 @@ def test_near_copies_are_those_of_the_exact_answer(
     assert len(near) >= 20, "pairs at the threshold are among them"
 
 
+def search(folder: Path, documents: list[list[int]], threshold: float, per_file: int = 90) -> Array:
+    return mark(folder, write_tokens(folder, documents, per_file), threshold)
+
+
 @pytest.fixture(scope="module")
 def expected(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Array:
-    folder = tmp_path_factory.mktemp("expected")
-    return mark(folder, write_tokens(folder, documents, 90), 0.7)
+    return search(tmp_path_factory.mktemp("expected"), documents, 0.7)
 
 
-@pytest.mark.parametrize("per_file", [19, 2000])
-def test_files_change_nothing(per_file: int, documents: list[list[int]], expected: Array, tmp_path: Path) -> None:
-    np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, documents, per_file), 0.7), expected)
-
-
-@pytest.mark.parametrize(("keys", "stretches", "pairs"), [(500, 128, 1 << 21), (1 << 19, 2, 50), (1000, 5, 1)])
-def test_little_memory_and_few_stretches_change_nothing(
-    keys: int,
-    stretches: int,
-    pairs: int,
-    documents: list[list[int]],
-    expected: Array,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("size", "per_file", "limits"),
+    [
+        (2, 2000, {}),
+        (1, 19, {"KEYS": 500}),
+        (1, 90, {"PAIRS": 50, "MOST_STRETCHES": 2}),
+        (1, 90, {"KEYS": 1000, "MOST_STRETCHES": 5, "PAIRS": 1}),
+    ],
+    ids=str,
+)
+def test_workers_files_little_memory_and_few_stretches_change_nothing(
+    size: int, per_file: int, limits: dict[str, int], documents: list[list[int]], expected: Array, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(candidates, "KEYS", keys)
-    monkeypatch.setattr(corpus, "MOST_STRETCHES", stretches)
-    monkeypatch.setattr(comparing, "PAIRS", pairs)
-    np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, documents, 90), 0.7), expected)
-
-
-def test_workers_change_nothing(documents: list[list[int]], expected: Array, tmp_path: Path) -> None:
-    with open_workers(2, preload="data_prep.near_copies.finding") as workers:
-        np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, documents, 90), 0.7, workers), expected)
+    places = {"KEYS": candidates, "MOST_STRETCHES": corpus, "PAIRS": comparing}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, limit in limits.items():
+            patched.setattr(places[name], name, limit)
+        with open_workers(size, preload="data_prep.near_copies.finding") as workers:
+            tokens = write_tokens(tmp_path, documents, per_file)
+            np.testing.assert_array_equal(mark(tmp_path, tokens, 0.7, workers), expected)
 
 
 def test_documents_that_are_all_alike_are_compared_once_each(tmp_path: Path) -> None:
     """Comparing each with each would be two hundred million comparisons."""
     stub = list(range(5, 35))
-    found = mark(tmp_path, write_tokens(tmp_path, [stub] * 20_000, 3000), 0.8)
+    found = search(tmp_path, [stub] * 20_000, 0.8, 3000)
     np.testing.assert_array_equal(found, np.arange(1, 20_000))
     assert compared(tmp_path) == 19_999
     sizes = [record.files[0].rows for record in WorkFolder(tmp_path).read_records(candidates.STEP)]
@@ -108,13 +107,13 @@ def test_a_document_that_goes_still_takes_others_with_it(tmp_path: Path) -> None
     chain = [list(range(5 + shift, 105 + shift)) for shift in range(0, 60, 5)]
     [(_, _, index)] = list(exact([chain[0], chain[-1]]))
     assert index < 0.3
-    np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, chain, 3), 0.8), np.arange(1, len(chain)))
+    np.testing.assert_array_equal(search(tmp_path, chain, 0.8, 3), np.arange(1, len(chain)))
 
 
 @pytest.mark.parametrize("short", [[5], [5, 6, 7, 8], [5, 6, 7, 8, 9], [445 - 1]])
 def test_short_documents_are_near_copies_of_the_same_alone(short: list[int], tmp_path: Path) -> None:
     documents = [[6], short, [*short, 10], [7, 8], short]
-    np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, documents, 2), 0.6), [4])
+    np.testing.assert_array_equal(search(tmp_path, documents, 0.6, 2), [4])
 
 
 PLACES = (*(f"/{step}/" for step in STEPS), "near-parts.arrow", Path(NEAR_COPIES).name, NEAR_REPORT)
@@ -162,9 +161,7 @@ def test_a_search_goes_on_after_a_full_disk_and_a_kill(
     np.testing.assert_array_equal(mark(tmp_path, tokens, 0.7), expected)
 
 
-def test_what_is_found_outlives_what_it_was_found_by(
-    documents: list[list[int]], expected: Array, tmp_path: Path
-) -> None:
+def test_near_copies_outlive_their_texts(documents: list[list[int]], expected: Array, tmp_path: Path) -> None:
     """Later steps delete token documents, and a run that goes on from there looks for nothing anew."""
     tokens = write_tokens(tmp_path, documents, 90)
     mark(tmp_path, tokens, 0.7)
@@ -174,7 +171,7 @@ def test_what_is_found_outlives_what_it_was_found_by(
 
 
 def test_the_report_shows_true_pairs_from_all_over(documents: list[list[int]], expected: Array, tmp_path: Path) -> None:
-    mark(tmp_path, write_tokens(tmp_path, documents, 90), 0.7)
+    search(tmp_path, documents, 0.7)
     with (tmp_path / NEAR_REPORT).open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 20
@@ -187,11 +184,11 @@ def test_the_report_shows_true_pairs_from_all_over(documents: list[list[int]], e
         assert row["title"] == f"title {later}"
         assert row["source"] == row["earlier source"] == "made up"
     assert int(rows[0]["id"]) == expected[0]
-    assert int(rows[-1]["id"]) > 1800
+    assert int(rows[-1]["id"]) > 0.9 * len(documents)
 
 
 def test_where_nothing_is_near_nothing_goes(tmp_path: Path) -> None:
     draw = random.Random(3)
     different = [draw_document(draw, 80) for _ in range(100)]
-    assert not mark(tmp_path, write_tokens(tmp_path, different, 30), 0.5).size
+    assert not search(tmp_path, different, 0.5, 30).size
     assert (tmp_path / NEAR_REPORT).read_text().count("\n") == 1

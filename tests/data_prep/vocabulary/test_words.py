@@ -1,18 +1,24 @@
-"""Words are told apart and numbered in the order of their first appearance, however they are found."""
+"""Words are split as the library does it, told apart, numbered and counted."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep.arrow_files import write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import FACTOR_1
-from data_prep.vocabulary import keys, words
-from data_prep.vocabulary.vocabulary import LONGEST_WORD
+from data_prep.readers.extraction import SCHEMA
+from data_prep.vocabulary import keys, tokens, words
+from data_prep.vocabulary.splitting import BAR, TOGETHER, WordSplitter
+from data_prep.vocabulary.vocabulary import LONGEST_WORD, build_text_rules
 from data_prep.vocabulary.words import WordTable
 
 
@@ -44,19 +50,15 @@ def plain_words(text: str, cased: bool) -> list[str]:
     return [word[: LONGEST_WORD + 1] for word in found]
 
 
-RUNS = st.one_of(
-    st.sampled_from(
-        ["a", "Z", "09", "the", "EIGHT888", "fifteen15letter", "sixteen16letters", "@", "[", "`", "{", "/", ":"]
-    ),
-    st.sampled_from([" ", "  ", "\t\n", ".", "\x00", "\x7f", "a" * 95, "b" * 120]),
-    st.characters(max_codepoint=127),
-)
+PARTS = ["a", "Z", "09", "the", "EIGHT888", "fifteen15letter", "sixteen16letters", "@", "[", "`", "{", "/", ":"]
+PARTS += [" ", "  ", "\t\n", ".", "\x00", "\x7f", "a" * 95, "b" * 120]
+RUNS = st.sampled_from(PARTS) | st.characters(max_codepoint=127)
 SENTENCES = st.lists(st.lists(RUNS, max_size=12).map("".join), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize("cased", [False, True])
 def test_ascii_is_cut_at_marks_and_white_space_and_freed_of_control_characters(cased: bool) -> None:
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=200, deadline=None)
     @given(SENTENCES)
     def check(sentences: list[str]) -> None:
         expected = [plain_words(sentence, cased) for sentence in sentences]
@@ -122,3 +124,69 @@ def test_a_table_that_grows_keeps_its_words() -> None:
     assert in_words(table, sentences) == [sentence.split() for sentence in sentences]
     assert table.words() == " ".join(sentences).split()
     assert in_words(table, sentences) == [sentence.split() for sentence in sentences]
+
+
+CHARACTERS = st.one_of(
+    st.sampled_from("aB9éßΣσςİ\u0301\u0323\u0345\u0000\u00a0\u2028\u200b\ufffd–“”…≠；;`中한क\u1fef\u037e"),
+    st.characters(exclude_categories=["Cs"]),
+)
+WORDS = st.text(CHARACTERS, min_size=1, max_size=12).map(lambda word: word.replace(BAR, ""))
+
+
+def one_by_one(words: list[str], cased: bool) -> list[list[str]]:
+    normalizer, pre_tokenizer = build_text_rules(cased)
+    split = pre_tokenizer.pre_tokenize_str
+    return [[part for part, _ in split(normalizer.normalize_str(word))] for word in words]
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_many_words_are_split_like_each_of_them(cased: bool) -> None:
+    splitter = WordSplitter(*build_text_rules(cased))
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.lists(WORDS, max_size=8))
+    def check(words: list[str]) -> None:
+        assert list(splitter.split(words)) == one_by_one(words, cased)
+
+    check()
+
+
+def test_more_words_than_are_normalised_together_keep_their_order() -> None:
+    words = [f"é{number}–{number}" for number in range(2 * TOGETHER + 1)]
+    assert list(WordSplitter(*build_text_rules(False)).split(words)) == one_by_one(words, False)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_no_character_becomes_the_bar_between_words(cased: bool) -> None:
+    characters = (chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+    normalizer, _ = build_text_rules(cased)
+    assert normalizer.normalize_str("".join(characters)).count(BAR) == 1
+
+
+def test_words_too_many_to_keep_are_dropped_from_the_rarest_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MOST_WORDS", 4)
+    paths = []
+    for number, counts in enumerate([{"a": 5, "b": 1, "c": 1}, {"d": 3, "e": 1}, {"b": 1, "a": 1}]):
+        batch = pa.record_batch([list(counts), list(counts.values())], schema=tokens.COUNTS_SCHEMA)
+        write_batches(tmp_path, str(number), tokens.COUNTS_SCHEMA, [batch])
+        paths.append(tmp_path / str(number))
+    assert tokens.add_up(paths) == {"a": 6, "d": 3, "b": 1}
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_words_are_counted_as_the_library_splits_the_text(cased: bool, tmp_path: Path) -> None:
+    sentences = [
+        "The naïve–reader, THE reader",
+        "Ελλάς: ελλας",
+        "中文 and it's naïve",
+        "\u00a0NAIVE the",
+        "é" * 101,
+        "",
+    ] * 3
+    columns = [["a", "b"], ["", ""], [sentences[:7], sentences[7:]]]
+    write_batches(tmp_path, "documents/a.arrow", SCHEMA, [pa.record_batch(columns, schema=SCHEMA)])
+    record = tokens.count_part(tokens.PartTask(tmp_path, "documents/a.arrow", 1, cased))
+    normalizer, pre_tokenizer = build_text_rules(cased)
+    split = (pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(sentence)) for sentence in sentences)
+    expected = Counter(word for parts in split for word, _ in parts if len(word) <= LONGEST_WORD)
+    assert list(tokens.add_up([tmp_path / record.files[0].path]).items()) == list(expected.items())
