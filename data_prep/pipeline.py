@@ -271,6 +271,7 @@ class Pipeline:
             kept_format=KEPT_FORMAT,
             sets=made.figures,
             bytes=sum(file.size for file in made.files),
+            fingerprint="",  # which `write` makes
             versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         )
         manifest.write(self.folder)

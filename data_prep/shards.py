@@ -24,16 +24,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from data_prep.arrow_files import make_list_type, make_schema
 from data_prep.common.arrays import smallest_type
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord, is_inside, read_json, write_json
-from data_prep.common.forms import COUNT, Check, find_fault, whole
+from data_prep.common.files import Amount, FileRecord, read_json, write_json
+from data_prep.common.toml_text import dotted
 from data_prep.seals import seal
 
 FORMAT = 1
@@ -47,28 +47,8 @@ KEPT_FORMAT = 1  # version of its files and of the rules by which text is cut
 WORK = ".cloze-work"  # the folder of what a run needs until it is finished
 PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
 
-PATH = Check("a path in the folder", lambda value: isinstance(value, str) and is_inside(value))
-FILE_FORM = {"path": PATH, "size": COUNT, "rows": COUNT, "sha256": str}
-SET_FORM = {
-    "length": whole(1, 2**16),
-    "duplicate": COUNT,
-    "validation": bool,
-    **dict.fromkeys(("examples", "pieces", "masked", "random_next"), COUNT),
-    "histogram": [COUNT],
-    "shards": [FILE_FORM],
-}
-FORM = {
-    "settings": {"pairs": str},
-    "sources": [dict],
-    "given_vocabulary": object,
-    "corpus": {"documents": whole(1), "validation_documents": COUNT},
-    "bytes": COUNT,
-    "fingerprint": str,
-    "vocabulary": {"size": whole(1, 2**31), "sha256": str, "cased": bool},
-    "files": [FILE_FORM],
-    "sets": [SET_FORM],
-}
-"""The keys and types that a manifest must have."""
+LONGEST_SHOWN = 60  # characters of a wrong value in a message
+Positive = Annotated[Amount, Field(ge=1)]
 
 
 @dataclass(frozen=True, order=True)
@@ -118,14 +98,16 @@ class JsonObject(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     @classmethod
-    def from_content(cls: type[Kind], content: Any, form: Any, place: Path | str) -> Kind:
+    def from_content(cls: type[Kind], content: Any, place: Path | str) -> Kind:
         """Takes what was read at a place; raises DamageError where it lacks what is relied on."""
         try:
-            if not (fault := find_fault(content, form)):
-                return cls(**content)
+            return cls.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
-            fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            *above, name = first["loc"] or ("it",)
+            fault = f"{dotted((*above, name))} is {repr(first['input'])[:LONGEST_SHOWN]}: {first['msg']}"
+            if first["type"] == "missing":
+                fault = f"{dotted(tuple(above)) or 'it'} lacks {name}"
         raise DamageError(f"{place}: {fault}: it was edited or is damaged")
 
     def as_json(self) -> dict[str, Any]:
@@ -136,12 +118,12 @@ class JsonObject(BaseModel):
 class Counts(JsonObject):
     """Counts of the examples of a set of shards, or of a part of them."""
 
-    examples: int
-    pieces: int
-    masked: int
-    random_next: int
+    examples: Amount
+    pieces: Amount
+    masked: Amount
+    random_next: Amount
     """Examples whose segment B was drawn from another document."""
-    histogram: list[int]
+    histogram: list[Amount]
     """Examples of every number of pieces, from 0 to the length."""
     split: list[int] = []
     """How many of the masked pieces became [MASK], became a random piece, stayed."""
@@ -158,9 +140,9 @@ class Counts(JsonObject):
 class SetFigures(Counts):
     """A set of shards, with what is counted in it and the records of its files."""
 
-    length: int
-    duplicate: int
-    validation: bool
+    length: Annotated[Positive, Field(le=2**16)]
+    duplicate: Amount
+    validation: StrictBool
     shards: list[FileRecord]
 
     @property
@@ -172,8 +154,8 @@ class SetFigures(Counts):
 class CorpusFigures(JsonObject):
     """Counts of the text that shards are made of."""
 
-    documents: int
-    validation_documents: int
+    documents: Positive
+    validation_documents: Amount
     """Documents or passages that are held out."""
     sentences: int = 0
     pieces: int = 0
@@ -206,9 +188,9 @@ class CorpusFigures(JsonObject):
 class VocabularyFigures(JsonObject):
     """The vocabulary of shards."""
 
-    size: int
+    size: Annotated[Positive, Field(le=2**31)]
     sha256: str
-    cased: bool
+    cased: StrictBool
     base_size: int | None = None
     """The size of the vocabulary that was given, where it was extended."""
 
@@ -219,9 +201,9 @@ class RecordedSettings(JsonObject):
     model_config = ConfigDict(extra="allow")
 
     pairs: str
-    cased: bool = False
-    duplicates: int = 1
-    lengths: list[int] = []
+    cased: StrictBool = False
+    duplicates: Positive = 1
+    lengths: list[Positive] = []
     max_predictions: list[int] = []
     """Most masked pieces of an example of each of the lengths."""
     mask_rate: float = 0.0
@@ -299,11 +281,11 @@ class Manifest(Ingredients):
     """The documents in pieces, in the order of the corpus."""
     kept_format: int = 0
     figures: list[SetFigures] = Field(alias="sets")
-    bytes: int
+    bytes: Amount
     """The size of the shards, of their vocabulary and of the table of documents."""
     versions: dict[str, str] = {}
     """Versions of the libraries that the shards were made with."""
-    fingerprint: str = ""
+    fingerprint: str
     """Hash of the data: another fingerprint means other settings, vocabulary or examples."""
     checksum: str = ""
 
@@ -322,9 +304,7 @@ class Manifest(Ingredients):
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format", "unknown") if isinstance(content, dict) else "unknown"
             raise UserError(f"{path}: of format {found}; this version reads {FORMAT}")
-        if missing := FORM.keys() - content.keys():
-            raise DamageError(f"{path}: lacks {', '.join(sorted(missing))}: it was edited")
-        return cls.from_content(content, FORM, path)
+        return cls.from_content(content, path)
 
     def write(self, folder: Path) -> None:
         """Seals the manifest and writes it, which makes the folder a finished one."""

@@ -33,15 +33,12 @@ from pydantic import Field
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, write_json
-from data_prep.common.forms import whole
 from data_prep.seals import UNUSED, name_language
-from data_prep.shards import FILE_FORM, PLAN, WORK, Counts, Ingredients, JsonObject
+from data_prep.shards import PLAN, WORK, Counts, Ingredients, JsonObject
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
-PLAN_FORM = {"settings": {"lengths": [whole(1)], "duplicates": whole(1), "cased": bool}}
-"""The keys and types that a plan must have."""
-RECORD_FORM = {"files": [FILE_FORM]}
-"""The keys and types that every record must have."""
+IN_PLANS = {"lengths", "duplicates", "cased"}
+"""Settings that every plan has."""
 
 
 class Record(JsonObject):
@@ -177,7 +174,7 @@ class Journal(Generic[Kind]):
                     task, record = content["task"], content["record"]
                 except (ValueError, KeyError, TypeError) as error:
                     raise DamageError(f"{self.path}: cannot be read: byte {place:,}: {error}") from error
-                yield task, place, self.kind.from_content(record, RECORD_FORM, f"{self.path}: byte {place:,}")
+                yield task, place, self.kind.from_content(record, f"{self.path}: byte {place:,}")
                 place += len(line)
 
     def repair(self) -> None:
@@ -254,7 +251,10 @@ class WorkFolder:
         plan = read_json(path)
         if not isinstance(plan, dict) or plan.get("layout") != LAYOUT:
             raise UserError(f"{path}: damaged, or of another version: remove the folder, or take another --out")
-        return Ingredients.from_content(plan, PLAN_FORM, path)
+        found = Ingredients.from_content(plan, path)
+        if missing := IN_PLANS - found.settings.model_fields_set:
+            raise DamageError(f"{path}: settings lacks {', '.join(sorted(missing))}: it was edited or is damaged")
+        return found
 
     def write_plan(self, plan: Ingredients) -> None:
         """Keeps the settings and sources, for comparison when the run is continued."""

@@ -13,7 +13,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
+
+from pydantic import AfterValidator, Field
 
 from data_prep.common.errors import DamageError, UserError
 
@@ -24,16 +26,31 @@ STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 _forced_later = ContextVar("forced_later", default=False)
 NUMBERS = re.compile(r"\[\n[\s\d.,e-]+\]")  # a list of numbers, which JSON would spread over a line for each
 
+Amount = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+"""A count in a record, as pydantic checks it where one is read."""
+
+
+def is_inside(path: str) -> bool:
+    """Tells whether a path, relative to a folder, names a file in it, as far as its parts say."""
+    return not ("\0" in path or {"", ".", ".."} & {*path.split("/")})
+
+
+def require_inside(path: str) -> str:
+    """Returns a path that names a file in the folder of its record; ValueError for another."""
+    if not is_inside(path):
+        raise ValueError("not a path in the folder")
+    return path
+
 
 @dataclass(frozen=True)
 class FileRecord:
     """What a file was when it was finished, so that a later change to it is noticed."""
 
-    path: str
+    path: Annotated[str, AfterValidator(require_inside)]
     """Where the file is, relative to the output folder."""
-    size: int
+    size: Amount
     """The size of the file in bytes."""
-    rows: int
+    rows: Amount
     """How many rows or entries the file has, 0 where it is no table."""
     sha256: str
     """The checksum of the content."""
@@ -74,12 +91,6 @@ class FileRecord:
     def as_json(self) -> dict[str, Any]:
         """Gives the record the form that manifests and records of tasks have it in."""
         return asdict(self)
-
-
-def is_inside(path: str) -> bool:
-    """Tells whether a path, relative to a folder, names a file in it, as far as its parts say."""
-    parts = path.split("/")
-    return bool(path) and "\0" not in path and not {"", ".", ".."} & set(parts)
 
 
 def sha256(path: Path) -> str:

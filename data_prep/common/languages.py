@@ -7,37 +7,13 @@ import difflib
 DEFAULT = "en"
 """The language whose rules are used where none is given."""
 NAMES = {
-    "am": "Amharic",
-    "ar": "Arabic",
-    "bg": "Bulgarian",
-    "bn": "Bengali",
-    "ca": "Catalan",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "fi": "Finnish",
-    "fr": "French",
-    "gu": "Gujarati",
-    "hi": "Hindi",
-    "hy": "Armenian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "kk": "Kazakh",
-    "kn": "Kannada",
-    "ml": "Malayalam",
-    "mr": "Marathi",
-    "my": "Burmese",
-    "nl": "Dutch",
-    "pa": "Punjabi",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ru": "Russian",
-    "sk": "Slovak",
-    "ta": "Tamil",
-    "te": "Telugu",
-    "uk": "Ukrainian",
+    language[:2]: language[3:]
+    for language in (
+        "am Amharic, ar Arabic, bg Bulgarian, bn Bengali, ca Catalan, da Danish, de German, el Greek, en English, "
+        "es Spanish, fi Finnish, fr French, gu Gujarati, hi Hindi, hy Armenian, it Italian, ja Japanese, kk Kazakh, "
+        "kn Kannada, ml Malayalam, mr Marathi, my Burmese, nl Dutch, pa Punjabi, pl Polish, pt Portuguese, "
+        "ru Russian, sk Slovak, ta Tamil, te Telugu, uk Ukrainian"
+    ).split(", ")
 }
 """The languages with rules of their own."""
 RELATED = {
