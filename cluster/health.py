@@ -8,10 +8,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -26,6 +24,7 @@ from data_prep.common.errors import DamageError, UserError
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
 from pretraining.objectives.declaration import num_parameters
+from pretraining.processes.ahead import await_call
 from pretraining.reporting.hardware import synchronize
 
 Result = TypeVar("Result")
@@ -61,19 +60,11 @@ class Health:
 
     def look(self, deadline: float, part: str, work: Callable[[], Result]) -> Result | None:
         """Runs a check in a thread, since a broken GPU, network or disk may never answer. A failure becomes a fault."""
-        start, done = time.monotonic(), Future[Result]()
+        start = time.monotonic()
         if start > deadline:
             return None  # an earlier check did not end
-
-        def do() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:
-                done.set_exception(error)
-
-        threading.Thread(target=do, daemon=True).start()
         try:
-            return done.result(deadline - start)
+            return await_call(deadline - start, work)
         except LateError:
             self.faults[part] = f"no answer in {deadline - start:.0f} s"
         except (UserError, OSError, RuntimeError) as error:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cluster.jobs import JobNotes, QueuedJob
 from cluster.runs import RunStatus, State, format_age
-from data_prep.common.codes import Code, explain_code
+from data_prep.common.codes import explain_code
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.console import draw_progress, format_number
 
@@ -44,8 +44,9 @@ def build_panel(status: RunStatus, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, width=NAMES - 2)
     table.add_row("progress", draw_progress("step", status.step, status.total_steps, left, room))
-    for name, text in list_rows(status):
-        table.add_row(name, Text(text))
+    for name, text in describe_run(status).items():
+        if text:
+            table.add_row(name, Text(text))
     if status.losses:
         for mark, line in draw_curve(status.losses, min(WIDEST, room)):
             table.add_row(f"{mark:>{NAMES - 2}}", Text(line, "cyan", no_wrap=True))
@@ -58,25 +59,21 @@ def frame_table(run: str, state: State, why: str, table: Table) -> RenderableTyp
     return Group(head, Padding(table, (0, 0, 1, MARGIN), expand=False))
 
 
-def list_rows(status: RunStatus) -> Iterator[tuple[str, str]]:
-    """Yields the rows of a panel: names and texts."""
-    if status.ended is not None and status.ended["code"] != Code.DONE:
-        yield "ended with", f"{explain_code(status.ended['code'])}: {status.ended['reason']}"
-    if status.phases:
-        yield "phase", f"{status.phase} of {status.phases}: {status.phase_name}, length {status.length}"
-    if losses := list(format_losses(status.last_line, status.last_evaluation)):
-        yield "loss", "   ".join(losses)
-    if speed := list(format_speed(status.last_line)):
-        yield "speed", "   ".join(speed)
-    if written := list(describe_files(status)):
-        yield "written", "   ".join(written)
-    if status.rollbacks:
-        count = len(status.rollbacks)
-        yield "went back", f"{count} time{'s' * (count > 1)} to a checkpoint, the last since {status.rollbacks[-1]}"
-    if status.job is not None:
-        yield "job", describe_job(status.job)
-    if status.notes is not None:
-        yield "restarts", describe_restarts(status.notes)
+def describe_run(status: RunStatus) -> dict[str, str]:
+    """Returns the rows of a panel: texts by name, empty where nothing is known."""
+    ended, count = status.ended, len(status.rollbacks)
+    phase = f"{status.phase} of {status.phases}: {status.phase_name}, length {status.length}"
+    times = f"{count} time{'s' * (count > 1)}"
+    return {
+        "ended with": f"{explain_code(ended['code'])}: {ended['reason']}" if ended and ended["code"] else "",
+        "phase": phase if status.phases else "",
+        "loss": "   ".join(format_losses(status.last_line, status.last_evaluation)),
+        "speed": "   ".join(format_speed(status.last_line)),
+        "written": "   ".join(describe_files(status)),
+        "went back": f"{times} to a checkpoint, the last since {status.rollbacks[-1]}" if count else "",
+        "job": describe_job(status.job) if status.job else "",
+        "restarts": describe_restarts(status.notes) if status.notes else "",
+    }
 
 
 def format_losses(line: dict[str, Any], evaluation: dict[str, Any]) -> Iterator[str]:

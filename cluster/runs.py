@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cluster.jobs import JOBS, LARGEST, JobNotes, Queue, QueuedJob
 from data_prep.common.codes import ENDED, Code, explain_code
 from data_prep.common.errors import UserError
-from data_prep.common.files import absence, read_json
+from data_prep.common.files import absence, read_table
 from data_prep.common.locks import LOCK, find_deserter
 from data_prep.common.progress import duration
 from data_prep.common.toml_text import read_toml
@@ -24,6 +23,7 @@ from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS, read_newest_records, read_step_records
 from pretraining.training.skips import read_skips
 
+Value = TypeVar("Value")
 State = Literal["queued", "starting", "running", "silent", "gone", "done", "stopped", "failed"]
 STATES: dict[int, State] = {Code.DONE: "done", Code.STOPPED: "stopped", Code.INTERRUPTED: "stopped"}
 """The states of runs that ended with these codes; all others have failed."""
@@ -91,7 +91,7 @@ def find_runs(named: Path) -> list[Path]:
     if not os.path.isdir(named) or not os.access(named, os.R_OK | os.X_OK):
         found = absence(named, "folder") if not os.path.isdir(named) else "permission denied"
         raise UserError(f"{named}: {found}" + f"\n{CURE}" * (found == "no such folder"))
-    return sorted(_runs_below(named, DEPTH), key=lambda run: max(_modified(run / name) for name in (METRICS, JOBS)))
+    return sorted(_runs_below(named, DEPTH), key=lambda run: max(read_time(run / name) for name in (METRICS, JOBS)))
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
@@ -105,9 +105,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 def list_folders(folder: Path) -> list[Path]:
     """Lists the folders in a folder by name; none if it may not be read."""
-    with suppress(OSError):
-        return sorted(path for path in folder.iterdir() if path.is_dir())
-    return []
+    return read_or([], lambda: sorted(path for path in folder.iterdir() if path.is_dir()))
 
 
 def is_run(folder: Path) -> bool:
@@ -126,14 +124,10 @@ def is_run(folder: Path) -> bool:
 
 def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> RunStatus:
     """Reads the status of a run. `notes` and `queue` describe its jobs; `now` is in seconds since 1970."""
-    lines, recipe = newest_lines(run), read_recipe(run / RECIPE)
+    lines, recipe = newest_lines(run), read_or(Recipe(), lambda: read_recipe(run / RECIPE))
     line, evaluation = (lines.get(kind, {}) for kind in LINES)
-    written = max((line.get("time") or _modified(run / METRICS) for line in lines.values()), default=None)
-    if (
-        notes is not None
-        and notes.beside is not None
-        and is_going_on(notes, queue, written, compute_patience(line, evaluation, recipe))
-    ):
+    written = max((line.get("time") or read_time(run / METRICS) for line in lines.values()), default=None)
+    if notes and notes.beside and is_going_on(notes, queue, written, compute_patience(line, evaluation, recipe)):
         notes = notes.beside
     started = notes.started if notes else 0.0
     phase = line.get("phase", 1)
@@ -153,15 +147,15 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
         last_evaluation=evaluation,
         last_line_age=None if written is None else max(0.0, now - written),
         checkpoint=parse_step(checkpoint) if checkpoint else None,
-        checkpoint_age=max(0.0, now - _modified(checkpoint / RECORD)) if checkpoint else None,
-        rollbacks=_rollbacks(run),
+        checkpoint_age=max(0.0, now - read_time(checkpoint / RECORD)) if checkpoint else None,
+        rollbacks=read_or([], lambda: [str(skip.reason) for skip in read_skips(run)]),
         notes=notes,
         job=(queue.jobs or {}).get(notes.job) if notes else None,
         ended=read_end(run / ENDED, started),
-        losses=_losses(run) if lines else [],
+        losses=read_or([], lambda: read_losses(run)) if lines else [],
     )
-    gone = find_deserter(run / LOCK) if _modified(run / LOCK) >= started else None
-    begun = max(started, _modified(run / RECIPE))
+    gone = find_deserter(run / LOCK) if read_time(run / LOCK) >= started else None
+    begun = max(started, read_time(run / RECIPE))
     state, why = judge(status, recipe, queue, gone, begun, written, now)
     return replace(status, state=state, why=why)
 
@@ -221,44 +215,36 @@ def format_age(seconds: float) -> str:
     return f"{days} days ago" if days >= 2 else f"{duration(max(0.0, seconds))} ago"
 
 
-def read_recipe(path: Path) -> Recipe:
-    """Reads the recipe of a run; returns one without phases if it cannot be read."""
+def read_or(default: Value, read: Callable[[], Value]) -> Value:
+    """Reads something of a run; returns the default if it is missing, damaged, or may not be read."""
     try:
-        return Recipe.model_validate(read_toml(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return Recipe()
+        return read()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return default
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Reads the recipe of a run."""
+    return Recipe.model_validate(read_toml(path.read_text(encoding="utf-8")))
 
 
 def read_end(path: Path, started: float) -> dict[str, Any] | None:
     """Reads how a run has ended, with `seconds` since 1970. None if it has not, or was started since."""
-    try:
-        ended: dict[str, Any] = read_json(path)
-        ended["seconds"] = datetime.fromisoformat(ended["time"]).timestamp()
-        sound = is_count(ended["code"]) and isinstance(ended["reason"], str)
-    except (OSError, UserError, KeyError, TypeError, ValueError, OverflowError):
-        return None
-    return ended if sound and ended["seconds"] >= started else None
+    ended: dict[str, Any] = read_or({}, lambda: read_table(path))
+    seconds = read_or(-1.0, lambda: datetime.fromisoformat(ended["time"]).timestamp())
+    sound = is_count(ended.get("code")) and isinstance(ended.get("reason"), str)
+    return {**ended, "seconds": seconds} if sound and seconds >= started else None
 
 
-def _rollbacks(run: Path) -> list[str]:
-    with suppress(UserError):  # damaged: the run's next start says so
-        return [str(skip.reason) for skip in read_skips(run)]
-    return []
-
-
-def _losses(run: Path) -> list[tuple[int, float]]:
-    with suppress(OSError):
-        curve = [(logged.step, logged.figures["loss"]) for logged in read_step_records(run / METRICS, PLACES)]
-        return [(step, loss) for step, loss in curve if is_count(step) and is_number(loss)]
-    return []
+def read_losses(run: Path) -> list[tuple[int, float]]:
+    """Reads the curve of the training loss."""
+    curve = [(logged.step, logged.figures["loss"]) for logged in read_step_records(run / METRICS, PLACES)]
+    return [(step, loss) for step, loss in curve if is_count(step) and is_number(loss)]
 
 
 def newest_lines(run: Path, kinds: Collection[str] = LINES) -> dict[str, dict[str, Any]]:
     """Reads the last record of each kind in metrics.jsonl, without values that are not valid numbers."""
-    try:
-        found = read_newest_records(run / METRICS, kinds)
-    except OSError:
-        return {}
+    found: dict[str, dict[str, Any]] = read_or({}, lambda: read_newest_records(run / METRICS, kinds))
     for record in found.values():
         for name in [*FIGURES, *COUNTS]:
             if not (is_count if name in COUNTS else is_number)(record.get(name, 0)):
@@ -276,9 +262,6 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and is_number(value) and value >= 0
 
 
-def _modified(path: Path) -> float:
+def read_time(path: Path) -> float:
     """The modification time of a file in seconds since 1970; 0 if it is missing."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return read_or(0.0, lambda: path.stat().st_mtime)

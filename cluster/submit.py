@@ -104,11 +104,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def read_site() -> dict[str, str]:
     """Reads the variables of Cloze and sbatch from cluster/site.env; the environment takes precedence."""
-    command = ["bash", "-c", ". cluster/functions.sh; read_site >&2; env -0"]
-    shown = subprocess.run(command, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False)
-    if shown.returncode:
-        raise UserError(shown.stderr.strip().removeprefix("error: "))
-    pairs = [pair.partition("=") for pair in shown.stdout.split("\0")]
+    shown, _ = run_program(["bash", "-c", ". cluster/functions.sh; read_site >&2; env -0"])
+    pairs = [pair.partition("=") for pair in shown.split("\0")]
     site = {name: value for name, _, value in pairs if name.startswith(OURS)}
     return site | {name: value for name, value in os.environ.items() if name.startswith(OURS)}
 
@@ -230,10 +227,21 @@ def check_recipe(recipe: str, words: Sequence[str], site: Mapping[str, str]) -> 
         print("the recipe is not checked here: the job does it", file=sys.stderr)
         return
     command = [python, "pretraining/train.py", "--check", "--recipe", recipe, *words]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    run_program(command, {**os.environ, "PYTHONPATH": os.getcwd()})
+
+
+def run_program(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Runs a program; returns its output and what it wrote on standard error. UserError where it fails."""
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False
+        )
+    except OSError as error:
+        raise UserError(f"{command[0]}: {error.strerror}") from None
     if done.returncode:
-        raise UserError(done.stderr.strip().removeprefix("error: "))
+        told = done.stderr.strip().removeprefix("error: ")
+        raise UserError(told or f"{command[0]} ended with {done.returncode} and said nothing")
+    return done.stdout, done.stderr
 
 
 def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None:
@@ -260,18 +268,13 @@ def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None
 
 def hand_over(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Calls sbatch; returns the id of the job."""
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
-    except FileNotFoundError:
-        raise UserError("no sbatch here; log in to the cluster, or see the commands with --dry-run") from None
-    except OSError as error:
-        raise UserError(f"sbatch: {error.strerror}") from None
-    if done.returncode:
-        raise UserError(done.stderr.strip() or f"sbatch ended with {done.returncode} and said nothing")
-    ids: list[str] = re.findall(r"(?m)^\s*(\d+)(?:;\S*)?\s*$", done.stdout)
-    ids = ids or re.findall(r"(?<!\S)(\d+)(?:;\S*)?(?!\S)", done.stdout)
+    if not shutil.which("sbatch"):
+        raise UserError("no sbatch here; log in to the cluster, or see the commands with --dry-run")
+    shown, errors = run_program(command, environment)
+    ids: list[str] = re.findall(r"(?m)^\s*(\d+)(?:;\S*)?\s*$", shown)
+    ids = ids or re.findall(r"(?<!\S)(\d+)(?:;\S*)?(?!\S)", shown)
     if not ids:
-        told = done.stdout.strip() or done.stderr.strip() or "nothing"
+        told = shown.strip() or errors.strip() or "nothing"
         raise UserError(f"sbatch ended well, and printed no id but: {told}\nsqueue --me shows whether it took the job")
     return ids[-1]  # some sites print a greeting first
 
@@ -282,11 +285,9 @@ def take_back(jobs: Iterable[str]) -> str:
     told = ""
     for job in reversed(list(jobs)):
         try:
-            subprocess.run(["scancel", job], capture_output=True, text=True, errors="replace", check=True)
-        except OSError as error:
-            left, told = [*left, job], f"scancel: {error.strerror}"
-        except subprocess.CalledProcessError as error:
-            left, told = [*left, job], error.stderr.strip()
+            run_program(["scancel", job])
+        except UserError as error:
+            left, told = [*left, job], str(error)
     if left:
         return f"still in the queue of this chain, since scancel failed ({told}): scancel {' '.join(left)}"
     return "nothing is left in the queue of this chain"

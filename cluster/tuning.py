@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.panels import frame_table
-from cluster.runs import DEPTH, LATE_SECONDS, STATES, State, format_age, is_number, list_folders, newest_lines, read_end
+from cluster.runs import STATES, State, format_age, is_number, list_folders, newest_lines, read_end, read_or, read_time
 from data_prep.common.codes import ENDED, explain_code
-from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from data_prep.common.locks import LOCK, find_deserter
 from data_prep.common.progress import duration
 from finetuning.results import BEGUN, PLAN, RESULTS, RunResult
 from pretraining.reporting.metrics_file import METRICS
 
-SILENT_SECONDS = 5 * LATE_SECONDS
+SILENT_SECONDS = 600.0
 """Seconds without a line, which reading a model and scoring a large split may take."""
 
 
@@ -50,32 +49,31 @@ class TuningStatus:
     tasks: list[TaskStatus]
 
 
-def find_tunings(folder: Path, depth: int = DEPTH + 1) -> Iterator[Path]:
+def find_tunings(folder: Path, depth: int = 4) -> Iterator[Path]:
     """Yields the folders of fine-tuning commands in a folder, which may be one itself, within pre-training runs too."""
-    with suppress(OSError):  # somebody else's
-        if (folder / PLAN).is_file() or any(folder.glob(f"*/*/{BEGUN}")):
-            yield folder
-            return
+    if read_or(False, lambda: (folder / PLAN).is_file() or any(folder.glob(f"*/*/{BEGUN}"))):
+        yield folder
+        return
     for inner in list_folders(folder) if depth else ():
         yield from find_tunings(inner, depth - 1)
 
 
 def read_tuning(folder: Path, now: float) -> TuningStatus:
     """Reads the status of a fine-tuning command."""
-    plan = _read(folder / PLAN)
+    plan: dict[str, Any] = read_or({}, lambda: read_table(folder / PLAN))
     names = {task: set(runs) for task, runs in plan.items() if _are_names([task]) and _are_names(runs)}
-    newest = (folder / PLAN).stat().st_mtime if (folder / PLAN).exists() else 0.0
+    newest = read_time(folder / PLAN)
     for begun in folder.glob(f"*/*/{BEGUN}"):
         names.setdefault(begun.parts[-3], set()).add(begun.parts[-2])
-        files = (begun, begun.with_name(METRICS), begun.with_name(RESULTS))
-        newest = max(newest, *(path.stat().st_mtime for path in files if path.exists()))
+        newest = max(newest, *(read_time(begun.with_name(name)) for name in (BEGUN, METRICS, RESULTS)))
     tasks = [_read_task(folder / task, runs) for task, runs in sorted(names.items())]
     state, why = _judge(folder, tasks, newest, now)
     return TuningStatus(str(folder), state, why, tasks)
 
 
 def _read_task(folder: Path, runs: set[str]) -> TaskStatus:
-    done = {name: found for name in sorted(runs) if (found := _result(folder / name))}
+    results = {name: read_or(None, partial(RunResult.read, folder / name / RESULTS)) for name in sorted(runs)}
+    done = {name: found for name, found in results.items() if found}
     scores = [found.score for found in done.values() if found.score is not None]
     metric = next((found.metric for found in done.values() if found.metric), "")
     at_work = {}
@@ -123,24 +121,9 @@ def _progress(line: dict[str, Any]) -> str:
     return f"step {line['step']:,}{epoch}{left}"
 
 
-def _result(run: Path) -> RunResult | None:
-    """Reads the results of a run; None if there are none yet, or they are damaged."""
-    with suppress(OSError, UserError):
-        return RunResult.read(run / RESULTS)
-    return None
-
-
 def _epochs(run: Path) -> float | None:
-    settings = _read(run / BEGUN).get("settings")
-    epochs: Any = settings.get("epochs") if isinstance(settings, dict) else None
+    epochs = read_or(None, lambda: read_table(run / BEGUN)["settings"]["epochs"])
     return float(epochs) if is_number(epochs) else None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; returns an empty one if the file is missing or damaged."""
-    with suppress(OSError, UserError):
-        return read_table(path)
-    return {}
 
 
 def _are_names(runs: Any) -> bool:

@@ -37,7 +37,7 @@ if __name__ == "__main__":
 import tyro
 from rich.console import Console
 
-from data_prep.common.errors import UserError, check_all
+from data_prep.common.errors import SharedError, UserError, check_all
 from data_prep.common.launchers import World, find_world, missing_tasks
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.reading import peek, peek_device
@@ -51,7 +51,6 @@ from pretraining.planning.machines import check_fit, check_names, check_numbers,
 from pretraining.planning.plan import build_plan
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
-from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
 from pretraining.training.phases import read_sample

@@ -1,13 +1,14 @@
-"""The errors that a user can do something about; all others are faults of the code."""
+"""The errors that a user can do something about; all others are faults of the code. Some concern several ranks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal may take for a command, or show in another order, and bytes of names that are no text."""
+LOST_WHY = "its own output or its machine's log says why"
 Checks = Iterator[tuple[object, str]]  # whether something holds, and what to tell the user where it does not
 
 
@@ -38,3 +39,25 @@ def check_all(*checks: Callable[[], Any]) -> list[Any]:
 
 class DamageError(UserError):
     """An error for a file that is not what its record says: its message names the file."""
+
+
+class SharedError(UserError):
+    """An error that is raised on every rank at once, so that no rank needs to tell the others."""
+
+
+class UnreachedError(UserError):
+    """An error that rank 0 may be unable to print, because this rank cannot reach it."""
+
+
+class LostError(UnreachedError):
+    """Another rank died, or the connection to it: the same command started again may well succeed."""
+
+    def __init__(self, error: object):
+        reason = str(error).splitlines()[0]
+        super().__init__(f"another rank has ended, or cannot be reached any more: {reason}\n{LOST_WHY}")
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 1, 2, 3, … (12 of them)`."""
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")

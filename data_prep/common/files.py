@@ -217,11 +217,9 @@ def read_json(path: Path) -> Any:
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_JSON:
             raise DamageError(f"{path}: {found.st_size:,} bytes, or no file: not what Cloze writes")
         return json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, DamageError):
         raise
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, DamageError):
-            raise
         raise DamageError(f"{path}: cannot be read: {error}") from error
     except MemoryError as error:
         raise DamageError(f"{path}: {found.st_size:,} bytes, more than memory has room for") from error

@@ -15,9 +15,8 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.common.codes import Code
 
@@ -50,8 +49,7 @@ def tell_supervisor(**message: Any) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Why a rank must end because of another one, and with which exit code."""
 
     text: str
@@ -75,7 +73,7 @@ class Heartbeats:
         self._folder, self._token, self._rank, self._hosts, self._lost = folder, token, rank, hosts, lost
         self._clock, self._count, self._arrived = clock, 0, False
         self._others = range(1, len(hosts)) if rank == 0 else range(1)
-        self._last: dict[int, bytes] = {}
+        self._last: dict[int, dict[str, Any]] = {}
         self._silent = dict.fromkeys(self._others, 0.0)
         self._begun = self._looked = self._beat_at = clock()
 
@@ -131,16 +129,15 @@ class Heartbeats:
         return None
 
     def _look_at(self, rank: int, passed: float) -> Verdict | None:
-        content = self._read(rank)
-        if content is None:
+        said, name = self._read(rank), f"rank {rank} on {self._hosts[rank]}"
+        if said is None:
             self._silent[rank] = 0.0
             return None
-        name, said = f"rank {rank} on {self._hosts[rank]}", _parsed(content)
         code, text = said.get("code"), str(said.get("text", ""))
         if isinstance(code, int) and code:
             return Verdict("" if self._rank else self._named(name, text), code)
-        self._silent[rank] = 0.0 if content != self._last.get(rank) else self._silent[rank] + passed
-        self._last[rank] = content
+        self._silent[rank] = 0.0 if said != self._last.get(rank) else self._silent[rank] + passed
+        self._last[rank] = said
         if self._silent[rank] < self._lost:
             return None
         text = f"error: {name} is gone (nothing was heard of it for {self._lost:.0f} s); {CONTINUES}"
@@ -180,8 +177,10 @@ class Heartbeats:
     def _path(self, rank: int) -> Path:
         return self._folder / str(rank)
 
-    def _read(self, rank: int) -> bytes | None:
-        """Reads the file of a rank of this job; NFS asks its server anew for a folder that is opened."""
+    def _read(self, rank: int) -> dict[str, Any] | None:
+        """Reads what a rank of this job says in its file: nothing where it is just being written.
+
+        NFS asks its server anew for a folder that is opened."""
         if not self._arrived:
             for folder in reversed(self._folder.absolute().parents[:4]):
                 with suppress(OSError):
@@ -190,12 +189,9 @@ class Heartbeats:
             content = self._path(rank).read_bytes()
         except OSError:
             return None
-        return content if self._token.encode() in content[:100] else None
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    """Reads what a file says; nothing where it is read while it is written."""
-    with suppress(ValueError):
-        said = json.loads(content)
-        return said if isinstance(said, dict) else {}
-    return {}
+        if self._token.encode() not in content[:100]:
+            return None
+        with suppress(ValueError):
+            said = json.loads(content)
+            return said if isinstance(said, dict) else {}
+        return {}

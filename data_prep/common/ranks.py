@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from data_prep.common.codes import Code
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, name_ranks
 from data_prep.common.heartbeats import LONGEST_TEXT, Heartbeats, tell_supervisor
 from data_prep.common.launchers import mpi_rank, mpi_size
 
@@ -194,7 +194,6 @@ class Meeting:
         deadline = time.monotonic() + PATIENCE
         while missing := files.missing():
             if time.monotonic() > deadline:
-                ranks = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
                 names = ", ".join(dict.fromkeys(self._hosts[rank] for rank in missing))
-                raise UserError(f"{work.parent}: not seen by rank {ranks} on {names}\n{CURE}")
+                raise UserError(f"{work.parent}: not seen by {name_ranks(missing)} on {names}\n{CURE}")
             time.sleep(0.02)

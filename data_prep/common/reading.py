@@ -56,18 +56,13 @@ class Override:
     """Whether just the name was given, as one writes a switch."""
 
 
-def no_additions(_: dict[str, Any]) -> dict[Key, str]:
-    """Adds nothing to what a recipe says."""
-    return {}
-
-
 def read_settings(
     form: Form[Settings],
     path: Path,
     overrides: Sequence[str] = (),
     *,
     find_faults: Callable[[Settings], list[str]],
-    add: Callable[[dict[str, Any]], dict[Key, str]] = no_additions,
+    add: Callable[[dict[str, Any]], dict[Key, str]] = lambda _: {},
 ) -> Settings:
     """Reads a recipe from its file and `--section.key value` flags; every fault of both is reported at once.
 

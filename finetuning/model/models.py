@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import SharedError, UserError
 from data_prep.vocabulary.source import has_capitals
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.results import MODEL
@@ -18,7 +18,6 @@ from pretraining.huggingface.config import GENERIC
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, list_sentence_files, read_head
 from pretraining.huggingface.model_card import BaseSummary
 from pretraining.huggingface.weights import TaskHead
-from pretraining.processes.errors import SharedError
 from pretraining.processes.group import gather, place
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")

@@ -12,7 +12,7 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from data_prep.common.arrays import Array
-from data_prep.common.errors import UserError
+from data_prep.common.errors import SharedError, UserError
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import toml_value
 from finetuning.inputs import Items
@@ -30,7 +30,6 @@ from pretraining.engine.step import GivenUpError
 from pretraining.huggingface.folders import read_task
 from pretraining.huggingface.weights import Kind
 from pretraining.processes.context import Context
-from pretraining.processes.errors import SharedError
 from pretraining.processes.group import exchange, shared_errors
 from pretraining.processes.stopping import StoppedError
 

@@ -15,7 +15,7 @@ from pretraining.config.settings import Checkpoints, Logging
 from pretraining.engine.engine import Engine
 from pretraining.model import cpu_kernels
 from pretraining.processes.context import Context
-from pretraining.processes.core_watch import CoreWatch
+from pretraining.processes.cores import CoreWatch
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.meter import Meter

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from data_prep.common.errors import DamageError
+from data_prep.common.errors import DamageError, SharedError
 from pretraining.checkpoint.record import (
     DAMAGED,
     FOLDER,
@@ -28,7 +28,6 @@ from pretraining.engine.engine import Engine
 from pretraining.huggingface.weights import check_finite
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
-from pretraining.processes.errors import SharedError
 from pretraining.processes.group import gather, host_group, place
 
 REPLACED = ".old"

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from data_prep.common.errors import DamageError, UserError
+from data_prep.common.errors import DamageError, UnreachedError, UserError
 from data_prep.common.files import FileRecord, read_json, write_json
 from data_prep.common.storage import wait_for_storage
 from pretraining.checkpoint.reading import REPLACED
@@ -49,7 +49,6 @@ from pretraining.engine.precision import name_dtype
 from pretraining.huggingface.weights_file import save_tensors
 from pretraining.model import cpu_kernels
 from pretraining.optimizers.steps.flat import Slice
-from pretraining.processes.errors import UnreachedError
 from pretraining.processes.group import gather, wait_for_all
 from pretraining.reporting.hardware import synchronize
 from pretraining.reporting.meter import MeterState

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.common.errors import UserError
-from data_prep.common.reading import Form, no_additions, read_settings
+from data_prep.common.reading import Form, read_settings
 from data_prep.common.storage import wait_for_storage
 from data_prep.common.toml_text import Key
 from data_prep.settings import SHORTEST
@@ -95,7 +95,7 @@ def load_recipe(
         path,
         overrides,
         find_faults=lambda recipe: find_faults(recipe, ranks=ranks, device=device, lengths=lengths),
-        add=no_additions if find_shape is None else lambda raw: take_over(raw, find_shape),
+        add=lambda raw: {} if find_shape is None else take_over(raw, find_shape),
     )
 
 

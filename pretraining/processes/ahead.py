@@ -1,15 +1,30 @@
-"""Prepares values in a thread, such as the batches of coming steps while one is computed."""
+"""Work in threads: values that are prepared ahead, such as batches of coming steps, and calls that may never end."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 NAME = "ahead"
+
+
+def await_call(seconds: float, work: Callable[[], T]) -> T:
+    """Calls a function in a thread, which may never end, and returns its result; LateError where it takes longer."""
+    done: Future[T] = Future()
+
+    def do_work() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=do_work, daemon=True).start()
+    return done.result(seconds)
 
 
 def prepare_in_thread(source: Iterator[T], ahead: int) -> Generator[tuple[T, float], None, None]:

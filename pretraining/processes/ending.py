@@ -17,8 +17,8 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import traceback
+from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,13 +27,13 @@ from typing import Literal, NamedTuple, NoReturn
 
 from data_prep.common.codes import ENDED as ENDED
 from data_prep.common.codes import Code as Code
-from data_prep.common.errors import UserError, printable
+from data_prep.common.errors import LostError, UnreachedError, UserError, printable
 from data_prep.common.files import refuse_link, write_json
 from data_prep.common.launchers import World
 from data_prep.common.storage import tells_of_gone_storage
 from data_prep.common.terminal import is_terminal
+from pretraining.processes.ahead import await_call
 from pretraining.processes.devices import DeviceError, judge_error
-from pretraining.processes.errors import LostError, UnreachedError
 from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, handle_signals
 
 STACKS = "stacks"
@@ -103,9 +103,8 @@ def conclude(outcome: Outcome, world: World, run: Path | None, rank_0_missing: b
     if speaks:
         _say(outcome, world, run)
     if run is not None:
-        writer = threading.Thread(target=_write, args=(outcome, world, run, speaks), daemon=True)
-        writer.start()
-        writer.join(WRITE_SECONDS)
+        with suppress(LateError):
+            await_call(WRITE_SECONDS, lambda: _write(outcome, world, run, speaks))
 
 
 def find_outcome(error: BaseException | None, rank: int) -> Outcome:

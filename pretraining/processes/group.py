@@ -18,11 +18,11 @@ import json
 import os
 import socket
 import sys
-import threading
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -33,14 +33,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.capacity import num_cores
-from data_prep.common.errors import UserError
+from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError, name_ranks
 from data_prep.common.launchers import World
 from pretraining.devices import explain_absence, explain_unused, find_kind, require_code
+from pretraining.processes.ahead import await_call
 from pretraining.processes.bells import NO_BELLS, Bells, hang_bells
 from pretraining.processes.cores import own_cores
-from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
-from pretraining.processes.meeting import ask_rank_0, meet
-from pretraining.processes.network import CHOICE, find_interface
+from pretraining.processes.meeting import CHOICE, ask_rank_0, find_interface, meet
 from pretraining.processes.signing import SignedStore, restart
 
 LAZY = "TORCH_GLOO_LAZY_INIT"
@@ -146,9 +145,8 @@ def disconnect() -> None:
     global _connection, _host_group
     _bells.close()
     if dist.is_initialized():
-        leaving = threading.Thread(target=_leave_group, daemon=True)
-        leaving.start()
-        leaving.join(LEAVE_SECONDS)
+        with suppress(LateError):
+            await_call(LEAVE_SECONDS, _leave_group)
     _host_group = None
     if _connection is not None:
         _restore(_connection[2])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pretraining.processes.errors import LOST_WHY, LostError, name_ranks
+from data_prep.common.errors import LOST_WHY, LostError, name_ranks
 
 HURRY = 15.0
 """Seconds of silence for which torchrun, which has asked ranks to stop, leaves them time: it kills them after 30."""

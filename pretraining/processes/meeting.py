@@ -1,31 +1,34 @@
 """How the ranks of a run find one another at the start: in a store at rank 0, to which each of them comes.
 
 Rank 0 alone asks after every rank. All others ask for one answer, so that the requests to the store grow with the
-number of ranks, and not with its square.
+number of ranks, and not with its square. Ranks of several machines then choose the network over which they speak: that
+by which they reach rank 0. Gloo would ask for the address of the machine's own name, which often means 127.0.1.1, or
+lies in another network.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import torch.distributed as dist
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import SharedError, UnreachedError, UserError, name_ranks
 from data_prep.common.launchers import LOOPBACK, World
+from pretraining.processes.ahead import await_call
 from pretraining.processes.environment import allow_open_files
-from pretraining.processes.errors import SharedError, UnreachedError, name_ranks
 from pretraining.processes.signing import LOOK_SECONDS, SECRET, SignedStore, read_secret, write_secret
 
 ANSWER_SECONDS, ANSWER_SECONDS_OF_A_RANK = 15.0, 0.1
@@ -39,6 +42,8 @@ CONNECTIONS = 2
 """Connections of each rank to the store: one serves one thread at a time."""
 OWN_FILES = 256
 """More files than a rank has open besides: libraries, shards, logs, its connections to other ranks."""
+CHOICE = "GLOO_SOCKET_IFNAME"
+"""The variable in which users say over which interface gloo speaks."""
 
 
 def meet(world: World, patience: float, folder: Path) -> SignedStore:
@@ -127,20 +132,11 @@ def _address(world: World) -> str:
 
 def _open_store(world: World, hosts: bool) -> Any:
     """The TCPStore at rank 0's address, opened in a thread: a silent program there would keep torch for ever."""
-    opened: Future[Any] = Future()
     seconds, address = _answer_seconds(world), _address(world)
-
-    def open_it() -> None:
-        how: dict[str, Any] = {"is_master": hosts, "wait_for_workers": False, "timeout": timedelta(seconds=seconds)}
-        try:
-            if hosts and address == LOOPBACK:  # torch would listen on all interfaces
-                how["master_listen_fd"] = socket.create_server((address, world.port)).detach()
-            opened.set_result(dist.TCPStore(address, world.port, **how))  # type: ignore[attr-defined]
-        except Exception as error:
-            opened.set_exception(error)
-
-    threading.Thread(target=open_it, daemon=True).start()
-    return opened.result(seconds)
+    how: dict[str, Any] = {"is_master": hosts, "wait_for_workers": False, "timeout": timedelta(seconds=seconds)}
+    if hosts and address == LOOPBACK:  # torch would listen on all interfaces
+        how["master_listen_fd"] = socket.create_server((address, world.port)).detach()
+    return await_call(seconds, lambda: dist.TCPStore(address, world.port, **how))  # type: ignore[attr-defined]
 
 
 def _join(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
@@ -213,3 +209,73 @@ def ask_rank_0(
             time.sleep(1)  # the store ends with this rank, and the others are still to read it
         raise SharedError(told["fault"])
     return str(told["answer"])
+
+
+class Route(NamedTuple):
+    """The way of a rank to rank 0."""
+
+    chosen: bool
+    """whether this rank needs none, because its user has named an interface"""
+    here: str = ""
+    """this rank's address on the way; empty where there is no way"""
+    there: str = ""
+    """rank 0's address on the way"""
+    error: str = ""
+    """why there is no way"""
+
+
+def find_interface(store: SignedStore, world: World, patience: float) -> str | None:
+    """The network interface of this machine that leads to the other ranks, such as `eth0`; None where users have named
+    one, and where no interface has the address that was found. All ranks call it.
+
+    Say that rank 1 has the address 10.0.0.2, and reaches rank 0 at 10.0.0.1. Rank 1 then takes the interface with
+    10.0.0.2. Rank 0 reaches itself at 127.0.1.1, which leads to nobody else; so it hears from rank 1 that it is
+    10.0.0.1 to others, and takes the interface with that.
+    """
+    route = _route(world)
+    address_of_0 = ask_rank_0(store, world, "address", json.dumps(route), partial(_answer, world), patience)
+    if route.chosen:
+        return None
+    own = address_of_0 or route.here if _is_loopback(route.here) else route.here
+    return next((name for name, addresses in _interfaces().items() if own in addresses), None)
+
+
+def _answer(world: World, words: Sequence[str]) -> str:
+    """Rank 0's conclusion from the routes of all ranks: its address as others see it, which may be empty; UserError
+    where a rank that needs a way has none."""
+    routes = [Route(*json.loads(word)) for word in words]
+    for rank, route in enumerate(routes):
+        if not (route.here or route.chosen):
+            raise UserError(
+                f"rank {rank} finds no way to MASTER_ADDR, {world.address}: {route.error}\n"
+                f"give rank 0's address in numbers as MASTER_ADDR, or name each machine's interface: "
+                f"{CHOICE}=<interface>"
+            )
+    return next((route.there for route in routes if route.here and not _is_loopback(route.here)), "")
+
+
+def _route(world: World) -> Route:
+    """The way of this rank to rank 0, by the first of its addresses to which there is one. Nothing is sent."""
+    chosen, error = CHOICE in os.environ, ""
+    try:
+        for kind, _, _, _, address in socket.getaddrinfo(world.address, world.port, type=socket.SOCK_DGRAM):
+            try:
+                with socket.socket(kind, socket.SOCK_DGRAM) as way:
+                    way.connect(address)
+                    return Route(chosen, way.getsockname()[0], way.getpeername()[0])
+            except OSError as unreachable:
+                error = str(unreachable)
+    except OSError as unknown:
+        error = str(unknown)
+    return Route(chosen, error=error)
+
+
+def _interfaces() -> dict[str, set[str]]:
+    """The addresses of every network interface of this machine."""
+    return {
+        name: {entry.address.partition("%")[0] for entry in entries} for name, entries in psutil.net_if_addrs().items()
+    }
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

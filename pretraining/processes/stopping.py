@@ -21,9 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import SharedError, UserError
 from data_prep.common.launchers import World
-from pretraining.processes.errors import SharedError
 from pretraining.processes.group import find_greatest, host_group
 
 STARTED = time.monotonic()

@@ -28,11 +28,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from data_prep.common.errors import LostError, SharedError
 from data_prep.common.launchers import World
 from data_prep.common.supervision import exit_now
 from pretraining.processes.devices import judge_error
 from pretraining.processes.ending import Code, Outcome, conclude, explain_interruption, find_outcome
-from pretraining.processes.errors import LostError, SharedError
 from pretraining.processes.group import open_stores, wait_for_all
 from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.meeting import uses_agent_store
@@ -49,22 +49,12 @@ slowly. Each beat is two requests, which are 50 microseconds of a processor."""
 
 
 class Marks:
-    """Counts the marks of a rank."""
-
-    def __init__(self) -> None:
-        self.reached = 0
-
-    def add(self) -> None:
-        self.reached += 1
-
-
-class GpuMarks:
-    """Counts the marks that the GPU has come to: it counts them itself, and copies the number into the host's memory,
-    so that a thread which reads it there calls nothing of CUDA, where it might have to wait."""
+    """Counts the marks of a rank. Of a GPU those that it has come to: it counts them itself, and copies the number into
+    the host's memory, so that a thread which reads it there calls nothing of CUDA, where it might have to wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._count = torch.zeros((), dtype=torch.int64, device=device)
-        self._copied = torch.zeros((), dtype=torch.int64, pin_memory=True)
+        self._copied = torch.zeros((), dtype=torch.int64, pin_memory=device.type != "cpu")
 
     def add(self) -> None:
         self._copied.copy_(self._count.add_(1), non_blocking=True)
@@ -98,7 +88,7 @@ class Watch:
         every = max(every, min(world.size / BEATS_A_SECOND, silence / 6))
         assert silence > 5 * every, "a beat may be late"
         self._world, self._every, self._silence, self._run = world, every, silence, run
-        self._marks: Marks | GpuMarks = Marks() if device.type == "cpu" or world.size == 1 else GpuMarks(device)
+        self._marks = Marks(device if world.size > 1 else HOST)
         self._pauses, self._rounds, self._lost, self._asked = 0, 0, "", False
         # Rank 1 hears rank 0 because the store, which may be torchrun's, does not end with it.
         self._heard = {0: range(world.size), 1: range(1)}.get(world.rank, range(0))

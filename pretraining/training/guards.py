@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from data_prep.common.arrays import Array
+from data_prep.common.errors import SharedError
 from pretraining.engine.step import StepResult
 from pretraining.model.batch import StepBatches
-from pretraining.processes.errors import SharedError
 from pretraining.processes.group import add_up, host_group
 from pretraining.training.skips import Skip
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data_prep.common.errors import DamageError, UserError
+from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.extension import find_replaced_pieces
 from data_prep.vocabulary.source import read_vocabulary
@@ -27,7 +27,6 @@ from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import find_objective, list_heads
-from pretraining.processes.errors import SharedError
 from pretraining.training.skips import Skip
 
 POSITIONS = "embeddings.position.weight"

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from data_prep.common.errors import DamageError, UserError
+from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.common.files import replacing
 from data_prep.common.locks import LOCK, locked
 from data_prep.vocabulary.source import read_vocabulary
@@ -42,7 +42,6 @@ from pretraining.planning.amount import warn_of_disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.cores import keep_near
 from pretraining.processes.ending import Ending
-from pretraining.processes.errors import SharedError
 from pretraining.processes.group import (
     agree,
     choose_device,

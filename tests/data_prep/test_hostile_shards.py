@@ -144,7 +144,11 @@ def set_at(path: str, value: object) -> Callable[[dict[str, Any]], object]:
         ("sets.0.shards.0.rows", True, "sets.0.shards.0.rows is True"),
         ("sets.0.shards.0.size", 1e300, "sets.0.shards.0.size is 1e+300"),
         ("sets.0.shards.0.sha256", None, "sets.0.shards.0 lacks sha256"),
-        ("sets.0.shards.0.path", "../out/vocab.txt", "sets.0.shards.0.path is '../out/vocab.txt': Value error, not a path in the folder"),
+        (
+            "sets.0.shards.0.path",
+            "../out/vocab.txt",
+            "sets.0.shards.0.path is '../out/vocab.txt': Value error, not a path",
+        ),
         ("sets.0.shards.0.path", "/etc/passwd", "not a path in the folder"),
         ("sets.0.shards.0.path", "a\0b", "not a path in the folder"),
         ("files.0.path", "length-32/../../x", "not a path in the folder"),

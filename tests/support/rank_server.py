@@ -25,7 +25,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from pretraining.processes import core_watch
+from pretraining.processes import cores
 
 ROOT = Path(__file__).parent.parent.parent
 MODULES = [
@@ -162,7 +162,7 @@ def prepare() -> None:
     for name in MODULES:
         with suppress(ModuleNotFoundError):  # not every torch and DeepSpeed has each of them
             importlib.import_module(name)
-    core_watch.STRETCH = math.inf  # tests take one another's cores, and long runs of theirs would say so
+    cores.STRETCH = math.inf  # tests take one another's cores, and long runs of theirs would say so
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")  # it is kept
     gc.collect()
     gc.freeze()  # DeepSpeed collects garbage for each engine, and would go through all modules each time

@@ -37,6 +37,7 @@ def manifest(**changes: Any) -> Manifest:
         "settings": RecordedSettings(**Settings().record_values()),
         "sources": [],
         "given_vocabulary": None,
+        "fingerprint": "",
         "corpus": CorpusFigures(documents=10, validation_documents=0),
         "vocabulary": VocabularyFigures(size=100, sha256="", cased=False),
         "files": [],

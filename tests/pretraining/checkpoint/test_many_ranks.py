@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from support.processes import spawn
 
-from data_prep.common.errors import DamageError
+from data_prep.common.errors import DamageError, SharedError
 from data_prep.common.files import FileRecord
 from data_prep.common.launchers import find_world
 from pretraining.checkpoint import reading
@@ -24,7 +24,6 @@ from pretraining.checkpoint.record import WEIGHT, CheckpointRecord, MadeBy, writ
 from pretraining.checkpoint.writing import Save, Saver
 from pretraining.config.settings import Checkpoints
 from pretraining.model.shape import Shape
-from pretraining.processes.errors import SharedError
 from pretraining.processes.group import connect, disconnect
 
 RANKS, NUMBERS = 64, 64 * 10

@@ -30,7 +30,7 @@ from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.lamb import LambSettings
 from pretraining.optimizers.steps.lamb import compute_by_apex
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.watchdog import GpuMarks
+from pretraining.processes.watchdog import Marks
 
 pytestmark = pytest.mark.gpu
 LENGTHS = [5, 70, 96, 17, 64, 1, 33]
@@ -41,7 +41,7 @@ SHAPE = replace(SMALL, hidden=HIDDEN, heads=HEADS)
 
 def test_a_mark_counts_when_the_gpu_has_come_to_it() -> None:
     """The number is in the host's memory, where no thread has to ask the GPU for it."""
-    marks = GpuMarks(torch.device("cuda"))
+    marks = Marks(torch.device("cuda"))
     marks.add()
     torch.cuda.synchronize()  # the first one loads kernels, which may wait for the GPU
     torch.cuda._sleep(2 * 10**8)  # cycles: a tenth of a second at least

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.training import Place, train
 
-from pretraining.processes import core_watch
-from pretraining.processes.core_watch import STRETCH, TASKS, CoreWatch
+from pretraining.processes import cores
+from pretraining.processes.cores import STRETCH, TASKS, CoreWatch
 
 
 class Threads:
@@ -74,7 +74,7 @@ def test_the_cure_is_named_where_it_is_one(
 
 def notice_all() -> None:
     """Every stretch is judged, and any waiting is much."""
-    core_watch.STRETCH, core_watch.MUCH = 0.0, -1.0
+    cores.STRETCH, cores.MUCH = 0.0, -1.0
 
 
 def test_a_training_asks_and_says_it_once(place: Place) -> None:
@@ -85,9 +85,9 @@ def test_a_training_asks_and_says_it_once(place: Place) -> None:
 
 @pytest.mark.skipif(not (TASKS / str(os.getpid()) / "schedstat").exists(), reason="Linux counts no waiting here")
 def test_a_program_on_the_same_core_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_watch, "STRETCH", 0.5)
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
+    monkeypatch.setattr(cores, "STRETCH", 0.5)
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(own)})
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # inherits the core
     try:
         time.sleep(0.2)
@@ -98,4 +98,4 @@ def test_a_program_on_the_same_core_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     finally:
         busy.kill()
         busy.wait()
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, own)

@@ -17,12 +17,11 @@ import torch.distributed as dist
 from support.processes import spawn
 from support.ranks import expect_end, take_part
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError
 from data_prep.common.files import read_json, write_json
 from data_prep.common.launchers import World
 from pretraining.processes import ending as ending_module
 from pretraining.processes.ending import ENDED, GONE, INTERRUPTION, STACKS, Code, Ending
-from pretraining.processes.errors import LostError, SharedError, UnreachedError
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.processes.watchdog import Watch
 

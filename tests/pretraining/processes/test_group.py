@@ -16,12 +16,11 @@ import torch.distributed as dist
 from support.processes import ROOT, free_port, run_launcher, spawn
 from support.ranks import expect_end, take_part
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import SharedError, UserError
 from data_prep.common.launchers import World, find_world
 from data_prep.common.supervision import exit_now
 from pretraining.processes import group, meeting
 from pretraining.processes.ending import Code, Ending
-from pretraining.processes.errors import SharedError
 from pretraining.processes.group import (
     agree,
     choose_device,

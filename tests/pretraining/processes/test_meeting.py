@@ -20,8 +20,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world
 from pretraining.processes import meeting
 from pretraining.processes.group import connect, disconnect, open_stores
-from pretraining.processes.meeting import LOOKS_A_SECOND, ask_rank_0
-from pretraining.processes.network import find_interface
+from pretraining.processes.meeting import LOOKS_A_SECOND, ask_rank_0, find_interface
 from pretraining.processes.signing import SignedStore
 
 

@@ -13,9 +13,9 @@ from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from pretraining.processes import network
+from pretraining.processes import meeting
 from pretraining.processes.ending import Code
-from pretraining.processes.network import Route, find_interface
+from pretraining.processes.meeting import Route, find_interface
 from pretraining.processes.signing import SignedStore
 
 FIRST = World(0, 2, 0, 1, address="node0", port=29500)
@@ -26,7 +26,7 @@ UNREACHABLE = ("255.255.255.255", 29500)
 @pytest.fixture(autouse=True)
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(network, "_interfaces", lambda: {"lo": {"127.0.0.1"}, "eth0": {"10.0.0.1"}})
+    monkeypatch.setattr(meeting, "_interfaces", lambda: {"lo": {"127.0.0.1"}, "eth0": {"10.0.0.1"}})
 
 
 def let_names_mean(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> None:
@@ -69,7 +69,7 @@ def test_a_rank_without_a_way_is_named_by_the_others(monkeypatch: pytest.MonkeyP
 
 
 def find_no_way() -> None:
-    setattr(network, "_route", lambda _: Route(False, error="unknown name"))  # noqa: B010
+    setattr(meeting, "_route", lambda _: Route(False, error="unknown name"))  # noqa: B010
     take_part(lambda _: None)
 
 

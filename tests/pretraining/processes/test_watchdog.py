@@ -309,15 +309,16 @@ class MarksOfAGpu(watchdog.Marks):
     stuck = False
 
     def __init__(self, _: torch.device) -> None:
-        super().__init__()
+        super().__init__(watchdog.HOST)
 
     def add(self) -> None:
-        self.reached += not self.stuck
+        if not self.stuck:
+            super().add()
 
 
 @scenario(ranks=3)
 def hang_on_the_gpu_of_rank_2(world: World) -> None:
-    setattr(watchdog, "GpuMarks", MarksOfAGpu)  # noqa: B010
+    setattr(watchdog, "Marks", MarksOfAGpu)  # noqa: B010
     with Watch(world, every=0.2, hang=2.0, device=torch.device("cuda")) as watch:
         watch.mark()
         MarksOfAGpu.stuck = world.rank == 2
