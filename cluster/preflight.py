@@ -38,10 +38,9 @@ from cluster import health
 from cluster.findings import Findings, judge, show
 from cluster.health import LINK, Health
 from data_prep.common.errors import UserError
-from data_prep.common.files import replacing, write_json
+from data_prep.common.files import patience, replacing, write_json
 from data_prep.common.launchers import World, find_world
 from data_prep.common.reading import peek_device
-from data_prep.common.storage import patience
 from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
 from data_prep.shards import MANIFEST

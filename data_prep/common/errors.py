@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from data_prep.common.codes import Code
+
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal may take for a command, or show in another order, and bytes of names that are no text."""
 LOST_WHY = "its own output or its machine's log says why"
@@ -19,6 +21,9 @@ def printable(text: str) -> str:
 
 class UserError(ValueError):
     """An error that the user can cure: its message says how. Entries print it without a traceback and exit with 2."""
+
+    code = Code.CURE
+    """What ranks end with after it."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -51,6 +56,8 @@ class UnreachedError(UserError):
 
 class LostError(UnreachedError):
     """Another rank died, or the connection to it: the same command started again may well succeed."""
+
+    code = Code.RANK_LOST
 
     def __init__(self, error: object):
         reason = str(error).splitlines()[0]

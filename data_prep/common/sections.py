@@ -1,12 +1,21 @@
-"""Settings of a table that users write: the types of their values, and how they become files again."""
+"""Settings of a table that users write: the types of their values, and how they become files again.
+
+A table may join the settings of several kinds. Each file of a folder declares one, so that a new file needs no line
+elsewhere.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import importlib
+from collections.abc import Iterator, Mapping
+from inspect import get_annotations
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from data_prep.common.toml_text import toml_text
+from data_prep.common.errors import UserError
+from data_prep.common.toml_text import show_value, toml_text
 
 
 def whole(value: Any) -> Any:
@@ -39,3 +48,66 @@ class NamedSection(Section):
     """A table whose `name` says which of several kinds it is about, and so which of its other settings count."""
 
     name: str
+
+
+Settings = TypeVar("Settings", bound=NamedSection)
+
+
+def declared_in(file: str, package: str, attribute: str) -> dict[str, Any]:
+    """What the modules beside `file` have under this name, by the modules' names; those that have it not are left out.
+
+    All of them are imported, so that none may load what takes long, such as PyTorch.
+    """
+    found = (path.stem for path in Path(file).parent.glob("*.py"))
+    names = sorted(name for name in found if name.isidentifier() and name not in ("__init__", Path(file).stem))
+    modules = {name: importlib.import_module(f"{package}.{name}") for name in names}
+    declared = {name: getattr(module, attribute) for name, module in modules.items() if hasattr(module, attribute)}
+    first: dict[int, str] = {}
+    for name, kind in declared.items():
+        other = first.setdefault(id(kind), name)
+        if other != name:
+            raise UserError(
+                f"{modules[name].__file__}: {other}.py has the same {attribute}; make another in one of them"
+            )
+    return declared
+
+
+def own_settings(kind: type[Section], common: type[Section]) -> list[str]:
+    """The names of the settings that others do not have."""
+    return [name for name in kind.model_fields if name not in common.model_fields]
+
+
+def joined_settings(
+    title: str, common: type[Settings], kinds: Mapping[str, type[Settings]], default: str, meaning: str, module: str
+) -> type[Settings]:
+    """A table with the settings of all kinds, as a class of this title and module; its `name` is that of a kind.
+
+    UserError where two kinds have a setting of one name, which one of them would lose.
+    """
+    owners: dict[str, str] = {}
+    for kind, settings in kinds.items():
+        for name in own_settings(settings, common):
+            other = owners.setdefault(name, kind)
+            if _origin(kinds[other], name) is not _origin(settings, name):
+                raise UserError(f"{kind}.py has a setting {name}, as {other}.py has; give one of them another name")
+    every = dict.fromkeys(kinds.values())
+    bases = [one for one in every if not any(other is not one and issubclass(other, one) for other in every)]
+    named: Any = (Literal[tuple(kinds)], Field(default, description=meaning))
+    return create_model(title, __base__=tuple(bases), __module__=module, __doc__=common.__doc__, name=named)
+
+
+def _origin(settings: type[Section], name: str) -> type:
+    """The class in which a setting is written down."""
+    return next(kind for kind in settings.__mro__ if name in get_annotations(kind))
+
+
+def foreign_values(
+    section: str, settings: Settings, common: type[Settings], kinds: Mapping[str, type[Settings]]
+) -> Iterator[str]:
+    """Says of every setting that it is for another kind than the chosen one, where it has not its default."""
+    for other, kind in kinds.items():
+        for name in own_settings(kind, common):
+            value = getattr(settings, name)
+            if name not in kinds[settings.name].model_fields and value != kind.model_fields[name].default:
+                where = f'is for {section}.name = "{other}"; it is "{settings.name}"'
+                yield f"{section}.{name} = {show_value(value)}: {where}"

@@ -29,7 +29,7 @@ def _over(raw: _Stream, stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """Makes a stream of text with the settings of the old one that writes through `raw`."""
     stream.flush()
     buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
-    how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+    how: dict[str, Any] = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
     return io.TextIOWrapper(buffer, stream.encoding, stream.errors, **how)
 
 

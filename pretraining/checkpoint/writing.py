@@ -29,8 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from data_prep.common.errors import DamageError, UnreachedError, UserError
-from data_prep.common.files import FileRecord, read_json, write_json
-from data_prep.common.storage import wait_for_storage
+from data_prep.common.files import FileRecord, read_json, wait_for_storage, write_json
 from pretraining.checkpoint.reading import REPLACED
 from pretraining.checkpoint.record import (
     FOLDER,

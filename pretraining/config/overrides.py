@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import wait_for_storage
 from data_prep.common.reading import Form, read_settings
-from data_prep.common.storage import wait_for_storage
 from data_prep.common.toml_text import Key
 from data_prep.settings import SHORTEST
 from data_prep.shards import MANIFEST, Manifest

@@ -19,8 +19,7 @@ import pyarrow as pa
 from data_prep.arrow_files import read_shard
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord
-from data_prep.common.storage import wait_for_storage
+from data_prep.common.files import FileRecord, wait_for_storage
 from data_prep.shards import MANIFEST, Manifest, ShardSet, example_schema
 from pretraining.data.order import Examples
 from pretraining.model.rows import Draw, Rows, Window

@@ -38,9 +38,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
-from data_prep.common.declared import declared_in, foreign_values, joined_settings
 from data_prep.common.errors import UserError
-from data_prep.common.sections import NamedSection
+from data_prep.common.sections import NamedSection, declared_in, foreign_values, joined_settings
 from pretraining.model.shape import OBJECTIVE, Sees, Shape
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from data_prep.common.declared import declared_in, foreign_values, joined_settings
-from data_prep.common.sections import Fraction, NamedSection
+from data_prep.common.sections import Fraction, NamedSection, declared_in, foreign_values, joined_settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,14 +27,13 @@ from typing import Literal, NamedTuple, NoReturn
 
 from data_prep.common.codes import ENDED as ENDED
 from data_prep.common.codes import Code as Code
-from data_prep.common.errors import LostError, UnreachedError, UserError, printable
-from data_prep.common.files import refuse_link, write_json
+from data_prep.common.errors import UnreachedError, UserError, printable
+from data_prep.common.files import refuse_link, tells_of_gone_storage, write_json
 from data_prep.common.launchers import World
-from data_prep.common.storage import tells_of_gone_storage
 from data_prep.common.terminal import is_terminal
 from pretraining.processes.ahead import await_call
-from pretraining.processes.devices import DeviceError, judge_error
-from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, handle_signals
+from pretraining.processes.devices import judge_error
+from pretraining.processes.stopping import SIGNALS, EndAtOnce, handle_signals
 
 STACKS = "stacks"
 INTERRUPTED = "interrupted"
@@ -111,14 +110,10 @@ def find_outcome(error: BaseException | None, rank: int) -> Outcome:
     """Turns an error that nobody caught into an exit code and a reason; no error means that the run is done."""
     if error is None:
         return Outcome(Code.DONE, "done", rank)
-    if isinstance(error, StoppedError):
-        return Outcome(Code.INTERRUPTED if error.interrupted else Code.STOPPED, str(error), rank)
     if isinstance(error, UserError | OSError) and tells_of_gone_storage(error):
         return Outcome(Code.RANK_LOST, f"{error}\n{GONE}", rank)
-    if isinstance(error, DeviceError):
-        return Outcome(error.code, str(error), rank)
     if isinstance(error, UserError):
-        return Outcome(Code.RANK_LOST if isinstance(error, LostError) else Code.CURE, str(error), rank)
+        return Outcome(error.code, str(error), rank)
     if isinstance(error, PermissionError):
         return Outcome(Code.CURE, str(error), rank)
     if isinstance(error, KeyboardInterrupt):

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from data_prep.common.codes import Code
 from data_prep.common.errors import SharedError, UserError
 from data_prep.common.launchers import World
 from pretraining.processes.group import find_greatest, host_group
@@ -58,8 +59,7 @@ class StoppedError(SharedError):
 
     def __init__(self, message: str, decision: Decision):
         super().__init__(message)
-        self.interrupted = decision == Decision.INTERRUPT
-        """whether a person has stopped it, by Ctrl-C"""
+        self.code = Code.INTERRUPTED if decision == Decision.INTERRUPT else Code.STOPPED
 
 
 class EndAtOnce(KeyboardInterrupt):  # no error, like what it derives from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from data_prep.common.declared import declared_in
+from data_prep.common.sections import declared_in
 from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
 from pretraining.optimizers.steps.flat import ByParameter, FlatOptimizer
 

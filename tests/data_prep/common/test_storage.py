@@ -16,10 +16,10 @@ import pytest
 from conftest import ROOT
 from support.commands import start
 
-from data_prep.common import storage
+from data_prep.common import files
 from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import VARIABLE, wait_for_storage
 from data_prep.common.locks import locked
-from data_prep.common.storage import VARIABLE, wait_for_storage
 
 
 class Disk:
@@ -40,7 +40,7 @@ class Disk:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "PAUSE", 0.01)
+    monkeypatch.setattr(files, "PAUSE", 0.01)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ESTALE, "stale"), RuntimeError("I/O error (os error 107)")])
