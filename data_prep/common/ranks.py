@@ -35,8 +35,6 @@ RANKS = "ranks"
 """The folder in the work folder by which ranks hear of one another."""
 CURE = "give --out a folder that all hosts share, by its full path"
 
-CODES = {KeyboardInterrupt: Code.INTERRUPTED, UserError: Code.CURE}
-"""What all ranks end with after an error of rank 0; any other is a mistake of ours."""
 Fault = tuple[int, str]  # an exit code, and what the user is told
 
 _met = False
@@ -169,7 +167,8 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
     try:
         yield meeting
     except BaseException as error:
-        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), Code.MISTAKE)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        code = error.code if isinstance(error, UserError) else Code.INTERRUPTED if interrupted else Code.MISTAKE
         raise
     finally:
         if not (code and meeting.busy):

@@ -25,7 +25,7 @@ from data_prep.common.beginning import ROOT
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import mpi_size
 from data_prep.common.ranks import Meeting, on_rank, serving_ranks
-from data_prep.common.supervision import FEWER, OUT_OF_MEMORY, end_with_parent
+from data_prep.common.supervision import FEWER, OUT_OF_MEMORY, end_with_parent, send_signal
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -164,9 +164,8 @@ def _end_server() -> None:
     server = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
     if server is not None:
         threading.excepthook = lambda _: None  # the executor's thread would stumble over that in turn
-        with suppress(ProcessLookupError):
-            os.kill(server, signal.SIGKILL)
-            time.sleep(0.05)  # a worker that it has just forked begins
+        send_signal(server, signal.SIGKILL)
+        time.sleep(0.05)  # a worker that it has just forked begins
 
 
 def _forget_names(begun: connection.Connection, size: int, endings: Sequence[Any]) -> None:

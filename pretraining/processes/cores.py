@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from data_prep.common.capacity import own_cores
 from pretraining.processes.environment import SPINS_ALONE, SPINS_AMONG_OTHERS
 
 DEVICES = Path("/sys/bus/pci/devices")
@@ -25,11 +26,6 @@ STRETCH = 30.0
 MUCH = 0.3
 """Seconds of waiting in a second from which there is a word. Two threads alone on two cores wait for 0.03; beside one
 program that keeps a core busy, for about 0.5."""
-
-
-def own_cores() -> list[int]:
-    """Lists the cores that this process may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def keep_near(device: torch.device, threads: int) -> None:

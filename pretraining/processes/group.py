@@ -32,13 +32,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_prep.common.capacity import num_cores
+from data_prep.common.capacity import num_cores, own_cores
 from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError, name_ranks
 from data_prep.common.launchers import World
 from pretraining.devices import explain_absence, explain_unused, find_kind, require_code
 from pretraining.processes.ahead import await_call
 from pretraining.processes.bells import NO_BELLS, Bells, hang_bells
-from pretraining.processes.cores import own_cores
 from pretraining.processes.meeting import CHOICE, ask_rank_0, find_interface, meet
 from pretraining.processes.signing import SignedStore, restart
 
