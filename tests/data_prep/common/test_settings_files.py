@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
-from data_prep.common.declared import declared_in, joined_settings
 from data_prep.common.errors import UserError
 from data_prep.common.reading import Form, parse_value, read_settings
-from data_prep.common.sections import NamedSection, Section
+from data_prep.common.sections import NamedSection, Section, declared_in, joined_settings
 
 
 @pytest.mark.parametrize(
