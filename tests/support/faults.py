@@ -49,37 +49,49 @@ def start_as_a_process() -> None:
     stopping.STARTED = time.monotonic()
 
 
-def stop_at(step: int) -> None:
-    """A fault: after this step of the run, the last rank hears a signal that asks to save and stop."""
+def around_steps(before: Callable[[Trainer], object], after: Callable[[Trainer], object] = lambda _: None) -> None:
+    """A fault: calls a function of the trainer before each step of the run, and another after it."""
     train_step = Trainer.train_step
 
-    def step_and_signal(self: Trainer, *arguments: Any) -> None:
+    def step(self: Trainer, *arguments: Any) -> None:
+        before(self)
         train_step(self, *arguments)
-        if self.state.step == step and self.context.world.rank == self.context.world.size - 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
+        after(self)
 
-    replace(Trainer, "train_step", step_and_signal)
+    replace(Trainer, "train_step", step)
+
+
+def is_last(trainer: Trainer) -> bool:
+    """Whether this is the last rank."""
+    return trainer.context.world.rank == trainer.context.world.size - 1
+
+
+def send(number: int, now: bool) -> None:
+    """Sends this process a signal."""
+    if now:
+        os.kill(os.getpid(), number)
+
+
+def stop_at(step: int) -> None:
+    """A fault: after this step of the run, the last rank hears a signal that asks to save and stop."""
+    around_steps(lambda _: None, lambda run: send(signal.SIGUSR1, run.state.step == step and is_last(run)))
 
 
 def signal_within_step(step: int) -> None:
     """A fault: in this step of the run, the last rank hears a signal after its first micro-batch."""
     stopping.QUESTION_SECONDS = 0.0  # ranks ask one another each time, as where a micro-batch takes long
-    forward, train_step = Engine.forward, Trainer.train_step
-    under_way: list[bool] = []
+    forward, under_way = Engine.forward, [False]
 
-    def noted(self: Trainer, *arguments: Any) -> None:
-        last = self.context.world.rank == self.context.world.size - 1
-        under_way[:] = [self.state.step + 1 == step and last]
-        train_step(self, *arguments)
+    def note(run: Trainer) -> None:
+        under_way[0] = run.state.step + 1 == step and is_last(run)
 
     def forward_and_signal(engine: Engine, batch: Any) -> Any:
         output = forward(engine, batch)
-        if under_way == [True]:
-            under_way.clear()
-            os.kill(os.getpid(), signal.SIGTERM)
+        now, under_way[0] = under_way[0], False
+        send(signal.SIGTERM, now)
         return output
 
-    replace(Trainer, "train_step", noted)
+    around_steps(note)
     replace(Engine, "forward", forward_and_signal)
 
 
@@ -89,8 +101,7 @@ def signal_within_evaluation(step: int) -> None:
     evaluate = Trainer.evaluate
 
     def heard(self: Trainer, phase: TrainingPhase, ends: bool = False) -> None:
-        if self.state.step == step and self.context.world.rank == self.context.world.size - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+        send(signal.SIGTERM, self.state.step == step and is_last(self))
         evaluate(self, phase, ends)
 
     replace(Trainer, "evaluate", heard)
@@ -98,14 +109,7 @@ def signal_within_evaluation(step: int) -> None:
 
 def kill_at(step: int) -> None:
     """A fault: before this step of the run, all ranks are killed."""
-    train_step = Trainer.train_step
-
-    def step_or_die(self: Trainer, *arguments: Any) -> None:
-        if self.state.step + 1 == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        train_step(self, *arguments)
-
-    replace(Trainer, "train_step", step_or_die)
+    around_steps(lambda run: send(signal.SIGKILL, run.state.step + 1 == step))
 
 
 def fill_the_disk_of_rank_1() -> None:
@@ -139,15 +143,12 @@ def slow_save(seconds: float) -> None:
 
 def fail_alone(step: int) -> None:
     """A fault: in this step, the last rank has an error that no other one has."""
-    train_step = Trainer.train_step
 
-    def step_or_fail(self: Trainer, *arguments: Any) -> None:
-        world = self.context.world
-        if self.state.step + 1 == step and world.rank == world.size - 1:
+    def fail(run: Trainer) -> None:
+        if run.state.step + 1 == step and is_last(run):
             raise UserError("no room")
-        train_step(self, *arguments)
 
-    replace(Trainer, "train_step", step_or_fail)
+    around_steps(fail)
 
 
 def stay_in_the_group(step: int | None = None) -> None:
@@ -179,14 +180,7 @@ def jumping_clock() -> None:
 
 def slow_steps(last: int, seconds: float) -> None:
     """A fault: the steps of the run up to the last of these each take longer."""
-    train_step = Trainer.train_step
-
-    def step_slowly(self: Trainer, *arguments: Any) -> None:
-        train_step(self, *arguments)
-        if self.state.step <= last:
-            time.sleep(seconds)
-
-    replace(Trainer, "train_step", step_slowly)
+    around_steps(lambda _: None, lambda run: time.sleep(seconds * (run.state.step <= last)))
 
 
 def all_of(*faults: Callable[[], None]) -> None:
@@ -254,15 +248,14 @@ class Poison:
         """Finds the bad ones."""
         train_step = Trainer.train_step
 
-        def found(trainer: Trainer, phase: TrainingPhase, batches: PretrainingBatches, waited: float) -> None:
+        def find(trainer: Trainer, phase: TrainingPhase, batches: PretrainingBatches, waited: float) -> None:
             state, here = trainer.state, trainer.context.world.rank == 1 or self.what == "collapse"
             number = phase.batch_number(state.phase_step) if self.follows == "batch" else state.phase_step
             self.now, self.micro = here and phase.number == 0 and number == self.number, 0
             train_step(trainer, phase, batches, waited)
-            if state.step == self.die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            send(signal.SIGKILL, state.step == self.die_at)
 
-        replace(Trainer, "train_step", found)
+        replace(Trainer, "train_step", find)
 
     def poison_losses(self) -> None:
         forward = Engine.forward
