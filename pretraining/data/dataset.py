@@ -234,18 +234,9 @@ class _Shard:
                 f"{path}: {batch.num_rows:,} rows of {batch.schema.names}; its manifest promises "
                 f"{record.rows:,} examples of length {length}; {CURE}"
             )
-        pieces, masked = batch["pieces"], batch["masked"]
-        return cls(
-            path,
-            length,
-            offsets=np.asarray(pieces.offsets),
-            pieces=np.asarray(pieces.values),
-            masked_offsets=np.asarray(masked.offsets),
-            positions=np.asarray(masked.values.field("position")),
-            labels=np.asarray(masked.values.field("piece")),
-            boundaries=np.asarray(batch["boundary"]),
-            random_next=batch["random_next"],
-        )
+        pieces, masked, masks = batch["pieces"], batch["masked"], batch["masked"].values
+        lists = (pieces.offsets, pieces.values, masked.offsets, masks.field("position"), masks.field("piece"))
+        return cls(path, length, *map(np.asarray, (*lists, batch["boundary"])), batch["random_next"])
 
     def sizes(self, rows: Array) -> tuple[Array, Array]:
         """Counts the pieces and the predictions of rows; the counts are checked, since memory is read by them."""

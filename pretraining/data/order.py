@@ -48,8 +48,7 @@ def _shift(place: Array, rows: Array, columns: Array, keys: Array) -> Array:
     for number in range(ROUNDS):
         row = _add(row, _below(rows, column ^ keys, 2 * number), rows)
         column = _add(column, _below(columns, row ^ keys, 2 * number + 1), columns)
-    shifted: Array = row * columns + column
-    return shifted
+    return row * columns + column
 
 
 def _below(limits: Array, words: Array, number: int) -> Array:

@@ -62,11 +62,8 @@ def _read_whole(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iter
 
 def _read_stages_1_and_2(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
     for number, tensor in enumerate(optimizer.single_partition_of_fp32_groups):
-        parameters = optimizer.round_robin_bit16_groups[number]
-        offsets = optimizer.round_robin_bit16_offsets[number]
-        yield _cut_flat(
-            tensor, {names[id(parameter)]: parameter.numel() for parameter in parameters}, offsets, optimizer, number
-        )
+        sizes = {names[id(parameter)]: parameter.numel() for parameter in optimizer.round_robin_bit16_groups[number]}
+        yield _cut_flat(tensor, sizes, optimizer.round_robin_bit16_offsets[number], optimizer, number)
 
 
 def _read_zero_1(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:

@@ -191,9 +191,9 @@ class Objective(ABC):
     def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Computes its figures from the totals of `sums` and of `COUNTS`."""
 
-    @abstractmethod
     def total(self, figures: Mapping[str, float]) -> float:
-        """Computes the loss that is minimised from the figures."""
+        """Computes the loss that is minimised from the figures, by default the sum of its parts."""
+        return sum(figures.get(figure.name, 0.0) for figure in self.figures if figure.curve is not None)
 
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Completes the figures of a validation, which may have more than training."""

@@ -83,9 +83,6 @@ class LeftToRight(Objective):
         predictions = max(totals["predictions"], 1)
         return {"piece_loss": totals["nats"] / predictions, "piece_accuracy": totals["correct"] / predictions}
 
-    def total(self, figures: Mapping[str, float]) -> float:
-        return figures["piece_loss"]
-
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:
         return {**figures, "perplexity": math.exp(min(figures["piece_loss"], 700.0))}
 

@@ -224,9 +224,6 @@ class MaskedPieces(Objective):
             figures["next_larger_class"] = max(random, sequences - random) / sequences
         return figures
 
-    def total(self, figures: Mapping[str, float]) -> float:
-        return figures["masked_loss"] + figures.get("next_loss", 0.0)
-
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:
         return {**figures, "perplexity": math.exp(min(figures["masked_loss"], 700.0))}
 

@@ -125,14 +125,12 @@ def list_sentences(pairs: Sequence[Pair]) -> list[str]:
 
 def are_right(scores: Array) -> Array:
     """Whether the good sentence of each pair has the higher score, of (pairs, 2); a tie is wrong."""
-    right: Array = scores[:, 0] > scores[:, 1]
-    return right
+    return scores[:, 0] > scores[:, 1]
 
 
 def are_scored(scores: Array) -> Array:
     """Whether both sentences of each pair have a score."""
-    scored: Array = np.asarray(np.isfinite(scores).all(axis=1))
-    return scored
+    return np.asarray(np.isfinite(scores).all(axis=1))
 
 
 def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, Tally]:

@@ -49,18 +49,15 @@ class Sentences:
     @cached_property
     def starts(self) -> Array:
         """(s,) where each sentence begins."""
-        starts: Array = np.cumsum(self.lengths) - self.lengths
-        return starts
+        return np.cumsum(self.lengths) - self.lengths
 
     def sentence_numbers(self, places: Array) -> Array:
         """Finds the numbers of the sentences that hold these places among all pieces."""
-        numbers: Array = np.searchsorted(self.starts, places, side="right") - 1
-        return numbers
+        return np.searchsorted(self.starts, places, side="right") - 1
 
     def have_scores(self, longest: int) -> Array:
         """(s,) whether a model with `longest` positions can score a sentence: it has pieces, and not too many."""
-        able: Array = (self.lengths > MARKS) & (self.lengths <= longest)
-        return able
+        return (self.lengths > MARKS) & (self.lengths <= longest)
 
     def take(self, numbers: Array) -> Sentences:
         """Selects sentences, in this order, with repetitions."""

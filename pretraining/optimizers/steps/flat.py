@@ -86,6 +86,10 @@ class FlatOptimizer(torch.optim.Optimizer):
         """
         self.flats = {id(flat.tensor): flat for flat in flat_tensors}
         self.fused_parts, self.shapes = fused_parts, shapes
+        self.read_layout()
+
+    def read_layout(self) -> None:
+        """Derives what an optimizer needs besides from the layout; all ranks call it."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -132,13 +136,9 @@ class ByParameter(FlatOptimizer):
     A matrix that one rank holds moves there. Matrices that ZeRO has cut are gathered on all ranks.
     """
 
-    def prepare(
-        self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
-    ) -> None:
-        super().prepare(flat_tensors, fused_parts, shapes)
-        self._cut = (
-            {name: find_cut_parameters(flat) for name, flat in self.flats.items()} if self.kind.whole_matrices else {}
-        )
+    def read_layout(self) -> None:
+        flats = self.flats if self.kind.whole_matrices else {}
+        self._cut = {name: find_cut_parameters(flat) for name, flat in flats.items()}
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         for tensor in tensors:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,11 +59,8 @@ class Lamb(FlatOptimizer):
         self._ratios: dict[tuple[str, ...], Tensor] = {}
         """the trust ratios of the last step, by the names of their slots"""
 
-    def prepare(
-        self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
-    ) -> None:
-        super().prepare(flat_tensors, fused_parts, shapes)
-        self._tables = {name: make_slot_table(flat, fused_parts) for name, flat in self.flats.items()}
+    def read_layout(self) -> None:
+        self._tables = {name: make_slot_table(flat, self.fused_parts) for name, flat in self.flats.items()}
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Returns the trust ratios by layer."""
