@@ -30,18 +30,8 @@ from torch import Tensor
 
 from data_prep.common.errors import DamageError, UnreachedError, UserError
 from data_prep.common.files import FileRecord, read_json, wait_for_storage, write_json
+from pretraining.checkpoint import record as records
 from pretraining.checkpoint.reading import REPLACED
-from pretraining.checkpoint.record import (
-    FOLDER,
-    RECORD,
-    WEIGHT,
-    CheckpointRecord,
-    MadeBy,
-    is_finished,
-    list_finished,
-    parse_step,
-    write_record,
-)
 from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
@@ -80,7 +70,7 @@ class Save:
     """its temporary folder"""
     tensors: dict[str, dict[str, Tensor]]
     """copies of this rank's tensors, by kind"""
-    record: CheckpointRecord
+    record: records.CheckpointRecord
     rank_state: MeterState
     begin: float
 
@@ -129,7 +119,7 @@ class Saver:
         """Copies the state of the engine and the progress, and starts writing the copy."""
         begin = time.monotonic()
         self.finish_thread()
-        folder = self._run / FOLDER / f"step-{step:08}"
+        folder = self._run / records.FOLDER / f"step-{step:08}"
         # a unique name: ranks of a run that was killed may still be writing
         unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
         with clear_error(unfinished):
@@ -138,7 +128,7 @@ class Saver:
         tensors = self._snapshots.take(engine)
         scaler, made_by = engine.loss_scaler, describe_making(engine, self._ranks)
         shape, moved = engine.model.shape, engine.optimizer_steps
-        record = CheckpointRecord(shape, step, moved, scaler, made_by, section.as_json())
+        record = records.CheckpointRecord(shape, step, moved, scaler, made_by, section.as_json())
         save = Save(folder, unfinished, tensors, record, rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
@@ -225,23 +215,23 @@ class Saver:
             path.unlink()
         files = tuple(FileRecord(**file) for note in notes for file in note["files"])
         states = tuple(note["state"] for note in notes)
-        write_record(save.unfinished, replace(save.record, files=files, rank_states=states))
+        records.write_record(save.unfinished, replace(save.record, files=files, rank_states=states))
         _sync(save.unfinished)
         folder = save.folder
         replaced = folder.with_name(folder.name + REPLACED)
         if folder.exists():
-            shutil.move(folder, replaced if is_finished(folder) else find_free_name(folder))  # or copies
+            shutil.move(folder, replaced if records.is_finished(folder) else find_free_name(folder))  # or copies
         save.unfinished.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
         remove_old(self._run, self._settings)
 
 
-def describe_making(engine: Engine, ranks: int) -> MadeBy:
+def describe_making(engine: Engine, ranks: int) -> records.MadeBy:
     """Describes how the work is divided among ranks now, and how a CPU computes."""
     on_cpu = engine.device.type == "cpu"
     threads, way = (torch.get_num_threads(), cpu_kernels.describe_arithmetic()) if on_cpu else (0, "")
-    return MadeBy(ranks, engine.zero, name_dtype(engine.dtype), threads, way)
+    return records.MadeBy(ranks, engine.zero, name_dtype(engine.dtype), threads, way)
 
 
 class Snapshots:
@@ -254,7 +244,7 @@ class Snapshots:
 
     def take(self, engine: Engine) -> dict[str, dict[str, Tensor]]:
         """Copies the state of an engine, by kind. From a GPU, copies overwrite the last ones."""
-        found = {kind: self._copy(engine, kind) for kind in (WEIGHT, *engine.optimizer.kind.state)}
+        found = {kind: self._copy(engine, kind) for kind in (records.WEIGHT, *engine.optimizer.kind.state)}
         synchronize(engine.device)
         return found
 
@@ -262,7 +252,7 @@ class Snapshots:
         pieces: list[tuple[Tensor, int, list[Slice]]] = []
         for flat in engine.flat_tensors:
             if parts := [*(flat.parts if flat.group is not None else _cut_own_share(flat.parts))]:
-                source = flat.tensor if kind == WEIGHT else engine.optimizer.get_state(flat.tensor)[kind]
+                source = flat.tensor if kind == records.WEIGHT else engine.optimizer.get_state(flat.tensor)[kind]
                 first, end = parts[0].offset, parts[-1].offset + parts[-1].length
                 pieces.append((source.detach().view(-1)[first:end], first, parts))
         memory = self._memory(kind, pieces[0][0], sum(len(values) for values, *_ in pieces)) if pieces else None
@@ -359,8 +349,8 @@ def _compare(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def remove_old(run: Path, settings: Checkpoints) -> None:
     """Removes checkpoints beyond the number to keep, except damaged ones."""
-    for old in list_finished(run)[: -settings.keep]:
-        if not settings.keep_every or parse_step(old) % settings.keep_every:
+    for old in records.list_finished(run)[: -settings.keep]:
+        if not settings.keep_every or records.parse_step(old) % settings.keep_every:
             gone = old.with_name(old.name + UNFINISHED)  # a kill meanwhile must not leave half a checkpoint
             with suppress(OSError):  # the next save removes the rest
                 try:
@@ -368,14 +358,14 @@ def remove_old(run: Path, settings: Checkpoints) -> None:
                 except OSError as error:
                     if error.errno != errno.EXDEV:  # overlayfs renames no folder of a lower layer
                         raise
-                    (old / RECORD).unlink()  # first: without a record it is no checkpoint
+                    (old / records.RECORD).unlink()  # first: without a record it is no checkpoint
                     gone = old
                 shutil.rmtree(gone)
 
 
 def require_room(run: Path) -> None:
     """Raises UserError if the folder of checkpoints exists but cannot be written to."""
-    if (folder := run / FOLDER).exists():
+    if (folder := run / records.FOLDER).exists():
         try:
             with tempfile.TemporaryFile(dir=folder):
                 pass

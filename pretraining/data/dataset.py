@@ -213,13 +213,13 @@ class _Shard:
 
     path: Path
     length: int
+    random_next: pa.BooleanArray
     offsets: Array
     pieces: Array
     masked_offsets: Array
     positions: Array
     labels: Array
     boundaries: Array
-    random_next: pa.BooleanArray
 
     @classmethod
     def map(cls, folder: Path, record: FileRecord, schema: pa.Schema, length: int) -> _Shard:
@@ -236,7 +236,7 @@ class _Shard:
             )
         pieces, masked, masks = batch["pieces"], batch["masked"], batch["masked"].values
         lists = (pieces.offsets, pieces.values, masked.offsets, masks.field("position"), masks.field("piece"))
-        return cls(path, length, *map(np.asarray, (*lists, batch["boundary"])), batch["random_next"])
+        return cls(path, length, batch["random_next"], *map(np.asarray, (*lists, batch["boundary"])))
 
     def sizes(self, rows: Array) -> tuple[Array, Array]:
         """Counts the pieces and the predictions of rows; the counts are checked, since memory is read by them."""

@@ -214,11 +214,7 @@ def write_fine_tuned(
 
 
 def write_bare(
-    folder: Path,
-    weights: Mapping[str, Tensor],
-    card: str,
-    task: Mapping[str, Any],
-    vocabulary: Vocabulary | None = None,
+    folder: Path, weights: Mapping[str, Tensor], card: str, task: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> None:
     """Writes weights that no class of transformers has, with a card and task.json, atomically; with the vocabulary if
     they need no other folder."""

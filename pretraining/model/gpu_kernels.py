@@ -213,22 +213,13 @@ def _sum_blocks(sums, out, count, width: tl.constexpr, tile_rows: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["rows", "site", "threshold"])
 def _dropout(
-    x,
-    keys,
-    out,
-    rows,
-    site,
-    threshold,
-    scale_kept,
-    width: tl.constexpr,
-    tile_rows: tl.constexpr,
-    tile_columns: tl.constexpr,
+    x, keys, out, rows, site, threshold, scale, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
     at, present = row * width + column, row < rows
     inside = present & (column < width)
-    kept = _draw_dropout(keys, row, column, present, site, threshold, scale_kept)
+    kept = _draw_dropout(keys, row, column, present, site, threshold, scale)
     tl.store(out + at, _read(x, at, inside) * kept, mask=inside)
 
 

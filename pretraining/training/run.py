@@ -31,26 +31,12 @@ from pretraining.huggingface.config import is_theirs
 from pretraining.huggingface.folders import CONFIG
 from pretraining.huggingface.weights import check_finite
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import (
-    build_model,
-    configure_objective,
-    find_objective,
-    list_loss_curves,
-    num_parameters,
-)
+from pretraining.objectives import declaration as objectives
 from pretraining.planning.amount import warn_of_disproportion
+from pretraining.processes import group
 from pretraining.processes.context import Context
 from pretraining.processes.cores import keep_near
 from pretraining.processes.ending import Ending
-from pretraining.processes.group import (
-    agree,
-    choose_device,
-    connect,
-    default_threads,
-    disconnect,
-    gather,
-    shared_errors,
-)
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.reporting.console import show_waiting
@@ -78,17 +64,17 @@ def run_training(
     rank is raised on all."""
     world, failure, device = ending.world, None, torch.device("cpu")
     try:
-        device = choose_device(wanted, world)
+        device = group.choose_device(wanted, world)
     except UserError as error:
         failure = error
-    connect(world, device, folder=out)
+    group.connect(world, device, folder=out)
     with contextlib.ExitStack() as stack:
-        with shared_errors():
+        with group.shared_errors():
             request = read_request()
             if failure is not None:
                 raise failure
         control = stack.enter_context(Control(world, request.time_limit))
-        with shared_errors():
+        with group.shared_errors():
             watch = Watch(world, hang=request.recipe.guards.hang, run=request.out, device=device)
             require_one_request(request)
             if world.rank == 0:
@@ -109,14 +95,14 @@ def run_training(
             if world.rank == 0 and is_done:
                 with watch.pause():
                     finish_run(request, context, trained_now=start is not None)
-    disconnect()  # not after an error: it might wait for ever for ranks that are gone
+    group.disconnect()  # not after an error: it might wait for ever for ranks that are gone
 
 
 def require_one_request(request: Request) -> None:
     """Raises an error on all ranks unless all were started with the same command and data."""
-    agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
-    agree(request.stop_after, "--stop-after")
-    agree(request.origin.identity if request.origin else None, f"the model {request.recipe.base_model}")
+    group.agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
+    group.agree(request.stop_after, "--stop-after")
+    group.agree(request.origin.identity if request.origin else None, f"the model {request.recipe.base_model}")
 
 
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
@@ -156,12 +142,12 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
 def find_starting_point(request: Request, context: Context, latest: Saved | None) -> StartingPoint:
     """Builds the model: all that may fail on one rank alone, before any collective operation."""
     compute = request.recipe.compute
-    threads = compute.threads or default_threads(context.world)
+    threads = compute.threads or group.default_threads(context.world)
     torch.set_num_threads(threads)
     if context.device.type == "cuda":
         keep_near(context.device, threads)
     set_arithmetic(request.recipe.precision, compute, context.device)
-    model = build_model(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
+    model = objectives.build_model(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
     state = RunState(trained_segments=2 if request.manifest.has_pairs else 1)
     begins = None
     if latest is not None:
@@ -170,7 +156,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
         state = latest.run.state
     elif request.origin is not None:
         begins = begin_with(model, state, request.origin, read_vocabulary(request.data))
-    skips = [Skip(*skip) for skip in gather([astuple(skip) for skip in read_skips(request.out)])[0]]
+    skips = [Skip(*skip) for skip in group.gather([astuple(skip) for skip in read_skips(request.out)])[0]]
     return StartingPoint(model, state, latest, skips, begins)
 
 
@@ -203,7 +189,7 @@ def set_leaps_aside(request: Request, context: Context) -> None:
     ranks call it together. If the run cannot begin anew without its base model, the first checkpoint is kept."""
     can_begin = request.origin is not None or request.recipe.base_model is None
     there = list_finished(request.out) if context.world.rank == 0 else []
-    with shared_errors():
+    with group.shared_errors():
         for checkpoint in reversed(there if can_begin else there[1:]):
             with contextlib.suppress(DamageError):
                 if (leapt := Saved.read(checkpoint).run.leapt) is None:
@@ -230,7 +216,7 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     """Prints the model, the ranks, the data, and the settings that changed since the checkpoint."""
     world, recipe, shape = context.world, request.recipe, request.shape
     say = partial(context.console.print, markup=False, soft_wrap=True)
-    count, threads = num_parameters(shape), torch.get_num_threads()
+    count, threads = objectives.num_parameters(shape), torch.get_num_threads()
     say(
         f"{f'{count / 1e6:.1f}M' if count >= 1e6 else f'{count:,}'} parameters: {shape.layers} layers of "
         f"{shape.hidden}, {shape.vocabulary:,} pieces; {recipe.optimizer.name}, {name_dtype(engine.dtype)}, "
@@ -239,7 +225,7 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     where = f"{world.size} rank{'s' * (world.size > 1)} on {context.device.type}"
     each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
     say(f"{where}, {each}; data {request.data}, run {request.out}")
-    if note := configure_objective(recipe.objective).note(shape):
+    if note := objectives.configure_objective(recipe.objective).note(shape):
         say(note)
     steps = [schedule.steps for schedule in build_schedules(recipe)]
     if latest is None and (warning := warn_of_disproportion(recipe, request.manifest, steps)):
@@ -263,12 +249,12 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
         console.print(str(exported), markup=False, soft_wrap=True)
         if exported.warning:
             context.warn(exported.warning)
-    console.print(draw_losses(out, list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
+    console.print(draw_losses(out, objectives.list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
     console.print(f"load it: {describe_loading(request.shape, folder)}", markup=False, soft_wrap=True)
 
 
 def describe_loading(shape: Shape, folder: Path) -> str:
     """Returns the call of transformers that loads it, or a command of fine-tuning if transformers cannot."""
     if is_theirs(shape):
-        return f'transformers.{find_objective(shape).loads_as}.from_pretrained("{folder}")'
+        return f'transformers.{objectives.find_objective(shape).loads_as}.from_pretrained("{folder}")'
     return f"python finetuning/run_task.py TASK.toml --model {folder}; no class of transformers computes this model"

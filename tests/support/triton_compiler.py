@@ -25,7 +25,7 @@ WIDTHS = (256, 768, 1024)
 KEYS = {"sequences": "*i64", "positions": "*i64", "starts": "*i32", "keys": "*i32"}
 TYPES = {
     **dict.fromkeys(("rows", "block", "count", "site", "threshold", "vocabulary"), "i32"),
-    **dict.fromkeys(("scale_kept", "epsilon"), "fp32"),
+    **dict.fromkeys(("scale", "scale_kept", "epsilon"), "fp32"),
     **dict.fromkeys(("means", "scales", "sums", "losses"), "*fp32"),
     "labels": "*i64",
     "right": "*i8",
