@@ -122,13 +122,9 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
         faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
     refuse_faults(where, faults)
     values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in fractions.items()}}
-    return _add_objective(Shape(**values, sees=_parse_sees(config)), _parse_class(config), where)
-
-
-def _parse_sees(config: Mapping[str, Any]) -> Sees:
-    """Parses the direction of attention in a config.json."""
-    own: list[Sees] = [sees for sees, name in OWN_TYPES.items() if name == config.get("model_type")]
-    return own[0] if own else "before" if config.get("is_decoder") else "both"
+    theirs: Sees = "before" if config.get("is_decoder") else "both"
+    sees = next((sees for sees, name in OWN_TYPES.items() if name == config.get("model_type")), theirs)
+    return _add_objective(Shape(**values, sees=sees), _parse_class(config), where)
 
 
 def _parse_class(config: Mapping[str, Any]) -> str:

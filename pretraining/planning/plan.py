@@ -17,19 +17,9 @@ from pretraining.config.settings import VOCABULARY, Dtype, Phase, Recipe, count_
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
-from pretraining.planning import cost
+from pretraining.planning import cost, memory
 from pretraining.planning.amount import SequenceStatistics, measure_phase, most_predictions, warn_of_disproportion
 from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime
-from pretraining.planning.memory import (
-    PROCESS,
-    Activations,
-    Heaviest,
-    Memory,
-    Room,
-    count_parameters,
-    find_largest_that_fits,
-    plan_memory,
-)
 
 STAGES = (0, 1, 2, 3)
 """The ZeRO stages."""
@@ -49,7 +39,7 @@ class Target:
     recipe: Recipe
     manifest: Manifest | None
     dtype: Dtype
-    room: Room
+    room: memory.Room
     ranks: int
     cluster: Cluster | None = None
     """speed of the ranks; None if unknown"""
@@ -73,25 +63,25 @@ class Target:
         settings = getattr(self.recipe, section).model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={section: settings}))
 
-    def memory(self, zero: int) -> Memory:
+    def plan_memory(self, zero: int) -> memory.Memory:
         """Plans a rank's memory under a ZeRO stage, without activations."""
         recipe, options = self.recipe, self.recipe.deepspeed.get("zero_optimization")
         optimizer = find_optimizer(recipe.optimizer)
-        return plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
+        return memory.plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
 
-    def heaviest(self, phase: Phase) -> Heaviest:
+    def heaviest(self, phase: Phase) -> memory.Heaviest:
         most = most_predictions(configure_objective(self.recipe.objective), phase.length, self.manifest)
         compute = self.recipe.compute
         recomputes, by_kernels = compute.checkpoint_activations, compute.kernels == "auto"
-        return Heaviest(self.shape, self.dtype, phase.length, most, recomputes, by_kernels)
+        return memory.Heaviest(self.shape, self.dtype, phase.length, most, recomputes, by_kernels)
 
-    def activations(self, phase: Phase, micro_batch: int) -> Activations:
+    def activations(self, phase: Phase, micro_batch: int) -> memory.Activations:
         full = measure_phase(self.recipe, phase, self.shape, None)
         return replace(self.heaviest(phase), predictions=full.predictions).plan(micro_batch, self.room.on_cpu)
 
     def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
         """Estimates the bytes of a rank with a micro-batch of full sequences."""
-        return self.memory(zero).device + self.heaviest(phase).activations(micro_batch, self.room.on_cpu)
+        return self.plan_memory(zero).device + self.heaviest(phase).activations(micro_batch, self.room.on_cpu)
 
     def sizes(self, phase: Phase) -> list[int]:
         """Lists the possible micro-batches."""
@@ -108,7 +98,7 @@ class Target:
         work = MicroBatch.from_average(self.shape, self.dtype, micro_batch, average, recompute)
         accumulation = phase.batch // (micro_batch * self.ranks)
         traffic = find_optimizer(self.recipe.optimizer).traffic
-        exchange = Exchange.for_stage(count_parameters(self.shape), zero, self.dtype, traffic)
+        exchange = Exchange.for_stage(memory.count_parameters(self.shape), zero, self.dtype, traffic)
         arguments = (self.cluster, work, exchange, accumulation)
         return cost.estimate_step(*arguments), cost.find_efficiency(*arguments)
 
@@ -171,12 +161,12 @@ class Plan:
         return len(self.phases) == len(self.target.recipe.phases)
 
     @property
-    def memory(self) -> tuple[Memory, ...]:
+    def memories(self) -> tuple[memory.Memory, ...]:
         """A rank's memory under ZeRO 0, 1, 2 and 3."""
-        return tuple(map(self.target.memory, STAGES))
+        return tuple(map(self.target.plan_memory, STAGES))
 
     @property
-    def activations(self) -> Activations:
+    def activations(self) -> memory.Activations:
         """Activations of the phase that needs the most."""
         every = [self.target.activations(each.phase, each.micro_batch) for each in self.phases]
         return max(every, key=lambda activations: activations.kept)
@@ -209,7 +199,7 @@ def build_plan(target: Target, assumed: Sequence[str] = ()) -> Plan:
     for number, phase in enumerate(recipe.phases):
         micro_batch = phase.micro_batch
         if micro_batch == "auto":  # 1 where none fits, which the run will report
-            micro_batch = find_largest_that_fits(target.sizes(phase), partial(target.fits, phase, zero)) or 1
+            micro_batch = memory.find_largest_that_fits(target.sizes(phase), partial(target.fits, phase, zero)) or 1
         phases.append(plan_phase(target, number, zero, micro_batch))
     plan = Plan(target, zero, tuple(phases))
     if target.cluster is not None and target.pieces_per_second is None:
@@ -262,7 +252,8 @@ def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
     yield "memory is an estimate for the model: fragments, buffers and the kernels' own memory come on top"
     where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
     if room.on_cpu:
-        yield f"the process takes some {PROCESS / 1e9:.1f} GB besides the model: Python, PyTorch and its libraries"
+        process = f"{memory.PROCESS / 1e9:.1f} GB"
+        yield f"the process takes some {process} besides the model: Python, PyTorch and its libraries"
         yield "activations are those of a CPU whose attention keeps its probabilities (with AMX in bf16 it keeps none)"
         where, found = f"a CPU and {room.size / 1e9:.1f} GB a rank; for a GPU: --gpu h100-80", "anew"
     if any(planned.phase.micro_batch == "auto" for planned in plan.phases):

@@ -104,7 +104,7 @@ def _phase_row(planned: PhasePlan, ranks: int) -> list[str]:
 
 def _memory_table(plan: Plan) -> Table:
     rows = []
-    for memory in plan.memory:
+    for memory in plan.memories:
         kept, recomputed = (memory.device + size for size in (plan.activations.kept, plan.activations.recomputed))
         amounts = (memory.weights, memory.gradients, memory.optimizer, memory.host, kept, recomputed)
         rows.append([_name_stage(plan.target, memory.zero), *map(_format_gigabytes, amounts)])
@@ -152,7 +152,7 @@ def _needs_table(target: Target, number: int) -> Table:
     for zero in STAGES:
         needed = [target.bytes_needed(phase, zero, size) for size in sizes]
         cells = (f"{each / 1e9:,.1f}" + ("" if each <= target.room.usable else " !") for each in needed)
-        rows.append([_name_stage(target, zero), f"{target.memory(zero).device / 1e9:,.1f}", *cells])
+        rows.append([_name_stage(target, zero), f"{target.plan_memory(zero).device / 1e9:,.1f}", *cells])
     return _make_table([f"{phase.name}: GB a GPU", "state", *(f"micro-batch {size}" for size in sizes)], rows)
 
 

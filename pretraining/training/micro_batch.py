@@ -82,7 +82,7 @@ class MicroBatches:
         """Returns a function that says whether a number of sequences fits on this rank, by trial or by estimate."""
         zero, device = self._engine.zero, self._engine.device
         if can_try(device) and zero < 3:  # a trial needs a whole copy of the weights
-            reserve = memory_to_reserve(self._target.memory(zero).device, device)
+            reserve = memory_to_reserve(self._target.plan_memory(zero).device, device)
             return partial(fits_in_trial, self._target.heaviest(phase), device, reserve)
         return partial(self._target.fits, phase, zero)
 

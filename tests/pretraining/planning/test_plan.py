@@ -149,7 +149,7 @@ def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest)
     alone = manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": "none"})})
     with_pairs, without = (plan("bert_mini", manifest=data, flops_per_second=1e12) for data in (manifest, alone))
     assert without.target.shape == replace(with_pairs.target.shape, pairs=False)
-    assert without.memory[0].optimizer < with_pairs.memory[0].optimizer
+    assert without.memories[0].optimizer < with_pairs.memories[0].optimizer
     assert (without.seconds or 0) < (with_pairs.seconds or 0)
 
 
@@ -180,14 +180,14 @@ def test_memory_is_so_many_bytes_a_parameter(dtype: Any, whole: int, divided: in
     """And what the word embeddings' gradient takes twice, where no gradients of a micro-batch are kept."""
     made = plan("bert_base_adam", dtype=dtype)
     twice = {"bf16": 2 * 2, "fp16": 0, "fp32": 2 * 4}[dtype] * 30528 * 768
-    assert made.memory[1].device == pytest.approx((whole + divided / 8) * count_padded(made) + twice)
+    assert made.memories[1].device == pytest.approx((whole + divided / 8) * count_padded(made) + twice)
 
 
 def test_memory_without_zero() -> None:
     """In fp32 weights, gradients and two averages, and what is joined; in 16 bits the engine takes ZeRO 1."""
     made = plan("bert_base_adam", dtype="fp32")
-    assert made.memory[0].device == pytest.approx((4 + 4 + 8 + 4) * count_padded(made))
-    first, second, *_ = plan("bert_base_adam").memory
+    assert made.memories[0].device == pytest.approx((4 + 4 + 8 + 4) * count_padded(made))
+    first, second, *_ = plan("bert_base_adam").memories
     assert first.device == second.device
 
 
