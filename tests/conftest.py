@@ -9,7 +9,8 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from support.sharing import made_once
 from pretraining.processes.environment import SPINS_AMONG_OTHERS, prepare_process
 
 if TYPE_CHECKING:
-    from support.finetuning import Toy
+    from support.finetuning import Toy, Tune
     from support.training import Place
 
 os.environ.setdefault("GOMP_SPINCOUNT", SPINS_AMONG_OTHERS)  # other tests run beside, whatever it looks like now
@@ -36,6 +37,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("house")
 
+Told = Callable[..., str]
+"""What the fixture of this name is."""
 ROOT = Path(__file__).parent.parent
 HANDLERS = {
     number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -214,3 +217,29 @@ def leaves_group() -> Iterator[None]:
     from pretraining.processes.group import disconnect
 
     disconnect()
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Calls an entry in this process, which ends with `code`; returns what it prints, or why it refuses."""
+
+    def run(main: Callable[[list[str]], int], *words: object, code: int = 0) -> str:
+        assert main([str(word) for word in words]) == code
+        printed = capsys.readouterr()
+        return printed.err if code else printed.out
+
+    return run
+
+
+@pytest.fixture
+def tune(told: Told, leaves_group: None) -> Tune:
+    """The same of an entry of finetuning/, run_task.py or another."""
+    from support.finetuning import call
+
+    from pretraining.processes.group import disconnect
+
+    def run(words: Sequence[object], entry: str = "run_task", code: int = 0) -> str:
+        disconnect()
+        return told(partial(call, entry), *words, code=code)
+
+    return run

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -46,6 +47,14 @@ def refusal(act: Callable[..., object], *words: Any, **more: Any) -> str:
     with pytest.raises(UserError) as caught:
         act(*words, **more)
     return str(caught.value)
+
+
+def write_program(path: Path, does: str) -> Path:
+    """Writes a program of the shell, which may stand in for another."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{does}\n")
+    path.chmod(0o755)
+    return path
 
 
 def block_all_signals() -> None:

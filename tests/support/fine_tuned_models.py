@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from transformers import (
 )
 
 from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning import predict
 from pretraining.huggingface.weights import Kind
+
+Ask = Callable[..., str]
+"""Calls predict.py on a model, of a kind or in a folder, with these words; returns what it prints, or its refusal."""
 
 LABELS: dict[int, str] = {0: "O", 1: "B-X", 2: "I-X"}
 MODELS: dict[Kind, tuple[Any, dict[str, Any]]] = {
@@ -46,3 +51,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
         model.save_pretrained(folder)
         Vocabulary(PIECES, cased=False).write(folder)
     return found
+
+
+@pytest.fixture
+def ask(folders: Mapping[str, Path], capfd: pytest.CaptureFixture[str]) -> Ask:
+    """Calls the command in this process; it says either answers or why there are none."""
+
+    def call(model: str | Path, *words: object, code: int = 0) -> str:
+        place = folders[model] if isinstance(model, str) else model
+        assert predict.main([str(place), *map(str, words)]) == code
+        answers, errors = capfd.readouterr()
+        assert not (answers if code else errors)
+        return errors if code else answers
+
+    return call

@@ -133,6 +133,10 @@ def call(entry: str, command: Sequence[str], charts: bool = False) -> int:
         return session.main(kind, list(command), f"{entry}.py")
 
 
+Tune = Callable[..., str]
+"""What `tune` of conftest.py is: `call` that returns what is printed."""
+
+
 def launch(
     command: Sequence[str],
     ranks: int = 1,

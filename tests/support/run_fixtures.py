@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.commands import write_program
 from support.run_folders import Look, Squeue
 
 from cluster.status import main
@@ -35,9 +36,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Squeue:
 
     def pretend(does: str) -> Path:
         folder = tmp_path / "bin"
-        folder.mkdir(exist_ok=True)
-        (folder / "squeue").write_text(f'#!/bin/sh\necho "$@" >> {folder / "calls"}\n{does}\n')
-        (folder / "squeue").chmod(0o755)
+        write_program(folder / "squeue", f'echo "$@" >> {folder / "calls"}\n{does}')
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         return folder / "calls"
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from support.transformers_models import SHAPE
 
 from finetuning.inputs import Encoded, Sequences
+from finetuning.model.heads import TaskBatch
 from finetuning.ragged import Ragged
+from finetuning.running.batches import pack
 from pretraining.huggingface.weights import Kind, TaskHead
 
 LENGTHS = [6, 2, 9, 4]
@@ -20,14 +24,14 @@ def head_of(kind: Kind) -> TaskHead:
     return TaskHead(kind, NAMES if kind in ("classes", "labels", "tags") else ())
 
 
-def items_of(kind: Kind) -> Encoded:
+def items_of(kind: Kind, lengths: Sequence[int] = LENGTHS, seed: int = 1) -> Encoded:
     """An item of every length, with a label."""
-    choices, items = CHOICES if kind == "choice" else 1, len(LENGTHS)
-    random = np.random.default_rng(1)
+    choices, items = CHOICES if kind == "choice" else 1, len(lengths)
+    random = np.random.default_rng(seed)
     pieces = Ragged.from_rows(
-        [random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in np.repeat(LENGTHS, choices)]
+        [random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in np.repeat(lengths, choices)]
     )
-    words = Ragged.from_rows([np.arange(length - 1) for length in LENGTHS])
+    words = Ragged.from_rows([np.arange(length - 1) for length in lengths])
     labels = {
         "score": Ragged.from_table(random.normal(size=(items, 1)).astype(np.float32)),
         "labels": Ragged.from_table(random.integers(0, 2, (items, 3))),
@@ -35,3 +39,13 @@ def items_of(kind: Kind) -> Encoded:
         "tags": Ragged(random.integers(0, 3, len(words.values)), words.ends),
     }.get(kind, Ragged.from_table(random.integers(0, 2, (items, 1))))
     return Encoded(Sequences(pieces, pieces.lengths), labels, words if kind == "tags" else None, choices)
+
+
+def batch_of(kind: str, lengths: tuple[int, ...]) -> TaskBatch:
+    """Sequences of these lengths without labels: of tags every second piece begins a word, a choice has three."""
+    random = np.random.default_rng(0)
+    pieces = Ragged.from_rows([random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in lengths])
+    words = Ragged.from_rows([np.arange(0, length, 2) for length in lengths])
+    sequences = Sequences(pieces, np.array(lengths) // 2 + 1)
+    encoded = Encoded(sequences, None, words if kind == "tags" else None, 3 if kind == "choice" else 1)
+    return pack(encoded, np.arange(len(encoded)))

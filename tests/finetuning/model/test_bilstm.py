@@ -1,22 +1,40 @@
-"""A BiLSTM on packed rows against PyTorch's on every sequence alone, and on top of an encoder that learns with it."""
+"""A BiLSTM on packed rows against PyTorch's on every sequence alone: on an encoder that learns with it, on layers of a
+frozen one, and on ELMo's two side by side, whose layers are mixed by learned shares."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from support.base_models import write_bert
+from support.commands import refusal
+from support.finetuning import fine_tune, launch, outcome, stop_at
+from support.marks import slow
 from support.task_items import LENGTHS, head_of, items_of
+from support.tasks import VOCABULARY
+from support.training import assert_ended, assert_well
 from support.transformers_models import SHAPE
+from torch import Tensor
 
-from finetuning.model.bilstm import build_bilstm, initialize_bilstm, read_both_ways, take_maximum
-from finetuning.model.heads import TaskModel
+from data_prep.common.arrays import Array
+from finetuning.inputs import Encoded
+from finetuning.model.bilstm import build_bilstm, initialize_bilstm, read_both_ways
+from finetuning.model.features import EncoderWeights, FeatureModel
+from finetuning.model.heads import TaskBatch, TaskModel
+from finetuning.prediction import load
 from finetuning.running.batches import pack
-from finetuning.settings import BiLstm
+from finetuning.settings import BiLstm, Features, LayerChoice
 from pretraining.huggingface.weights import KINDS, Kind
+from pretraining.model.encoder import Encoder
+from pretraining.model.shape import Shape
 
 QUIET = replace(SHAPE, dropout=0.0, attention_dropout=0.0)
 SIZES = BiLstm(hidden=8, depth=2)
@@ -52,23 +70,31 @@ def model_of(kind: Kind) -> TaskModel:
     return TaskModel(QUIET, head_of(kind), bilstm=SIZES).initialize(3)
 
 
+def logits_alone(
+    model: TaskModel | FeatureModel, items: Encoded, chosen: Array, read: Callable[[TaskBatch], list[Tensor]]
+) -> Tensor:
+    """What the head says of one item after another, whose states are read by the module itself."""
+    rows, kind = [], model.kind
+    for item in chosen:
+        states = read(pack(items, np.array([item])))
+        if kind not in ("spans", "tags"):
+            states = [part.max(0, keepdim=True).values for part in states]
+        rows.append(model.head(torch.cat(states)))
+    logits = torch.cat(rows)
+    return logits.view(-1, 2) if kind == "choice" else logits
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_head_says_what_a_plain_one_does_of_items_in_any_company(kind: Kind) -> None:
-    """The reference reads one item after another, by the module itself."""
-    model, items = model_of(kind).eval(), items_of(kind)
-    chosen = np.array([2, 0, 3])
+    model, items, chosen = model_of(kind).eval(), items_of(kind), np.array([2, 0, 3])
+
+    def read(batch: TaskBatch) -> list[Tensor]:
+        parts = [model.lstm(part)[0] for part in torch.split(model.encode(batch), list(batch.lengths))]
+        return [parts[0][batch.words]] if kind == "tags" else parts
+
     with torch.no_grad():
-        ours = model.logits(pack(items, chosen))
-        rows = []
-        for item in chosen:
-            batch = pack(items, np.array([item]))
-            read = [model.lstm(part)[0] for part in torch.split(model.encode(batch), list(batch.lengths))]
-            if kind not in ("spans", "tags"):
-                read = [part.max(0, keepdim=True).values for part in read]
-            whole = torch.cat(read)
-            rows.append(model.head(whole[batch.words] if kind == "tags" else whole))
-    wanted = torch.cat(rows)
-    torch.testing.assert_close(ours, wanted.view(-1, 2) if kind == "choice" else wanted, rtol=0, atol=1e-5)
+        ours, wanted = model.logits(pack(items, chosen)), logits_alone(model, items, chosen, read)
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,7 +106,128 @@ def test_all_of_it_learns(kind: Kind) -> None:
     assert {"embeddings.word.weight", *(f"lstm.{name}" for name, _ in model.lstm.named_parameters())} <= moved
 
 
-def test_the_highest_of_a_sequence_is_that_of_its_own_rows() -> None:
-    rows = torch.randn(sum(LENGTHS), 3)
-    wanted = torch.stack([part.max(0).values for part in torch.split(rows, LENGTHS)])
-    assert torch.equal(take_maximum(rows, LENGTHS), wanted)
+# ELMo's scheme
+
+FORWARD, BACKWARD = replace(SHAPE, sees="before"), replace(SHAPE, sees="after", hidden=16)
+MIX = Features(layers="mix", hidden=8, depth=2)
+
+
+def mix_of(kind: Kind) -> FeatureModel:
+    """A model whose shares of the layers differ."""
+    torch.manual_seed(1)
+    encoders = [EncoderWeights(FORWARD, {}).fill_missing(1), EncoderWeights(BACKWARD, {}).fill_missing(2)]
+    model = FeatureModel(encoders, head_of(kind), MIX)
+    with torch.no_grad():
+        model.mix.copy_(torch.tensor([0.3, -1.0, 0.7]))
+        model.scale.fill_(1.7)
+    return model.eval()
+
+
+def mixed(model: FeatureModel, batch: TaskBatch) -> Tensor:
+    """The formula as it stands in the paper: γ·Σ softmax(s)_j·[h_j of one; h_j of the other]."""
+    states = []
+    for shape, frozen in zip((FORWARD, BACKWARD), model.frozen.encoders, strict=True):
+        encoder = Encoder(shape)
+        encoder.load_state_dict(frozen.state_dict())
+        states.append(list(encoder.eval().encode_layers(batch)))
+    shares = torch.exp(model.mix) / torch.exp(model.mix).sum()
+    total = torch.zeros(len(batch.pieces), FORWARD.hidden + BACKWARD.hidden)
+    for share, one, other in zip(shares, *states, strict=True):
+        total += share * torch.cat([one, other], 1)
+    return model.scale * total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_are_mixed_and_read_as_the_formula_says(kind: Kind) -> None:
+    model, items, chosen = mix_of(kind), items_of(kind), np.array([2, 0, 3])
+
+    def read(batch: TaskBatch) -> list[Tensor]:
+        parts = torch.split(mixed(model, batch), list(batch.lengths))
+        return [model.lstm(part[batch.words] if kind == "tags" else part)[0] for part in parts]
+
+    with torch.no_grad():
+        ours, wanted = model.logits(pack(items, chosen)), logits_alone(model, items, chosen, read)
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_learn_and_encoders_do_not(kind: Kind) -> None:
+    model = mix_of(kind)
+    model(pack(items_of(kind), np.arange(len(LENGTHS)))).loss.backward()
+    for parameter in (model.mix, model.scale, *model.lstm.parameters()):
+        assert parameter.grad is not None
+        assert parameter.grad.any()
+    assert not any(parameter.requires_grad for encoder in model.frozen.encoders for parameter in encoder.parameters())
+    assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"mix", "scale", "lstm", "head"}
+
+
+# Frozen features: every choice of layers
+
+
+DEEP = Shape(5, 16, 2, 24, 99, 32, pairs=False)
+LAYERS = [layers for layers in get_args(LayerChoice) if layers]
+SENTENCES = "Paris B-LOC\nis O\nin O\nFrance B-LOC\n\nAnna B-PER\nSmith I-PER\nsleeps O\n\n"
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_features_are_the_states_that_they_are_called_and_the_head_learns_alone(layers: LayerChoice) -> None:
+    torch.manual_seed(1)
+    encoder = Encoder(DEEP).initialize(1).eval()
+    before = {name: weight.clone() for name, weight in encoder.state_dict().items()}
+    model = FeatureModel([EncoderWeights(DEEP, before)], head_of("tags"), Features(layers=layers, hidden=8))
+    batch = pack(items_of("tags"), np.arange(len(LENGTHS)))
+    with torch.no_grad():
+        states = list(encoder.encode_layers(batch))
+        assert len(states) == DEEP.layers + 1
+        torch.testing.assert_close(states[-1], encoder.encode(batch))
+        wanted = {
+            "embeddings": states[0],
+            "last": states[5],
+            "second-to-last": states[4],
+            "sum-all": states[1] + states[2] + states[3] + states[4] + states[5],
+            "weighted-last-four": (states[2] + states[3] + states[4] + states[5]) / 4,
+            "weighted-all": (states[1] + states[2] + states[3] + states[4] + states[5]) / 5,
+            "concat-last-four": torch.cat([states[2], states[3], states[4], states[5]], dim=1),
+            "mix": (states[0] + states[1] + states[2] + states[3] + states[4] + states[5]) / 6,
+        }
+        torch.testing.assert_close(model.compute_features(batch), wanted[layers][batch.words])
+    optimizer, losses = torch.optim.Adam(model.parameters(), 0.02), []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = model(batch).loss
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+    assert not [name for name, _ in model.named_parameters() if name.startswith(("embeddings", "layers"))]
+    assert all(torch.equal(model.frozen.encoders[0].state_dict()[name], weight) for name, weight in before.items())
+
+
+@pytest.mark.parametrize("more", [slow([]), slow(["--from-scratch"])], ids=["pre-trained", "from scratch"])
+def test_a_run_that_is_stopped_is_the_straight_one(tmp_path: Path, more: list[str]) -> None:
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (tmp_path / name).write_text(SENTENCES * 6)
+    model = write_bert(tmp_path / "model", VOCABULARY)
+
+    def command(out: str) -> list[str]:
+        places = ["--data", tmp_path, "--model", model, "--out", tmp_path / out, "--features", "weighted-all"]
+        settings = "--length 48 --epochs 20 --batch-size 4 --features.hidden 16 --patience 0".split()
+        alone = ["--precision.dtype", "fp32", "--tags.document_context", "false"]  # as predict.py sees sentences
+        return [str(word) for word in [*places, *settings, *alone, "--learning-rates", "0.02", *more]]
+
+    assert_well(fine_tune(command("straight"), entry="run_ner"))
+    assert_ended(launch(command("stopped"), fault=partial(stop_at, 4), entry="run_ner"), 75, "after step 4, and saved")
+    assert_well(fine_tune(command("stopped"), entry="run_ner"))
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "straight")
+    folder = tmp_path / "straight" / "ner"
+    lines = (folder / "predictions" / "predictions_dev.txt").read_text().splitlines()
+    said = [line.split()[-1] for line in lines if line.strip()]
+    answers = load(folder, "fp32")([line.split() for line in ("Paris is in France", "Anna Smith sleeps")] * 6)
+    assert len({*said}) > 1, "a tag alone would say little"
+    assert [tag for answer in answers for tag in answer["tags"]] == said  # what it said of the same words then
+    assert not (folder / "model" / "config.json").exists()
+    model.rename(tmp_path / "elsewhere")
+    assert "stands on a model that is not there; put it back" in refusal(load, folder)
+    write_bert(model, VOCABULARY, hidden=48)
+    assert "is not the model that it learned on" in refusal(load, folder)

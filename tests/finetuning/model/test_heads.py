@@ -1,4 +1,5 @@
-"""Heads learn as those of transformers do: the same weights, data and order give the same losses."""
+"""Heads learn as those of transformers do, and GPT's language head beside them: by every piece but the first from those
+before it."""
 
 from __future__ import annotations
 
@@ -9,48 +10,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from support.pretraining_reference import their_config
+from support.task_items import CHOICES, LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
+from torch import Tensor
 
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Sequences
-from finetuning.model.heads import TaskModel
-from finetuning.ragged import Ragged
-from finetuning.running.batches import pack
+from finetuning.model.heads import TaskBatch, TaskModel
+from finetuning.running.batches import TaskBatches, pack
+from finetuning.running.loop import compute_minimised
 from pretraining.huggingface.folders import read_fine_tuned
-from pretraining.huggingface.weights import KINDS, Kind, TaskHead
+from pretraining.huggingface.weights import KINDS, Kind
 
-STEPS, ITEMS, LENGTH, CHOICES = 3, 4, 12, 3
-NAMES = ("a", "b", "c")
-HEADS = {kind: TaskHead(kind, NAMES if kind in ("classes", "labels", "tags") else ()) for kind in KINDS}
+STEPS, LENGTH, SECOND = 3, 12, 7
+ITEMS = 4
 PROBLEMS = {"classes": "single_label_classification", "labels": "multi_label_classification", "score": "regression"}
 
 
-def made(kind: Kind, random: np.random.Generator) -> Encoded:
+def made(kind: Kind, seed: int) -> Encoded:
     """Items of one length, since transformers would let padding take part in the choice of a span."""
-    choices = CHOICES if kind == "choice" else 1
-    pieces = random.integers(1, SHAPE.vocabulary, (ITEMS * choices, LENGTH)).astype(
-        np.int32
-    )  # 0 is padding: not trained
-    words = Ragged.from_rows([np.sort(random.choice(LENGTH, 5, replace=False)) for _ in range(ITEMS)])
-    labels: Ragged = {
-        "classes": Ragged.from_table(random.integers(0, 3, (ITEMS, 1))),
-        "labels": Ragged.from_table(random.integers(0, 2, (ITEMS, 3))),
-        "score": Ragged.from_table(random.normal(size=(ITEMS, 1)).astype(np.float32)),
-        "choice": Ragged.from_table(random.integers(0, CHOICES, (ITEMS, 1))),
-        "spans": Ragged.from_table(np.sort(random.integers(0, LENGTH, (ITEMS, 2)))),
-        "tags": Ragged(random.integers(0, 3, len(words.values)), words.ends),
-    }[kind]
-    second = np.full(ITEMS * choices, 7)
-    return Encoded(Sequences(Ragged.from_table(pieces), second), labels, words if kind == "tags" else None, choices)
+    items = items_of(kind, [LENGTH] * ITEMS, seed)
+    pieces = items.sequences.pieces
+    return replace(items, sequences=Sequences(pieces, np.full(len(pieces), SECOND)))
 
 
 def theirs(encoded: Encoded, kind: Kind) -> dict[str, Any]:
     """The same items as transformers takes them."""
     rows = (ITEMS, CHOICES, LENGTH) if kind == "choice" else (ITEMS, LENGTH)
     pieces = torch.from_numpy(encoded.sequences.pieces.values.astype(np.int64)).view(rows)
-    segments = (torch.arange(LENGTH) >= 7).long().expand(rows)
+    segments = (torch.arange(LENGTH) >= SECOND).long().expand(rows)
     given: dict[str, Any] = {"input_ids": pieces, "token_type_ids": segments}
     assert encoded.labels is not None
     values: Array = encoded.labels.values
@@ -69,7 +60,7 @@ def theirs(encoded: Encoded, kind: Kind) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_steps_give_the_losses_of_transformers(kind: Kind, tmp_path: Path) -> None:
-    head, random = HEADS[kind], np.random.default_rng(0)
+    head = head_of(kind)
     settings: dict[str, Any] = {}
     if head.labels or kind == "score":
         settings |= {"num_labels": head.outputs, "id2label": dict(enumerate(head.labels or ["score"]))}
@@ -84,8 +75,8 @@ def test_three_steps_give_the_losses_of_transformers(kind: Kind, tmp_path: Path)
     our_model = TaskModel(shape, head)
     our_model.load_state_dict(weights)
     optimizers = [torch.optim.SGD(model.parameters(), 0.05) for model in (our_model, their_model)]
-    for _ in range(STEPS):
-        encoded = made(kind, random)
+    for step in range(STEPS):
+        encoded = made(kind, step)
         batch = pack(encoded, np.arange(ITEMS))
         assert encoded.labels is not None
         ours = our_model.train()(batch).loss / len(encoded.labels.values)
@@ -97,19 +88,59 @@ def test_three_steps_give_the_losses_of_transformers(kind: Kind, tmp_path: Path)
             optimizer.step()
 
 
+# GPT's auxiliary loss
+
+
+ONE_WAY = replace(SHAPE, sees="before", objective="ltr", dropout=0.0, attention_dropout=0.0)
+
+
+def model_of(kind: Kind) -> TaskModel:
+    return TaskModel(ONE_WAY, head_of(kind), language=True).initialize(3)
+
+
+def plain(model: TaskModel, batch: TaskBatch) -> Tensor:
+    """The loss of all sequences, piece by piece, by PyTorch alone."""
+    head, total = model.masked_head, torch.zeros(())
+    hidden = F.gelu(F.linear(model.encode(batch), head.transform.weight, head.transform.bias))
+    inner = F.layer_norm(hidden, (SHAPE.hidden,), head.norm.weight, head.norm.bias, SHAPE.epsilon)
+    logits = F.linear(inner, model.embeddings.word.weight, head.bias)[:, : SHAPE.vocabulary]
+    for said, pieces in zip(*(torch.split(each, list(batch.lengths)) for each in (logits, batch.pieces)), strict=True):
+        for place in range(1, len(pieces)):
+            total = total - torch.log_softmax(said[place - 1], 0)[pieces[place]]
+    return total
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_sequence_gives_does_not_depend_on_its_batch(kind: Kind) -> None:
-    """Logits of items together are those of every item alone, in the order of the batch."""
-    encoded = made(kind, np.random.default_rng(1))
-    model = TaskModel(SHAPE, HEADS[kind]).initialize(0).eval()
-    with torch.inference_mode():
-        together = model.logits(pack(encoded, np.array([2, 0, 3])))
-        apart = torch.cat([model.logits(pack(encoded, np.array([item]))) for item in (2, 0, 3)])
-    torch.testing.assert_close(together, apart, rtol=0, atol=1e-5)
+def test_every_piece_but_the_first_is_predicted_as_by_pytorch_alone(kind: Kind) -> None:
+    model, batch = model_of(kind), pack(items_of(kind), np.array([2, 0, 1]))
+    ours = model(batch).language
+    wanted = plain(model, batch)
+    torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-4)
+    of_head, of_encoder = ("bias", "transform.weight"), ("embeddings.word.weight", "layers.0.attention.qkv.weight")
+    weights = [model.get_parameter(name) for name in (*(f"masked_head.{name}" for name in of_head), *of_encoder)]
+    gradients = torch.autograd.grad(ours, weights, retain_graph=True)
+    for gradient, expected in zip(gradients, torch.autograd.grad(wanted, weights), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_learned_from_items_without_labels() -> None:
-    encoded = made("classes", np.random.default_rng(2))
-    model = TaskModel(SHAPE, HEADS["classes"]).initialize(0)
-    model(pack(encoded, np.arange(2), labelled=False)).loss.backward()
+@pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
+def test_a_share_of_it_is_added_to_the_loss_of_the_task(share: float) -> None:
+    """L2 + λ · L1, each of which is a mean: of labels, and of pieces."""
+    model, batch = model_of("classes"), pack(items_of("classes"), np.array([2, 0, 1]))
+    output, predicted = model(batch), sum(batch.lengths) - len(batch.lengths)
+    assert batch.labels is not None
+    found = compute_minimised(output, TaskBatches((batch,), 3, len(batch.labels), predicted), share)
+    wanted = F.cross_entropy(output.logits, batch.labels) + share * plain(model, batch) / predicted
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_learned_from_items_without_labels_nor_in_evaluation() -> None:
+    model, items = model_of("classes"), items_of("classes")
+    output = model(pack(items, np.arange(2), labelled=False))
+    (output.loss + output.language).backward()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+    assert float(model.eval()(pack(items, np.arange(len(LENGTHS)))).language) == 0
+
+
+def test_its_logits_are_never_whole() -> None:
+    assert model_of(KINDS[0]).masked_head.at_once is not None

@@ -1,24 +1,33 @@
-"""A served model says what the model says that it was made of: in fp32 to 1e-5, otherwise within rounding."""
+"""A served model says what the model says that it was made of: in fp32 to 1e-5, otherwise within rounding; also on
+encoders that look one way, where one piece stands for a text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from support.commands import refusal
+from support.one_way_reference import reference_states
+from support.task_items import batch_of
 from support.task_models import HEADS, task_weights
-from support.transformers_models import SHAPE
+from support.transformers_models import PIECES, SHAPE, same
+from torch import Tensor
+from transformers import AutoModel
 
-from data_prep.common.errors import UserError
-from finetuning.inputs import Encoded, Sequences
-from finetuning.model.heads import TaskBatch, TaskModel
+from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning.model.heads import TaskBatch, TaskModel, compute_logits
 from finetuning.model.serving import ServedModel, check_int8
-from finetuning.ragged import Ragged
-from finetuning.running.batches import pack
+from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
+from pretraining.huggingface.model_card import BaseSummary, TaskProvenance, make_task_card
+from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.model import cpu_kernels, serving
 from pretraining.model.encoder import Linear
 from pretraining.model.serving import QuantisedProduct
+from pretraining.model.shape import Sees, Shape
 
 LENGTHS = (7, 1, 31, 2, 7, 40)
 WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -26,17 +35,6 @@ WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "without packed weights": lambda patch: patch.setattr(serving, "can_pack", lambda _: False),
     "without our kernels": lambda patch: patch.setattr(cpu_kernels, "_allowed", False),
 }
-
-
-def batch_of(lengths: tuple[int, ...], head: str = "classes") -> TaskBatch:
-    """Sequences of these lengths: for a head of tags every second piece begins a word, a choice has three."""
-    random = np.random.default_rng(0)
-    pieces = Ragged.from_rows([random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in lengths])
-    words = Ragged.from_rows([np.arange(0, length, 2) for length in lengths])
-    second = np.array(lengths) // 2 + 1
-    choices = 3 if head == "choice" else 1
-    encoded = Encoded(Sequences(pieces, second), None, words if head == "tags" else None, choices)
-    return pack(encoded, np.arange(len(encoded)))
 
 
 def model_of(head: str, dtype: torch.dtype = torch.float32) -> TaskModel:
@@ -48,21 +46,12 @@ def model_of(head: str, dtype: torch.dtype = torch.float32) -> TaskModel:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("head", HEADS)
 @torch.inference_mode()
-def test_fp32_is_equal_to_1e_5(head: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_those_of_the_model(head: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 as near to fp32 as the model itself is in bf16, up to chance."""
     WAYS[way](monkeypatch)
-    batch = batch_of(LENGTHS, head)
-    expected = model_of(head).logits(batch)
-    torch.testing.assert_close(ServedModel(model_of(head)).logits(batch), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("head", HEADS)
-@torch.inference_mode()
-def test_bf16_is_equal_within_its_rounding(head: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As near to fp32 as the model itself is in bf16, up to chance."""
-    WAYS[way](monkeypatch)
-    batch = batch_of(LENGTHS, head)
+    batch = batch_of(head, LENGTHS)
     exact = model_of(head).logits(batch)
+    torch.testing.assert_close(ServedModel(model_of(head)).logits(batch), exact, atol=1e-5, rtol=1e-5)
     rounding = (model_of(head, torch.bfloat16).logits(batch) - exact).square().mean().sqrt()
     away = (ServedModel(model_of(head, torch.bfloat16)).logits(batch) - exact).square().mean().sqrt()
     assert 0 < away < 2 * rounding
@@ -72,11 +61,11 @@ def test_bf16_is_equal_within_its_rounding(head: str, way: str, monkeypatch: pyt
 def test_int8_is_near_and_does_not_depend_on_neighbours() -> None:
     if not torch.cpu._is_vnni_supported():
         pytest.skip("no products of bytes here")
-    exact = model_of("classes").logits(batch_of(LENGTHS))
+    exact = model_of("classes").logits(batch_of("classes", LENGTHS))
     served = ServedModel(model_of("classes"), int8=True)
-    together = served.logits(batch_of(LENGTHS))
+    together = served.logits(batch_of("classes", LENGTHS))
     assert 0 < (together - exact).abs().max() < 0.1 * exact.abs().max()
-    alone = served.logits(batch_of(LENGTHS[:1]))
+    alone = served.logits(batch_of("classes", LENGTHS[:1]))
     assert (alone - together[:1]).abs().max() < 0.1 * (together - exact).abs().max()  # a sum may fall to the other byte
 
 
@@ -94,16 +83,78 @@ def test_a_row_of_zeros_is_zero_in_8_bits() -> None:
 
 
 def test_where_there_is_no_int8_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match='"int8": on a CPU alone'):
-        check_int8(torch.device("cuda"))
+    assert '"int8": on a CPU alone' in refusal(check_int8, torch.device("cuda"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    with pytest.raises(UserError, match="no products of bytes"):
-        check_int8(torch.device("cpu"))
+    assert "no products of bytes" in refusal(check_int8, torch.device("cpu"))
 
 
 def test_one_long_text_among_many_short_ones_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer goes through sequences in runs, and says the same."""
-    batch = batch_of(LENGTHS)
+    batch = batch_of("classes", LENGTHS)
     whole = ServedModel(model_of("classes")).logits(batch)
     monkeypatch.setattr(serving, "MOST_PADDED", 50)
     torch.testing.assert_close(ServedModel(model_of("classes")).logits(batch), whole)
+
+
+# Encoders that look one way
+
+
+SIZES = (7, 3, 31, 2, 7, 40)
+SEES: tuple[Sees, ...] = ("before", "after")
+
+
+def shape_of(sees: Sees) -> Shape:
+    return replace(SHAPE, sees=sees, pairs=False)
+
+
+def reference(weights: dict[str, Tensor], shape: Shape, batch: TaskBatch, kind: str) -> Tensor:
+    """The logits of a head in plain PyTorch, sequence by sequence."""
+    rows = []
+    for number, (begin, length) in enumerate(zip(batch.starts.tolist(), batch.lengths, strict=False)):
+        pieces = batch.pieces[begin : begin + length].tolist()
+        states = reference_states(weights, shape, pieces, SIZES[number] // 2 + 1)
+        if kind == "tags":
+            states = states[::2]
+        elif kind != "spans":
+            one = states[-1:] if shape.sees == "before" else states[:1]
+            states = torch.tanh(one @ weights["pooler.weight"].T + weights["pooler.bias"])
+        rows.append(states @ weights["head.weight"].T + weights["head.bias"])
+    return torch.cat(rows).view(-1, 3) if kind == "choice" else torch.cat(rows)
+
+
+@pytest.mark.parametrize("sees", SEES)
+@pytest.mark.parametrize("kind", HEADS)
+@torch.inference_mode()
+def test_a_text_is_read_from_the_piece_that_sees_all_of_it(kind: str, sees: Sees) -> None:
+    shape, batch = shape_of(sees), batch_of(kind, SIZES)
+    weights = task_weights(HEADS[kind], shape=shape)
+    models = [TaskModel(shape, HEADS[kind]) for _ in range(2)]
+    for model in models:
+        model.load_state_dict(weights)
+    wanted = reference(weights, shape, batch, kind)
+    torch.testing.assert_close(models[0].eval().logits(batch), wanted, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(ServedModel(models[1]).logits(batch), wanted, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sees", SEES)
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_folder_says_it_and_is_refused_where_nobody_else_computes_it(kind: str, sees: Sees, tmp_path: Path) -> None:
+    shape, head = shape_of(sees), HEADS[kind]
+    weights = task_weights(head, shape=shape)
+    vocabulary, checks = Vocabulary(PIECES, cased=False), list[tuple[str, float]]()
+    out = tmp_path / "out"
+    card = make_task_card(shape, head, out, 16, TaskProvenance("toy", BaseSummary("base", on_hub=False)))
+    verify = partial(verify_fine_tuned, shape=shape, head=head, state=weights, logits_of=compute_logits)
+    write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16, check=lambda at: checks.extend(verify(at)))
+    read, read_head, state = read_fine_tuned(out)
+    assert (read, read_head) == (shape.encoder, head)
+    assert same(state, weights)
+    if sees == "before" and kind in ("spans", "tags"):  # transformers computes these one way, and agrees
+        assert [reader for reader, _ in checks] == ["Cloze", "transformers"]
+        assert "No class" not in card
+        return
+    assert [reader for reader, _ in checks] == ["Cloze"]
+    assert "No class of transformers" in card
+    assert "library_name" not in card
+    with pytest.raises(ValueError, match="cloze-"):
+        AutoModel.from_pretrained(out)

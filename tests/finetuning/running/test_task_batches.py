@@ -1,4 +1,5 @@
-"""Batches have every item once an epoch, in an order that neither ranks nor stops change."""
+"""Batches have every item once an epoch, in an order that neither ranks nor stops change; and rows of different
+lengths beside lists of lists."""
 
 from __future__ import annotations
 
@@ -48,13 +49,16 @@ def drawn(count: int, start: int = 0, rank: int = 0, ranks: int = 1, **values: o
 
 
 @hypothesis.settings(max_examples=40)
-@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 3))
-def test_every_epoch_has_every_item_once(count: int, batch: int, epochs: int) -> None:
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 3), st.data())
+def test_every_epoch_has_every_item_once_also_where_a_run_goes_on(
+    count: int, batch: int, epochs: int, data: st.DataObject
+) -> None:
     steps = drawn(count, batch=batch, epochs=float(epochs))
     each = -(-count // batch)
     for epoch in range(epochs):
-        found = list(chain(*steps[epoch * each : (epoch + 1) * each]))
-        assert sorted(found) == list(range(count))
+        assert sorted(chain(*steps[epoch * each : (epoch + 1) * each])) == list(range(count))
+    start = data.draw(st.integers(0, len(steps)))
+    assert drawn(count, start, batch=batch, epochs=float(epochs)) == steps[start:]
 
 
 @hypothesis.settings(max_examples=40)
@@ -75,19 +79,10 @@ def test_all_ranks_meet_in_as_many_micro_batches_and_divide_by_the_same(ranks: i
         assert {batches.labels for batches in step} == {sum(len(items_of(batches)) for batches in step)}
 
 
-@hypothesis.settings(max_examples=40)
-@given(st.integers(1, 300), st.data())
-def test_a_run_that_goes_on_has_the_same_batches(count: int, data: st.DataObject) -> None:
-    whole = drawn(count, batch=4, epochs=2.0)
-    start = data.draw(st.integers(0, len(whole)))
-    assert drawn(count, start, batch=4, epochs=2.0) == whole[start:]
-
-
 def test_seeds_and_epochs_have_orders_of_their_own() -> None:
-    first, other = drawn(50, batch=50, epochs=2.0, seed=1), drawn(50, batch=50, epochs=2.0, seed=2)
-    groups = drawn(500, batch=5, epochs=2.0)
-    assert first != other or groups[:100] != groups[100:]
-    assert groups[:100] != groups[100:]
+    first, other = (drawn(500, batch=5, epochs=2.0, seed=seed) for seed in (1, 2))
+    assert first[:100] != first[100:]
+    assert first[:100] != other[:100]
 
 
 def test_lengths_are_mixed_as_they_come() -> None:
@@ -119,3 +114,23 @@ def test_batches_for_evaluation_are_bounded(lengths: list[int]) -> None:
     batches = split_by_pieces(np.arange(len(lengths)), np.array(lengths))
     assert np.array_equal(np.concatenate(batches), np.arange(len(lengths)))
     assert all(len(batch) == 1 or sum(lengths[item] for item in batch) <= 8192 for batch in batches)
+
+
+# Rows of different lengths
+
+
+ROWS = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6)
+
+
+@given(ROWS, st.data())
+def test_stretches_of_rows_in_any_order(rows: list[list[int]], data: st.DataObject) -> None:
+    wanted = data.draw(st.lists(st.integers(0, len(rows) - 1)))
+    begins = [data.draw(st.integers(0, len(rows[number]))) for number in wanted]
+    ends = [data.draw(st.integers(begin, len(rows[number]))) for number, begin in zip(wanted, begins, strict=True)]
+    ragged = Ragged.from_rows([np.array(row, np.int64) for row in rows])
+    numbers, first, last = (np.array(values, np.int64) for values in (wanted, begins, ends))
+    stretches, taken = ragged.take_stretches(numbers, first, last), ragged.take(numbers)
+    assert [taken.row(at).tolist() for at in range(len(taken))] == [rows[number] for number in wanted]
+    assert [stretches.row(at).tolist() for at in range(len(stretches))] == [
+        rows[number][begin:end] for number, begin, end in zip(wanted, begins, ends, strict=True)
+    ]

@@ -1,9 +1,11 @@
-"""NER: every kind of file and fault, windows in which every word is tagged once, and scores by entity."""
+"""NER: every kind of file and fault, windows in which every word is tagged once, as transformers cuts it, with context
+around it, and scores by entity."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
+from support.commands import refusal
 from support.transformers_models import PIECES
+from transformers import AutoTokenizer
 
-from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.files.tag_files import Fields
 from finetuning.inputs import Cutter
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning, Tags
 from finetuning.tasks.ner import Tagging, open_ner, open_tags, to_iob2
-from finetuning.tasks.tagged_words import TaggedWords
+from finetuning.tasks.tagged_words import TaggedWords, Words
 from finetuning.tasks.task import Setup, Task
 
 VOCABULARY = Vocabulary(PIECES, cased=False)
@@ -53,7 +56,7 @@ TAGS = ["B-ORG", "O", "B-MISC", "O", "B-LOC", "B-LOC", "O", "B-PER"]
 def write_ner(folder: Path, train: str = ORIGINAL, dev: str = ORIGINAL, **others: str) -> Path:
     folder.mkdir(exist_ok=True)
     for name, text in {"train.txt": train, "dev.txt": dev, **others}.items():
-        (folder / name).write_bytes(text.encode())
+        (folder / name).write_bytes(text.encode(errors="surrogateescape"))
     return folder
 
 
@@ -128,30 +131,17 @@ def test_marks_of_last_and_only_words_become_iob2() -> None:
         ("a\tO\nb\t\n", "train.txt:2: 1 columns; the first word has 2"),
         ("a\n\nb\n", "train.txt:1: one column alone"),
         ("a B-PER\nb PER\n", "train.txt:2: tag 'PER'; there should be O, or B-"),
+        ("a O\nM\udcfcnchen B-LOC\n", "train.txt:2: not UTF-8"),
+        ("a B-PER\n", "dev.txt:3: tag 'B-ORG' is not in the training split"),
     ],
 )
 def test_faults_of_columns_name_the_line(tmp_path: Path, train: str, message: str) -> None:
-    with pytest.raises(UserError) as error:
-        opened(write_ner(tmp_path, train))
-    assert message in str(error.value)
-
-
-def test_a_type_that_training_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"dev\.txt:2: tag 'B-LOC' is not in the training split"):
-        opened(write_ner(tmp_path, "a B-PER\n", dev="a O\nb B-LOC\n"))
-
-
-def test_text_that_is_not_utf8_names_its_line(tmp_path: Path) -> None:
-    write_ner(tmp_path)
-    (tmp_path / "train.txt").write_bytes(b"a O\nM\xfcnchen B-LOC\n")
-    with pytest.raises(UserError, match=r"train\.txt:2: not UTF-8"):
-        opened(tmp_path)
+    assert message in refusal(opened, write_ner(tmp_path, train))
 
 
 def test_a_missing_split_is_named(tmp_path: Path) -> None:
     (write_ner(tmp_path) / "dev.txt").unlink()
-    with pytest.raises(UserError, match=r"the dev split is missing: neither valid\.txt nor dev\.txt nor eng\.testa"):
-        opened(tmp_path)
+    assert "the dev split is missing: neither valid.txt nor dev.txt nor eng.testa" in refusal(opened, tmp_path)
 
 
 def test_the_test_split_is_scored_where_it_is_tagged_and_dev_decides(tmp_path: Path) -> None:
@@ -166,13 +156,12 @@ def test_the_test_split_is_scored_where_it_is_tagged_and_dev_decides(tmp_path: P
 
 
 NAMES = ["O", "B-LOC", "B-MISC", "B-ORG", "B-PER", "I-LOC", "I-MISC", "I-ORG", "I-PER"]
+CLASSES = {"names": NAMES, "_type": "ClassLabel"}
 ROWS = [WORDS[:4], WORDS[4:7], WORDS[7:]]
 
 
 def write_parquet(folder: Path, tags: list[list[Any]], feature: Any = None) -> None:
-    table = pa.table(
-        {"id": list("012"), "tokens": ROWS, "pos_tags": [[0] * len(row) for row in ROWS], "ner_tags": tags}
-    )
+    table = pa.table({"id": list("012"), "tokens": ROWS, "pos_tags": [[0]] * 3, "ner_tags": tags})
     if feature:
         info = {"info": {"features": {"tokens": {"feature": {"dtype": "string"}}, "ner_tags": feature}}}
         table = table.replace_schema_metadata({b"huggingface": json.dumps(info).encode()})
@@ -181,12 +170,7 @@ def write_parquet(folder: Path, tags: list[list[Any]], feature: Any = None) -> N
 
 
 @pytest.mark.parametrize(
-    "feature",
-    [
-        {"feature": {"names": NAMES, "_type": "ClassLabel"}, "_type": "Sequence"},
-        {"feature": {"names": NAMES, "_type": "ClassLabel"}, "_type": "List"},
-        [{"names": NAMES, "_type": "ClassLabel"}],
-    ],
+    "feature", [{"feature": CLASSES, "_type": "Sequence"}, {"feature": CLASSES, "_type": "List"}, [CLASSES]]
 )
 def test_parquet_of_the_hub_says_what_its_numbers_mean(tmp_path: Path, feature: Any) -> None:
     write_parquet(tmp_path, [[3, 0, 2, 0], [1, 1, 0], [4]], feature)
@@ -195,14 +179,12 @@ def test_parquet_of_the_hub_says_what_its_numbers_mean(tmp_path: Path, feature: 
 
 
 def test_parquet_without_names_has_the_order_of_the_hub(tmp_path: Path) -> None:
-    write_parquet(tmp_path, [[3, 0, 7, 0], [5, 5, 0], [1]])
-    task = opened(tmp_path)
-    assert tags_of(task, task.train) == TAGS
+    for tags in ([[3, 0, 7, 0], [5, 5, 0], [1]], [TAGS[:4], TAGS[4:7], TAGS[7:]]):
+        write_parquet(tmp_path, tags)
+        task = opened(tmp_path)
+        assert tags_of(task, task.train) == TAGS
     write_parquet(tmp_path, [[3, 0, 7, 0], [5, 9, 0], [1]])
-    with pytest.raises(UserError, match=r"row 2: tag 9; there should be a text, or a number of 0 to 8"):
-        opened(tmp_path)
-    write_parquet(tmp_path, [TAGS[:4], TAGS[4:7], TAGS[7:]])
-    assert tags_of(opened(tmp_path), task.train) == TAGS
+    assert "row 2: tag 9; there should be a text, or a number of 0 to 8" in refusal(opened, tmp_path)
 
 
 def write_rows(path: Path, *rows: Any) -> Path:
@@ -239,9 +221,8 @@ def test_own_tags_from_json_lines_are_scored_word_by_word(tmp_path: Path) -> Non
 )
 def test_faults_of_rows_name_the_line(tmp_path: Path, row: Any, message: str) -> None:
     path = write_rows(tmp_path / "a.jsonl", {"tokens": ["a"], "tags": ["B-X"]}, row)
-    with pytest.raises(UserError) as error:
-        open_tags("own", {"train": [path], "dev": [path]}, Setup(CUTTER, FineTuning()))
-    assert f"{path}{message}" in str(error.value)
+    told = refusal(open_tags, "own", {"train": [path], "dev": [path]}, Setup(CUTTER, FineTuning()))
+    assert f"{path}{message}" in told
 
 
 TAG = st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"])
@@ -261,31 +242,17 @@ def test_entities_are_the_same_in_both_schemes(tags: list[str]) -> None:
     assert to_iob2(to_iob1(iob2)) == iob2
 
 
-def conlleval(gold: Sequence[str], predicted: Sequence[str]) -> tuple[int, int, int]:
-    """Counts right, predicted and true entities in a pass over the words, as conlleval.pl does."""
-    right = found = true = 0
-    inside, before, guessed_before = False, "O", "O"
-    for tag, guess in zip([*gold, "O"], [*predicted, "O"], strict=True):
-        starts, ends = _starts(before, tag), _ends(before, tag)
-        guess_starts, guess_ends = _starts(guessed_before, guess), _ends(guessed_before, guess)
-        if inside:
-            if ends and guess_ends:
-                right, inside = right + 1, False
-            elif ends != guess_ends or tag[2:] != guess[2:]:
-                inside = False
-        if starts and guess_starts and tag[2:] == guess[2:]:
-            inside = True
-        true, found = true + starts, found + guess_starts
-        before, guessed_before = tag, guess
-    return right, found, true
-
-
-def _starts(before: str, tag: str) -> bool:
-    return tag[0] == "B" or (tag[0] == "I" and before[2:] != tag[2:])
-
-
-def _ends(before: str, tag: str) -> bool:
-    return before != "O" and (tag[0] in "BO" or before[2:] != tag[2:])
+def list_entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """Begin, end and type of each entity, in a pass over the words, as conlleval.pl reads them."""
+    found, begin, before = set(), 0, "O"
+    for place, tag in enumerate([*tags, "O"]):
+        if before != "O" and (tag[0] in "BO" or before[2:] != tag[2:]):
+            found.add((begin, place, before[2:]))
+            before = "O"
+        if before == "O":
+            begin = place
+        before = tag
+    return found
 
 
 @given(st.lists(st.tuples(TAG, TAG), min_size=1, max_size=16), st.sets(st.integers(1, 15)))
@@ -293,16 +260,11 @@ def test_scores_are_those_of_conlleval(tmp_path_factory: pytest.TempPathFactory,
     """Of sentences cut anywhere; predictions may have any faults of order."""
     gold, guess = to_iob2([tag for tag, _ in pairs]), [tag for _, tag in pairs]
     cuts = {cut for cut in cuts if cut < len(pairs)}
-    text = "a B-A\na B-B\n\n"
-    folder = write_ner(
-        tmp_path_factory.mktemp("ner"),
-        text,
-        "".join(("\n" if number in cuts else "") + f"a {tag}\n" for number, tag in enumerate(gold)),
-    )
-    task = opened(folder)
+    dev = "".join("\n" * (number in cuts) + f"a {tag}\n" for number, tag in enumerate(gold))
+    task = opened(write_ner(tmp_path_factory.mktemp("ner"), "a B-A\na B-B\n\n", dev))
     places = [0, *sorted(cuts), len(pairs)]
-    counts = [conlleval(gold[a:b], guess[a:b]) for a, b in itertools.pairwise(places)]
-    right, found, true = map(sum, zip(*counts, strict=True))
+    pairs = [(list_entities(gold[a:b]), list_entities(guess[a:b])) for a, b in itertools.pairwise(places)]
+    right, true, found = (sum(map(len, each)) for each in zip(*((g & s, g, s) for g, s in pairs), strict=True))
     scores = task.score("dev", logits(task, guess))
     assert scores["precision"] == pytest.approx(right / found if found else 0)
     assert scores["recall"] == pytest.approx(right / true if true else 0)
@@ -320,8 +282,73 @@ def test_scores_by_hand(tmp_path: Path) -> None:
     assert [scores[f"f1_{name}"] for name in ("ORG", "LOC", "PER")] == pytest.approx([1, 0, 2 / 3])
     task.write_predictions("dev", logits(task, guess), tmp_path)
     lines = (tmp_path / "predictions_dev.txt").read_text().split("\n")
-    assert lines[4:7] == [
-        "",
-        "Bonn B-LOC B-LOC",
-        "Berlin B-LOC I-LOC",
-    ]
+    assert lines[4:7] == ["", "Bonn B-LOC B-LOC", "Berlin B-LOC I-LOC"]
+
+
+# Words with tags as pieces
+
+
+CUTS = st.lists(st.text("abcdef", min_size=1, max_size=9), min_size=1, max_size=40)
+
+
+@given(CUTS, st.sets(st.integers(1, 39)), st.sets(st.integers(1, 39)), st.integers(3, 40), st.booleans())
+def test_every_word_is_tagged_once(
+    texts: list[str], cuts: set[int], documents: set[int], length: int, context: bool
+) -> None:
+    """Whatever the lengths of words, sentences, documents and windows; pieces are letters here, so they are known."""
+    inner = {cut for cut in documents if cut < len(texts)}
+    document_ends = np.array([*sorted(inner), len(texts)])
+    sentence_ends = np.array([*sorted({*inner, *(cut for cut in cuts if cut < len(texts))}), len(texts)])
+    words = Words(texts, sentence_ends, document_ends, np.arange(len(texts)))
+    items = TaggedWords(words, CUTTER, length, context)
+    order = np.random.default_rng(0).permutation(len(items))
+    encoded = items.encode(order)
+    assert encoded.labels is not None
+    assert encoded.words is not None
+    assert sorted(encoded.labels.values.tolist()) == list(range(len(texts)))
+    assert encoded.sequences.pieces.lengths.max() <= length
+    for item in range(len(items)):
+        pieces = [PIECES[piece] for piece in encoded.sequences.pieces.row(item)]
+        assert (pieces[0], pieces[-1]) == ("[CLS]", "[SEP]")
+        places, numbers = encoded.words.row(item), encoded.labels.row(item)
+        assert [pieces[place] for place in places] == [texts[number][0] for number in numbers]
+        ends = document_ends if context else sentence_ends
+        assert len({int(np.searchsorted(ends, number, "right")) for number in numbers}) == 1
+        seen = "".join(piece.removeprefix("##") for piece in pieces[1:-1])
+        bound = ends[np.searchsorted(ends, numbers[0], "right")]
+        first = 0 if bound == ends[0] else ends[ends < bound][-1]
+        assert seen in "".join(text[: length - 2] for text in texts[first:bound])
+
+
+def test_context_is_as_long_on_both_sides() -> None:
+    """But at the ends of a document, where all of it is on one side."""
+    words = Words(list("abcdefghi"), np.array([2, 4, 5, 7, 9]), np.array([9]))
+    pieces = TaggedWords(words, CUTTER, 7, document_context=True).encode(np.arange(5)).sequences.pieces
+    spelt = ["".join(PIECES[piece] for piece in pieces.row(number)) for number in range(5)]
+    assert spelt == [f"[CLS]{text}[SEP]" for text in ("abcde", "bcdef", "cdefg", "efghi", "efghi")]
+
+
+def test_a_word_without_pieces_is_unknown() -> None:
+    words = Words(["a", "\x07", "b"], np.array([3]), np.array([3]), np.arange(3))
+    encoded = TaggedWords(words, CUTTER, 8, document_context=False).encode(np.arange(1))
+    assert [PIECES[piece] for piece in encoded.sequences.pieces.values] == ["[CLS]", "a", "[UNK]", "b", "[SEP]"]
+    assert encoded.words is not None
+    assert encoded.words.values.tolist() == [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    VOCABULARY.write(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@given(texts=st.lists(st.text(string.ascii_letters + "éßж1,.", min_size=1, max_size=8), min_size=1, max_size=10))
+def test_pieces_are_those_of_transformers(texts: list[str], theirs: Any) -> None:
+    words = Words(texts, np.array([len(texts)]), np.array([len(texts)]))
+    encoded = TaggedWords(words, CUTTER, 128, document_context=False).encode(np.arange(1))
+    expected = theirs(texts, is_split_into_words=True)
+    assert encoded.sequences.pieces.values.tolist() == expected["input_ids"]
+    firsts = [expected.word_ids().index(number) for number in range(len(texts))]
+    assert encoded.words is not None
+    assert encoded.words.values.tolist() == firsts

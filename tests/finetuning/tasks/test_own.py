@@ -1,4 +1,5 @@
-"""Tasks of one's own: TOML files of each kind and format, and what is wrong with them told at once."""
+"""Tasks of one's own: TOML files of each kind and format, what is wrong with them told at once, and what is laid out,
+held out and written of their texts."""
 
 from __future__ import annotations
 
@@ -11,15 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
+from support.commands import refusal
 from support.tasks import CUTTER, labels, laid_out, rows, saying
 
-from data_prep.common.errors import UserError
+from finetuning.inputs import Items
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import OwnTask, open_own, read_own
 from finetuning.tasks.scores import METRICS
-from finetuning.tasks.sentences import SentenceTask
+from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions, hold_out
 from finetuning.tasks.tagged_words import TaggedWords
 from finetuning.tasks.task import Setup, Task
+from pretraining.huggingface.weights import TaskHead
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -57,14 +60,13 @@ REVIEWS = {
 
 
 def test_classes_are_those_of_the_training_items_in_order(tmp_path: Path) -> None:
-    task = open_sentences(write(tmp_path, REVIEWS))
+    task, said = open_sentences(write(tmp_path, REVIEWS)), saying([1, 2], 3)
     assert (task.name, task.head.kind, task.head.labels) == ("reviews", "classes", ("1", "2", "10"))
     assert laid_out(task.train, 0) == ["[CLS] good , or so [SEP]"]
     assert (labels(task.train), labels(task.dev["dev"])) == ([1, 2, 0], [1, 0])
-    assert task.metric == "accuracy"
-    assert task.score("dev", saying([1, 2], 3))["accuracy"] == 0.5
-    assert "f1" not in task.score("dev", saying([1, 2], 3))
-    assert task.describe_use(saying([1, 2], 3)) == {"length": 128, "fields": ["review"]}
+    assert (task.metric, task.score("dev", said)["accuracy"]) == ("accuracy", 0.5)
+    assert "f1" not in task.score("dev", said)
+    assert task.describe_use(said) == {"length": 128, "fields": ["review"]}
 
 
 def test_classes_may_be_named_in_another_order(tmp_path: Path) -> None:
@@ -97,32 +99,24 @@ def test_several_labels_in_parquet(tmp_path: Path) -> None:
     assert task.score("dev", rows([[1, 1], [-1, 1]])) == {"f1_micro": 1.0, "f1_macro": 1.0, "accuracy": 1.0}
 
 
-def test_tags_are_read_as_those_of_entities(tmp_path: Path) -> None:
-    toml = 'name = "names"\nkind = "tags"\ntrain = "a.txt"\ndev = "b.jsonl"\ntext = "words"\nlabel = "marks"\n'
-    line = json.dumps({"words": ["Ann", "sat"], "marks": ["B-PER", "O"]})
-    task = open_any(write(tmp_path, {"task.toml": toml, "a.txt": "Bob B-PER\nran O\n", "b.jsonl": line}))
-    assert (task.name, task.head.kind, task.head.labels) == ("names", "tags", ("O", "B-PER", "I-PER"))
-    assert (len(task.train), len(task.dev["dev"])) == (1, 1)
-
-
 def test_a_share_is_held_out_where_there_is_no_dev(tmp_path: Path) -> None:
     toml = CLASSES.replace('dev = "data/dev.csv"', "held_out = 0.25")
     train = "review,stars\n" + "".join(f"text {number},{number % 2}\n" for number in range(20))
     task = open_sentences(write(tmp_path, {"task.toml": toml, "data/train.csv": train}))
     assert (len(task.train), len(task.dev["dev"])) == (15, 5)
-    assert task.notes == (
-        f"reads train.csv of {tmp_path}/data",
-        f"{tmp_path}/data/train.csv: 5 of its 20 rows are held out from training and scored",
-    )
-    write(tmp_path, {"data/train.csv": "review,stars\na,1\n", "task.toml": toml + 'labels = ["0", "1"]\n'})
-    with pytest.raises(UserError, match=r"train\.csv: one row alone, of which none can be held out"):
-        open_any(tmp_path / "task.toml")
+    assert task.notes[1].endswith("data/train.csv: 5 of its 20 rows are held out from training and scored")
+    path = write(tmp_path, {"data/train.csv": "review,stars\na,1\n", "task.toml": toml + 'labels = ["0", "1"]\n'})
+    assert "train.csv: one row alone, of which none can be held out" in refusal(open_any, path)
 
 
-def test_runs_are_compared_on_held_out_tags_rather_than_on_a_test_split_that_has_some(tmp_path: Path) -> None:
-    toml = 'name = "names"\nkind = "tags"\ntrain = "train.txt"\ntest = "test.txt"\n'
-    files = {"train.txt": "a B-PER\n\nb B-PER\n", "test.txt": "c O\n"}
-    assert [*open_any(write(tmp_path, {"task.toml": toml, **files})).dev] == ["dev", "test"]
+def test_tags_are_read_as_those_of_entities(tmp_path: Path) -> None:
+    """Runs are compared on held-out sentences rather than on a test split that has tags."""
+    toml = 'name = "names"\nkind = "tags"\ntrain = "a.txt"\ntest = "b.jsonl"\ntext = "words"\nlabel = "marks"\n'
+    line = json.dumps({"words": ["Ann", "sat"], "marks": ["B-PER", "O"]})
+    files = {"task.toml": toml, "a.txt": "Bob B-PER\nran O\n\nEve B-PER\n", "b.jsonl": line}
+    task = open_any(write(tmp_path, files))
+    assert (task.name, task.head.kind, task.head.labels) == ("names", "tags", ("O", "B-PER", "I-PER"))
+    assert {split: len(items) for split, items in task.dev.items()} == {"dev": 1, "test": 1}
 
 
 def test_a_share_of_tagged_sentences_is_held_out(tmp_path: Path) -> None:
@@ -149,8 +143,7 @@ def test_a_share_of_tagged_sentences_is_held_out(tmp_path: Path) -> None:
     numbers = sorted(int(name[4:]) for name in names if name != "ran")
     assert numbers == list(range(numbers[0], numbers[0] + 5))
     write(tmp_path, {"train.txt": sentences[0]})
-    with pytest.raises(UserError, match=r"train\.txt: one row alone, of which none can be held out"):
-        open_any(tmp_path / "task.toml")
+    assert "train.txt: one row alone, of which none can be held out" in refusal(open_any, tmp_path / "task.toml")
 
 
 def test_a_test_file_is_scored_where_it_has_labels(tmp_path: Path) -> None:
@@ -164,18 +157,18 @@ def test_a_test_file_is_scored_where_it_has_labels(tmp_path: Path) -> None:
 
 
 def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    assert "task.toml: no such file; a task says" in refusal(open_any, tmp_path / "task.toml")
     toml = 'nam = "reviews"\nkind = "class"\ntrain = "a.csv"\ntxt = "review"\nheld_out = 2\n'
-    with pytest.raises(UserError) as error:
-        open_any(write(tmp_path, {"task.toml": toml}))
-    said = str(error.value).splitlines()
-    assert all(line.startswith(f"{tmp_path}/task.toml: ") for line in said)
-    assert {line.removeprefix(f"{tmp_path}/task.toml: ") for line in said} == {
-        "name: is missing: name of the task, in tables and as a folder",
-        'kind = "class": one of "classes", "labels", "score", "tags"',
-        "held_out = 2: below 1",
-        "nam: unknown; did you mean name?",
-        "txt: unknown; did you mean text?",
-    }
+    assert sorted(refusal(open_any, write(tmp_path, {"task.toml": toml})).splitlines()) == [
+        f"{tmp_path}/task.toml: {fault}"
+        for fault in (
+            "held_out = 2: below 1",
+            'kind = "class": one of "classes", "labels", "score", "tags"',
+            "nam: unknown; did you mean name?",
+            "name: is missing: name of the task, in tables and as a folder",
+            "txt: unknown; did you mean text?",
+        )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -192,34 +185,20 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
 )
 def test_what_does_not_go_together_is_told(toml: str, said: list[str], tmp_path: Path) -> None:
     text = 'train = "a.csv"\n' + toml + ("" if "name" in toml.split("\n")[-1] else '\nname = "a"')
-    with pytest.raises(UserError) as error:
-        open_any(write(tmp_path, {"task.toml": text}))
-    lines = str(error.value).splitlines()
+    lines = refusal(open_any, write(tmp_path, {"task.toml": text})).splitlines()
     assert len(lines) == len(said)
     for line, start in zip(lines, said, strict=True):
         assert line.startswith(f"{tmp_path}/task.toml: {start}")
 
 
-@pytest.mark.parametrize(
-    ("score", "fault"),
-    [
-        ("1e301", "does not fit fp32, which ends at 3.4e+38"),
-        ("inf", "is not a finite number"),
-        ("x", "is not a finite"),
-    ],
-)
-def test_a_score_that_fp32_cannot_hold_is_told_as_that(score: str, fault: str, tmp_path: Path) -> None:
-    toml = 'name = "a"\nkind = "score"\ntrain = "a.csv"\ndev = "a.csv"\n'
-    with pytest.raises(UserError) as error:
-        open_any(write(tmp_path, {"task.toml": toml, "a.csv": f"text,label\na b,1\nc,{score}\n"}))
-    assert str(error.value).startswith(f"{tmp_path}/a.csv:3: the score '{score}' {fault}")
+def wrong_score(score: str) -> dict[str, str]:
+    return {"data/train.csv": f"review,stars\na,1\nb,{score}\n"}
 
 
 @pytest.mark.parametrize(
     ("files", "said"),
     [
         ({"data/dev.csv": "review,stars\nfine,3\n"}, "data/dev.csv:2: unknown label '3'; the labels are 1, 2, 10"),
-        ({"data/train.csv": "review,stars\na,1\nb,\n"}, "data/train.csv:3: the label is empty"),
         ({"data/train.csv": "review,stars\na,1\nb,NaN\n"}, "data/train.csv:3: the label is NaN"),
         ({"data/train.csv": "text,stars\na,1\n"}, "data/train.csv: no column 'review'; there is text, stars"),
         ({"data/dev.csv": "review|stars\na|1\n"}, "data/dev.csv: no column 'review'; there is review|stars"),
@@ -229,48 +208,86 @@ def test_a_score_that_fp32_cannot_hold_is_told_as_that(score: str, fault: str, t
         ),
         ({"data/dev.csv": "stars,review,stars\n1,a,2\n"}, "data/dev.csv: two columns have the name 'stars'"),
         ({"data/dev.csv": ""}, "data/dev.csv: the file is empty"),
+        ({"data/train.csv": "review,stars\na,1\nb,1\n"}, "data/train.csv: all labels are '1', so there is nothing to"),
         ({"task.toml": CLASSES.replace("dev.csv", "no.csv")}, "data/no.csv: no such file"),
         ({"task.toml": CLASSES + 'metric = "f1"\n'}, "task.toml: metric = 'f1': here there is accuracy, f1_macro"),
-        (
-            {"task.toml": SCORES, "data/train.csv": "review,stars\na,1\nb,nan\n"},
-            "data/train.csv:3: the score 'nan' is not a",
-        ),
-        ({"task.toml": SCORES}, None),
+        ({"task.toml": SCORES, **wrong_score("1e301")}, "data/train.csv:3: the score '1e301' does not fit fp32, which"),
+        ({"task.toml": SCORES, **wrong_score("x")}, "data/train.csv:3: the score 'x' is not a finite"),
         ({"task.toml": CLASSES + "= 1"}, "task.toml"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(files: dict[str, str], said: str | None, tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_with_its_place(files: dict[str, str], said: str, tmp_path: Path) -> None:
     path = write(tmp_path, {**REVIEWS, **files})
-    if said is None:
-        assert open_any(path).head.kind == "score"
-        return
-    with pytest.raises(UserError) as error:
-        open_any(path)
-    assert f"{tmp_path}/{said}" in str(error.value)
+    assert f"{tmp_path}/{said}" in refusal(open_any, path)
 
 
-DOCUMENTED = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/own-tasks.md").read_text(), re.DOTALL)
+PAGE = (ROOT / "docs/own-tasks.md").read_text()
+DOCUMENTED = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize("toml", DOCUMENTED, ids=lambda toml: toml.splitlines()[0])
-def test_every_file_in_the_documentation_is_right(toml: str, tmp_path: Path) -> None:
-    assert read_own(write(tmp_path, {"task.toml": toml})).name in toml
+def test_every_file_in_the_documentation_is_right(tmp_path: Path) -> None:
+    for toml in DOCUMENTED:
+        assert read_own(write(tmp_path, {"task.toml": toml})).name in toml
 
 
 def test_the_documentation_has_every_key_and_figure() -> None:
-    page = (ROOT / "docs/own-tasks.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \| [^|]* \| [^|]* \|$", page, re.MULTILINE) == list(OwnTask.model_fields)
+    assert re.findall(r"^\| `(\w+)` \| [^|]* \| [^|]* \|$", PAGE, re.MULTILINE) == list(OwnTask.model_fields)
     for kind in ("classes", "labels", "score"):
-        [line] = re.findall(rf"^\| `{kind}` \| ([^|]*) \|$", page, re.MULTILINE)
+        [line] = re.findall(rf"^\| `{kind}` \| ([^|]*) \|$", PAGE, re.MULTILINE)
         assert re.findall(r"`(\w+)`", line) == list(METRICS[kind])
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"task\.toml: no such file; a task says"):
-        open_any(tmp_path / "task.toml")
+# Texts and pairs: what is laid out, held out, and written of them
 
 
-def test_one_class_alone_is_refused_where_no_other_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path, {**REVIEWS, "data/train.csv": "review,stars\na,1\nb,1\n"})
-    with pytest.raises(UserError, match=r"train\.csv: all labels are '1', so there is nothing to learn; name more"):
-        open_any(path)
+FILE = Path("train.tsv")
+
+
+def items(*texts: str, second: list[str] | None = None) -> SentenceItems:
+    columns = (list(texts),) if second is None else (list(texts), second)
+    return SentenceItems(CUTTER, 16, columns, np.arange(len(texts))[:, None])
+
+
+def test_items_come_in_any_order_again_and_again() -> None:
+    pairs: Items = items("a", "b b", "c", second=["d", "e", "f f"])
+    encoded = pairs.encode(np.array([2, 0, 2]))
+    assert encoded.labels is not None
+    assert encoded.labels.values.tolist() == [2, 0, 2]
+    assert encoded.sequences.pieces.lengths.tolist() == [6, 5, 6]
+    assert encoded.sequences.second.tolist() == [3, 3, 3]
+    assert laid_out(pairs, 1) == ["[CLS] b b [SEP] e [SEP]"]
+
+
+def test_a_share_is_held_out_by_what_the_texts_are() -> None:
+    texts = [f"text {number}" for number in range(200)]
+    parts, note = hold_out(FILE, {"test": items("a"), "train": items(*texts)}, 0.1)
+    assert [*parts] == ["train", "dev", "test"], "runs are compared on the first that is scored"
+    train, held = parts["train"], parts["dev"]
+    assert (len(train), len(held)) == (180, 20)
+    assert sorted([*train.texts[0], *held.texts[0]]) == sorted(texts)
+    assert note == "train.tsv: 20 of its 200 rows are held out from training and scored"
+    assert held.labels is not None
+    assert [texts[label] for label in held.labels[:, 0]] == list(held.texts[0])
+    turned = hold_out(FILE, {"train": items(*texts[::-1])}, 0.1)[0]["dev"]
+    assert set(turned.texts[0]) == set(held.texts[0])
+    more = hold_out(FILE, {"train": items(*texts, *(f"more {number}" for number in range(20)))}, 0.1)[0]["dev"]
+    assert len(set(more.texts[0]) & set(held.texts[0])) >= 15
+
+
+def test_predictions_are_a_table_that_can_be_read() -> None:
+    labels = format_predictions(TaskHead("labels", ("toxic", "rude")), rows([[3, -3], [1, 1], [-1, -1]]).values)
+    assert labels.decode().splitlines() == [
+        "index\tprediction\ttoxic\trude",
+        "0\ttoxic\t0.952574\t0.047426",
+        "1\ttoxic rude\t0.731059\t0.731059",
+        "2\t\t0.268941\t0.268941",
+    ]
+    assert format_predictions(TaskHead("score"), rows([[2.5], [1.25e-7]]).values) == (
+        b"index\tprediction\n0\t2.5\n1\t1.25e-07\n"
+    )
+    choice = format_predictions(TaskHead("choice"), saying([3], 4).values).decode().splitlines()
+    assert choice[0] == "index\tprediction\t0\t1\t2\t3"
+    assert choice[1].startswith("0\t3\t")
+    spread = format_predictions(TaskHead("classes", ("a\tb", "c\nd")), saying([1], 2).values).decode()
+    assert spread.splitlines()[0] == "index\tprediction\ta b\tc d"
+    assert pytest.approx(sum(map(float, spread.splitlines()[1].split("\t")[2:]))) == 1

@@ -1,7 +1,9 @@
-"""Figures beside plain restatements of them, and where nothing can be told."""
+"""Figures beside plain restatements of them, how far they may be off by chance, and where nothing can be told."""
 
 from __future__ import annotations
 
+import math
+import time
 import warnings
 from collections.abc import Iterator
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from support.tasks import rows, saying
 
 from data_prep.common.arrays import Array
@@ -16,10 +19,15 @@ from finetuning.tasks import scores
 from finetuning.tasks.scores import (
     AVERAGE,
     METRICS,
+    bootstrap_spreads,
     compute_answers,
     compute_figures,
     compute_probabilities,
+    compute_wilson_limits,
+    describe_classes,
+    estimate_share_spread,
     is_degenerate,
+    tally,
 )
 from pretraining.huggingface.weights import TaskHead
 
@@ -86,6 +94,8 @@ def test_macro_is_the_mean_over_classes_and_micro_counts_all_decisions() -> None
     assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3) / 2)
     assert found["f1_micro"] == pytest.approx(2 * 2 / (3 + 3))
     assert found["accuracy"] == pytest.approx(1 / 3)
+    one, nothing = np.array([[1], [0], [0], [0]]), np.zeros((4, 1), np.int64)  # a label alone is scored as more are
+    assert [METRICS["labels"]["f1_micro"](one, said) for said in (nothing, one)] == [0, 1]
 
 
 @pytest.mark.parametrize("constant", [0, 1])
@@ -94,9 +104,8 @@ def test_one_class_alone_scores_zero_and_warns_of_nothing(constant: int) -> None
     assert scores.matthews(some, same) == scores.matthews(same, some) == scores.matthews(same, same) == 0
     assert np.isfinite(list(compute_figures("classes", METRICS["classes"], some, same).values())).all()
     several = np.stack([some, same], 1)
-    assert np.isfinite(
-        list(compute_figures("labels", METRICS["labels"], several, np.zeros_like(several)).values())
-    ).all()
+    found = compute_figures("labels", METRICS["labels"], several, np.zeros_like(several))
+    assert np.isfinite(list(found.values())).all()
 
 
 @pytest.mark.parametrize("constant", [0.0, 2.5, 1e30, float("nan"), float("inf")])
@@ -133,7 +142,52 @@ def test_probabilities_are_finite_whatever_the_logits() -> None:
     assert compute_answers("labels", logits).tolist() == [[1, 0], [0, 0]]
 
 
-def test_one_label_alone_is_scored_as_more_of_them_are() -> None:
-    labels, nothing = np.array([[1], [0], [0], [0]]), np.zeros((4, 1), np.int64)
-    assert scores.METRICS["labels"]["f1_micro"](labels, nothing) == 0
-    assert scores.METRICS["labels"]["f1_micro"](labels, labels) == 1
+def test_spreads_are_those_of_the_formulas_and_always_the_same() -> None:
+    draw = np.random.default_rng(1)
+    truth = draw.normal(size=1000)
+    said = truth + draw.normal(size=1000)
+    right = (draw.random(1000) < 0.9).astype(np.int64)
+
+    def of(chosen: np.ndarray) -> dict[str, float]:
+        return {
+            **compute_figures("score", METRICS["score"], truth[chosen], said[chosen]),
+            "share": right[chosen].mean(),
+        }
+
+    found = bootstrap_spreads(1000, of)
+    assert found == bootstrap_spreads(1000, of)
+    assert found["pearson"] == pytest.approx((1 - np.corrcoef(truth, said)[0, 1] ** 2) / math.sqrt(1000), rel=0.2)
+    assert found["share"] == pytest.approx(estimate_share_spread(right.sum(), 1000), rel=0.2)
+
+
+def test_one_item_of_two_hundred_is_within_the_spread() -> None:
+    assert round(100 * estimate_share_spread(181, 200), 1) == 2.1
+    assert estimate_share_spread(20, 20) > 0.03  # all are right, but few
+    assert bootstrap_spreads(50, lambda chosen: {"f1": 1.0}) == {"f1": 1 / 50}
+
+
+def test_many_items_take_a_second_at_most() -> None:
+    draw = np.random.default_rng(1)
+    labels, said = draw.integers(0, 20, (2, 50_000))
+    begin = time.process_time()
+    found = bootstrap_spreads(
+        50_000, lambda chosen: compute_figures("classes", METRICS["classes"], labels[chosen], said[chosen])
+    )
+    assert time.process_time() - begin < 5  # a fraction of a second where nothing else runs
+    assert found["accuracy"] == pytest.approx(estimate_share_spread((labels == said).sum(), 50_000), rel=0.2)
+
+
+def test_classes_have_their_items_and_null_where_there_are_none() -> None:
+    found = describe_classes(("a", "b", "c"), tally(np.array([0, 0, 1]), np.array([0, 1, 1]), 3))
+    assert (found["a"]["items"], found["a"]["said"], found["a"]["recall"], found["a"]["precision"]) == (2, 1, 0.5, 1)
+    assert found["c"]["recall"] is found["c"]["recall_spread"] is None
+    several = tally(np.array([[1, 0], [1, 1]]), np.array([[1, 0], [0, 1]]))
+    assert describe_classes(("x", "y"), several)["x"]["recall"] == 0.5
+
+
+@pytest.mark.parametrize(("right", "items"), [(0, 1), (1, 1), (7, 7), (181, 200), (9_000, 9_815)])
+def test_an_interval_is_that_of_wilson_and_knows_nothing_of_no_item(right: int, items: int) -> None:
+    wanted = binomtest(right, items).proportion_ci(method="wilson")
+    (none, low), (all_of, high) = compute_wilson_limits([0, right], [0, items])
+    assert (float(low), float(high)) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
+    assert (none, all_of) == pytest.approx((0.0, 1.0), abs=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.squad import LETTERS, cutter
+from support.squad import LETTERS, cutter, random_outputs
 
 from data_prep.common.errors import UserError
 from finetuning.ragged import Ragged
@@ -42,8 +42,21 @@ def plain_windows(question: int, size: int, shape: FineTuning) -> list[tuple[int
         start += min(room, shape.spans.stride)
 
 
+def plain_owner(windows: list[tuple[int, int]], piece: int) -> int:
+    """The window in which a piece has most context, by the rule of the original; the first of equals."""
+    best, owner = -np.inf, -1
+    for number, (begin, end) in enumerate(windows):
+        if begin <= piece < end:
+            score = min(piece - begin, end - 1 - piece) + 0.01 * (end - begin)
+            if score > best:
+                best, owner = score, number
+    return owner
+
+
 @given(SIZES, SHAPES)
-def test_windows_cover_every_piece_of_a_text(sizes: list[tuple[int, int]], shape: FineTuning) -> None:
+def test_windows_cover_every_piece_which_the_one_with_most_context_owns(
+    sizes: list[tuple[int, int]], shape: FineTuning
+) -> None:
     pairs = [(text(question), text(size)) for question, size in sizes]
     windows = TextWindows(pairs, cutter(), shape)
     encoded = windows.encode(np.arange(len(windows)))
@@ -52,9 +65,12 @@ def test_windows_cover_every_piece_of_a_text(sizes: list[tuple[int, int]], shape
     special = cutter().special
     for number, (question, size) in enumerate(sizes):
         rows = range(windows.places.first[number], windows.places.first[number + 1])
-        assert [(windows.places.begins[row], windows.places.ends[row]) for row in rows] == plain_windows(
-            question, size, shape
-        )
+        spread = plain_windows(question, size, shape)
+        assert [(windows.places.begins[row], windows.places.ends[row]) for row in rows] == spread
+        owners = [plain_owner(spread, piece) for piece in range(size)]
+        for row, (begin, end) in enumerate(spread):
+            owned = windows.find_owned(rows.start + row)
+            assert owned.tolist() == [owners[piece] == row for piece in range(begin, end)]
         whole = cutter().cut_texts([pairs[number][1]]).values.tolist()
         asked = cutter().cut_texts([pairs[number][0]]).values.tolist()[:QUESTION]
         covered = set()
@@ -68,41 +84,13 @@ def test_windows_cover_every_piece_of_a_text(sizes: list[tuple[int, int]], shape
         assert covered == set(range(size))
 
 
-def plain_owner(windows: list[tuple[int, int]], piece: int) -> int:
-    """The window in which a piece has most context, by the rule of the original; the first of equals."""
-    best, owner = -np.inf, -1
-    for number, (begin, end) in enumerate(windows):
-        if begin <= piece < end:
-            score = min(piece - begin, end - 1 - piece) + 0.01 * (end - begin)
-            if score > best:
-                best, owner = score, number
-    return owner
-
-
-@given(SIZES, SHAPES)
-def test_every_piece_belongs_to_the_window_with_most_context(sizes: list[tuple[int, int]], shape: FineTuning) -> None:
-    windows = TextWindows([(text(question), text(size)) for question, size in sizes], cutter(), shape)
-    for number, (question, size) in enumerate(sizes):
-        spread = plain_windows(question, size, shape)
-        owners = [plain_owner(spread, piece) for piece in range(size)]
-        for row, (begin, end) in enumerate(spread):
-            owned = windows.find_owned(windows.places.first[number] + row)
-            assert owned.tolist() == [owners[piece] == row for piece in range(begin, end)]
-
-
-def logits(windows: TextWindows, seed: int) -> Ragged:
-    """Random outputs for all windows, no two spans with the same score."""
-    ends = windows.encode(np.arange(len(windows))).sequences.pieces.ends
-    return Ragged(np.random.default_rng(seed).normal(size=(ends[-1], 2)).astype(np.float32), ends)
-
-
 @given(SIZES, SHAPES, st.integers(0, 99), st.booleans())
 def test_answers_are_those_that_trying_all_spans_finds(
     sizes: list[tuple[int, int]], shape: FineTuning, seed: int, optional: bool
 ) -> None:
     pairs = [(text(question), text(size)) for question, size in sizes]
     windows = TextWindows(pairs, cutter(), shape)
-    outputs = logits(windows, seed)
+    outputs = random_outputs(windows, seed)
     for number, answers in enumerate(find_answers(windows, outputs, optional)):
         question, size = sizes[number]
         spread = plain_windows(question, size, shape)
@@ -132,7 +120,7 @@ def test_answers_are_those_that_trying_all_spans_finds(
 
 def test_as_many_answers_as_wanted_without_doubles() -> None:
     windows = TextWindows([("a", "b b b b c")], cutter(), settings(answer=1, best=2))
-    answers = next(find_answers(windows, logits(windows, 1), optional=False))
+    answers = next(find_answers(windows, random_outputs(windows, 1), optional=False))
     assert sorted(each.text for each in answers.candidates) == ["b", "c"]
 
 
@@ -141,7 +129,7 @@ def test_as_many_answers_as_wanted_without_doubles() -> None:
 def test_a_question_without_any_candidate_has_an_empty_answer(context: str, optional: bool) -> None:
     """A text without pieces, and a model whose outputs are no numbers."""
     windows = TextWindows([("a", context), ("a", "b")], cutter(), settings())
-    outputs = logits(windows, 1)
+    outputs = random_outputs(windows, 1)
     outputs.row(0)[1:] = np.nan
     empty, whole = find_answers(windows, outputs, optional)
     assert (empty.text(), empty.text(0.0), whole.text()) == ("", "", "b")
@@ -174,13 +162,9 @@ def test_an_answer_takes_the_pieces_that_hold_its_ends(start: int, end: int, pie
 
 
 def test_a_length_without_room_for_text_is_refused() -> None:
+    assert len(TextWindows([], cutter(), settings())) == 0
     with pytest.raises(UserError, match=r"length = 8 leaves no room for text beside a question of 5 pieces"):
         TextWindows([("a", "b")], cutter(), FineTuning(length=8, spans=Spans(question=5)))
-
-
-def test_no_questions_are_no_windows() -> None:
-    windows = TextWindows([], cutter(), settings())
-    assert len(windows) == 0
 
 
 def test_windows_are_those_of_transformers(tmp_path: Path) -> None:
@@ -199,16 +183,3 @@ def test_windows_are_those_of_transformers(tmp_path: Path) -> None:
         )
         rows = range(windows.places.first[number], windows.places.first[number + 1])
         assert [ours.row(row).tolist() for row in rows] == given["input_ids"]
-
-
-def test_an_answer_is_found_far_behind_in_a_long_text() -> None:
-    context = f"{text(9000)} needle {text(1000)}"
-    windows = TextWindows([("a", context)], cutter(), FineTuning(length=384))
-    outputs = logits(windows, 1)
-    outputs.values[:] = 0
-    for row in np.flatnonzero((windows.places.begins <= 9000) & (windows.places.ends >= 9006)).tolist():
-        place = 9000 - windows.places.begins[row] + 3
-        outputs.row(row)[place, 0] = outputs.row(row)[place + 5, 1] = 9  # a piece for each letter
-    (answers,) = find_answers(windows, outputs, optional=True)
-    assert answers.text(0.0) == "needle"
-    assert answers.candidates[0].start == context.index("needle")

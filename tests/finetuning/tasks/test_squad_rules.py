@@ -1,11 +1,12 @@
-"""The official figures of SQuAD beside a second statement of their rules, and each fault of its files."""
+"""The official figures of SQuAD beside a second statement of their rules, each fault of its files, and what
+evaluate_squad.py says: figures on standard output, what is odd on standard error."""
 
 from __future__ import annotations
 
 import json
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import refusal
 from support.squad import article, item, questions, write_squad
 
 from data_prep.common.errors import UserError
+from finetuning import evaluate_squad
 from finetuning.tasks.squad_rules import (
     Question,
     evaluate_1,
@@ -61,25 +64,22 @@ def test_normalising_is_what_a_second_statement_says(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "said", "exact", "f1"),
+    ("gold", "said", "exact", "f1", "f1_of_2"),
     [
-        ("the Virgin Mary", "Virgin Mary.", 1, 1.0),
-        ("gold gold dome", "gold dome dome", 0, 2 / 3),  # every word as often as both have it
-        ("cat", "dog", 0, 0.0),
-        ("1858", "in 1858", 0, 2 / 3),
-        ("Café", "Cafe", 0, 0.0),
+        ("the Virgin Mary", "Virgin Mary.", 1, 1.0, 1.0),
+        ("gold gold dome", "gold dome dome", 0, 2 / 3, 2 / 3),  # every word as often as both have it
+        ("cat", "dog", 0, 0.0, 0.0),
+        ("1858", "in 1858", 0, 2 / 3, 2 / 3),
+        ("Café", "Cafe", 0, 0.0, 0.0),
+        ("", "cat", 0, 0.0, 0.0),
+        ("the", "a!", 1, 0.0, 1.0),  # nothing against nothing: in 1.1 it matches exactly all the same
     ],
 )
-def test_exact_match_and_f1(gold: str, said: str, exact: int, f1: float) -> None:
-    assert exact_match(gold, said) == exact
-    assert token_f1("1.1", gold, said) == token_f1("2.0", gold, said) == pytest.approx(f1, abs=1e-15)
-
-
-def test_nothing_against_nothing_is_right_in_2_alone() -> None:
-    assert token_f1("2.0", "", "") == token_f1("2.0", "the", "a!") == 1.0
-    assert token_f1("1.1", "the", "a!") == 0.0  # where it matches exactly all the same
-    assert exact_match("the", "a!") == 1
-    assert token_f1("2.0", "", "cat") == token_f1("2.0", "cat", "") == 0.0
+def test_exact_match_and_f1(gold: str, said: str, exact: int, f1: float, f1_of_2: float) -> None:
+    for one, other in ((gold, said), (said, gold)):
+        assert exact_match(one, other) == exact
+        assert token_f1("1.1", one, other) == pytest.approx(f1, abs=1e-15)
+        assert token_f1("2.0", one, other) == pytest.approx(f1_of_2, abs=1e-15)
 
 
 def test_version_1_takes_the_best_gold_and_counts_what_is_missing(tmp_path: Path) -> None:
@@ -154,44 +154,24 @@ def test_version_2_gives_the_figures_of_a_second_statement(
     assert evaluate_2(asked, said, odds, limit) == pytest.approx(plain_figures(asked, said, odds, limit))
 
 
-def test_version_2_has_the_keys_of_the_official_script_in_its_order(tmp_path: Path) -> None:
-    asked = questions(tmp_path, [item("a", "x", ["red"], True), item("b", "x", [], True)])
-    groups = [f"{prefix}{name}" for prefix in ("", "HasAns_", "NoAns_") for name in ("exact", "f1", "total")]
-    best = ["best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"]
-    assert list(evaluate_2(asked, {"a": "", "b": ""})) == groups
-    found = evaluate_2(asked, {"a": "red", "b": "red"}, {"a": -1.0, "b": 0.25}, 0.0)
-    assert list(found) == groups + best
-    assert found["exact"] == found["best_f1"] == 100.0  # b is emptied by its odds
-    assert found["best_f1_thresh"] == -1.0
-    only = evaluate_2(asked[:1], {"a": "red"})
-    assert list(only) == groups[:6]
-
-
-def test_a_threshold_of_nothing_better_than_silence_is_zero(tmp_path: Path) -> None:
-    asked = questions(tmp_path, [item("a", "x", ["red"], True), item("b", "x", [], True)])
-    found = evaluate_2(asked, {"a": "blue", "b": "blue"}, {"a": 5.0, "b": 4.0})
-    assert (found["best_exact"], found["best_exact_thresh"]) == (50.0, 0.0)
-
-
 # Files
 
 
 def test_questions_of_a_paragraph_share_their_context(tmp_path: Path) -> None:
-    path = write_squad(
-        tmp_path / "d.json", [article("t", [("red été", [item("a", "q", ["été"]), item("b", "r", ["red"])])])]
-    )
+    """And a question of blanks is one: the official training file has it."""
+    asked = [item("a", "q", ["été"]), item("b", "   ", ["red"])]
+    path = write_squad(tmp_path / "d.json", [article("t", [("red été", asked)])])
     squad = read_squad(path)
     first, second = squad.questions
     assert squad.version == "1.1"
     assert first.context is second.context
     assert (first.golds[0].text, first.golds[0].start, first.article) == ("été", 4, "t")
-    assert second.where == f"{path}: data[0].paragraphs[0].qas[1]"
+    assert (second.text, second.where) == ("   ", f"{path}: data[0].paragraphs[0].qas[1]")
 
 
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path: Path, mark: str) -> None:
+def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path: Path) -> None:
     path = write_squad(tmp_path / "d.json", [article("t", [("red", [item("a", "q", ["red"])])])])
-    path.write_bytes((mark + path.read_text()).replace("\n", "\r\n").encode())
+    path.write_bytes(("\ufeff" + path.read_text()).replace("\n", "\r\n").encode())
     assert len(read_squad(path).questions) == 1
 
 
@@ -249,23 +229,13 @@ def qa(data: Any) -> Any:
     return paragraph(data)["qas"][0]
 
 
-def test_a_question_of_blanks_is_read(tmp_path: Path) -> None:
-    """The official training file has one."""
-    path = write_squad(tmp_path / "d.json", [article("t", [("red", [item("a", "   ", ["red"])])])])
-    assert read_squad(path).questions[0].text == "   "
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe\x00", b"PAR1 and no more", b"[" * 100_000])
-def test_files_of_something_else_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "d.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"d\.json"):
-        read_squad(tmp_path / "d.json")
-
-
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    for content in (b"", b"{", b"[1]", b"\xff\xfe\x00", b"PAR1 and no more", b"[" * 100_000):
+        path.write_bytes(content)
+        assert "d.json" in refusal(read_squad, path)
     for path in (tmp_path, tmp_path / "none.json"):
-        with pytest.raises(UserError, match=f"{path}: cannot be read"):
-            read_squad(path)
+        assert f"{path}: cannot be read" in refusal(read_squad, path)
 
 
 def hub_rows(golds: list[list[str]]) -> dict[str, list[Any]]:
@@ -309,15 +279,101 @@ def test_a_fault_of_parquet_is_named_with_its_row(tmp_path: Path, change: Any, m
         read_squad(tmp_path / "d.parquet")
 
 
-@pytest.mark.parametrize("content", ['["a"]', '{"a": 1}', '{"a": null}', "no"])
-def test_predictions_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "p.json").write_text(content)
-    with pytest.raises(UserError, match=r"p\.json: "):
-        read_by_id(tmp_path / "p.json", str, "answers")
+def test_predictions_and_odds_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    for content in ('["a"]', '{"a": 1}', '{"a": null}', "no"):
+        path.write_text(content)
+        assert "p.json: " in refusal(read_by_id, path, str, "answers")
+    for content in ('{"a": "1"}', '{"a": true}', '{"a": NaN}'):
+        path.write_text(content)
+        with pytest.raises(UserError, match=r"p\.json: 'a': .* stands where odds are expected"):
+            read_by_id(path, float, "odds")
 
 
-@pytest.mark.parametrize("content", ['{"a": "1"}', '{"a": true}', '{"a": NaN}'])
-def test_odds_that_are_no_numbers_are_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "o.json").write_text(content)
-    with pytest.raises(UserError, match=r"o\.json: 'a': .* stands where odds are expected"):
-        read_by_id(tmp_path / "o.json", float, "odds")
+# evaluate_squad.py as a user types it
+
+
+Typed = Callable[..., tuple[int, Any, str]]
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
+    """The command in this process: its exit code, the figures and what was said."""
+
+    def call(*arguments: object) -> tuple[int, Any, str]:
+        code = evaluate_squad.main([*map(str, arguments)])
+        printed, said = capsys.readouterr()
+        return code, json.loads(printed) if printed else None, said
+
+    return call
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    """SQuAD 1.1 with an accent, an article and several golds."""
+    items = [item("a", "q", ["the Été", "Été de 1858"]), item("b", "q", ["1858"])]
+    return write_squad(tmp_path / "dev-v1.1.json", [article("t", [("the Été de 1858", items)])])
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    """SQuAD 2.0 with a question that has no answer."""
+    items = [item("a", "q", ["Été"], True), item("b", "q", [], True)]
+    return write_squad(tmp_path / "dev-v2.0.json", [article("t", [("the Été de 1858", items)])])
+
+
+def test_version_1_counts_and_names_what_is_missing(typed: Typed, first: Path, tmp_path: Path) -> None:
+    predictions = write(tmp_path / "p.json", {"a": "été!", "z1": "", "z2": "", "z3": "", "z4": ""})
+    code, figures, said = typed(first, predictions)
+    assert code == 0
+    assert figures == {"exact_match": 50.0, "f1": 50.0}
+    assert "no answer for 1 id (b): counted as wrong" in said
+    assert "4 ids (z1, z2, z3, …) no question of" in said
+
+
+def test_version_2_with_odds_has_best_thresholds(typed: Typed, second: Path, tmp_path: Path) -> None:
+    predictions = write(tmp_path / "p.json", {"a": "the été", "b": "1858"})
+    groups = [f"{prefix}{name}" for prefix in ("", "HasAns_", "NoAns_") for name in ("exact", "f1", "total")]
+    figures = typed(second, predictions)[1]
+    assert (list(figures), figures["exact"]) == (groups, 50.0)
+    odds = write(tmp_path / "o.json", {"a": -3, "b": 0.5})
+    out = tmp_path / "figures.json"
+    code, figures, said = typed(second, predictions, "--null-odds", odds, "--na-prob-thresh", "0.25", "--out", out)
+    assert (code, said) == (0, "")
+    assert figures == json.loads(out.read_text())
+    assert list(figures) == [*groups, *(f"best_{name}{end}" for name in ("exact", "f1") for end in ("", "_thresh"))]
+    assert figures["exact"] == figures["NoAns_f1"] == figures["best_f1"] == 100.0
+    assert figures["best_exact_thresh"] == -3
+    assert typed(second, predictions, "--null-odds", odds)[1]["exact"] == 50.0  # 1.0 is the official threshold
+
+
+def test_version_2_refuses_missing_predictions_and_odds(typed: Typed, second: Path, tmp_path: Path) -> None:
+    code, figures, said = typed(second, write(tmp_path / "p.json", {"a": ""}))
+    assert (code, figures) == (2, None)
+    assert "p.json: no answer for 1 id (b) of" in said
+    whole = write(tmp_path / "p.json", {"a": "", "b": ""})
+    code, _, said = typed(second, whole, "--null-odds", write(tmp_path / "o.json", {"b": 1}))
+    assert code == 2
+    assert "o.json: no odds for 1 id (a) of" in said
+
+
+def test_what_cannot_be_scored_is_refused(typed: Typed, first: Path, tmp_path: Path) -> None:
+    predictions, garbage = write(tmp_path / "p.json", {"a": "", "b": ""}), tmp_path / "garbage"
+    garbage.write_bytes(b"\x00{")
+    for arguments, message in (
+        ((garbage, predictions), "garbage: not a whole JSON file"),
+        ((first, garbage), "garbage: not a whole JSON file"),
+        ((first, tmp_path / "none.json"), "none.json: cannot be read: No such file"),
+        ((first, first), "dev-v1.1.json: 'data'"),
+        ((first, predictions, "--null-odds", predictions), "--null-odds: "),
+        ((first, predictions, "--out", tmp_path / "p.json" / "out.json"), "out.json: cannot be written"),
+    ):
+        code, figures, said = typed(*arguments)
+        assert (code, figures) == (2, None)
+        assert said.startswith("error: ")
+        assert message in said

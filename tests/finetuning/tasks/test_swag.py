@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.commands import refusal
 from support.tasks import CUTTER, labels, laid_out, saying
 
 from data_prep.common.errors import UserError
@@ -53,11 +54,7 @@ def test_an_item_is_one_pair_for_each_ending(swag: Path) -> None:
     assert labels(task.train) == [0, 1, 2, 3, 0, 1]
     assert (len(task.dev["dev"]), len(task.test["test"])) == (4, 3)
     assert task.test["test"].encode(np.array([0])).labels is None
-
-
-def test_long_items_are_cut_to_the_length(swag: Path) -> None:
-    lengths = open_task(swag, length=8).train.encode(np.arange(6)).sequences.pieces.lengths
-    assert lengths.max() == 8
+    assert open_task(swag, length=8).train.encode(np.arange(6)).sequences.pieces.lengths.max() == 8
 
 
 def test_accuracy_counts_the_right_endings(swag: Path, tmp_path: Path) -> None:
@@ -87,22 +84,16 @@ def test_one_file_alone_is_parted(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_told(swag: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"none: the train split is missing: neither train\.csv nor .*fetch\.py swag --out .*none fetches",
-    ):
+    with pytest.raises(UserError, match=r"none: the train split is missing: .*fetch\.py swag --out .*none fetches"):
         open_task(tmp_path / "none")
     (swag / "val.csv").rename(swag / "elsewhere.csv")
-    with pytest.raises(UserError, match=r"the dev split is missing: neither val\.csv nor dev\.csv"):
-        open_task(swag)
+    assert "the dev split is missing: neither val.csv nor dev.csv" in refusal(open_task, swag)
     write_items(swag / "val.csv", 2)
     content = (swag / "val.csv").read_text()
     (swag / "val.csv").write_text(content.replace("d.,1", "d.,4"))
-    with pytest.raises(UserError, match=r"val\.csv:3: unknown label '4'; the labels are 0, 1, 2, 3"):
-        open_task(swag)
+    assert "val.csv:3: unknown label '4'; the labels are 0, 1, 2, 3" in refusal(open_task, swag)
     (swag / "val.csv").write_text(content.replace("ending3", "ending4"))
-    with pytest.raises(UserError, match=r"val\.csv: no column 'ending3'; there is , video-id"):
-        open_task(swag)
+    assert "val.csv: no column 'ending3'; there is , video-id" in refusal(open_task, swag)
 
 
 @pytest.mark.realdata
