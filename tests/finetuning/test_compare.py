@@ -1,4 +1,4 @@
-"""Results of several models beside each other."""
+"""Results of several models beside each other, and GLUE's averages: the paper's numbers give the paper's average."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Told
 
+from finetuning.averages import collect_averages, compute_averages
 from finetuning.compare import main
+from finetuning.results import TaskResult
+from finetuning.session.report import describe_averages, write_results
 
 
 def write(folder: Path, runs: int = 1, dev: str = "200 rows, checksum 12", **scores: float | None) -> str:
@@ -29,15 +33,10 @@ def write(folder: Path, runs: int = 1, dev: str = "200 rows, checksum 12", **sco
     return str(folder)
 
 
-def rows_of(said: str) -> list[list[str]]:
-    return [line.split() for line in said.splitlines()]
-
-
-def test_scores_stand_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_stand_beside_each_other(tmp_path: Path, told: Told) -> None:
     one = write(tmp_path / "mini" / "glue", sst2=0.801, rte=0.5, mrpc=0.9)
     other = write(tmp_path / "base" / "glue", sst2=0.9, cola=None, mrpc=0.905)
-    assert main([one, other]) == 0
-    assert rows_of(capsys.readouterr().out) == [
+    assert [line.split() for line in told(main, one, other).splitlines()] == [
         ["task", "metric", "mini/glue", "base/glue", "difference", "by", "chance"],
         ["sst2", "accuracy", "80.1", "90.0", "+9.9", "±", "2.8"],
         ["rte", "accuracy", "50.0"],
@@ -50,51 +49,108 @@ def test_scores_stand_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFi
     ("unlike", "named"),
     [({"runs": 5}, "the best of 5 runs"), ({"dev": "180 rows, checksum 56"}, "other items in dev (200 rows")],
 )
-def test_what_is_not_alike_has_no_difference(
-    unlike: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([write(tmp_path / "a", sst2=0.8), write(tmp_path / "b", sst2=0.9, **unlike)]) == 0
-    _, row, note = capsys.readouterr().out.splitlines()
+def test_what_is_not_alike_has_no_difference(unlike: dict[str, Any], named: str, tmp_path: Path, told: Told) -> None:
+    said = told(main, write(tmp_path / "a", sst2=0.8), write(tmp_path / "b", sst2=0.9, **unlike))
+    _, row, note = said.splitlines()
     assert row.split() == ["sst2", "accuracy", "80.0", "90.0"]
     assert note.startswith("sst2: not alike")
     assert named in note
 
 
-def test_what_has_no_results_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 2
-    assert f"{tmp_path}: no results.json" in capsys.readouterr().err
+def test_what_has_no_results_is_told(tmp_path: Path, told: Told) -> None:
+    assert f"{tmp_path}: no results.json" in told(main, tmp_path, code=2)
     (tmp_path / "results.json").write_text('{"task": "sst2", "metric": "accuracy", "score": 0.5}')
-    assert main([str(tmp_path)]) == 2
-    assert "name the folder above it" in capsys.readouterr().err
-    assert main([]) == 2
-    assert "python finetuning/compare.py runs/" in capsys.readouterr().err
+    assert "name the folder above it" in told(main, tmp_path, code=2)
+    assert "python finetuning/compare.py runs/" in told(main, code=2)
 
 
-def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_results_are_named(tmp_path: Path, told: Told) -> None:
     path = Path(write(tmp_path / "a", sst2=0.8)) / "results.json"
     whole = json.loads(path.read_text())
-    wrong: list[Any] = [
-        {"score": "x"},
-        {"score": float("nan")},
-        {"runs": []},
-        {"spreads": []},
-        {"spreads": {"dev": {"accuracy": "x"}}},
-        {"scores": {"dev": 1}},
-    ]
+    wrong: list[dict[str, Any]] = [{"score": "x"}, {"score": float("nan")}, {"runs": []}, {"spreads": []}]
+    wrong += [{"spreads": {"dev": {"accuracy": "x"}}}, {"scores": {"dev": 1}}]
     contents: list[Any] = [[], "x", None, {}, *({"sst2": {**whole["sst2"], **each}} for each in wrong)]
     for content in contents:
         path.write_text(json.dumps(content))
-        assert main([str(tmp_path / "a")]) == 2
-        assert f"{path}: no results of a command of finetuning/, or damaged" in capsys.readouterr().err
+        assert f"{path}: no results of a command of finetuning/, or damaged" in told(main, tmp_path / "a", code=2)
 
 
-def test_names_are_shown_as_they_are_and_files_lead_to_their_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_shown_as_they_are_and_files_lead_to_their_folders(tmp_path: Path, told: Told) -> None:
     names = [write(tmp_path / name, runs=runs, sst2=0.8) for name, runs in (("a", 1), ("[bold]b", 1), ("c", 2))]
-    assert main(names[:1]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["sst2", "accuracy", "80.0"]
-    assert main([f"{names[0]}/results.json", *names[1:]]) == 0
-    head, _, note = capsys.readouterr().out.splitlines()
+    assert told(main, names[0]).splitlines()[1].split() == ["sst2", "accuracy", "80.0"]
+    head, _, note = told(main, f"{names[0]}/results.json", *names[1:]).splitlines()
     assert "[bold]b" in head
     assert note.startswith("sst2: not alike (c): one run and the best of 2")
+
+
+# GLUE's averages
+
+
+PAPERS = {  # Devlin et al., October 2018, Table 1, in its order, with the average that it prints
+    "gpt": (82.1, 81.4, 70.3, 88.1, 91.3, 45.4, 80.0, 82.3, 56.0, 75.2),
+    "base": (84.6, 83.4, 71.2, 90.1, 93.5, 52.1, 85.8, 88.9, 66.4, 79.6),
+    "large": (86.7, 85.9, 72.1, 91.1, 94.9, 60.5, 86.5, 89.3, 70.1, 81.9),
+}
+TASKS = ("qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
+FIGURES = {"qqp": "f1", "mrpc": "f1", "stsb": "spearman"}
+
+
+def result(task: str, metric: str = "accuracy", **dev: dict[str, float]) -> TaskResult:
+    spreads = {split: dict.fromkeys(figures, 0.02) for split, figures in dev.items()}
+    score = next(iter(dev.values()))[metric]
+    return TaskResult(task=task, metric=metric, score=score, scores=dev, spreads=spreads, runs={})
+
+
+def glue(row: tuple[float, ...], wnli: float | None = 65.1) -> dict[str, TaskResult]:
+    """Results with a row of the paper's table; where runs are compared by another figure, that is 10 points lower."""
+    matched, mismatched, *others = (value / 100 for value in row[:9])
+    found = {"mnli": result("mnli", dev_matched={"accuracy": matched}, dev_mismatched={"accuracy": mismatched})}
+    for task, value in zip(TASKS, others, strict=True):
+        if figure := FIGURES.get(task):
+            found[task] = result(task, "average", dev={figure: value, "average": value - 0.1})
+        else:
+            found[task] = result(task, dev={"accuracy": value})
+    return found if wnli is None else {**found, "wnli": result("wnli", dev={"accuracy": wnli / 100})}
+
+
+def test_every_task_weighs_the_same_for_the_leaderboard() -> None:
+    row, results = PAPERS["base"], glue(PAPERS["base"])
+    others = [value - 10 * (task in FIGURES) for task, value in zip(TASKS, row[2:], strict=False)]
+    eight, found = (row[0] + row[1]) / 2 + sum(others), collect_averages(results)
+    assert 100 * found["average without wnli"] == pytest.approx(eight / 8)
+    assert 100 * found["average"] == pytest.approx((eight + 65.1) / 9)
+    chance = compute_averages(results)[0].chance  # that of all tasks together
+    assert chance == pytest.approx((8 * 0.02**2 + 2 * 0.01**2) ** 0.5 / 9)
+
+
+def test_what_is_missing_has_no_average_and_is_named() -> None:
+    without = compute_averages(glue(PAPERS["base"], wnli=None))
+    assert [average.missing for average in without] == [("wnli",), (), ()]
+    lost = glue(PAPERS["base"])
+    lost["rte"] = lost["rte"].model_copy(update={"score": None, "scores": {}})
+    lost["mnli"] = result("mnli", dev_matched={"accuracy": 0.8})
+    assert {average.missing for average in compute_averages(lost)} == {("mnli", "rte")}, "a half of MNLI is not MNLI"
+    assert collect_averages(lost) == {}
+
+
+def test_the_console_has_averages_and_says_what_they_lack() -> None:
+    row = PAPERS["base"]
+    assert next(describe_averages([*glue(row).values()])).startswith("average: 7")
+    known, paper, lacking = describe_averages([*glue(row, wnli=None).values()])
+    assert known.startswith("average without wnli: 7")
+    assert paper.startswith("average as in the paper: 79.6 ± 0.")
+    assert lacking == "no average of all tasks: wnli missing"
+    assert list(describe_averages([glue(row)["rte"]])) == [], "who asks for one task wants no average"
+
+
+def test_averages_of_folders_stand_beside_each_other(tmp_path: Path, told: Told) -> None:
+    for name, row in PAPERS.items():
+        (tmp_path / name).mkdir()
+        write_results([*glue(row, wnli=None if name == "gpt" else 65.1).values()], tmp_path / name)
+        kept = json.loads((tmp_path / name / "results.json").read_text())
+        assert kept["averages"]["average as in the paper"] == pytest.approx(row[-1] / 100, abs=5e-4)
+        assert kept["rte"]["score"] == row[8] / 100
+    lines = told(main, *(tmp_path / name for name in PAPERS)).splitlines()
+    paper = ["average", "as", "in", "the", "paper", "75.2", "79.6", "81.9", "+6.7", "±", "0.9"]
+    assert [line.split() for line in lines if "paper" in line] == [paper]
+    assert "average: gpt has none: wnli missing" in lines

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from support.commands import refusal
 
-from data_prep.common.errors import UserError
+from finetuning.reference import PAGE, page
 from finetuning.settings import FORM, FineTuning, load_settings
 
 assert FORM.folder is not None
@@ -16,9 +17,7 @@ OURS = sorted(RECIPES.glob("*.toml"))
 
 
 def faults(recipe: str | Path, *overrides: str) -> list[str]:
-    with pytest.raises(UserError) as caught:
-        load_settings(recipe, overrides)
-    return str(caught.value).splitlines()
+    return refusal(load_settings, recipe, overrides).splitlines()
 
 
 def test_a_recipe_has_a_name_and_flags_change_it() -> None:
@@ -37,21 +36,22 @@ def test_there_is_a_recipe_for_every_kind_of_task() -> None:
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
-def test_every_number_of_a_recipe_has_its_source(path: Path) -> None:
+def test_every_number_of_a_recipe_has_its_source_and_is_kept(path: Path, tmp_path: Path) -> None:
+    """What a run keeps of its recipe reads back the same."""
     lines = path.read_text().splitlines()
     values = [line for line in lines if re.match(r"\w+ = .*\d", line)]
     assert not [line for line in values if " # " not in line]
     legend = " ".join(line for line in lines if line.startswith("#")).lower()
     sources = {source for line in values for source in re.findall(r"# (\w+)", line)} - {"ours"}
     assert not [source for source in sources if f'"{source.lower()}"' not in legend]
-
-
-@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
-def test_what_a_run_keeps_of_its_recipe_reads_back_the_same(path: Path, tmp_path: Path) -> None:
-    settings = load_settings(path)
-    kept = tmp_path / "recipe.toml"
+    settings, kept = load_settings(path), tmp_path / "recipe.toml"
     kept.write_text(settings.as_toml())
     assert load_settings(kept) == settings
+
+
+def test_the_page_is_up_to_date() -> None:
+    """`make recipes-page` writes it anew."""
+    assert PAGE.read_text(encoding="utf-8") == page()
 
 
 def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
@@ -71,15 +71,12 @@ def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_recipe_that_is_not_there_names_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_or_a_gpu_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert faults("gleu") == [
         "--recipe gleu: no such file, and no recipe of this name; did you mean glue?",
         f"there is {', '.join(path.stem for path in OURS)}",
     ]
-
-
-def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^--parallel.device = \"cuda\": no GPU is found here"):
-        load_settings("glue", ["--parallel.device", "cuda"], device="cpu")
+    refused = refusal(load_settings, "glue", ["--parallel.device", "cuda"], device="cpu")
+    assert refused.startswith('--parallel.device = "cuda": no GPU is found here')
     assert load_settings("glue", ["--parallel.device", "cuda"]) != FineTuning()

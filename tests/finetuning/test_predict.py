@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +15,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from safetensors.torch import load_file, save_file
 from support.commands import start
-from support.fine_tuned_models import LABELS, MODELS
-from support.transformers_models import PIECES, SHAPE, their_model
-from transformers import (
-    AutoTokenizer,
-    BertForMaskedLM,
-)
+from support.fine_tuned_models import LABELS, MODELS, Ask
+from support.transformers_models import PIECES, SHAPE, change_weights, their_model
+from transformers import AutoTokenizer, BertForMaskedLM
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
@@ -69,17 +64,6 @@ def pick_their_logits(kind: Kind, folder: Path, row: Any) -> Any:
     return model(**tokenizer(row, **settings)).logits[0].numpy()
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_logits_are_those_of_transformers(kind: Kind, folders: dict[Kind, Path]) -> None:
-    model = load(folders[kind], "fp32")
-    rows = ROWS[kind]
-    fields = model.name_fields(rows[0])
-    items = model.make_items([model.find_texts(row, fields) for row in rows])
-    logits = model.logits(items)
-    expected = [pick_their_logits(kind, folders[kind], row).reshape(-1, logits.values.shape[1]) for row in rows]
-    np.testing.assert_allclose(logits.values, np.concatenate(expected), atol=1e-5)
-
-
 def softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(torch.from_numpy(logits).double().softmax(-1))
 
@@ -93,14 +77,10 @@ def lines_of(kind: Kind) -> str:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_command_line_answers_as_transformers_does(
-    kind: Kind, folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    kind: Kind, folders: dict[Kind, Path], ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines_of(kind).encode())))
-    assert predict.main([str(folders[kind]), "--dtype", "fp32"]) == 0
-    printed, errors = capfd.readouterr()
-    assert errors == ""
-    answers = [json.loads(line) for line in printed.splitlines()]
-    assert len(answers) == len(ROWS[kind])
+    answers = [json.loads(line) for line in ask(kind, "--dtype", "fp32").splitlines()]
     for row, answer in zip(ROWS[kind], answers, strict=True):
         check_answer(kind, row, answer, pick_their_logits(kind, folders[kind], row))
 
@@ -231,30 +211,23 @@ def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch
     assert answers == model(texts)
 
 
-def test_a_model_that_is_not_fine_tuned_is_told_how(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    their_model(BertForMaskedLM).save_pretrained(tmp_path / "model")
-    Vocabulary(PIECES, cased=False).write(tmp_path / "model")
-    assert predict.main([str(tmp_path / "model")]) == 2
-    error = capfd.readouterr().err
+def test_what_cannot_answer_is_refused(
+    folders: dict[Kind, Path], ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is not fine-tuned or whose weights are no numbers, folders and files that are missing, and a GPU."""
+    plain, broken, none = tmp_path / "model", tmp_path / "broken", tmp_path / "none.txt"
+    their_model(BertForMaskedLM).save_pretrained(plain)
+    Vocabulary(PIECES, cased=False).write(plain)
+    shutil.copytree(folders["classes"], broken)
+    change_weights(broken, lambda weights: weights["classifier.weight"][0].fill_(float("nan")))
+    error = ask(plain, code=2)
     assert "not fine-tuned" in error
-    assert f"python finetuning/run_glue.py --model {tmp_path / 'model'}" in error
-
-
-def test_missing_folders_and_files(
-    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert predict.main([str(tmp_path / "none")]) == 2
-    assert f"{tmp_path / 'none'}: no such folder" in capfd.readouterr().err
-    assert predict.main([str(folders["classes"]), str(tmp_path / "a.txt")]) == 2
-    assert f"{tmp_path / 'a.txt'}: no such file" in capfd.readouterr().err
-
-
-def test_a_gpu_that_is_not_there(
-    folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    assert f"python finetuning/run_glue.py --model {plain}" in error
+    assert ask(broken, code=2) == f"error: {broken}: classifier.weight has values that are no numbers\n"
+    assert f"{none}: no such folder" in ask(none, code=2)
+    assert f"{none}: no such file" in ask("classes", none, code=2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert predict.main([str(folders["classes"]), "--device", "cuda"]) == 2
-    assert "PyTorch finds no GPU here" in capfd.readouterr().err
+    assert "PyTorch finds no GPU here" in ask("classes", "--device", "cuda", code=2)
 
 
 def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_path: Path) -> None:
@@ -262,39 +235,22 @@ def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_
     assert load(tmp_path)(["a"]) == load(folders["classes"])(["a"])
     for name in ("rte", "sst2"):
         copied(folders["classes"], tmp_path / "glue" / name / "model", length=20)
-    with pytest.raises(
-        UserError, match=f"several tasks; name one of them:\n    {tmp_path / 'glue' / 'rte'}\n    .*sst2$"
-    ):
+    told = f"several tasks; name one of them:\n    {tmp_path / 'glue' / 'rte'}\n    .*sst2$"
+    with pytest.raises(UserError, match=told):
         load(tmp_path / "glue")
     assert load(folders["classes"])([]) == []
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
-def test_fewer_bits_say_nearly_the_same(
-    dtype: str, folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_fewer_bits_say_nearly_the_same(dtype: str, folders: dict[Kind, Path], ask: Ask, tmp_path: Path) -> None:
     if dtype == "int8" and not torch.cpu._is_vnni_supported():
         pytest.skip("no products of bytes here")
     (tmp_path / "a.txt").write_text(lines_of("classes"))
-    assert predict.main([str(folders["classes"]), str(tmp_path / "a.txt"), "--dtype", dtype]) == 0
-    fewer = [json.loads(line)["probabilities"] for line in capfd.readouterr().out.splitlines()]
+    said = ask("classes", tmp_path / "a.txt", "--dtype", dtype)
+    fewer = [json.loads(line)["probabilities"] for line in said.splitlines()]
     exact = [row["probabilities"] for row in load(folders["classes"], "fp32")(TEXTS)]
     assert fewer != exact
     assert fewer == [{name: pytest.approx(share, abs=0.1) for name, share in row.items()} for row in exact]
-
-
-def test_a_model_that_is_no_number_answers_nothing(
-    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    model = shutil.copytree(folders["classes"], tmp_path / "model")
-    weights = load_file(model / "model.safetensors")
-    weights["classifier.weight"][0, 0] = float("nan")
-    save_file(weights, model / "model.safetensors")
-    (tmp_path / "a.txt").write_text("a\n")
-    assert predict.main([str(model), str(tmp_path / "a.txt")]) == 2
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err == f"error: {model}: classifier.weight has values that are no numbers\n"
 
 
 @pytest.mark.slow
@@ -307,18 +263,3 @@ def test_a_closed_pipe_ends_it_without_a_word(folders: dict[Kind, Path], tmp_pat
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait() == -signal.SIGPIPE
-
-
-def test_ctrl_c_ends_it_without_a_word(folders: dict[Kind, Path]) -> None:
-    """While it waits for more rows than it has answered."""
-    process = start([*ENTRY, str(folders["score"]), "--dtype", "fp32"], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdin.write("a b\n" * predict.ROWS)
-    process.stdin.flush()
-    [expected] = load(folders["score"], "fp32")(["a b"])
-    assert json.loads(process.stdout.readline()) == {"score": pytest.approx(expected["score"], abs=1e-5)}
-    process.send_signal(signal.SIGINT)
-    assert process.stderr.read() == ""
-    assert process.wait() == -signal.SIGINT

@@ -1,13 +1,27 @@
-"""The files that predict.py reads and writes: their forms, their faults, and what stands beside the answers."""
+"""The files that predict.py reads and writes, and answers for a program that waits for each of them."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT
+from support.commands import start, wait_for
+from support.fine_tuned_models import Ask
+from support.processes import free_port
 
 from finetuning import predict
 from finetuning.prediction import load
@@ -28,30 +42,27 @@ pytest_plugins = ["support.fine_tuned_models"]
         ("a.jsonl", '{"text": "a b"}\n{"text": "c", "more": 1}\n'),
     ],
 )
-def test_files_of_every_form(
-    name: str, content: str, folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_every_form(name: str, content: str, folders: dict[Kind, Path], ask: Ask, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode())
-    assert predict.main([str(folders["score"]), str(tmp_path / name)]) == 0
-    answers = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert answers == load(folders["score"])(["a b", "c"])
+    assert read(ask("score", tmp_path / name)) == load(folders["score"])(["a b", "c"])
+
+
+def read(printed: str) -> list[Any]:
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 def test_parquet_is_read_some_rows_at_a_time(
-    folders: dict[Kind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folders: dict[Kind, Path], ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predict, "ROWS", 2)
     sentences = [["a", "word1"], ["b"], ["c", "d", "word2"]]
     pq.write_table(pa.table({"id": [1, 2, 3], "tokens": sentences}), tmp_path / "a.parquet")
-    assert predict.main([str(folders["tags"]), str(tmp_path / "a.parquet")]) == 0
-    answers = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    answers = read(ask("tags", tmp_path / "a.parquet"))
     assert [answer["words"] for answer in answers] == sentences
     assert answers == load(folders["tags"])(sentences)
 
 
-def test_parquet_that_cannot_be_read(
-    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_parquet_that_cannot_be_read(ask: Ask, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None]}), tmp_path / "null.parquet")
     pq.write_table(pa.table({"review": ["a"]}), tmp_path / "other.parquet")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "other.parquet").read_bytes()[:-9])
@@ -60,42 +71,37 @@ def test_parquet_that_cannot_be_read(
         "other.parquet": "other.parquet: row 1: no field 'text'; there is: review",
         "cut.parquet": "cut.parquet: not a whole Parquet file",
     }.items():
-        assert predict.main([str(folders["classes"]), str(tmp_path / name)]) == 2
-        assert message in capfd.readouterr().err
-    assert predict.main([str(folders["classes"]), "--format", "parquet"]) == 2
-    assert "standard input: Parquet is read from its end, so name a file" in capfd.readouterr().err
+        assert message in ask("classes", tmp_path / name, code=2)
+    message = "standard input: Parquet is read from its end, so name a file"
+    assert message in ask("classes", "--format", "parquet", code=2)
 
 
-def test_columns_for_spreadsheets(folders: dict[Kind, Path], tmp_path: Path) -> None:
+def test_columns_for_spreadsheets(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a b\nc\n\n")
     for kind in ("classes", "tags"):
         out = tmp_path / f"{kind}.tsv"
-        assert predict.main([str(folders[kind]), str(tmp_path / "a.txt"), "--tsv", "--out", str(out)]) == 0
+        ask(kind, tmp_path / "a.txt", "--tsv", "--out", out)
         header, *rows = [line.split("\t") for line in out.read_text().splitlines()]
-        assert len(rows) == 3
-        assert {len(row) for row in rows} == {len(header)}
+        assert [len(row) for row in rows] == [len(header)] * 3
     assert header == ["words", "tags", "probabilities"]
     assert rows[0][0] == "a b"
 
 
-def test_answers_take_the_place_of_nothing(
-    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_take_the_place_of_nothing(folders: dict[Kind, Path], ask: Ask, tmp_path: Path) -> None:
     questions, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
     questions.write_text("a b\n")
     (tmp_path / "link").symlink_to("in.txt")
-    command = [str(folders["classes"]), str(questions), "--out"]
-    for name in ("in.txt", "link"):
-        assert predict.main([*command, str(tmp_path / name), "--replace"]) == 2
-        assert f"{tmp_path / name}: is what is read" in capfd.readouterr().err
-    assert predict.main([*command, str(folders["classes"] / "config.json"), "--replace"]) == 2
+    places = {questions: "is what is read", tmp_path / "link": "is what is read"}
+    places[folders["classes"] / "config.json"] = "belongs to what is read"
+    for path, told in places.items():
+        assert f"{path}: {told}" in ask("classes", questions, "--out", path, "--replace", code=2)
     assert questions.read_text() == "a b\n"
-    assert [predict.main([*command, str(out)]) for _ in range(2)] == [0, 0]  # the same is renewed
-    assert predict.main([str(folders["score"]), str(questions), "--out", str(out)]) == 2
-    assert f"{out}: exists" in capfd.readouterr().err
-    assert predict.main([str(folders["score"]), str(questions), "--out", str(out), "--replace"]) == 0
+    for _ in range(2):  # the same is renewed
+        ask("classes", questions, "--out", out)
+    assert f"{out}: exists" in ask("score", questions, "--out", out, code=2)
+    ask("score", questions, "--out", out, "--replace")
     assert "score" in json.loads(out.read_text())
-    assert predict.main([*command, "/dev/null"]) == 0
+    ask("classes", questions, "--out", "/dev/null")
 
 
 def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
@@ -125,71 +131,117 @@ def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
         ("spans", "a.txt", "question\tcontext\tcontext\n", "a.txt:1: two columns have the name 'context'"),
         ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: 1 text; there should be 2: question, context"),
         ("tags", "a.jsonl", '{"tokens": [1]}\n', "a.jsonl:1: 'tokens' should be a text or a list of words"),
+        ("classes", "a.txt", "a\nM\udcfcnchen\n", "a.txt:2: not UTF-8"),
+        ("classes", "a.txt", "\udc89PNG\r\n\x1a\n\0\0\0\rIHDR", "a.txt: a PNG image"),
     ],
 )
-def test_faults_name_their_line(
-    kind: Kind,
-    name: str,
-    content: str,
-    message: str,
-    folders: dict[Kind, Path],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_faults_name_their_line(kind: Kind, name: str, content: str, message: str, ask: Ask, tmp_path: Path) -> None:
     """And write nothing into a file."""
-    (tmp_path / name).write_text(content)
-    out = tmp_path / "out.jsonl"
-    assert predict.main([str(folders[kind]), str(tmp_path / name), "--out", str(out)]) == 2
-    assert message in capfd.readouterr().err
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    assert message in ask(kind, tmp_path / name, "--out", tmp_path / "out.jsonl", code=2)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_what_was_asked_beside_the_answers(
-    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    folders: dict[Kind, Path], ask: Ask, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.tsv").write_text("id\ttext\tlabel\n7\ta b\tO\n8\t\tX\n")
     (tmp_path / "b.txt").write_text("a\n")
-    command = ["--with-input", str(folders["classes"]), str(tmp_path / "a.tsv")]
-    assert predict.main(command) == 0
-    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    words = ("--with-input", tmp_path / "a.tsv")
+    rows = read(ask("classes", *words))
     assert [row.pop("input") for row in rows] == [
         {"id": "7", "text": "a b", "label": "O"},
         {"id": "8", "text": "", "label": "X"},
     ]
     assert rows == load(folders["classes"])(["a b", ""])
-    assert predict.main(["--tsv", *command]) == 0
-    header, first, _ = (line.split("\t") for line in capfd.readouterr().out.splitlines())
+    header, first, _ = (line.split("\t") for line in ask("classes", *words, "--tsv").splitlines())
     assert header == ["id", "text", "input.label", "label", "probability", "O", "B-X", "I-X"]
     assert first[:4] == ["7", "a b", "O", rows[0]["label"]]
     (tmp_path / "a.tsv").write_text("id\ttext\tlabel\n7\ta b\tO\n\n")
-    assert predict.main(["--tsv", *command]) == 0
-    assert [line.split("\t")[0] for line in capfd.readouterr().out.splitlines()] == ["id", "7", ""]
-    assert predict.main(["--tsv", *command, str(tmp_path / "b.txt")]) == 2
-    assert "b.txt: other columns" in capfd.readouterr().err
+    assert [line.split("\t")[0] for line in ask("classes", *words, "--tsv").splitlines()] == ["id", "7", ""]
+    assert predict.main([str(folders["classes"]), "--tsv", *map(str, words), str(tmp_path / "b.txt")]) == 2
+    assert "b.txt: other columns" in capfd.readouterr().err  # after answers to the first
 
 
-def test_words_apart_are_one_text(folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_words_apart_are_one_text(folders: dict[Kind, Path], ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\tb\n")
-    assert predict.main(["--with-input", "--format", "tabs", str(folders["tags"]), str(tmp_path / "a.txt")]) == 0
-    answer = json.loads(capfd.readouterr().out)
+    [answer] = read(ask("tags", "--with-input", "--format", "tabs", tmp_path / "a.txt"))
     assert answer.pop("input") == {"tokens": "a b"}
     assert answer == load(folders["tags"])([["a", "b"]])[0]
 
 
-@pytest.mark.parametrize("sentence", ["a fine film", "a long one, " * 50, "It cost 3.50 dollars"])
-def test_a_sentence_is_no_file(sentence: str, folders: dict[Kind, Path], capfd: pytest.CaptureFixture[str]) -> None:
-    assert predict.main([str(folders["classes"]), sentence]) == 2
-    assert f"echo '{sentence}' | python finetuning/predict.py {folders['classes']}" in capfd.readouterr().err
+def test_a_sentence_is_no_file(folders: dict[Kind, Path], ask: Ask) -> None:
+    for sentence in ("a fine film", "a long one, " * 50, "It cost 3.50 dollars"):
+        told = f"echo '{sentence}' | python finetuning/predict.py {folders['classes']}"
+        assert told in ask("classes", sentence, code=2)
 
 
-def test_text_that_is_not_utf8_names_its_line(
-    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.txt").write_bytes(b"a\nM\xfcnchen\n")
-    assert predict.main([str(folders["classes"]), str(tmp_path / "a.txt")]) == 2
-    assert "a.txt:2: not UTF-8" in capfd.readouterr().err
-    (tmp_path / "a.txt").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
-    assert predict.main([str(folders["classes"]), str(tmp_path / "a.txt")]) == 2
-    said = capfd.readouterr().err
-    assert "a.txt: a PNG image" in said
-    assert "iconv" not in said
+# Through a pipe, and over HTTP as docs/predicting.md shows
+
+
+TEXTS = ["a fine film", "", "word1 word2 xyz?"]
+
+
+@pytest.fixture
+def model(folders: dict[Kind, Path]) -> Path:
+    return folders["classes"]
+
+
+def test_each_row_of_a_pipe_is_answered_before_the_next_and_ctrl_c_ends_it_without_a_word(model: Path) -> None:
+    asked = start([sys.executable, str(ROOT / "finetuning" / "predict.py"), str(model), "--flush"], stdin=PIPE)
+    assert asked.stdin is not None
+    assert asked.stdout is not None
+    assert asked.stderr is not None
+    for text, answer in zip(TEXTS, load(model)(TEXTS), strict=True):
+        asked.stdin.write(f"{text}\n")
+        asked.stdin.flush()
+        assert json.loads(asked.stdout.readline())["label"] == answer["label"]
+    asked.send_signal(signal.SIGINT)
+    assert asked.stderr.read() == ""
+    assert asked.wait() == -signal.SIGINT
+
+
+def ask_at_once(port: int, clients: int, body: bytes) -> set[bytes]:
+    """What the server answers clients that are all connected before the first of them asks."""
+    request = b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(clients)]
+        for each in opened:
+            each.sendall(request)
+        return {each.makefile("rb").read().partition(b"\r\n\r\n")[2] for each in opened}
+
+
+@pytest.mark.slow
+def test_the_server_of_the_page_answers(model: Path, tmp_path: Path) -> None:
+    page, port = (ROOT / "docs" / "predicting.md").read_text(), free_port()
+    (code,) = (block for block in page.split("```python\n") if "HTTPServer" in block)
+    code = code.partition("```")[0].replace("runs/seeds/sst2/model", str(model)).replace("8000", str(port))
+    assert len([line for line in code.splitlines() if line]) <= 25
+    (tmp_path / "server.py").write_text(code)
+    place = {**os.environ, "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen([sys.executable, tmp_path / "server.py"], env=place, stderr=subprocess.DEVNULL)
+
+    def ask(rows: object = TEXTS) -> list[dict[str, object]]:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}", json.dumps(rows).encode())
+        with urllib.request.urlopen(request, timeout=30) as found:
+            answers: list[dict[str, object]] = json.load(found)
+            return answers
+
+    def answers() -> bool:
+        assert server.poll() is None
+        try:
+            return len(ask()) == len(TEXTS)
+        except OSError:
+            return False
+
+    try:
+        wait_for(answers)
+        assert [each["label"] for each in ask()] == [each["label"] for each in load(model)(TEXTS)]
+        for wrong in ({"text": "a"}, "ab", 5, [5], [None], [{"other": "a"}], [["a", "b", "c"]], ["a", ["b", "c"]]):
+            with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+                ask(wrong)
+            assert json.load(refused.value)["error"]
+        assert ask_at_once(port, 300, json.dumps(TEXTS[:1]).encode()) == {json.dumps(ask(TEXTS[:1])).encode()}
+    finally:
+        server.kill()
+        server.wait()

@@ -9,11 +9,9 @@ import pytest
 from support.beside_trainer import FP32, Trial, open_task, our_losses, our_score, their_losses, their_score
 
 from benchmarks.fine_tuning import make_model
-from benchmarks.texts import write_demo_task
 from finetuning.settings import load_settings
 
 pytest.importorskip("accelerate")
-pytestmark = pytest.mark.slow
 
 
 def largest_difference(one: list[float], other: list[float], steps: int) -> float:
@@ -22,13 +20,14 @@ def largest_difference(one: list[float], other: list[float], steps: int) -> floa
 
 
 def test_the_same_batches_have_the_same_losses_and_others_have_others(tmp_path: Path) -> None:
-    data = write_demo_task(tmp_path / "data")
+    data = write_easy_task(tmp_path / "data")
     trial = Trial("sst2", make_model("tiny", data, tmp_path / "tiny"), data, 4, tmp_path)
     ours = our_losses(trial)
     assert largest_difference(ours, their_losses(trial), 4) < 1e-5
     assert largest_difference(ours, their_losses(trial, own_order=True), 4) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 @pytest.mark.parametrize("task", ["rte", "stsb"])
 def test_fifty_steps_have_the_losses_of_the_trainer(task: str, real_data: Path, tmp_path: Path) -> None:
@@ -46,6 +45,7 @@ def write_easy_task(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_both_sides_learn(tmp_path: Path) -> None:
     data = write_easy_task(tmp_path / "data")
     model = make_model("tiny", data, tmp_path / "tiny")

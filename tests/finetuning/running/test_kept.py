@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
+from support.beside_trainer import one_process
 from support.task_items import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 
 from data_prep.common.arrays import Array
-from data_prep.common.launchers import World
 from finetuning.inputs import Encoded, Items
 from finetuning.model.features import EncoderWeights, FeatureModel
 from finetuning.ragged import Ragged
@@ -28,12 +27,6 @@ from finetuning.settings import Features
 from pretraining.engine.step import GivenUpError
 from pretraining.huggingface.weights import Kind
 from pretraining.processes.context import Context
-from pretraining.processes.group import connect
-from pretraining.processes.stopping import Control
-from pretraining.processes.watchdog import Watch
-
-CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("leaves_group")
 
 
 @dataclass(frozen=True)
@@ -47,13 +40,6 @@ class Given(Items):
 
     def encode(self, numbers: Array) -> Encoded:
         return self.encoded.take(numbers)
-
-
-@pytest.fixture
-def context() -> Context:
-    world = World()
-    connect(world, CPU)
-    return Context(world, CPU, Console(file=StringIO()), Control(world), Watch(world))
 
 
 def model_of(kind: Kind = "classes", seed: int = 1) -> FeatureModel:
@@ -80,8 +66,9 @@ class Kept:
 
 
 @pytest.fixture
-def start(tmp_path: Path, context: Context) -> Kept:
-    return Kept(tmp_path, context)
+def start(tmp_path: Path) -> Iterator[Kept]:
+    with one_process() as context:
+        yield Kept(tmp_path, context)
 
 
 @pytest.mark.parametrize("kind", ["classes", "choice", "tags", "spans"])
@@ -128,18 +115,16 @@ TOLD = {"cut": "not a whole Arrow file", "flipped": "damaged"}
 def test_a_file_of_others_is_told_of_and_written_anew(what: str, start: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     model, items = model_of(), Given(items_of("classes"))
     start.keep(items, model)
+    content = bytearray(start.path.read_bytes())
+    content[len(content) // 2] ^= 1
     if what == "model":
         model = model_of(seed=5)
-    if what == "data":
+    elif what == "data":
         items = Given(changed_text(items.encoded))
-    if what == "format":
+    elif what == "format":
         monkeypatch.setattr(kept, "FORMAT", kept.FORMAT + 1)
-    if what == "cut":
-        start.path.write_bytes(start.path.read_bytes()[:-20])
-    if what == "flipped":
-        content = bytearray(start.path.read_bytes())
-        content[len(content) // 2] ^= 1
-        start.path.write_bytes(content)
+    else:
+        start.path.write_bytes(content if what == "flipped" else start.path.read_bytes()[:-20])
     found, said = start.keep(items, model)
     told = TOLD.get(what, "of another model, other data or another version of Cloze")
     assert said[0].startswith(f"{start.path}: {told}")

@@ -1,4 +1,5 @@
-"""A run of fine-tuning: the same however it is stopped, on any ranks and in any micro-batches."""
+"""A run of fine-tuning: the same however it is stopped, on any ranks and in any micro-batches; scores without training:
+of a fine-tuned model, of WNLI as the paper answered it, in the leaderboard's zip; and a GPU, which scores as a CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import json
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,9 +19,14 @@ from statistics import correlation
 from typing import Any
 
 import pytest
+import torch
+from support.base_models import write_bert
 from support.finetuning import (
+    RECIPE,
     STEPS,
+    TASK,
     Toy,
+    Tune,
     fine_tune,
     kill_at,
     launch,
@@ -29,15 +38,18 @@ from support.finetuning import (
     stop_within_scoring,
     stop_within_step,
     write_rows,
+    write_toy,
 )
 from support.marks import slow
-from support.processes import wait_for
+from support.processes import ROOT, wait_for
+from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 
+from finetuning.prediction import load
 from pretraining.processes.ending import Code
 from pretraining.processes.stopping import ECHO_SECONDS
 
-MICRO = ["--micro_batch", "2"]
+MICRO = ["--micro_batch", "3"]
 STOPS: list[tuple[int, Callable[[], None]]] = [
     (2, partial(stop_at, 2)),
     (3, partial(stop_within_step, 2)),
@@ -71,10 +83,13 @@ def stop(toy: Toy, step: int, fault: Callable[[], None], *more: object, ranks: i
     ids=lambda value: f"{len(value)} stops" if isinstance(value, list) else None,
 )
 def test_a_stopped_run_is_the_straight_one_bit_for_bit(
-    toy: Toy, way: str, ranks: int, stops: list[tuple[int, Callable[[], None]]]
+    toy: Toy, straight_toy: dict[str, Any], way: str, ranks: int, stops: list[tuple[int, Callable[[], None]]]
 ) -> None:
+    """And in fp32 the ranks and the micro-batches, which are not of one size, change nothing but rounding."""
     more = [*MICRO, *WAYS[way]]
     wanted = run_straight(toy, *more, ranks=ranks)
+    if way != "bf16":
+        assert_same_but_rounding(wanted, straight_toy)
     for step, fault in stops:
         stop(toy, step, fault, *more, ranks=ranks)
     assert_well(fine_tune(toy.command("stopped", *more), ranks))
@@ -133,16 +148,12 @@ def correlation_of_predictions(toy: Toy) -> float:
     return correlation(labels, said)
 
 
-@pytest.mark.parametrize(("ranks", "micro_batch"), [(2, "3"), slow(1, "3"), slow(2, "8"), slow(3, "1")])
-def test_ranks_and_micro_batches_change_nothing_but_rounding(
-    toy: Toy, straight_toy: dict[str, Any], ranks: int, micro_batch: str
-) -> None:
-    found = run_straight(toy, "--micro_batch", micro_batch, ranks=ranks)
-    assert found["toy/results.json"]["scores"] == straight_toy["toy/results.json"]["scores"]
-    lines, straight = (each[str(RUN / "metrics.jsonl")] for each in (found, straight_toy))
-    assert [line["kind"] for line in lines] == [line["kind"] for line in straight]
-    for ours, wanted in zip(lines, straight, strict=True):
-        assert {**ours, "kind": 0} == pytest.approx({**wanted, "kind": 0}, rel=2e-5)
+def assert_same_but_rounding(found: dict[str, Any], straight: dict[str, Any]) -> None:
+    assert found["toy/results.json"]["scores"] == straight["toy/results.json"]["scores"]
+    ours, wanted = (each[str(RUN / "metrics.jsonl")] for each in (found, straight))
+    assert [line["kind"] for line in ours] == [line["kind"] for line in wanted]
+    for one, other in zip(ours, wanted, strict=True):
+        assert {**one, "kind": 0} == pytest.approx({**other, "kind": 0}, rel=2e-5)
 
 
 def test_ctrl_c_saves_and_a_second_one_ends_at_once(toy: Toy, straight_toy: dict[str, Any]) -> None:
@@ -164,9 +175,8 @@ def test_a_loss_that_is_no_number_fails_the_run_and_no_other(toy: Toy) -> None:
     command = toy.command("grid", "--learning-rates", "1e30", "3e-3")
     said = assert_well(fine_tune(command))
     told = results(toy.folder / "grid")
-    assert told["failed"] == ["lr1e+30-seed1"]
+    assert (told["failed"], told["best"]) == (["lr1e+30-seed1"], "lr0.003-seed1")
     assert told["runs"]["lr1e+30-seed1"]["settings"]["learning_rate"] == 1e30
-    assert told["best"] == "lr0.003-seed1"
     assert "take a smaller learning rate" in told["runs"]["lr1e+30-seed1"]["failed"]
     assert "lr1e+30-seed1  failed: " in said
     assert "1 of 2 runs: failed: lr1e+30-seed1" in said
@@ -180,8 +190,100 @@ def test_where_all_runs_fail_the_command_does(toy: Toy) -> None:
     command = toy.command("grid", "--learning-rates", "1e30", "--epochs", "0.2")
     errors = assert_ended(launch(command), 2, "error: toy: no run has a score")
     assert str(toy.folder / "grid" / "results.json") in errors
-    assert (
-        "is no number"
-        in json.loads((toy.folder / "grid" / "results.json").read_text())["toy"]["runs"]["lr1e+30-seed1"]["failed"]
-    )
+    assert "is no number" in results(toy.folder / "grid")["runs"]["lr1e+30-seed1"]["failed"]
     assert not (toy.folder / "grid" / "toy" / "model").exists()
+
+
+# Scores without training
+
+
+def test_a_split_that_came_later_is_named_and_the_model_answers_it(tmp_path: Path, tune: Tune) -> None:
+    """A fine-tuned model scores as it did, without the data that it was trained on."""
+    toy = write_toy(tmp_path / "toy")
+    trained, later = (toy.folder / out / "toy" for out in ("out", "later"))
+    (toy.data / "toy.toml").write_text(TASK.replace('test = "test.tsv"\n', ""))
+    assert "is not answered" not in tune(toy.command("out"))
+    left = trained / "lr0.003-seed1" / "checkpoints" / "step-1"
+    left.mkdir(parents=True)  # as after a kill
+    (toy.data / "toy.toml").write_text(TASK)
+    told = "toy: test came after the best run, and is not answered: give --evaluate --model"
+    assert told in tune(toy.command("out"))
+    assert not left.parent.exists()
+    (toy.data / "train.tsv").unlink()  # which only training needs
+    tune(toy.command("later", "--evaluate", "--model", trained / "model"))
+    found = results(toy.folder / "later")
+    assert ([*found["runs"]], found["scores"]) == (["scored"], results(toy.folder / "out")["scores"])
+    said = [folder / "predictions" / "predictions_dev.tsv" for folder in (trained, later)]
+    assert said[0].read_bytes() == said[1].read_bytes()
+    assert (later / "predictions" / "predictions_test.tsv").exists()
+    assert not (later / "model").exists()
+
+
+def test_what_has_learned_nothing_is_not_scored(toy: Toy, tune: Tune) -> None:
+    for more, message in (("--check", "not fine-tuned for a task"), ("--from-scratch", "fresh weights")):
+        assert message in tune(toy.command("out", "--evaluate", more), code=2)
+    assert not (toy.folder / "out").exists()
+
+
+def write_glue(folder: Path) -> None:
+    """WNLI and RTE in a few rows, with test splits."""
+    for name, labels in (("WNLI", ("1", "0", "1")), ("RTE", ("entailment", "not_entailment"))):
+        (folder / name).mkdir(parents=True)
+        for split in ("train", "dev", "test"):
+            rows = [[str(row), "a b", "a c", labels[row % len(labels)]] for row in range(9)]
+            columns = ["index", "sentence1", "sentence2", "label"][: 3 if split == "test" else 4]
+            lines = [columns, *(row[: len(columns)] for row in rows)]
+            (folder / name / f"{split}.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
+
+
+def test_the_leaderboards_zip_is_written_when_it_can_be(
+    tmp_path: Path, tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what was trained, and of WNLI, which is answered with the majority once, whatever the grid."""
+    write_glue(tmp_path / "glue")
+    out = tmp_path / "out"
+    monkeypatch.setattr("finetuning.tasks.glue.TEST_ROWS", {("rte", "test"): 9, ("wnli", "test"): 9})
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    command = ["--model", write_bert(tmp_path / "model", VOCABULARY), "--data", tmp_path / "glue", "--out", out]
+    command += ["--recipe", tmp_path / "recipe.toml", "--task"]
+    of_rte = [*command, "rte", "--epochs", 1]
+    assert "submission" not in tune(of_rte, "run_glue"), "who names tasks does not want the zip"
+    assert not (out / "submission.zip").exists()
+    tune([*of_rte, "--submission"], "run_glue")
+    with zipfile.ZipFile(out / "submission.zip") as archive:
+        assert sorted(archive.namelist()) == ["RTE.tsv", "WNLI.tsv"]
+        assert archive.read("RTE.tsv") == (out / "rte/predictions/RTE.tsv").read_bytes()
+    (out / "submission.zip").unlink()
+    tune([*command, "wnli", "--glue.wnli_majority", "true", "--seeds", 3], "run_glue")
+    assert (out / "submission.zip").exists()
+    wnli = json.loads((out / "results.json").read_text())["wnli"]
+    assert (list(wnli["runs"]), wnli["scores"]["dev"]["accuracy"]) == (["scored"], pytest.approx(6 / 9))
+    answers = (out / "wnli/predictions/WNLI.tsv").read_text().splitlines()
+    assert answers == ["index\tprediction", *(f"{row}\t1" for row in range(9))]
+    assert not (out / "wnli/model").exists()
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_a_run_on_a_gpu_scores_as_on_a_cpu(toy: Toy, dtype: str) -> None:
+    if dtype == "bf16" and not torch.cuda.is_bf16_supported():
+        pytest.skip("no bf16 here")
+    plain = ["--dropout.hidden", "0", "--dropout.attention", "0"]
+    scores = {}
+    for device, numbers in (("cpu", "fp32"), ("cuda", dtype)):
+        command = toy.command(device, "--parallel.device", device, "--precision.dtype", numbers, *plain)
+        # a process of its own: those that are forked keep the accelerator that DeepSpeed has chosen for the tests
+        train = [sys.executable, str(ROOT / "finetuning" / "run_task.py"), *command]
+        done = subprocess.run(train, capture_output=True, text=True, timeout=300, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        told = results(toy.folder / device)
+        assert told["runs"][told["best"]]["device"] == device
+        scores[device] = told["score"]
+    assert scores["cuda"] == pytest.approx(scores["cpu"], abs=0.1)
+    texts = ["a good film", "an awful plot", ""]
+    both = [load(toy.folder / "cuda" / "toy", "fp32", device)(texts) for device in ("cpu", "cuda")]
+    for one, other in zip(*both, strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-3)

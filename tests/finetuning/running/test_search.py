@@ -1,7 +1,8 @@
-"""The runs of a search: which there are, which one is best, and what is kept of them."""
+"""The runs of a search: which there are, which one is best, what is kept of them, and what tells their data apart."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import refusal
 from support.finetuning import Toy, call, launch, stop_at
 from support.marks import slow
+from support.squad import article, cutter, item, write_squad
 from support.training import assert_ended
 
-from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
+from finetuning.inputs import Cutter
 from finetuning.results import BEGUN, MODEL, RESULTS, Begun, RunResult
 from finetuning.running.batches import RULE
 from finetuning.running.search import (
     find_best,
+    identify_data,
     list_differences,
     list_run_settings,
     read_results,
@@ -29,6 +33,10 @@ from finetuning.running.search import (
 )
 from finetuning.session.report import replace_folder
 from finetuning.settings import FineTuning
+from finetuning.tasks.glue import open_glue
+from finetuning.tasks.ner import open_ner
+from finetuning.tasks.squad import open_squad
+from finetuning.tasks.task import Setup, Task
 
 GRID = {"learning_rates": [5e-5, 3e-5], "batches": [16, 32], "epochs": [2, 3.5], "seeds": 2}
 NESTED: st.SearchStrategy[Any] = st.recursive(
@@ -37,21 +45,15 @@ NESTED: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def test_one_run_where_nothing_is_searched() -> None:
-    settings = FineTuning(learning_rate=1e-4, seed=7)
-    assert list_run_settings(settings) == {"lr0.0001-seed7": settings}
-
-
 def test_every_combination_with_every_seed_those_of_the_first_seed_first() -> None:
+    """A run keeps its name when learning rates and seeds join, so that what is done stays done."""
+    alone = FineTuning(learning_rate=1e-4, seed=7)
+    assert list_run_settings(alone) == {"lr0.0001-seed7": alone}
     runs = list_run_settings(FineTuning.model_validate({"seed": 3, "search": GRID}))
     assert [own.seed for own in runs.values()] == [3] * 8 + [4] * 8
     assert next(iter(runs)) == "lr5e-05-batch16-epochs2-seed3"
     found = {(own.learning_rate, own.batch, own.epochs) for own in [*runs.values()][:8]}
     assert found == {(rate, batch, epochs) for rate in (5e-5, 3e-5) for batch in (16, 32) for epochs in (2, 3.5)}
-
-
-def test_a_run_keeps_its_name_when_learning_rates_and_seeds_join() -> None:
-    """So that what is done stays done."""
     few = list_run_settings(FineTuning.model_validate({"search": {"learning_rates": [5e-5]}}))
     more = list_run_settings(FineTuning.model_validate({"search": {"learning_rates": [1e-4, 5e-5], "seeds": 3}}))
     assert all(select_deciding_settings(more[name]) == select_deciding_settings(own) for name, own in few.items())
@@ -59,47 +61,35 @@ def test_a_run_keeps_its_name_when_learning_rates_and_seeds_join() -> None:
 
 def begun(model: str = "mini", **settings: Any) -> Begun:
     """What a run with these settings depends on."""
+    settings = {"learning_rate": 1e-4, **settings}
     return Begun(settings=select_deciding_settings(FineTuning.model_validate(settings)), model={"checksum": model})
 
 
 def test_what_does_not_change_the_outcome_may_change_on_the_way(tmp_path: Path) -> None:
     require_same(tmp_path, {"one": begun()})  # nothing was begun
-    begun(learning_rate=1e-4).write(tmp_path / "one" / BEGUN)
-    others: dict[str, Any] = {
-        "micro_batch": 4,
-        "search": {"seeds": 4},
-        "logging": {"every": 1},
-        "checkpoints": {"every": 5},
-    }
-    moved: dict[str, Any] = {"parallel": {"zero": 2}, "compute": {"threads": 1}}
-    require_same(tmp_path, {"one": begun(learning_rate=1e-4, **others, **moved)})
-    with pytest.raises(UserError) as refused:
-        require_same(tmp_path, {"one": begun(learning_rate=1e-4, epochs=5.0, patience=2)})
-    assert "\n    settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2\n" in str(refused.value)
+    begun().write(tmp_path / "one" / BEGUN)
+    others: dict[str, Any] = {"micro_batch": 4, "search": {"seeds": 4}, "logging": {"every": 1}}
+    moved: dict[str, Any] = {"checkpoints": {"every": 5}, "parallel": {"zero": 2}, "compute": {"threads": 1}}
+    require_same(tmp_path, {"one": begun(**others, **moved)})
+    said = refusal(require_same, tmp_path, {"one": begun(epochs=5.0, patience=2)})
+    assert "\n    settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2\n" in said
 
 
 def test_runs_that_are_compared_differ_in_what_is_searched_alone(tmp_path: Path) -> None:
-    begun(learning_rate=1e-4, seed=1).write(tmp_path / "one" / BEGUN)
+    """A run does not go on with batches of another rule; those of runs of before had no name yet."""
+    begun(seed=1).write(tmp_path / "one" / BEGUN)
     require_same(tmp_path, {"two": begun(learning_rate=5e-5, seed=2, batch=64, epochs=1.0)})
-    for other, change in ((begun(length=64), "length: 128 -> 64"), (begun("base"), "checksum: mini -> base")):
-        with pytest.raises(UserError, match=change):
-            require_same(tmp_path, {"two": other})
+    assert "length: 128 -> 64" in refusal(require_same, tmp_path, {"two": begun(length=64)})
+    assert "checksum: mini -> base" in refusal(require_same, tmp_path, {"two": begun("base")})
+    other = begun(seed=1).model_copy(update={"batches": RULE})
+    assert "batches: none -> stretches" in refusal(require_same, tmp_path, {"one": other})
 
 
 def test_a_setting_that_there_was_not_yet_had_its_default(tmp_path: Path) -> None:
-    older = begun(learning_rate=1e-4)
-    settings = {name: value for name, value in older.settings.items() if name != "language_loss"}
-    older.model_copy(update={"settings": settings}).write(tmp_path / "one" / BEGUN)
-    require_same(tmp_path, {"one": begun(learning_rate=1e-4)})
-    with pytest.raises(UserError, match=r"language_loss: 0\.0 -> 0\.5"):
-        require_same(tmp_path, {"one": begun(learning_rate=1e-4, language_loss=0.5)})
-
-
-def test_a_run_does_not_go_on_with_batches_of_another_rule(tmp_path: Path) -> None:
-    """Those of runs of before had no name yet."""
-    begun().write(tmp_path / "one" / BEGUN)
-    with pytest.raises(UserError, match="batches: none -> stretches"):
-        require_same(tmp_path, {"one": begun().model_copy(update={"batches": RULE})})
+    settings = {name: value for name, value in begun().settings.items() if name != "language_loss"}
+    begun().model_copy(update={"settings": settings}).write(tmp_path / "one" / BEGUN)
+    require_same(tmp_path, {"one": begun()})
+    assert "language_loss: 0.0 -> 0.5" in refusal(require_same, tmp_path, {"one": begun(language_loss=0.5)})
 
 
 @given(NESTED, NESTED)
@@ -158,3 +148,48 @@ def test_a_run_that_goes_on_has_the_threads_that_it_was_begun_with(toy: Toy, mor
         torch.set_num_threads(before)
     assert read_json(path)["threads"] == [threads]
     assert read_json(path)["batches"] == RULE
+
+
+# What tells the data of a task from others, before any of it is cut into pieces
+
+
+SETTINGS = FineTuning()
+Opener = Callable[[Path, str, str], Task]
+
+
+def glue(folder: Path, text: str, answer: str) -> Task:
+    (folder / "SST-2").mkdir(parents=True)
+    for split, said in (("train", text), ("dev", "fine")):
+        (folder / "SST-2" / f"{split}.tsv").write_text(f"sentence\tlabel\n{said}\t{answer}\nbad\t0\n")
+    return open_glue("sst2", folder, Setup(cutter(), SETTINGS))
+
+
+def squad(folder: Path, text: str, answer: str) -> Task:
+    folder.mkdir()
+    asked = [item("a", "q", ["z" if answer == "1" else "y"])]
+    train = write_squad(folder / "train.json", [article("t", [(f"{text} y z", asked)])])
+    dev = write_squad(folder / "dev.json", [article("t", [("a z", [item("a", "q", ["z"])])])])
+    return open_squad("1.1", train, dev, Setup(cutter(), SETTINGS))
+
+
+def ner(folder: Path, text: str, answer: str) -> Task:
+    folder.mkdir()
+    for split, said in (("train", text), ("valid", "fine")):
+        tag = "B-LOC" if answer == "1" else "O"
+        (folder / f"{split}.txt").write_text(f"{said} {tag}\nbad B-LOC\n\n")
+    return open_ner(folder, Setup(cutter(), SETTINGS))
+
+
+@pytest.mark.parametrize("open_task", [glue, squad, ner])
+def test_other_data_are_known_without_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_task: Opener) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("cut before the first step")
+
+    monkeypatch.setattr(Cutter, "cut_texts", refuse)
+    monkeypatch.setattr(Cutter, "cut_with_offsets", refuse)
+    first = identify_data(open_task(tmp_path / "a", "good", "1"))
+    assert identify_data(open_task(tmp_path / "b", "good", "1")) == first
+    other_text = identify_data(open_task(tmp_path / "c", "goods", "1"))
+    assert other_text["train"] != first["train"]
+    assert other_text["dev"] == first["dev"]
+    assert identify_data(open_task(tmp_path / "d", "good", "0"))["train"] != first["train"]

@@ -1,21 +1,26 @@
-"""Charts: what they show, that nothing in them overlaps, and that they are files whole or not at all."""
+"""Charts: what they show, that nothing in them overlaps, that they are whole files or none, and never fail a run."""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
+import shutil
 import sys
+from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Told
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from support.finetuning import call, results, write_toy
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from finetuning.results import RunResult
 from finetuning.session import charts
@@ -133,12 +138,8 @@ def colors(figure: Figure) -> list[list[float]]:
 
 
 def test_a_grid_marks_the_best_and_the_doubtful() -> None:
-    runs = {
-        "a": run(5e-5, 0.7),
-        "b": run(5e-5, 0.75, seed=2),
-        "c": run(3e-4, 0.5, degenerate=True),
-        "d": run(3e-4, None, seed=2),
-    }
+    runs = {"a": run(5e-5, 0.7), "b": run(5e-5, 0.75, seed=2)}
+    runs |= {"c": run(3e-4, 0.5, degenerate=True), "d": run(3e-4, None, seed=2)}
     figure = charts.draw_grid(runs, "b", "rte", 100)
     shown = texts(figure)
     assert {"70.0", "75.0", "50.0", "failed", "5e-5", "3e-4", "seed 1", "seed 2"} <= set(shown)
@@ -171,20 +172,15 @@ def test_classes_have_their_recall_and_precision_with_what_so_many_items_leave()
     assert any("40 of 60 classes" in text for text in texts(figure))
 
 
-@pytest.mark.parametrize(
-    ("limit", "told"), [(16, "length = 16: 84.0% are cut off there, the longest has 100"), (512, "none is longer")]
-)
-def test_lengths_have_the_cut_marked(limit: int, told: str) -> None:
-    measured = Measured(Lengths("texts", "length", limit, lambda numbers: numbers), np.arange(1, 101), is_sample=False)
-    figure = charts.draw_lengths([measured, measured], "own, train")
-    assert any(told in text for text in texts(figure))
-    cut = sum(
-        patch.get_height()  # type: ignore[attr-defined]
-        for patch in figure.axes[0].patches
-        if to_hex(patch.get_facecolor()).upper() == figures.ORANGE
-    )
-    assert cut == max(0, 100 - limit)
-    assert overlaps(figure) == []
+def test_lengths_have_the_cut_marked() -> None:
+    for limit, told in ((16, "length = 16: 84.0% are cut off there, the longest has 100"), (512, "none is longer")):
+        lengths = Lengths("texts", "length", limit, lambda numbers: numbers)
+        figure = charts.draw_lengths([Measured(lengths, np.arange(1, 101), is_sample=False)] * 2, "own, train")
+        assert any(told in text for text in texts(figure))
+        bars: list[Any] = [*figure.axes[0].patches]
+        cut = sum(bar.get_height() for bar in bars if to_hex(bar.get_facecolor()).upper() == figures.ORANGE)
+        assert cut == max(0, 100 - limit)
+        assert overlaps(figure) == []
 
 
 @pytest.mark.parametrize(("columns", "seeds"), [(1, 1), (8, 2)])
@@ -201,7 +197,49 @@ def test_a_chart_is_the_same_bytes_every_time_and_wide_enough(tmp_path: Path) ->
     assert imread(tmp_path / "one.png").shape[1] == figures.WIDTH * figures.DPI
 
 
-def test_training_does_not_load_matplotlib() -> None:
-    code = "import sys, finetuning.session.charts; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+def test_training_does_not_load_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)  # so that importing it fails
+    runpy.run_path(charts.__file__)
+
+
+# Beside the results of a command
+
+
+pytestmark = pytest.mark.usefixtures("leaves_group")
+
+
+def pictures(folder: Path) -> set[str]:
+    """The names of the charts of a task, each of which can be read."""
+    found = sorted(folder.glob("*.png"))
+    assert all(imread(path).shape[1] > 400 for path in found)
+    return {path.stem for path in found}
+
+
+def test_a_grid_is_drawn_beside_its_results(tmp_path: Path) -> None:
+    toy = write_toy(tmp_path / "toy")
+    shutil.copy(toy.data / "dev.tsv", toy.data / "test.tsv")  # a test split with labels is scored too
+    grid = ["--learning-rates", "1e-3", "3e-3", "--epochs", "1", "--logging.tensorboard", "true", "--length", "16"]
+    assert call("run_task", toy.command("out", *grid), charts=True) == 0
+    drawn = {"curves", "grid", "lengths", "answers_dev", "answers_test", "classes_dev", "classes_test"}
+    assert pictures(toy.folder / "out" / "toy") == drawn
+    assert len(results(toy.folder / "out")["runs"]) == 2
+    events = EventAccumulator(str(toy.folder / "out" / "toy" / "lr0.001-seed1" / "tensorboard"))
+    events.Reload()
+    assert {tag.partition("/")[0] for tag in events.Tags()["scalars"]} == {"train", "dev", "test"}
+    assert {"dev/accuracy", "test/accuracy"} <= set(events.Tags()["scalars"])
+
+
+@pytest.mark.slow
+def test_what_cannot_be_drawn_fails_nothing(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no font")
+
+    toy = write_toy(tmp_path / "toy")
+    monkeypatch.setattr(charts, "draw_curves", broken)
+    monkeypatch.setattr(figures, "save", broken)
+    said = told(partial(call, "run_task", charts=True), *toy.command("out"))
+    for name in ("curves", "answers_dev"):
+        assert f"{name}.png: not drawn: RuntimeError: no font" in said
+    assert results(toy.folder / "out")["score"] is not None
+    assert not pictures(toy.folder / "out" / "toy")

@@ -1,38 +1,45 @@
-"""What a command says of its data before it trains: classes, repetitions, empty texts, and what is cut off."""
+"""What a command says before it trains: of its data, and of models and settings that do not fit together."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.finetuning import TASK, Toy, call, changed
+from safetensors.torch import load_file
+from support.base_models import swapped, write_bert
+from support.finetuning import TASK, Toy, Tune, changed, write_toy
 from support.squad import article, item, write_squad
-from support.tasks import CUTTER
+from support.tasks import CUTTER, VOCABULARY
 
+from data_prep.common.files import write_json
 from finetuning.session.look import SAMPLE, look
 from finetuning.tasks.sentences import SentenceItems, SentenceTask
+from pretraining.huggingface.folders import WEIGHTS
 from pretraining.huggingface.weights import TaskHead
+from pretraining.huggingface.weights_file import write_weights
 
-pytestmark = pytest.mark.usefixtures("leaves_group")
 HEAD = "text\tlabel\n"
+Check = Callable[..., str]
+"""What `--check` says of the toy task with other rows."""
 
 
-def said_of(
-    toy: Toy, folder: Path, capsys: pytest.CaptureFixture[str], *more: str, task: str = TASK, **rows: str
-) -> str:
-    """What `--check` says of a task with other rows."""
-    contents = {"toy.toml": task, **{f"{split}.tsv": content for split, content in rows.items()}}
-    assert call("run_task", toy.command("out", "--check", *more, data=changed(toy, folder, contents))) == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def check(toy: Toy, tmp_path: Path, tune: Tune) -> Check:
+    def run(*more: str, task: str = TASK, **rows: str) -> str:
+        contents = {"toy.toml": task, **{f"{split}.tsv": content for split, content in rows.items()}}
+        return tune(toy.command("out", "--check", *more, data=changed(toy, tmp_path, contents)))
+
+    return run
 
 
-def test_a_check_tells_classes_repetitions_and_what_is_cut(
-    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_tells_classes_repetitions_and_what_is_cut(check: Check) -> None:
     train = [f"film {'a ' * number}\tgood\n" for number in range(8)] + ["film \tbad\n", "film a \tgood\n", "\tbad\n"]
     dev = "film a a \tgood\nnew plot\tgood\nplot plot\tbad\n"
-    said = said_of(toy, tmp_path, capsys, "--length", "8", train=HEAD + "".join(train), dev=HEAD + dev)
+    said = check("--length", "8", train=HEAD + "".join(train), dev=HEAD + dev)
     assert "toy: counts: train bad 2, good 9; dev bad 1, good 2 (the largest alone: 66.7%)" in said
     assert "twice in train: 2 of 11 items, 1 of them with another answer, such as 'film'" in said
     assert "in train and in dev, which flatters the scores: 1 of 3 (33.3%), such as 'film a a'" in said
@@ -40,61 +47,40 @@ def test_a_check_tells_classes_repetitions_and_what_is_cut(
     assert "texts longer than length = 8 are cut off: 5 of 11 of train" in said
 
 
-def test_names_that_differ_by_case_and_classes_that_train_lacks(
-    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_that_differ_by_case_and_classes_that_train_lacks(check: Check) -> None:
     task = TASK + 'labels = ["Good", "good ", "bad", "new"]\n'
     train, dev = HEAD + "a\tGood\nthe\tgood \nb\tbad\n", HEAD + "film\tnew\nplot\tbad\n"
-    said = said_of(toy, tmp_path, capsys, task=task, train=train, dev=dev)
+    said = check(task=task, train=train, dev=dev)
     assert "'Good' and 'good ' differ by case or blanks" in said
     assert "dev has what train never has, so that nobody can learn it: new 1" in said
     assert "there are more classes (4) than training items (3)" in said
 
 
-def test_a_column_that_is_no_class(toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_column_that_is_no_class(check: Check) -> None:
     rows = HEAD + "".join(f"film {number}\tid{number}\n" for number in range(30))
-    said = said_of(toy, tmp_path, capsys, train=rows, dev=HEAD + "film\tid7\n")
+    said = check(train=rows, dev=HEAD + "film\tid7\n")
     assert "30 classes for 30 training items" in said
     assert "train has 30 of 30 classes, from 1 (id0) to 1 items (id0); dev has 1 of 30 classes" in said
 
 
-def test_nothing_is_said_of_numbers_and_sentences_that_are_well(
-    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_said_of_numbers_and_sentences_that_are_well(check: Check) -> None:
     task = 'name = "toy"\ntrain = "train.tsv"\ndev = "dev.tsv"\nkind = '
-    said = said_of(toy, tmp_path, capsys, task=task + '"score"', train=HEAD + "a\t1\nb\t4\n", dev=HEAD + "c\t2\n")
-    assert [line for line in said.splitlines() if line.startswith("toy: ")][1:] == [
+    said = check(task=task + '"score"', train=HEAD + "a\t1\nb\t4\n", dev=HEAD + "c\t2\n")
+    assert re.findall("^toy: .*", said, re.MULTILINE)[1:] == [
         "toy: numbers: train 1 to 4, mean 2.5; dev 2 to 2, mean 2"
     ]
     tags = {"train": "a B-PER\nb I-PER\n\nthe O\n", "dev": "a B-PER\n"}
-    said = said_of(toy, tmp_path, capsys, task=task + '"tags"', **tags)
-    assert [line for line in said.splitlines() if line.startswith("toy: ")][1:] == [
-        "toy: counts: train PER 1; dev PER 1"
-    ]
+    said = check(task=task + '"tags"', **tags)
+    assert re.findall("^toy: .*", said, re.MULTILINE)[1:] == ["toy: counts: train PER 1; dev PER 1"]
 
 
-def test_questions_are_repetitions_and_their_texts_are_none(
-    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_questions_are_repetitions_and_their_texts_are_none(toy: Toy, tmp_path: Path, tune: Tune) -> None:
     questions = [item(name, question, ["word"]) for name, question in (("1", "which"), ("2", "what"), ("3", "which"))]
     train = write_squad(tmp_path / "train.json", [article("a", [("a word", questions)])])
     dev = write_squad(tmp_path / "dev.json", [article("b", [("the word", [item("4", "which", ["word"])])])])
-    command = [
-        "--model",
-        toy.model,
-        "--train",
-        train,
-        "--dev",
-        dev,
-        "--length",
-        "32",
-        "--spans.question",
-        "8",
-        "--check",
-    ]
-    assert call("run_squad", [str(word) for word in command]) == 0
-    said = capsys.readouterr().out
-    assert "squad1: twice in train: 1 of 3 items, such as 'which'\n" in said
+    files = ["--model", toy.model, "--train", train, "--dev", dev]
+    command = [*files, "--length", 32, "--spans.question", 8, "--check"]
+    assert "squad1: twice in train: 1 of 3 items, such as 'which'\n" in tune(command, "run_squad")
 
 
 def test_of_long_splits_the_lengths_of_a_sample_are_told_as_such() -> None:
@@ -103,3 +89,65 @@ def test_of_long_splits_the_lengths_of_a_sample_are_told_as_such() -> None:
     head = TaskHead("classes", ("a", "b", "c"))
     said = list(look(SentenceTask("own", head, "accuracy", ("accuracy",), ("text", "other"), {"train": items})))
     assert f"{SAMPLE:,} of train, a sample (100.0%;" in said[-1]
+
+
+# Models and settings that do not fit together
+
+
+MIX = ("--features.layers", "mix")
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A fit task, whose model `mlm` stands beside others of the same and of another vocabulary."""
+    folder = tmp_path_factory.mktemp("fit")
+    for name in ("ltr", "rtl"):
+        write_bert(folder / name, VOCABULARY, objective=name)
+    write_bert(folder / "other", swapped(VOCABULARY, 10, 11), objective="rtl")
+    write_bert(folder / "short", VOCABULARY, positions=40, objective="rtl")
+    write_bert(folder / "deep", VOCABULARY, objective="rtl", layers=3)
+    bare = write_bert(folder / "bare", VOCABULARY, objective="ltr")
+    weights = {name: weight for name, weight in load_file(bare / WEIGHTS).items() if name.startswith("bert.")}
+    write_weights(weights, bare / WEIGHTS)
+    write_json(folder / "read" / "task.json", {"bilstm": {"hidden": 8}})
+    return write_toy(folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "message"),
+    [
+        ("model", ["--features.layers", "concat-last-four"], "has 2 layers; take last or weighted-all"),
+        ("ltr", ["--backward", "rtl"], "stands beside another model as frozen features; add --features.layers mix"),
+        ("ltr", ["--backward", "other", *MIX], "has another vocabulary than"),
+        ("ltr", ["--backward", "short", *MIX], "short has 40 positions; take --length 40"),
+        ("ltr", ["--backward", "deep", *MIX], "deep: has 3 layers,"),
+        ("model", ["--language_loss", "0.5"], "sees those after it, which are to be predicted; name a model that was"),
+        ("rtl", ["--language_loss", "0.5"], "sees those after it"),
+        ("ltr", ["--language_loss", "-1"], "language_loss"),
+        ("ltr", ["--language_loss", "0.5", *MIX], "frozen encoders do not learn; leave it out, or features.layers"),
+        ("bare", ["--language_loss", "0.5"], "bare has no language head; name the run or the export"),
+        ("model", ["--bilstm.hidden", "7"], "bilstm.hidden = 7: one half is for each direction; take an even number"),
+        ("read", ["--evaluate"], "is scored in its own training; predict.py asks it more"),
+        ("model", ["--bilstm.hidden", "8", *MIX], "frozen features have a BiLSTM already"),
+        ("model", ["--cache-gb", "-1"], "features.cache_gb"),
+    ],
+)
+def test_what_does_not_fit_is_refused(model: str, flags: list[str], message: str, fit: Toy, tune: Tune) -> None:
+    words = [fit.folder / flag if (fit.folder / flag).is_dir() else flag for flag in flags]
+    assert message in tune(replace(fit, model=fit.folder / model).command("out", *words), code=2)
+    assert not (fit.folder / "out").exists()
+
+
+def test_unusual_pairs_are_named(fit: Toy, tune: Tune) -> None:
+    second = ("--backward", fit.folder / "rtl", *MIX)
+    told = "a piece sees those on both sides of it; usual beside another model is one that sees those before it"
+    for model, said in (("model", True), ("ltr", False)):
+        command = replace(fit, model=fit.folder / model).command("out", *second, "--check")
+        assert (told in tune(command)) == said
+    refused = tune(replace(fit, model=fit.folder / "ltr").command(fit.folder / "rtl", *second), code=2)
+    assert f"is --backward {fit.folder / 'rtl'}, which is read" in refused
+
+
+def test_a_bilstm_that_does_not_fit_into_memory_is_told(fit: Toy, tune: Tune) -> None:
+    said = tune(fit.command("wide", "--bilstm.hidden", 2_000_000), code=2)
+    assert "does not fit into memory; take a smaller model, or a narrower" in said

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conftest import Told
 from support.base_models import write_bert
 from support.tasks import VOCABULARY
 
@@ -16,6 +16,9 @@ from finetuning import run_pairs
 from finetuning.session import minimal_pairs
 
 LONG = "film " * 80
+PAIR = {"good": "a good film", "bad": "a bad film"}
+Score = Callable[..., str]
+"""Scores pairs of phenomena and paradigms, each perhaps with its own good sentence; returns what is said."""
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +33,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_pairs, "measure_flops", lambda *_: 1e12)
 
 
-def score(model: Path, folder: Path, rows: Sequence[tuple[str, ...]]) -> tuple[int, Any]:
-    """Scores pairs of phenomena and paradigms, each perhaps with its own good sentence; the code and the results."""
-    lines = [dict(zip(("phenomenon", "paradigm", "good"), row, strict=False)) for row in rows]
-    pairs = folder / "pairs.jsonl"
-    pairs.write_text("".join(json.dumps({"good": "a good film", "bad": "a bad film", **line}) + "\n" for line in lines))
-    code = run_pairs.main(["--model", str(model), "--pairs", str(pairs), "--out", str(folder / "out")])
-    found = folder / "out" / "results.json"
-    return code, json.loads(found.read_text()) if found.exists() else None
+@pytest.fixture
+def score(model: Path, tmp_path: Path, told: Told) -> Score:
+    def run(rows: Sequence[tuple[str, ...]], code: int = 0) -> str:
+        lines = [dict(zip(("phenomenon", "paradigm", "good"), row, strict=False)) for row in rows]
+        pairs = tmp_path / "pairs.jsonl"
+        pairs.write_text("".join(json.dumps({**PAIR, **line}) + "\n" for line in lines))
+        return told(run_pairs.main, "--model", model, "--pairs", pairs, "--out", tmp_path / "out", code=code)
+
+    return run
 
 
 def table(said: str) -> list[list[str]]:
@@ -46,71 +50,47 @@ def table(said: str) -> list[list[str]]:
     return [[row[0], row[-1]] for row in rows]
 
 
-def counts(groups: dict[str, Any]) -> dict[str, int]:
-    return {name: group["pairs"] for name, group in groups.items()}
+def counts(folder: Path, groups: str) -> dict[str, int]:
+    found = json.loads((folder / "out" / "results.json").read_text())[groups]
+    return {name: group["pairs"] for name, group in found.items()}
 
 
-def test_paradigms_of_one_name_are_told_apart_by_their_phenomena(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [("x", "p"), ("x", "p"), ("y", "p"), ("y", "q"), ("", "")]
-    code, found = score(model, tmp_path, rows)
-    assert code == 0
+def test_paradigms_of_one_name_are_told_apart_by_their_phenomena(score: Score, tmp_path: Path) -> None:
+    said = score([("x", "p"), ("x", "p"), ("y", "p"), ("y", "q"), ("", "")])
     assert (tmp_path / "out" / "pairs.png").exists()
-    assert counts(found["phenomena"]) == {"x": 2, "y": 2, "": 1}
-    assert counts(found["paradigms"]) == {"x: p": 2, "y: p": 1, "q": 1, "": 1}
+    assert counts(tmp_path, "phenomena") == {"x": 2, "y": 2, "": 1}
+    assert counts(tmp_path, "paradigms") == {"x: p": 2, "y: p": 1, "q": 1, "": 1}
     shown = [["x", "2"], ["p", "2"], ["y", "2"], ["p", "1"], ["q", "1"], ["(none", "1"], ["all", "5"]]
-    assert table(capsys.readouterr().out) == shown
+    assert table(said) == shown
 
 
-@pytest.mark.parametrize(
-    ("rows", "shown"),
-    [
-        ([("", ""), ("", "")], ["all"]),
-        ([("x", ""), ("y", "")], ["x", "y", "all"]),
-        ([("", "p"), ("", "")], ["(none", "p", "(none", "all"]),
-    ],
-)
-def test_groups_without_names_are_shown_beside_others(
-    rows: list[tuple[str, ...]],
-    shown: list[str],
-    model: Path,
-    tmp_path: Path,
-    quick: None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert score(model, tmp_path, rows)[0] == 0
-    assert [name for name, _ in table(capsys.readouterr().out)] == shown
+@pytest.mark.usefixtures("quick")
+def test_groups_without_names_are_shown_beside_others(score: Score) -> None:
+    assert [name for name, _ in table(score([("", "p"), ("", "")]))] == ["(none", "p", "(none", "all"]
 
 
-def test_pairs_that_are_too_long_are_named_before_scoring(
-    model: Path, tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, found = score(model, tmp_path, [("x", "p"), ("y", "q", LONG)])
-    assert (code, found["too_long"], counts(found["paradigms"])) == (0, 1, {"p": 1})
-    said = capsys.readouterr().out
+@pytest.mark.usefixtures("quick")
+def test_pairs_without_groups_are_shown_together(score: Score) -> None:
+    assert table(score([("", ""), ("", "")])) == [["all", "2"]]
+
+
+@pytest.mark.usefixtures("quick")
+def test_pairs_that_are_too_long_are_named_before_scoring(score: Score, tmp_path: Path) -> None:
+    assert "none of its 2 pairs says anything" in score([("x", "p", LONG)] * 2, code=2)
+    assert not (tmp_path / "out").exists()
+    said = score([("x", "p"), ("y", "q", LONG)])
+    assert counts(tmp_path, "paradigms") == {"p": 1}
     assert said.index(f"    left out: {LONG[:100]}…\n") < said.index("100%")
 
 
-def test_pairs_of_which_all_are_too_long_leave_nothing(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert score(model, tmp_path, [("x", "p", LONG)] * 2) == (2, None)
-    assert "none of its 2 pairs says anything" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
+@pytest.mark.usefixtures("quick")
 def test_the_usual_pairs_are_found_compressed_or_not(
-    model: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "data" / "pairs"
-    folder.mkdir(parents=True)
-    command = ["--model", str(model), "--out", str(tmp_path / "out")]
-    assert run_pairs.main(command) == 2
-    assert "blimp.jsonl.xz" in capsys.readouterr().err
-    pair = json.dumps({"good": "a good film", "bad": "a bad film"}).encode()
+    (folder := tmp_path / "data" / "pairs").mkdir(parents=True)
+    command = ["--model", model, "--out", tmp_path / "out"]
+    assert "blimp.jsonl.xz" in told(run_pairs.main, *command, code=2)
     (folder / "blimp.jsonl.xz").write_bytes(b"not read")
-    (folder / "blimp.jsonl.gz").write_bytes(gzip.compress(pair))
-    assert run_pairs.main(command) == 0
-    assert "1 pairs of data/pairs/blimp.jsonl.gz" in capsys.readouterr().out
+    (folder / "blimp.jsonl.gz").write_bytes(gzip.compress(json.dumps(PAIR).encode()))
+    assert "1 pairs of data/pairs/blimp.jsonl.gz" in told(run_pairs.main, *command)

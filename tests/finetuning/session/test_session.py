@@ -1,51 +1,67 @@
-"""A command as a whole: what it begins with, what it says, and which commands its messages name."""
+"""A command as a whole: what it begins with, what it says, which commands its messages name, and how many runs go at a
+time."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.finetuning import RECIPE, TASK, Toy, call, changed, results
+from support.finetuning import RECIPE, Toy, Tune, changed, results
 from support.squad import article, item, write_squad
 from support.task_models import task_weights
 from support.transformers_models import PIECES, SHAPE
 
 from data_prep.common.files import write_json
+from data_prep.common.launchers import World
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model, summarize_model
-from finetuning.results import RunResult, TaskResult
+from finetuning.results import PREDICTIONS, RESULTS, RunResult, TaskResult
 from finetuning.running import records
-from finetuning.session.report import build_summary, describe_items, describe_splits, list_rows
+from finetuning.session import workers
+from finetuning.session.report import build_summary, describe_items, describe_splits, give_back_predictions, list_rows
+from finetuning.session.workers import MachineShare, estimate_memory, share_machine
 from finetuning.settings import FineTuning
+from finetuning.tasks.own import open_own
 from finetuning.tasks.spans import TextWindows
+from finetuning.tasks.task import Setup
 from pretraining.huggingface.folders import write_fine_tuned
 from pretraining.huggingface.weights import TaskHead
-from pretraining.processes.group import disconnect
-
-pytestmark = pytest.mark.usefixtures("leaves_group")
+from pretraining.model.shape import Shape
 
 
-def test_from_scratch_begins_with_fresh_weights(toy: Toy) -> None:
-    """A run of one step at a learning rate of nearly nothing shows what it began with."""
-    still = ["--learning-rates", "1e-12", "--epochs", "0.2"]
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a command is given, without data that a variable names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLOZE_DATA", raising=False)
+    return tmp_path
+
+
+def test_from_scratch_begins_with_fresh_weights(toy: Toy, tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of one step at a learning rate of nearly nothing shows what it began with; who waits sees its steps."""
+    monkeypatch.setattr(records, "PATIENCE", 0.0)
+    still = ["--learning-rates", "1e-12", "--epochs", "0.4", "--logging.every", "1000"]
     begun = {"given": load_file(toy.model / "model.safetensors")}
     for out, more in (("taken", []), ("fresh", ["--from-scratch"]), ("other", ["--from-scratch", "--seed", "2"])):
-        assert call("run_task", toy.command(out, *still, *more)) == 0
-        disconnect()
+        said = tune(toy.command(out, *still, *more))
         begun[out] = load_file(toy.folder / out / "toy" / "model" / "model.safetensors")
         card = (toy.folder / out / "toy" / "model" / "README.md").read_text()
         assert ("but not the weights" in card) == bool(more)
+        assert re.search(r"^1/2  .* left  the loss follows at step 2$", said, re.MULTILINE)
     names = [name for name in begun["given"] if name.endswith("query.weight")]
     assert names
     for name in names:
@@ -54,9 +70,8 @@ def test_from_scratch_begins_with_fresh_weights(toy: Toy) -> None:
         assert all(float((one - two).abs().max()) > 0.01 for one, two in ((given, fresh), (fresh, other)))
 
 
-def test_results_tell_all_of_the_runs(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("run_task", toy.command("out", "--seeds", "2")) == 0
-    said = capsys.readouterr().out
+def test_results_tell_all_of_the_runs(toy: Toy, tune: Tune) -> None:
+    said = tune(toy.command("out", "--seeds", "2"))
     steps = [line for line in said.splitlines() if "items/s" in line and "epoch" in line]
     assert all(re.search(r" s left(  \(.* s for all runs\))?$", line) for line in steps)
     assert ["for all runs" in line for line in steps] == [True] * 5 + [False] * 5
@@ -82,129 +97,68 @@ def test_results_tell_all_of_the_runs(toy: Toy, capsys: pytest.CaptureFixture[st
     assert all(len(line.rstrip()) <= 80 for line in lines), said
 
 
-def test_a_long_epoch_says_how_far_it_is(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(records, "PATIENCE", 0.0)
-    assert call("run_task", toy.command("out", "--batch-size", "1", "--epochs", "1", "--logging.every", "1000")) == 0
-    assert re.search(r"^ 1/40  .* left  the loss follows at step 40$", capsys.readouterr().out, re.MULTILINE)
+def test_a_model_with_fewer_positions_names_a_length_that_fits(toy: Toy, tune: Tune) -> None:
+    assert "has 64 positions; take --length 64" in tune(toy.command("out", "--length", 128), code=2)
+    tune(toy.command("out", "--length", 64, "--check"))
 
 
-def test_a_model_with_fewer_positions_names_a_length_that_fits(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("run_task", toy.command("out", "--length", "128")) == 2
-    assert "has 64 positions; take --length 64" in capsys.readouterr().err
-    disconnect()
-    assert call("run_task", toy.command("out", "--length", "64", "--check")) == 0
+def test_results_go_beside_what_is_read(toy: Toy, tune: Tune) -> None:
+    command = ["--length", 64, "--model", toy.model, "--data", toy.data, "--out"]
+    for flag, read in (("--model", toy.model), ("--data", toy.data)):
+        assert f"is {flag} {read}, which is read" in tune([*command, f"{read}/../{read.name}"], "run_squad", code=2)
 
 
-@pytest.mark.parametrize("flag", ["--model", "--data"])
-def test_results_go_beside_what_is_read(flag: str, toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    read = toy.model if flag == "--model" else toy.data
-    words = ["--length", "64", "--model", str(toy.model), "--data", str(toy.data), "--out", f"{read}/../{read.name}"]
-    assert call("run_squad", words) == 2
-    assert f"is {flag} {read}, which is read" in capsys.readouterr().err
-
-
-def test_no_task_at_all_is_refused(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("run_task", toy.command("out")[1:]) == 2
-    assert "docs/own-tasks.md" in capsys.readouterr().err
+def test_no_task_at_all_is_refused(toy: Toy, tune: Tune) -> None:
+    assert "docs/own-tasks.md" in tune(toy.command("out")[1:], code=2)
     assert not (toy.folder / "out").exists()
 
 
-def test_without_the_files_of_conll_it_says_where_they_belong(
-    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_files_of_conll_it_says_where_they_belong(toy: Toy, elsewhere: Path, tune: Tune) -> None:
     """Nothing fetches them, so the message names the place; once they are there the same command finds them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CLOZE_DATA", raising=False)
-    command = ["--model", str(toy.model), "--length", "32", "--check"]
-    assert call("run_ner", command) == 2
-    message = capsys.readouterr().err
+    command = ["--model", toy.model, "--length", 32, "--check"]
+    message = tune(command, "run_ner", code=2)
     assert "train.txt, valid.txt and test.txt" in message
     assert "fetch.py" not in message
-    (tmp_path / "data" / "ner").mkdir(parents=True)
+    (place := elsewhere / "data" / "ner").mkdir(parents=True)
     for name in ("train", "valid", "test"):
-        (tmp_path / "data" / "ner" / f"{name}.txt").write_text("a B-PER\nb O\n")
-    disconnect()
-    assert call("run_ner", command) == 0
+        (place / f"{name}.txt").write_text("a B-PER\nb O\n")
+    tune(command, "run_ner")
 
 
-def test_it_says_which_questions_it_learns_from_and_which_it_scores(
-    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_says_which_questions_it_learns_from_and_which_it_scores(toy: Toy, elsewhere: Path, tune: Tune) -> None:
     articles = [article(t, [("a word", [item(t, "which", ["word"])])]) for t in "abcd"]
-    (data := tmp_path / "squad").mkdir()
-    write_squad(data / "some-train-v1.1.json", articles)
-    command = ["--model", str(toy.model), "--data", str(data), "--length", "32", "--spans.question", "8", "--check"]
-    assert call("run_squad", command) == 0
-    printed = capsys.readouterr().out
-    assert f"squad1: reads some-train-v1.1.json of {data}\n" in printed
-    assert "1 of its 4 questions (1 whole articles) are held out from training and scored" in printed
+    (data := elsewhere / "squad").mkdir()
+    train = write_squad(data / "some-train-v1.1.json", articles)
+    command = ["--model", toy.model, "--length", 32, "--spans.question", 8, "--check"]
+    for words in (("--data", data), ("--train", train)):  # a file of questions alone is enough
+        said = tune([*command, *words], "run_squad")
+        assert f"squad1: reads some-train-v1.1.json of {data}\n" in said
+        assert "1 of its 4 questions (1 whole articles) are held out from training and scored" in said
+    said = tune([*command, "--train", train, "--dev", train, "--hold-out", 0.5], "run_squad", code=2)
+    assert "--hold-out and --dev: both say what is scored" in said
     for name in ("a", "b"):
         write_squad(data / f"{name}-dev-v1.1.json", articles)
-    disconnect()
-    assert call("run_squad", command) == 2
-    message = capsys.readouterr().err
-    assert "which is the dev split? name one of them with --dev: a-dev-v1.1.json, b-dev-v1.1.json" in message
-    disconnect()
-    assert call("run_squad", [*command, "--dev", str(data / "b-dev-v1.1.json")]) == 0
-    assert f"squad1: reads some-train-v1.1.json, b-dev-v1.1.json of {data}\n" in capsys.readouterr().out
+    told = "which is the dev split? name one of them with --dev: a-dev-v1.1.json, b-dev-v1.1.json"
+    assert told in tune([*command, "--data", data], "run_squad", code=2)
+    said = tune([*command, "--data", data, "--dev", data / "b-dev-v1.1.json"], "run_squad")
+    assert f"squad1: reads some-train-v1.1.json, b-dev-v1.1.json of {data}\n" in said
 
 
-def test_a_file_of_questions_alone_is_enough(
-    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CLOZE_DATA", raising=False)
-    train = write_squad(tmp_path / "mine.json", [article(t, [("a word", [item(t, "which", ["word"])])]) for t in "abc"])
-    command = ["--model", str(toy.model), "--train", str(train), "--length", "32", "--spans.question", "8", "--check"]
-    assert call("run_squad", command) == 0
-    assert "1 of its 3 questions (1 whole articles) are held out" in capsys.readouterr().out
-    disconnect()
-    assert call("run_squad", [*command, "--dev", str(train), "--hold-out", "0.5"]) == 2
-    assert "--hold-out and --dev: both say what is scored" in capsys.readouterr().err
-
-
-def test_positions_that_were_never_trained_are_told(
-    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_positions_that_were_never_trained_are_told(toy: Toy, tmp_path: Path, tune: Tune) -> None:
     shutil.copytree(toy.model, tmp_path / "model")
     write_json(tmp_path / "model" / "tokenizer_config.json", {"do_lower_case": True, "model_max_length": 16})
-    toy = replace(toy, model=tmp_path / "model")
-    assert call("run_task", toy.command("out", "--length", "32", "--check")) == 0
-    assert "was trained on texts of 16 pieces at most; longer ones, up to --length 32" in capsys.readouterr().out
-    disconnect()
-    assert call("run_task", toy.command("out", "--length", "16", "--check")) == 0
-    assert "was trained on texts" not in capsys.readouterr().out
+    command = replace(toy, model=tmp_path / "model").command("out", "--check", "--length")
+    told = "was trained on texts of 16 pieces at most; longer ones, up to --length 32"
+    assert told in tune([*command, 32])
+    assert "was trained on texts" not in tune([*command, 16])
 
 
-def test_a_recipe_says_where_to_compute(toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_says_where_to_compute(toy: Toy, tmp_path: Path, tune: Tune) -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
     data = changed(toy, tmp_path, {"recipe.toml": f'{RECIPE}[parallel]\ndevice = "cuda"\n'})
-    assert call("run_task", toy.command("out", data=data)) == 2
-    assert "a GPU was asked for" in capsys.readouterr().err
-    assert call("run_task", toy.command("out", "--parallel.device", "cpu", "--check", data=data)) == 0
-
-
-def test_a_split_that_came_later_is_named_with_what_answers_it(
-    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = changed(toy, tmp_path, {"toy.toml": TASK.replace('test = "test.tsv"\n', "")})
-    assert call("run_task", toy.command("out", data=data)) == 0
-    assert "is not answered" not in capsys.readouterr().out
-    left = toy.folder / "out" / "toy" / "lr0.003-seed1" / "checkpoints" / "step-1"
-    left.mkdir(parents=True)  # as after a kill
-    (data / "toy.toml").write_text(TASK)
-    disconnect()
-    assert call("run_task", toy.command("out", data=data)) == 0
-    told = capsys.readouterr().out
-    assert "toy: test came after the best run, and is not answered: give --evaluate --model" in told
-    assert not left.parent.exists()
-    model = toy.folder / "out" / "toy" / "model"
-    disconnect()
-    assert call("run_task", toy.command("later", "--evaluate", "--model", model)) == 0
-    assert (toy.folder / "later" / "toy" / "predictions" / "predictions_test.tsv").exists()
+    assert "a GPU was asked for" in tune(toy.command("out", data=data), code=2)
+    tune(toy.command("out", "--parallel.device", "cpu", "--check", data=data))
 
 
 def commands_in(message: str) -> list[list[str]]:
@@ -214,48 +168,36 @@ def commands_in(message: str) -> list[list[str]]:
     return [shlex.split(part) for part in found if part.startswith("python ")]
 
 
-@pytest.mark.parametrize("missing", ["model", "data"])
+@pytest.mark.parametrize(
+    ("missing", "scripts"),
+    [
+        ("model", ["data_prep/shard.py", "pretraining/train.py", "pretraining/export.py"]),
+        ("data", ["finetuning/fetch.py"]),
+    ],
+)
 def test_the_command_alone_names_what_is_missing_and_the_commands_that_make_it(
-    missing: str, toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: str, scripts: list[str], toy: Toy, elsewhere: Path, tune: Tune, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if missing == "data":
-        shutil.copytree(toy.model, tmp_path / "exported" / "mine")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CLOZE_DATA", raising=False)
-    assert call("run_glue", ["--length", "32"]) == 2
-    message = capsys.readouterr().err
-    commands = commands_in(message)
-    assert [command[1] for command in commands] == (
-        ["finetuning/fetch.py"]
-        if missing == "data"
-        else ["data_prep/shard.py", "pretraining/train.py", "pretraining/export.py"]
-    )
+        shutil.copytree(toy.model, elsewhere / "exported" / "mine")
+    commands = commands_in(tune(["--length", 32], "run_glue", code=2))
+    assert [command[1] for command in commands] == scripts
     for _, script, *words in commands:
         with pytest.raises(SystemExit):
             importlib.import_module(script.removesuffix(".py").replace("/", ".")).main(["--help"])
         help_text = capsys.readouterr().out
         assert all(word in help_text for word in words if word.startswith("--")), words
-    assert not (tmp_path / "runs").exists()
+    assert not (elsewhere / "runs").exists()
 
 
-def test_the_command_alone_takes_the_newest_model_and_all_tasks(
-    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(toy.model, tmp_path / "exported" / "mine")
-    for folder in ("RTE", "WNLI"):
-        (tmp_path / "data" / "glue" / folder).mkdir(parents=True)
+def test_the_command_alone_takes_the_newest_model_and_all_tasks(toy: Toy, elsewhere: Path, tune: Tune) -> None:
+    shutil.copytree(toy.model, elsewhere / "exported" / "mine")
+    for folder, labels in (("RTE", ("entailment", "not_entailment")), ("WNLI", ("0", "1"))):
+        (place := elsewhere / "data" / "glue" / folder).mkdir(parents=True)
+        rows = [f"{number}\ta b\tc\t{labels[number % 2]}" for number in range(6)]
         for split in ("train", "dev", "test"):
-            label = "entailment" if folder == "RTE" else "1"
-            rows = [
-                f"{number}\ta b\tc\t{label if number % 2 else label.replace('ent', 'not_ent', 1).replace('1', '0')}"
-                for number in range(6)
-            ]
-            (tmp_path / "data" / "glue" / folder / f"{split}.tsv").write_text(
-                "\n".join(["index\tsentence1\tsentence2\tlabel", *rows])
-            )
-    monkeypatch.chdir(tmp_path)
-    assert call("run_glue", ["--length", "32", "--check"]) == 0
-    printed = capsys.readouterr().out
+            (place / f"{split}.tsv").write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *rows]))
+    printed = tune(["--length", 32, "--check"], "run_glue")
     assert f"results go to {Path('runs') / 'mine' / 'glue'}" in printed
     assert [line.split()[0] for line in printed.splitlines() if "classes" in line] == ["rte", "wnli"]
 
@@ -294,8 +236,77 @@ def test_the_plan_tells_splits_and_windows_apart(toy: Toy) -> None:
     [("runs/mini/glue/sst2/model", "mini-sst2"), ("runs/seeds/sst2/model", "seeds-sst2"), ("out/rte/model", "out-rte")],
 )
 def test_results_of_a_fine_tuned_model_are_called_after_it_and_its_task(place: str, title: str, tmp_path: Path) -> None:
-    head = TaskHead("score")
-    write_fine_tuned(
-        tmp_path / place, SHAPE, head, task_weights(head), Vocabulary(PIECES, cased=False), "a card\n", {}, 16
-    )
+    head, vocabulary = TaskHead("score"), Vocabulary(PIECES, cased=False)
+    write_fine_tuned(tmp_path / place, SHAPE, head, task_weights(head), vocabulary, "a card\n", {}, 16)
     assert summarize_model(find_model(str(tmp_path / place))).name == title
+
+
+def test_a_run_that_is_the_best_no_more_gets_its_predictions_back(tmp_path: Path) -> None:
+    """A grid leaves the best run's predictions in the task's folder, not in its own; every run keeps them."""
+    TaskResult(task="toy", metric="accuracy", best="first", runs={}).write(tmp_path / RESULTS)
+    own, best = tmp_path / "first" / PREDICTIONS, tmp_path / PREDICTIONS
+    own.parent.mkdir()
+    best.mkdir()
+    (best / "dev.tsv").write_text("of first")
+    give_back_predictions(tmp_path, "first")
+    assert (best / "dev.tsv").exists()
+    give_back_predictions(tmp_path, "second")
+    assert not best.exists()
+    best.mkdir()  # the next best's; killed before that was noted
+    give_back_predictions(tmp_path, "second")
+    assert (own / "dev.tsv").read_text() == "of first"
+    assert best.exists()
+
+
+# How many runs go at a time: by cores, by memory, by what is left, and by what others leave free
+
+
+CPU = torch.device("cpu")
+GB = 1e9
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """64 idle cores and 256 GB, and what of them is free now."""
+    has = SimpleNamespace(total=256 * GB, free=256 * GB, busy=0.0)
+    monkeypatch.setattr(workers, "num_cores", lambda: 64)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(workers, "default_threads", lambda world: 64)
+    monkeypatch.setattr(workers, "read_total_memory", lambda device: has.total)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=has.free))
+    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds: has.busy)
+    return has
+
+
+def share(runs: int, left: int | None = None, memory: float = 2 * GB, **search: object) -> MachineShare:
+    settings = FineTuning.model_validate({"search": search})
+    return share_machine(settings, World(), CPU, runs, runs if left is None else left, memory)
+
+
+def test_a_machine_is_shared_by_what_runs_need(machine: SimpleNamespace) -> None:
+    assert share(36) == MachineShare(36, 1)
+    assert share(4) == MachineShare(4, 16)
+    assert share(36, memory=16 * GB) == MachineShare(16, 4)  # as many as have room
+    assert share(36, memory=600 * GB) == MachineShare(1, 64)  # never none
+    assert share(36, jobs=3) == MachineShare(3, 21)  # who says how many decides
+    world = replace(World(), launcher="torchrun")  # whose ranks make one run at a time
+    assert share_machine(FineTuning(), world, CPU, 36, 36, 2 * GB) == MachineShare(1, 64)
+
+
+def test_what_is_done_left_and_free_changes_no_threads(machine: SimpleNamespace) -> None:
+    """They decide a run's bits, and these follow from the command and the machine."""
+    assert share(36, left=3) == MachineShare(3, 1)
+    assert share(36, left=0) == MachineShare(1, 1)
+    machine.free = 20 * GB
+    assert share(36) == MachineShare(10, 1)
+    machine.busy = 95.0
+    assert share(36) == MachineShare(3, 1)
+    machine.busy = 100.0
+    assert share(4) == MachineShare(1, 16)
+
+
+@pytest.mark.parametrize(("size", "low", "high"), [("tiny", 1.5, 2.0), ("base", 5.0, 9.0), ("large", 12.0, 20.0)])
+def test_the_memory_of_a_run_grows_with_its_model(toy: Toy, size: str, low: float, high: float) -> None:
+    settings = FineTuning.model_validate({"precision": {"dtype": "fp32"}})
+    task = open_own(toy.data / "toy.toml", Setup(Cutter(read_vocabulary(toy.model)), settings))
+    assert low * GB < estimate_memory(task, settings, Shape.from_size(size, 30522), CPU) < high * GB
