@@ -1,4 +1,5 @@
-"""cluster/container/: two recipes of one image, whose steps are those of install.sh."""
+"""Environments of nodes: cluster/container/, whose two recipes make one image, and cluster/offline.sh, which needs no
+network but wheels that were gathered where there is one."""
 
 from __future__ import annotations
 
@@ -7,32 +8,42 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, write_wiki
-from support.registry import locked, scratch, without_pythons_paths
+from support.commands import write_program
+from support.registry import copy_project, locked, scratch, without_pythons_paths
 
 FOLDER = ROOT / "cluster" / "container"
 INSTALL = FOLDER / "install.sh"
+SCRIPTS = ("cluster/*.slurm", "cluster/*.sh", "docs/examples/*.sh")
 
 
-def lint(name: str, *files: Path) -> None:
-    """Runs a linter of the `dev` extra."""
-    program = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+def run(words: Sequence[str | Path], where: Path, variables: Mapping[str, str]) -> str:
+    done = subprocess.run(words, cwd=where, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{words}: {done.stdout + done.stderr}"
+    return done.stdout
+
+
+def refuse(words: Sequence[str | Path], variables: Mapping[str, str]) -> str:
+    """What a script says where it cannot begin."""
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("linter", ["hadolint", "shellcheck"])
+def test_scripts_and_the_dockerfile_have_no_faults(linter: str) -> None:
+    """By linters of the `dev` extra; for aarch64 there is none."""
+    program = shutil.which(linter, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:
-        pytest.skip(f"no {name} here: pip install -e '.[dev]'")
-    done = subprocess.run([program, *files], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
-def test_the_dockerfile_has_no_faults() -> None:
-    lint("hadolint", FOLDER / "Dockerfile")
-
-
-def test_the_script_has_no_faults() -> None:
+        pytest.skip(f"no {linter} here: pip install -e '.[dev]'")
+    scripts = [INSTALL, *(path for place in SCRIPTS for path in sorted(ROOT.glob(place)))]
+    files = ["-x", *scripts] if linter == "shellcheck" else [FOLDER / "Dockerfile"]
+    run([program, *files], ROOT, os.environ)
     assert os.access(INSTALL, os.X_OK)
-    lint("shellcheck", INSTALL)
 
 
 def test_both_recipes_make_the_same_image() -> None:
@@ -58,11 +69,8 @@ def test_an_image_without_cudas_compiler_is_refused(tmp_path: Path) -> None:
     for name in ("bash", "dirname"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
     environment = {"PATH": str(tmp_path / "bin"), "PREFIX": str(tmp_path / "cloze")}
-    done = subprocess.run([INSTALL], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: no nvcc here: take an image with CUDA's compiler (devel), or CPU=1\n",
-    )
+    told = "error: no nvcc here: take an image with CUDA's compiler (devel), or CPU=1"
+    assert refuse([INSTALL], environment) == told
     assert not (tmp_path / "cloze").exists()
 
 
@@ -78,18 +86,84 @@ def test_its_environment_runs_the_project_from_the_working_directory() -> None:
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as the Dockerfile has it
         variables["PIP_CONSTRAINT"] = str(folder / "constraints")
 
-        def run(command: str) -> str:
-            words = command.split()
-            done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"{command}: {done.stdout + done.stderr}"
-            return done.stdout
+        def call(command: str) -> str:
+            return run(command.split(), ROOT, variables)
 
-        assert run(str(INSTALL)) == f"torch {locked('torch').removeprefix('torch==')}+cpu\n"
+        assert call(str(INSTALL)) == f"torch {locked('torch').removeprefix('torch==')}+cpu\n"
         shard = f"data_prep/shard.py --docs {write_wiki(folder / 'wiki')} --out {folder / 'data'} --vocab-size 400"
-        run(f"mpirun --oversubscribe -n 2 python3 {shard} --lengths 128 512 --duplicates 1")
-        assert "4.4M parameters" in run("python3 pretraining/train.py --check --recipe demo")
+        call(f"mpirun --oversubscribe -n 2 python3 {shard} --lengths 128 512 --duplicates 1")
+        assert "4.4M parameters" in call("python3 pretraining/train.py --check --recipe demo")
         short = "--model.layers 1 --phases.0.steps 2 --phases.1.steps 1"
-        run(f"python3 pretraining/train.py --recipe demo --data {folder / 'data'} --out {folder / 'run'} {short}")
+        call(f"python3 pretraining/train.py --recipe demo --data {folder / 'data'} --out {folder / 'run'} {short}")
         assert (folder / "run" / "export" / "model.safetensors").exists()
         for entry in ("run_glue", "run_squad", "run_swag", "run_ner", "run_task"):
-            assert f"usage: {entry}.py" in run(f"python3 finetuning/{entry}.py --help")
+            assert f"usage: {entry}.py" in call(f"python3 finetuning/{entry}.py --help")
+
+
+# cluster/offline.sh
+
+
+SCRIPT = ROOT / "cluster" / "offline.sh"
+
+
+def fails(folder: Path, *arguments: str, **variables: str) -> str:
+    return refuse(
+        [SCRIPT, *arguments], {**os.environ, "WHEELS": str(folder / "wheels"), "PYTHON": sys.executable, **variables}
+    )
+
+
+@pytest.mark.parametrize("step", [(), ("install",)])
+def test_a_missing_or_old_python_is_named(tmp_path: Path, step: tuple[str, ...]) -> None:
+    assert "python9 is no Python from 3.10 on: load one" in fails(tmp_path, *step, PYTHON="python9")
+    old = write_program(tmp_path / "python3.9", "echo 3.9; exit 1")
+    assert "python3.9 is no Python from 3.10 on" in fails(tmp_path, *step, PYTHON=str(old))
+    assert not (tmp_path / "wheels").exists()
+
+
+@pytest.mark.parametrize("step", [(), ("install",)])
+def test_a_python_without_pip_is_told_how_to_get_it(tmp_path: Path, step: tuple[str, ...]) -> None:
+    bare = write_program(tmp_path / "bare", f'[ "$1" != -m ] && exec {sys.executable} "$@"; exit 1')
+    assert fails(tmp_path, *step, PYTHON=str(bare)) == f"error: {bare} has no pip: {bare} -m ensurepip --user"
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
+    write_program(tmp_path / "bin" / "df", "echo; echo disk 9 9 3145728 99% /")
+    full = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    told = "has 3 GB free of 7 that are needed: make room, or take another folder:"
+    assert fails(tmp_path, **full) == f"error: {tmp_path / 'wheels'} {told} WHEELS=..."
+    assert [*(tmp_path / "wheels").iterdir()] == []
+    (tmp_path / "wheels" / "torch-2-py3-none-any.whl").touch()
+    venv = tmp_path / "venv"
+    assert fails(tmp_path, "install", **full, VENV=str(venv)) == f"error: {venv} {told} VENV=..."
+
+
+def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
+    assert "is empty: cluster/offline.sh, where there is a network" in fails(tmp_path, "install")
+    assert "not 'instal'" in fails(tmp_path, "instal")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_machine_without_a_network_gets_all_it_needs() -> None:
+    cut = ["unshare", "--net"]
+    if os.geteuid() != 0 or shutil.which(cut[0]) is None:
+        pytest.skip("cutting the network off is root's to do, with unshare")
+    with scratch() as folder:
+        project = copy_project(folder / "cloze")
+        here = {**without_pythons_paths(), "PYTHON": sys.executable, "CPU": "1"}
+
+        def call(*command: str | Path, **more: str) -> str:
+            return run(command, project, {**here, **more})
+
+        for _ in range(2):  # the second time is as after an interruption
+            last = call("cluster/offline.sh").splitlines()[-1]
+            assert re.fullmatch(rf"\d+ wheels for Python 3\.\d+: \d+M\s+{project}/wheels", last)
+        alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_NO_CACHE_DIR": "1"}
+        call(*cut, "cluster/offline.sh", "install", **alone)
+        python = project / ".venv" / "bin" / "python"
+        assert "usage: shard.py" in call(*cut, python, "data_prep/shard.py", "--help")
+        assert "4.4M parameters" in call(*cut, python, "pretraining/train.py", "--check", "--recipe", "demo")
+        found = call(
+            *cut, python, "-c", "import pretraining, torch; print(pretraining.__path__[0], torch.version.cuda)"
+        )
+        assert found == f"{project}/pretraining None\n"

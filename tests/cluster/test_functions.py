@@ -8,9 +8,11 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
+from support.commands import write_program
 
 from data_prep.common.files import write_json
 
@@ -32,10 +34,7 @@ class Job:
             (folder / name).symlink_to(ROOT / name)
         self.make_shards("first")
         for name, does in SLURM.items():
-            path = folder / "bin" / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(f"#!/bin/bash\n{does}\n")
-            path.chmod(0o755)
+            self.put(name, does)
         self.variables = {
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
             "CLOZE_HOME": str(folder),
@@ -47,6 +46,10 @@ class Job:
             "SLURM_JOB_NUM_NODES": "1",
             "SLURM_JOB_CPUS_PER_NODE": "2",
         }
+
+    def put(self, name: str, does: str) -> None:
+        """Lets a program stand in for another."""
+        write_program(self.folder / "bin" / name, does)
 
     def make_shards(self, name: str) -> None:
         write_json(self.folder / "data" / name / "manifest.json", {})
@@ -67,6 +70,12 @@ class Job:
         )
         return done.returncode, done.stdout
 
+    def end(self, code: int, restart: int = 0, **more: Any) -> str:
+        """The same of a job that ends with this code; returns its log."""
+        found, log = self.start(restart, **more)
+        assert found == code, log
+        return log
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
@@ -83,10 +92,9 @@ def test_the_ranks_of_each_start_have_a_secret_of_their_own(job: Job) -> None:
 def test_a_step_that_is_gone_does_not_keep_the_job(job: Job) -> None:
     """srun waits for ever for a node that has told slurmctld alone. One that does not answer says nothing of ranks."""
     unknown = "[[ $* != *-s* ]] || { echo >> asked; [[ $(wc -l < asked) -gt 3 ]] || exit 1; }"
-    (job.folder / "bin" / "squeue").write_text(f"#!/bin/bash\n{unknown}\n")
+    job.put("squeue", unknown)
     waits = """echo '{"code": 76}' > runs/any/ended.json; exec sleep 50 > /dev/null 2>&1"""
-    code, log = job.start(TRAIN=waits, CLOZE_WATCH_SECONDS="0.1")
-    assert code == 76, log
+    log = job.end(76, TRAIN=waits, CLOZE_WATCH_SECONDS="0.1")
     assert "no ranks any more" in log
     assert "requeue 7" in log
     assert len((job.folder / "asked").read_text()) == 6
@@ -103,52 +111,42 @@ def test_a_step_that_is_gone_does_not_keep_the_job(job: Job) -> None:
 )
 def test_a_step_that_does_not_end_after_its_first_failure_is_ended(job: Job, told: str, own: int) -> None:
     """Its other ranks were on a node whose slurmd died and came back, and Slurm lists them as long as srun waits."""
-    (job.folder / "bin" / "squeue").write_text("#!/bin/bash\necho 7.batch; echo 7.0\n")
-    (job.folder / "bin" / "srun").write_text(f"#!/bin/bash\necho 'srun: error: {told}' >&2\nexec sleep 50 >&- 2>&-\n")
-    code, log = job.start(CLOZE_WATCH_SECONDS="0.2", CLOZE_END_SECONDS="1")
-    assert code == own, log
+    job.put("squeue", "echo 7.batch; echo 7.0")
+    job.put("srun", f"echo 'srun: error: {told}' >&2\nexec sleep 50 >&- 2>&-")
+    log = job.end(own, CLOZE_WATCH_SECONDS="0.2", CLOZE_END_SECONDS="1")
     assert "a rank or a node has failed, and srun does not end" in log
     assert ("requeue 7" in log) == (own == 76)
 
 
 def test_a_step_that_is_there_is_left_alone(job: Job) -> None:
     """And it hears when its job ends, and not when another does in which this one was submitted."""
-    ends = "[[ $* != *%e ]] || { echo 4000000000; exit; }"
-    (job.folder / "bin" / "squeue").write_text(f"#!/bin/bash\n{ends}\necho 7.batch; echo 7.0\n")
+    job.put("squeue", "[[ $* != *%e ]] || { echo 4000000000; exit; }\necho 7.batch; echo 7.0")
     train = "sleep 1; echo it ends at $SLURM_JOB_END_TIME"
-    code, log = job.start(TRAIN=train, CLOZE_WATCH_SECONDS="0.1", SLURM_JOB_END_TIME="5")
-    assert code == 0, log
-    assert "it ends at 4000000000" in log
-
-
-@pytest.mark.parametrize("own", [1, 2, 127])
-@pytest.mark.parametrize("srun", [143, 75])
-def test_the_rank_that_failed_first_decides(job: Job, own: int, srun: int) -> None:
-    """Such as one that cannot import a module: srun ends the others, and tells of theirs as the worst of all codes."""
-    told = f"echo 'srun: error: node2: task 1: Exited with exit code {own}' >&2; "
-    code, log = job.start(SRUN=f"{told} echo 'srun: error: node1: task 0: Terminated' >&2; code={srun}")
-    assert code == own, log
-    assert "requeue 7" not in log
-    assert f"a rank has failed with {own}" in log
+    assert "it ends at 4000000000" in job.end(0, TRAIN=train, CLOZE_WATCH_SECONDS="0.1", SLURM_JOB_END_TIME="5")
 
 
 @pytest.mark.parametrize(
-    ("told", "srun"),
+    ("told", "srun", "own"),
     [
-        ("Exited with exit code 76", 143),
-        ("Killed", 137),
-        ("Killed' >&2; echo 'srun: error: node1: task 0: Exited with exit code 2", 137),
+        ("Exited with exit code 1", 143, 1),
+        ("Exited with exit code 2", 75, 2),
+        ("Exited with exit code 127", 143, 127),
+        ("Exited with exit code 76", 143, 76),
+        ("Killed", 137, 76),
+        ("Killed' >&2; echo 'srun: error: node1: task 0: Exited with exit code 2", 137, 76),
     ],
 )
-def test_a_rank_that_was_lost_goes_back_into_the_queue(job: Job, told: str, srun: int) -> None:
-    code, log = job.start(SRUN=f"echo 'srun: error: node2: task 1: {told}' >&2; code={srun}")
-    assert code == 76, log
-    assert "requeue 7" in log
+def test_the_rank_that_failed_first_decides(job: Job, told: str, srun: int, own: int) -> None:
+    """Such as one that cannot import a module: srun ends the others, and tells of theirs as the worst of all codes. One
+    that was lost goes back into the queue."""
+    ended = "echo 'srun: error: node1: task 0: Terminated' >&2"
+    log = job.end(own, SRUN=f"echo 'srun: error: node2: task 1: {told}' >&2; {ended}; code={srun}")
+    assert ("requeue 7" in log) == (own == 76)
+    assert own == 76 or f"a rank has failed with {own}" in log
 
 
 def test_a_temporary_folder_that_is_not_here_loses_no_word(job: Job) -> None:
-    code, log = job.start(TRAIN="echo a fault >&2; exit 1", TMPDIR="/nowhere")
-    assert (code, "a fault" in log) == (1, True), log
+    assert "a fault" in job.end(1, TRAIN="echo a fault >&2; exit 1", TMPDIR="/nowhere")
 
 
 def test_progress_counts_where_the_run_is_a_link(job: Job) -> None:
@@ -157,10 +155,10 @@ def test_progress_counts_where_the_run_is_a_link(job: Job) -> None:
     (job.folder / "runs" / "any").symlink_to(job.folder / "scratch")
     for restart in range(3):
         further = f"mkdir -p runs/any/checkpoints/step-{restart}; exit 75"
-        code, log = job.start(restart, TRAIN=further, CLOZE_TRIES="1")
-        assert code == 75, log
-    assert job.start(3, TRAIN="exit 75", CLOZE_TRIES="1")[0] == 75
-    assert job.start(4, TRAIN="exit 75", CLOZE_TRIES="1")[0] == 2
+        job.end(75, restart, TRAIN=further, CLOZE_TRIES="1")
+    job.end(75, 3, TRAIN="exit 75", CLOZE_TRIES="1")
+    log = job.end(2, 4, TRAIN="exit 75", CLOZE_TRIES="1")
+    assert re.search(r"error: begun \d times in runs/any, and no further than before", log)
 
 
 def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
@@ -177,7 +175,7 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
     (job.folder / "runs" / "any" / "checkpoints" / "step-00000010").mkdir(parents=True)
     job.make_shards("fourth")
     assert "--data data/first " in job.start(SLURM_JOB_ID="9")[1], "the run goes on with what it has begun with"
-    assert job.start(SLURM_JOB_ID="10", CLOZE_SHARDS="data/third", TRAIN="exit 2")[0] == 2
+    job.end(2, SLURM_JOB_ID="10", CLOZE_SHARDS="data/third", TRAIN="exit 2")
     for number in ("9", "11"):
         assert "--data data/first " in job.start(1, SLURM_JOB_ID=number)[1], "another job's mistake changes nothing"
     assert "--data data/fourth " in job.start(SLURM_JOB_ID="12", CLOZE_RUN="runs/a[1]", TRAIN="exit 75")[1]
@@ -185,56 +183,46 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
     (job.folder / "runs" / "a[1]" / "checkpoints" / "step-00000010").mkdir(parents=True)
     assert "--data data/fourth " in job.start(SLURM_JOB_ID="13", CLOZE_RUN="runs/a[1]")[1]
     noted = [json.loads(line) for line in (job.folder / "runs" / "any" / "jobs.jsonl").read_text().splitlines()]
-    assert {line["shards"] for line in noted if line["event"] == "start"} == {
-        'data/second "best"',
-        "data/third",
-        "data/first",
-    }
+    found = {line["shards"] for line in noted if line["event"] == "start"}
+    assert found == {'data/second "best"', "data/third", "data/first"}
 
 
 def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
     """Neither while the ranks work nor where another start begins."""
     goes = "mv data away; (sleep 1.5; mv away data) > /dev/null 2>&1 & sleep 0.1; exit 2"
-    code, log = job.start(TRAIN=goes, CLOZE_STORAGE_SECONDS="20")
-    assert code == 76, log
+    log = job.end(76, TRAIN=goes, CLOZE_STORAGE_SECONDS="20")
     assert "data/first/manifest.json: gone" in log
     assert "it is back" in log
     (job.folder / "runs").rename(job.folder / "away")
     with subprocess.Popen(["sh", "-c", "sleep 1.5; mv away runs"], cwd=job.folder):
-        code, log = job.start(1, CLOZE_STORAGE_SECONDS="20")
-    assert code == 0, log
-    assert "it is back" in log
+        assert "it is back" in job.end(0, 1, CLOZE_STORAGE_SECONDS="20")
     (job.folder / "runs").rename(job.folder / "away")
     code, log = job.start(1, CLOZE_STORAGE_SECONDS="1")
     assert (code, (job.folder / "runs").exists()) == (2, False), "a run that is gone is not begun anew"
     assert "runs/any/jobs.jsonl: gone; nothing is begun anew" in log
     (job.folder / "away").rename(job.folder / "runs")
     assert "gone" not in job.start(1, SLURM_JOB_ID="70", CLOZE_RUN="runs/new")[1], "what never was is not waited for"
-    assert job.start(1, TRAIN="mv data away; exit 2", CLOZE_STORAGE_SECONDS="1")[0] == 2
+    job.end(2, 1, TRAIN="mv data away; exit 2", CLOZE_STORAGE_SECONDS="1")
     code, log = job.start(0, CLOZE_SHARDS="data/mistyped")
     assert code == 2
     assert "gone" not in log
 
 
-@pytest.mark.parametrize("word", ["CLOZE_WATCH_SECONDS=0.0", "CLOZE_WATCH_SECONDS=1m", "CLOZE_STORAGE_SECONDS=5m"])
-def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job, word: str) -> None:
+def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job) -> None:
     """A watch that does not wait would end each step at once, as one that is gone."""
-    name, _, value = word.partition("=")
-    code, log = job.start(0, **{name: value})
-    assert (code, log.startswith(f"error: {word}: ")) == (2, True), log
+    for word in ("CLOZE_WATCH_SECONDS=0.0", "CLOZE_WATCH_SECONDS=1m", "CLOZE_STORAGE_SECONDS=5m"):
+        name, _, value = word.partition("=")
+        assert job.end(2, 0, **{name: value}).startswith(f"error: {word}: ")
 
 
 def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped(job: Job) -> None:
     words = ("--table", "5", "--scale", "base")
     job.variables |= {"SLURM_ARRAY_TASK_ID": "2", "CLOZE_SHARES": "3"}
-    code, log = job.start(script="reproduce", words=words)
-    assert code == 0, log
-    assert "benchmarks/reproduce.py --out runs/tables --share 2/3 --table 5 --scale base" in log
-    code, log = job.start(script="reproduce", words=words, TRAIN="exit 75")
-    assert code == 75, log
+    log = job.end(75, script="reproduce", words=words, TRAIN="exit 75")
     assert "requeue" in log
+    assert "benchmarks/reproduce.py --out runs/tables --share 2/3 --table 5 --scale base" in log
     del job.variables["SLURM_ARRAY_TASK_ID"]
-    code, log = job.start(script="reproduce", words=words)
+    log = job.end(0, script="reproduce", words=words)
     assert "benchmarks/reproduce.py --out runs/tables --table 5 --scale base" in log
 
 
@@ -252,14 +240,12 @@ def test_shards_are_copied_for_this_user_alone_and_taken_again_at_the_next_start
     shards, copy = job.folder / "data" / "first", disk / "cloze-7"
     (shards / "documents").mkdir()
     shards.chmod(0o777)
-    code, log = job.start()
-    assert code == 76, log
+    job.end(76)
     assert [path.name for path in disk.iterdir()] == ["cloze-7"]
     assert copy.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in copy.iterdir()] == ["manifest.json"]
     (copy / "mark").touch()
-    code, log = job.start(1)
-    assert f"--data {copy} " in log
+    assert f"--data {copy} " in job.end(76, 1)
     assert (copy / "mark").exists()
 
 
@@ -274,8 +260,7 @@ def test_a_copy_that_is_not_of_these_shards_is_made_again(job: Job, disk: Path, 
         write_json(copy / "manifest.json", {"fingerprint": "ours" if left == "open to all" else "theirs"})
         (copy / "shard.arrow").touch()
         copy.chmod(0o777 if left == "open to all" else 0o700)
-    code, log = job.start()
-    assert (code, "theirs" in log) == (76, False), log
+    assert "theirs" not in job.end(76)
     assert [path.name for path in copy.iterdir()] == ["manifest.json"]
     assert not copy.is_symlink()
 
@@ -286,8 +271,7 @@ def test_another_users_folder_is_left_alone_and_the_shards_are_read_where_they_l
     write_json(copy / "manifest.json", {"fingerprint": "theirs"})
     copy.chmod(0o700)
     os.chown(copy, 12345, -1)
-    code, log = job.start()
-    assert code == 76, log
+    log = job.end(76)
     assert log.count(f"{copy}: of another user; the shards are read from data/first") == 1
     assert "--data data/first " in log
     assert "theirs" not in log
@@ -297,10 +281,7 @@ def test_another_users_folder_is_left_alone_and_the_shards_are_read_where_they_l
 def test_a_folder_that_another_user_makes_during_the_copy_is_not_taken(job: Job, disk: Path) -> None:
     """The name of the copy that is under way says what the folder will be called."""
     copy, planted = disk / "cloze-7", '{"fingerprint": "theirs"}'
-    (job.folder / "bin" / "tar").write_text(
-        f"#!/bin/bash\nmkdir -m 777 {copy} 2>&- && echo '{planted}' >{copy}/manifest.json\nexec /bin/tar \"$@\"\n"
-    )
-    (job.folder / "bin" / "tar").chmod(0o755)
-    code, log = job.start()
-    assert (code, "theirs" in log) == (76, False), log
+    job.put("tar", f"mkdir -m 777 {copy} 2>&- && echo '{planted}' >{copy}/manifest.json\nexec /bin/tar \"$@\"")
+    log = job.end(76)
+    assert "theirs" not in log
     assert "--data data/first " in log

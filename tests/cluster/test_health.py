@@ -1,13 +1,19 @@
-"""Who exchanges data with whom, and what nvidia-smi says of a GPU."""
+"""What a node reports of its GPU, its code and its neighbours, and what follows: which are left out, or none."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.commands import write_program
 
-from cluster.health import ask_nvidia_smi, find_partners
+from cluster import health
+from cluster.findings import judge
+from cluster.health import Health, ask_nvidia_smi, describe_code, find_partners
+from pretraining.processes.ending import Code
 
 
 @pytest.mark.parametrize("nodes", range(1, 10))
@@ -37,13 +43,126 @@ def test_neighbours_meet_once_each_in_rounds(nodes: int) -> None:
 def test_what_nvidia_smi_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: str, says: str, found: tuple[int, int]
 ) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f'#!/bin/sh\ncase "$*" in *--id=GPU-abc*{knows}*) echo "{says}";; *) exit 2;; esac\n')
-    program.chmod(0o755)
+    does = f'case "$*" in *--id=GPU-abc*{knows}*) echo "{says}";; *) exit 2;; esac'
+    program = write_program(tmp_path / "nvidia-smi", does)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert ask_nvidia_smi("abc") == found
-
-
-def test_nvidia_smi_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert ask_nvidia_smi("abc") == (0, 0)
+    assert ask_nvidia_smi("abc") == (0, 0), "it may be missing"
+
+
+# Its code
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Code of a few files."""
+    root = tmp_path / "root"
+    monkeypatch.setattr(health, "ROOT", root)
+    for folder in health.FOLDERS:
+        (root / folder / "__pycache__").mkdir(parents=True)
+        (root / folder / "code.py").write_text(f"# of {folder}\n")
+    return root
+
+
+def test_other_code_is_seen_and_another_place_is_not(root: Path) -> None:
+    before = describe_code()["code"]
+    elsewhere = shutil.copytree(root, root.parent / "elsewhere")
+    health.ROOT = elsewhere  # undone with the fixture
+    assert describe_code()["code"] == before
+    (elsewhere / health.FOLDERS[0] / "more").mkdir()
+    (elsewhere / health.FOLDERS[0] / "more" / "code.py").write_text("more = 1\n")
+    assert describe_code()["code"] != before
+    shutil.rmtree(elsewhere / health.FOLDERS[0])
+    assert describe_code()["code"] != before, "what is missing is other code too"
+
+
+def test_what_python_compiles_meanwhile_is_no_matter(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others begin at the same time: folders of caches come and go while this node looks."""
+    before, scan = describe_code()["code"], os.scandir
+
+    def scan_or_miss(path: str) -> object:
+        if "__pycache__" in str(path):
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    (root / health.FOLDERS[0] / "__pycache__" / "code.py").write_text("compiled = 1\n")
+    monkeypatch.setattr(os, "scandir", scan_or_miss)
+    assert describe_code()["code"] == before
+
+
+def test_code_that_may_not_be_read_is_a_fault(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> object:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match=str(root / health.FOLDERS[0])):
+        describe_code()
+
+
+# What follows
+
+
+def report(node: int, rate: float = 1.0, links: Sequence[float | None] = ()) -> Health:
+    return Health(f"node{node}", (0.0, 1.0), same={"device": "H100"}, rate=rate, links=list(links))
+
+
+def reports(*rates: float) -> list[Health]:
+    return [report(number, rate) for number, rate in enumerate(rates)]
+
+
+def ring(*links: Sequence[float | None]) -> list[Health]:
+    return [report(number, links=own) for number, own in enumerate(links)]
+
+
+def test_a_slow_gpu_is_left_out_by_itself_and_not_where_that_is_turned_off() -> None:
+    """A node is as slow as its slowest rank."""
+    some = reports(1.0, 1.0, 0.65, 1.0)
+    assert judge(some, None).excluded == ["node2"]
+    assert judge(some, 0.6).code == judge(some, 0.0).code == Code.DONE
+    ranks = [report(rank // 4, rate=0.5 if rank == 6 else 1.0) for rank in range(12)]
+    assert judge(ranks, None).excluded == ["node1"]
+
+
+def test_most_nodes_are_never_left_out() -> None:
+    found = judge(reports(1.0, 1.0, 0.6, 0.6, 0.6, 1.0, 1.0), None)
+    assert (found.code, len(found.excluded)) == (Code.RANK_LOST, 3)
+    faulty = reports(1.0, 1.0, 1.0)
+    for broken in faulty[1:]:
+        broken.faults["GPU"] = "9 uncorrected ECC errors"
+    found = judge(faulty, None)
+    assert (found.code, found.excluded) == (Code.RANK_LOST, [])
+    assert "none is left out" in found.explain()[-1]
+    assert judge(faulty[2:], None).excluded == ["node2"], "the only node is, if it is broken"
+
+
+def test_a_slow_link_blames_none_of_its_ends() -> None:
+    """And is as slow as the slowest pair of ranks on it."""
+    assert judge(ring([4, 4, None], [0.1, 4, None], [0.1, 4, None], [4, 4, None]), None).code == Code.DONE
+    ranks = [report(rank // 2, links=[0.1, 0.1] if rank == 3 else [4, 4]) for rank in range(8)]
+    assert judge(ranks, None).excluded == ["node1"]
+
+
+def test_a_node_whose_links_are_all_slow_is_blamed_alone() -> None:
+    for count in (3, 4, 5, 8):
+        names = [f"node{number}" for number in range(count)]
+        others = [find_partners(names, rank) for rank in range(count)]
+        links = [
+            [None if other is None else 1.9 if 1 in (rank, other) else 4.0 for other in others[rank]]
+            for rank in range(count)
+        ]
+        assert judge(ring(*links), None).excluded == ["node1"]
+        links = [[link and max(link, 2.1) for link in own] for own in links]
+        assert judge(ring(*links), None).excluded == []
+
+
+def test_clocks_differ_where_no_moment_was_the_same_on_them() -> None:
+    ranks = reports(*[1.0] * 5)
+    ranks[1].met, ranks[2].met, ranks[3].met = (8.0, 9.0), (-9.0, -8.0), (-30.0, 30.0)  # the last came early, left late
+    found = judge(ranks, None)
+    assert found.notes == ["node1: its clock is 7 s ahead", "node2: its clock is 8 s behind"]
+    assert found.code == Code.DONE
+    ranks = reports(1.0, 1.0)
+    ranks[1].met = (70.0, 71.0)
+    assert judge(ranks, None).notes == ["node1: its clock is 69 s ahead"]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from support.marks import slow
 from support.nodes import ADDRESSES, node_names, two_nodes
-from support.processes import ROOT, Done, Run, rank_environment, run_program, start, wait_for
+from support.processes import ROOT, Done, Run, rank_environment, start, wait_for
 from support.training import Place
 from support.unfit_nodes import (
     Fault,
@@ -43,6 +44,7 @@ from pretraining.processes.ending import Code
 
 SCRIPT = ROOT / "cluster" / "preflight.py"
 PORT = 29533
+PATIENT = {"CLOZE_STORAGE_SECONDS": "60"}
 
 
 def begin(
@@ -67,25 +69,14 @@ def report_of(place: Place, name: str = "local-0") -> dict[str, Any]:
     return content
 
 
-def expect(done: Sequence[Done], code: Code, *messages: str) -> None:
-    """All end alike, and rank 0 says why."""
+def expect(place: Place, done: Sequence[Done], code: Code, *messages: str, out: Sequence[str] | None = None) -> None:
+    """All end alike, and rank 0 says why; these nodes are left out."""
     assert [rank.code for rank in done] == [code] * len(done), "\n".join(rank.output + rank.errors for rank in done)
     assert "Traceback" not in done[0].errors
     for message in messages:
         assert message in done[0].errors
     assert not any(rank.output + rank.errors for rank in done[1:])
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of the test's own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount")
-    yield folder
-    subprocess.run(["umount", "-l", folder], capture_output=True, check=False)
+    assert excluded(place) == out
 
 
 # Fit nodes
@@ -99,10 +90,9 @@ def test_fit_nodes_go_on_and_leave_their_figures(place: Place) -> None:
         (folder / f"{number}-0.json").write_text("{}")
         os.utime(folder / f"{number}-0.json", (number, number))
     done = inspect(place, "--recipe", place.recipe, ranks=2, SLURM_JOB_ID="77", SLURM_RESTART_COUNT="2")
-    expect(done, Code.DONE)
+    expect(place, done, Code.DONE)
     assert done[0].errors == ""
     assert [line.split()[0] for line in done[0].output.splitlines()[1:3]] == ["node0", "node1"]
-    assert excluded(place) is None
     assert {path.name for path in folder.iterdir()} == {"77-2.json", *(f"{number}-0.json" for number in range(6, 25))}
     report = report_of(place, "77-2")
     assert (report["code"], report["excluded"], report["reasons"]) == (0, [], [])
@@ -114,10 +104,10 @@ def test_fit_nodes_go_on_and_leave_their_figures(place: Place) -> None:
     assert first["seconds"].keys() >= {"meeting", "disk", "code", "data", "matrix rate", "link", "all-reduce"}
 
 
-def test_one_process_alone(place: Place) -> None:
-    words = ["--data", str(place.data), "--out", str(place.folder / "run")]
-    done = run_program(str(SCRIPT), words, place.folder)
-    assert (done.code, done.errors) == (0, "")
+@pytest.mark.usefixtures("leaves_group")
+def test_one_process_alone(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert preflight.main(["--data", str(place.data), "--out", str(place.folder / "run")]) == Code.DONE
+    assert capsys.readouterr().err == ""
     assert report_of(place)["ranks"][0]["rate"] > 0
 
 
@@ -137,95 +127,86 @@ def test_a_node_unlike_the_others_is_left_out(place: Place) -> None:
     reasons = ["code is ", "Python is 2.7.18, and ", "device is 8 x V100, and CPU on most nodes", "data: "]
     reasons += ["cannot be written: Read-only file system", "GPU: 3 uncorrected ECC errors"]
     reasons += ["matrix rate: CUDA error: unspecified launch failure"]
-    expect(inspect(place, fault=differ_in_all), Code.RANK_LOST, "error: node1: ", *reasons)
-    assert excluded(place) == ["node1"]
+    expect(place, inspect(place, fault=differ_in_all), Code.RANK_LOST, "error: node1: ", *reasons, out=["node1"])
     assert report_of(place)["code"] == Code.RANK_LOST
 
 
-@pytest.mark.parametrize(("back", "code"), [("", Code.CURE), pytest.param("2", Code.DONE, marks=pytest.mark.timed)])
-def test_storage_that_is_gone_is_no_fault_of_a_node(place: Place, tmp_path: Path, back: str, code: Code) -> None:
+@pytest.mark.parametrize(
+    ("fault", "job", "code"),
+    [
+        (lose_the_data, {}, Code.CURE),
+        pytest.param(lose_the_data, {"BACK_AFTER": "2", **PATIENT}, Code.DONE, marks=pytest.mark.timed),
+        (find_the_data_later, PATIENT, Code.DONE),
+    ],
+)
+def test_storage_that_is_gone_is_no_fault_of_a_node(
+    place: Place, tmp_path: Path, fault: Fault, job: dict[str, str], code: Code
+) -> None:
+    """Nor if a node gets it back after the others."""
     own = dataclasses.replace(place, data=tmp_path / "data")
     shutil.copytree(place.data, own.data)
-    job = {"BACK_AFTER": back, "CLOZE_STORAGE_SECONDS": "60"} if back else {}
-    expect(inspect(own, fault=lose_the_data, **job), code, *([] if back else ["error: data: "]))
-    assert excluded(own) is None
+    expect(own, inspect(own, fault=fault, **job), code, "error: data: " if code else "")
 
 
-def test_a_node_that_gets_storage_back_after_the_others_is_kept(place: Place, tmp_path: Path) -> None:
-    own = dataclasses.replace(place, data=tmp_path / "data")
-    shutil.copytree(place.data, own.data)
-    expect(inspect(own, fault=find_the_data_later, CLOZE_STORAGE_SECONDS="60"), Code.DONE)
-    assert excluded(own) is None
-
-
-def test_a_slow_node_is_left_out_where_that_is_asked_for(place: Place) -> None:
-    expect(inspect(place, "--slow", 0.7, fault=multiply_slowly), Code.RANK_LOST, "node1: its matrix rate is 60% of the")
-    assert excluded(place) == ["node1"]
+@pytest.mark.parametrize(
+    ("fault", "node", "words", "message"),
+    [
+        (multiply_slowly, 1, ["--slow", 0.7], "node1: its matrix rate is 60% of the"),
+        (exchange_slowly, 2, [], "error: node2: its links reach "),
+        (compute_nothing, 1, ["--patience", 12], "error: node1: matrix rate: no answer in 3 s"),
+        (
+            exchange_nothing,
+            1,
+            ["--patience", 12],
+            "error: node1: nothing comes through to its neighbours: no answer in",
+        ),
+    ],
+)
+def test_a_node_that_is_slow_or_hangs_is_left_out(
+    place: Place, fault: Fault, node: int, words: list[object], message: str
+) -> None:
+    """A slow CPU where that is asked for."""
+    start = time.monotonic()
+    done = inspect(place, *words, faulty=node, fault=fault)
+    expect(place, done, Code.RANK_LOST, message, out=[f"node{node}"])
+    assert time.monotonic() - start < 30 or not words
 
 
 @pytest.mark.timed
-def test_a_slow_cpu_is_told_and_kept(place: Place) -> None:
-    expect(inspect(place, fault=multiply_slowly), Code.DONE, "warning: node1: its matrix rate is 60% of the median\n")
-    assert excluded(place) is None
-
-
-def test_a_node_whose_links_are_slow_is_left_out(place: Place) -> None:
-    expect(inspect(place, faulty=2, fault=exchange_slowly), Code.RANK_LOST, "error: node2: its links reach ")
-    assert excluded(place) == ["node2"]
-
-
-@pytest.mark.timed
-def test_a_clock_that_runs_ahead_is_told(place: Place) -> None:
-    expect(inspect(place, fault=run_ahead), Code.DONE, "warning: node1: its clock is 3", " s ahead\n")
+@pytest.mark.parametrize(
+    ("fault", "messages"),
+    [
+        (multiply_slowly, ["warning: node1: its matrix rate is 60% of the median\n"]),
+        (run_ahead, ["warning: node1: its clock is 3", " s ahead\n"]),
+    ],
+)
+def test_a_slow_cpu_and_a_clock_ahead_are_told_and_kept(place: Place, fault: Fault, messages: list[str]) -> None:
+    expect(place, inspect(place, fault=fault), Code.DONE, *messages)
 
 
 # Nodes that never answer
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        (compute_nothing, "error: node1: matrix rate: no answer in 3 s"),
-        (exchange_nothing, "error: node1: nothing comes through to its neighbours: no answer in 3 s"),
-    ],
-)
-def test_a_node_that_hangs_is_left_out(place: Place, fault: Fault, reason: str) -> None:
-    start = time.monotonic()
-    expect(inspect(place, "--patience", 12, fault=fault), Code.RANK_LOST, reason)
-    assert time.monotonic() - start < 30
-    assert excluded(place) == ["node1"]
-
-
-@pytest.mark.parametrize("ranks", [slow(2), 3])
-def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, ranks: int) -> None:
-    done = inspect(place, "--patience", 40, ranks=ranks, fault=die)
-    assert [rank.code for rank in done] == [76, -9, 76][:ranks]
-    assert "error: node1: rank 1 has ended, or cannot be reached any more\n" in done[0].errors
-    assert excluded(place) == ["node1"]
+@pytest.mark.parametrize(("faulty", "ranks"), [(1, 3), slow(1, 2), (0, 3)])
+def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, faulty: int, ranks: int) -> None:
+    done = inspect(place, "--patience", 40, faulty=faulty, ranks=ranks, fault=die)
+    assert [rank.code for rank in done] == [-9 if number == faulty else 76 for number in range(ranks)]
+    assert f"error: {'node1: rank 1' if faulty else 'rank 0'} has ended" in done[0 if faulty else 1].errors
+    assert excluded(place) == [f"node{faulty}"]
     assert report_of(place)["code"] == Code.RANK_LOST
-
-
-def test_ranks_do_not_hang_when_rank_0_dies(place: Place) -> None:
-    done = inspect(place, "--patience", 40, faulty=0, fault=die)
-    assert [rank.code for rank in done] == [-9, 76, 76]
-    assert "error: rank 0 has ended" in done[1].errors
-    assert excluded(place) == ["node0"]
 
 
 def test_nobody_can_tell_which_end_of_the_only_link_is_bad(place: Place) -> None:
     done = inspect(place, "--patience", 12, ranks=2, fault=exchange_nothing)
-    expect(done, Code.RANK_LOST, "node0: nothing comes", "node1: nothing comes", "2 of 2 nodes are unfit")
-    assert excluded(place) is None
+    expect(place, done, Code.RANK_LOST, "node0: nothing comes", "node1: nothing comes", "2 of 2 nodes are unfit")
 
 
 # What a user must mend
 
 
 def test_two_nodes_that_differ_are_both_named(place: Place) -> None:
-    expect(
-        inspect(place, ranks=2, fault=have_another_python), Code.CURE, "error: Python: ", "on node0, 2.7.18 on node1"
-    )
-    assert excluded(place) is None
+    done = inspect(place, ranks=2, fault=have_another_python)
+    expect(place, done, Code.CURE, "error: Python: ", "on node0, 2.7.18 on node1")
 
 
 def test_data_and_folder_that_are_amiss_on_all_nodes(place: Place) -> None:
@@ -235,7 +216,7 @@ def test_data_and_folder_that_are_amiss_on_all_nodes(place: Place) -> None:
     shard.write_bytes(shard.read_bytes()[:-1])
     out.write_text("a file")
     done = inspect(dataclasses.replace(place, data=data), ranks=1)
-    expect(done, Code.CURE, f"error: disk: {out}: cannot be written: ", f"data: {shard}: ", "its record says")
+    expect(place, done, Code.CURE, f"error: disk: {out}: cannot be written: ", f"data: {shard}: ", "its record says")
 
 
 @pytest.mark.parametrize(
@@ -246,15 +227,14 @@ def test_data_and_folder_that_are_amiss_on_all_nodes(place: Place) -> None:
     ],
 )
 def test_a_recipe_that_has_no_room_or_is_wrong(place: Place, words: tuple[object, ...], told: str) -> None:
-    expect(inspect(place, "--recipe", place.recipe, *words, ranks=1), Code.CURE, "error: recipe: ", told)
+    expect(place, inspect(place, "--recipe", place.recipe, *words, ranks=1), Code.CURE, "error: recipe: ", told)
 
 
-def test_a_full_disk(place: Place, disk: Path) -> None:
-    with (disk / "other").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-    done = inspect(dataclasses.replace(place, folder=disk), ranks=1)
-    expect(done, Code.CURE, "cannot be written: No space left on device\nmake room")
+@pytest.mark.usefixtures("leaves_group")
+def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: io.FileIO("/dev/full", "w"))
+    assert preflight.main(["--data", str(place.data), "--out", str(place.folder / "run")]) == Code.CURE
+    assert "cannot be written: No space left on device\nmake room" in capsys.readouterr().err
 
 
 def test_values_that_cannot_be(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -280,11 +260,9 @@ def slow_down(node: Sequence[str]) -> None:
     names = subprocess.run([*within, "ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout.split()
     device = next(name for name in names if name.startswith("cz"))
     limit = ["rate", "400mbit", "burst", "64kb", "latency", "100ms"]
-    if shutil.which("tc") is None:
-        pytest.skip("no tc here")
-    done = subprocess.run([*within, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit], check=False)
-    if done.returncode:
-        pytest.skip("no right to slow a network down")
+    command = [*within, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit]
+    if shutil.which("tc") is None or subprocess.run(command, check=False).returncode:
+        pytest.skip("no tc here, or no right to slow a network down")
 
 
 @pytest.mark.slow

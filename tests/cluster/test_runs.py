@@ -1,4 +1,4 @@
-"""Where a run stands, as its folder alone tells: real runs of seconds, and what becomes of them."""
+"""Where a run stands, as its folder alone tells: real runs of seconds, fine-tuning, and whatever damage there is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
 from conftest import ROOT
+from support.marks import slow
 from support.processes import wait_for
 from support.run_folders import Look, end, make_running, note, shown, start, status, strip
 from support.training import ENDLESS, Place, launch, records, stopped_at
@@ -19,9 +25,13 @@ from support.training import ENDLESS, Place, launch, records, stopped_at
 from cluster.jobs import JOBS
 from cluster.runs import find_runs
 from data_prep.common.codes import ENDED
+from data_prep.common.files import read_json, write_json
 from data_prep.common.locks import LOCK
+from data_prep.common.toml_text import read_toml, toml_text
+from finetuning.results import BEGUN, PLAN, RESULTS
 from pretraining.checkpoint.record import RECIPE, list_finished
 from pretraining.reporting.metrics_file import METRICS
+from pretraining.training.skips import SKIPPED, Skip, write_skips
 
 pytest_plugins = ["support.run_fixtures"]
 
@@ -89,23 +99,17 @@ def test_damage_stops_nothing(run: Path) -> None:
     assert (status(run).last_line, status(run).state) == (whole.last_line, "starting"), "its recipe was just written"
     for name in (ENDED, RECIPE, "skipped.json", JOBS):
         (run / name).unlink()
-    bare = status(run)
-    assert (bare.step, bare.total_steps, bare.phases) == (8, 0, 0)
-    assert any("step 8" in line for line in shown(bare, 80))
+    assert (status(run).step, status(run).total_steps, status(run).phases) == (8, 0, 0)
 
 
 def test_a_process_that_is_gone_is_known_at_once(run: Path) -> None:
     """A run on this machine whose process was killed, and not one that lives, or that is elsewhere."""
     make_running(run)
-    script = "import sys; from pathlib import Path; from data_prep.common.locks import locked\n"
-    script += "with locked(Path(sys.argv[1]), '', ''): print(flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", script, str(run / LOCK)]
-    worker = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert worker.stdout is not None
-    worker.stdout.readline()
+    worker = subprocess.Popen(["sleep", "60"])
+    (run / LOCK).write_text(f"process {worker.pid} on {os.uname().nodename}")
     assert status(run).state == "running"
     worker.kill()
-    worker.communicate()
+    worker.wait()
     assert status(run).state == "gone"
     assert f"process {worker.pid} on " in status(run).why
     note(run, start("5", ago=-60))
@@ -148,3 +152,114 @@ def test_what_ended_before_the_last_start_is_out_of_date(run: Path) -> None:
     note(run, start("5", ago=9e9), end("5", 0), start("6", 1, ago=-5))
     assert status(run, later=10).state == "starting"
     assert status(run).ended is None
+
+
+# Fine-tuning
+
+
+def write_tuning(out: Path) -> None:
+    """Three of five runs are done, one of them failed; one is at work, and one not begun."""
+    write_json(out / PLAN, {"rte": ["seed1", "seed2", "seed3"], "cola": ["seed1", "seed2"]})
+    for task, run in (("rte", "seed1"), ("rte", "seed2"), ("rte", "seed3"), ("cola", "seed1")):
+        write_json(out / task / run / BEGUN, {"settings": {"epochs": 3.0}})
+    write_json(out / "rte" / "seed1" / RESULTS, {"metric": "accuracy", "score": 0.66})
+    write_json(out / "rte" / "seed2" / RESULTS, {"metric": "accuracy", "score": 0.7})
+    write_json(out / "cola" / "seed1" / RESULTS, {"metric": "matthews", "score": None, "failed": "not a number"})
+    line = {"kind": "step", "step": 120, "epoch": 1.5, "loss": 0.3, "seconds_left": 60.0}
+    (out / "rte" / "seed3" / METRICS).write_text(json.dumps(line) + "\n")
+
+
+def test_fine_tuning_says_how_far_it_is_and_what_it_has_scored(tmp_path: Path, look: Look) -> None:
+    out = tmp_path / "runs" / "mini" / "glue"
+    write_tuning(out)
+    text = strip(look(tmp_path / "runs"))
+    assert f"{out}  running\n" in text
+    for told in ("3 of 5 runs done", "2 of 3 runs, best accuracy 70.0\n", "1 of 2 runs, 1 failed\n"):
+        assert told in text
+    assert "seed3: step 120, epoch 1.50 of 3, 1 m 00 s left\n" in text
+    (out / LOCK).write_text(f"process 4194305 on {os.uname().nodename}")
+    assert f"{out}  gone  process 4194305 on " in look(out)
+    end = {"code": 2, "reason": "no room", "rank": 0, "time": "2099-01-01T00:00:00+00:00"}
+    write_json(out / ENDED, end)
+    assert "no room" in " ".join(look(out).split())  # the path may be long enough to break the line
+    [read] = json.loads(look(out, "--json"))
+    assert (read["state"], read["tasks"][1]["done"]) == ("failed", 2)
+    for path in (PLAN, ENDED, f"rte/seed1/{RESULTS}", f"rte/seed3/{METRICS}", f"rte/seed3/{BEGUN}"):
+        for content in ("", "[1]", '{"settings": 3, "rte": 4, "score": "x", "step": []}\n', "null"):
+            (out / path).write_text(content)
+            assert "runs done" in look(out)
+
+
+def test_fine_tuning_that_falls_silent(tmp_path: Path, look: Look) -> None:
+    write_json(tmp_path / PLAN, {"rte": ["seed1"], "a" * 300: ["seed1"]})
+    assert "running" in look(tmp_path), "nothing has begun, and the plan is new"
+    write_tuning(tmp_path)
+    for path in tmp_path.rglob("*.json*"):
+        os.utime(path, (time.time() - 3600,) * 2)
+    assert "silent  no line for 1 h" in look(tmp_path)
+
+
+# Whatever stands in the files of a run, and whatever it is called
+
+
+WRONG: list[Any] = [None, "text", "\udce9", [1], {"a": 1}, True, -1, 0, 10**30, float("nan"), -1e300]
+
+
+def changed(content: Any) -> Iterator[Any]:
+    """Contents in which one value, or all, is what it cannot be."""
+    yield from WRONG
+    keys = content if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ()
+    for key in keys:
+        for inner in changed(content[key]):
+            other = content.copy()
+            other[key] = inner
+            yield other
+
+
+@pytest.mark.parametrize("every", [7, slow(1)])
+def test_no_damage_to_any_file_ends_it(run: Path, every: int) -> None:
+    """Of more than five hundred, or of every seventh."""
+    write_skips(run, [Skip(1, 0, 2, "it leapt")])
+    note(run, start("5", 0), end("5", 75), start("5", 1), end("5", 0))
+    whole = {name: (run / name).read_bytes() for name in (ENDED, RECIPE, SKIPPED, JOBS, METRICS)}
+    damaged = [(name, json.dumps(other)) for name in (ENDED, SKIPPED) for other in changed(read_json(run / name))]
+    lines = [
+        (METRICS, records(run)[-1]),
+        (METRICS, records(run, "evaluation")[-1]),
+        (JOBS, start("5")),
+        (JOBS, end("5", 0)),
+    ]
+    for name, line in lines:
+        for other in changed(line):
+            damaged += [(name, whole[name].decode() + json.dumps(other) + "\n"), (name, json.dumps(other) + "\n")]
+    recipe = read_toml(whole[RECIPE].decode())
+    for part in ("phases", "guards", "logging", "hours", "steps"):
+        for other in changed(recipe.get(part, 1)):
+            with suppress(TypeError, ValueError, AttributeError):  # which TOML cannot say
+                damaged.append((RECIPE, toml_text({**recipe, part: other})))
+    content = [(name, text.encode(errors="replace")) for name, text in damaged]
+    for name, text in whole.items():
+        content += [(name, other) for other in (b"", text[:-9], b"\xff\0" * 40, b"[" * 100_000, b"\xe9\n" + text)]
+    assert len(content) > 500
+    for name, text in content[::every]:
+        (run / name).write_bytes(text)
+        "\n".join(shown(status(run), 80)).encode(errors="replace")
+        (run / name).write_bytes(whole[name])
+    for name in whole:
+        (run / name).unlink()
+        (run / name).mkdir()
+    for found in find_runs(run):
+        shown(status(found), 80)
+
+
+def test_a_name_that_is_no_text_is_shown(run: Path) -> None:
+    """In a terminal that has ASCII alone, and in JSON that a script can open it by."""
+    named = run.with_name(os.fsdecode(b"caf\xe9"))
+    run.rename(named)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii", "NO_COLOR": "1"}
+    command = [sys.executable, str(ROOT / "cluster" / "status.py"), str(named)]
+    told, read = (subprocess.run([*command, *more], env=environment, capture_output=True) for more in ([], ["--json"]))
+    assert (told.returncode, told.stderr, read.returncode) == (0, b"", 0)
+    assert rb"caf\udce9  done" in told.stdout
+    assert b"\x1b" not in told.stdout
+    assert Path(json.loads(read.stdout)[0]["run"]) == named

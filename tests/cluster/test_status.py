@@ -1,4 +1,5 @@
-"""status.py as a user starts it: on one run, on many, for scripts, in a pipe and in a terminal."""
+"""status.py as a user starts it: on one run, on many, for scripts, in a pipe and in a terminal; with what job scripts
+note and what a pretended queue says."""
 
 from __future__ import annotations
 
@@ -11,24 +12,30 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Told
 from rich.console import Console
 from support.processes import wait_for
-from support.run_folders import Look, end, make_running, note, start, status, strip
+from support.run_folders import Look, Squeue, end, make_running, note, shown, start, status, strip
 from support.training import records
 
+from cluster import jobs
 from cluster.panels import build_panel
-from cluster.status import fit_panels, main
+from cluster.runs import RunStatus
+from cluster.status import Observer, fit_panels, main
+from data_prep.common.codes import ENDED
+from data_prep.common.files import write_json
 from pretraining.model.shape import Shape
 from pretraining.processes.context import Context
 from pretraining.reporting.metrics_file import METRICS
 from pretraining.training.request import Request
 from pretraining.training.run import finish_run
+from pretraining.training.skips import Skip, write_skips
 
 pytest_plugins = ["support.run_fixtures"]
 
@@ -54,26 +61,19 @@ def test_without_a_name_those_below_runs(run: Path, look: Look, monkeypatch: pyt
     assert look().startswith("runs/one  done")
 
 
-@pytest.mark.parametrize("made", [False, True])
-def test_a_folder_without_runs_is_told_with_the_cure(made: bool, tmp_path: Path, capsys: Any) -> None:
-    if made:
-        (tmp_path / "none").mkdir()
-    assert main([str(tmp_path / "none")]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: {tmp_path / 'none'}: no ")
-    assert "name the folder that train.py had as --out" in told
+def test_a_folder_without_runs_and_options_that_make_no_sense_are_refused(run: Path, told: Told) -> None:
+    none = run.with_name("none")
+    for _ in range(2):
+        said = told(main, none, code=2)
+        assert said.startswith(f"error: {none}: no ")
+        assert "name the folder that train.py had as --out" in said
+        none.mkdir(exist_ok=True)
+    for more in (["--every", 0], ["--json"]):
+        assert told(main, run, "--watch", *more, code=2).startswith("error: ")
 
 
-def test_options_that_make_no_sense_are_refused(run: Path, capsys: Any) -> None:
-    assert main([str(run), "--watch", "--every", "0"]) == 2
-    assert main([str(run), "--watch", "--json"]) == 2
-    assert capsys.readouterr().err.count("error: ") == 2
-
-
-def test_the_losses_of_a_run_are_drawn_at_its_end_and_when_asked_for(
-    run: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main([str(run), "--charts"]) == 0
+def test_losses_are_drawn_at_the_end_and_when_asked_for(run: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(main, run, "--charts")
     drawn = (run / "loss.png").read_bytes()
     assert drawn.startswith(b"\x89PNG\r\n\x1a\n")
     (run / "loss.png").unlink()
@@ -85,8 +85,7 @@ def test_the_losses_of_a_run_are_drawn_at_its_end_and_when_asked_for(
     finish_run(request, context, trained_now=False)
     assert (run / "loss.png").read_bytes() == drawn
     (run / METRICS).write_text("")
-    assert main([str(run), "--charts"]) == 0
-    assert f"{run}/loss.png: not drawn: 0 logged steps" in capsys.readouterr().out
+    assert f"{run}/loss.png: not drawn: 0 logged steps" in told(main, run, "--charts")
 
 
 def test_json_has_the_same_for_scripts(run: Path, look: Look) -> None:
@@ -105,14 +104,6 @@ def test_it_loads_nothing_heavy() -> None:
     code = f"import sys, cluster.status; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "set()"
-
-
-def test_a_pipe_that_is_closed_and_a_terminal_without_colours(run: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, str(ENTRY), str(run)], capture_output=True, env=environment, check=True)
-    assert b"done" in done.stdout
-    assert done.stderr == b""
-    assert b"\x1b" not in done.stdout
 
 
 def test_watching_changes_in_place_until_ctrl_c(run: Path) -> None:
@@ -149,15 +140,12 @@ def test_watching_changes_in_place_until_ctrl_c(run: Path) -> None:
     assert b"Traceback" not in seen
 
 
-def test_a_run_that_goes_while_it_is_watched_is_told(run: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(ENTRY), str(run), "--watch", "--every", "0.1"]
-    watching = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert watching.stdout is not None
-    assert "done" in watching.stdout.readline()
-    shutil.rmtree(run)
-    _, errors = watching.communicate(timeout=30)
-    assert (watching.returncode, errors.splitlines()[0]) == (2, f"error: {run}: no such folder")
+def test_a_run_that_goes_while_it_is_watched_is_told(run: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(run))
+    assert main([str(run), "--watch"]) == 2
+    shown, errors = capsys.readouterr()
+    assert "done" in shown
+    assert errors.startswith(f"error: {run}: no such folder\n")
 
 
 def test_a_low_window_shows_the_newest_runs(run: Path) -> None:
@@ -169,3 +157,157 @@ def test_a_low_window_shows_the_newest_runs(run: Path) -> None:
         assert output.getvalue().startswith(told)
         assert len(output.getvalue().splitlines()) < height
     assert fit_panels(panels, Console(width=80, height=60)) == panels
+
+
+# What job scripts note, and what the queue says
+
+
+def test_one_question_to_the_queue_for_all_runs(straight: Path, tmp_path: Path, look: Look, squeue: Squeue) -> None:
+    runs = tmp_path / "runs"
+    for name, job in (("a", "11"), ("b", "12_3"), ("c", "13")):
+        make_running(shutil.copytree(straight, runs / name))
+        note(runs / name, start(job))
+    calls = squeue("echo '11|RUNNING|None|node[1-2]'; echo '12_3|PENDING|Resources|'")
+    text = strip(look(runs))
+    assert re.search(r"/a  running\n", text)
+    assert "job         11 RUNNING on node[1-2]\n" in text
+    assert re.search(r"/b  queued  \(Resources\)\n", text)
+    assert "job         12_3 PENDING: Resources\n" in text
+    assert re.search(r"/c  silent  job 13 is not in the queue, and noted no end\n", text)
+    assert text.count("restarts    none\n") == 3
+    [words] = calls.read_text().splitlines()
+    assert "--jobs=11,12_3,13" in words
+
+
+def test_restarts_and_how_the_one_before_ended(run: Path) -> None:
+    make_running(run)
+    note(run, start("5", 0), end("5", 75), start("5", 1), torn='{"event": "en')
+    assert "restarts    1, the last after 75 (saved and stopped)" in "\n".join(shown(status(run), 80))
+    note(run, start("5", 0), end("5", 75), start("5", 1), start("5", 2))
+    assert "restarts    2, the last after an end that was not noted" in "\n".join(shown(status(run), 80))
+    note(run, start("5"), end("5", 137))
+    now = status(run)
+    assert (now.state, now.why) == ("failed", "job 5 has ended with 137 (killed by SIGKILL); its output says why")
+
+
+def test_a_second_job_that_was_refused_does_not_make_the_first_one_fail(run: Path) -> None:
+    make_running(run)
+    begun = [start("5", ago=900), start("6", ago=600)]
+    note(run, *begun, {**end("6", 2), "time": int(time.time()) - 590})
+    there = jobs.Queue({"5": jobs.QueuedJob("5", "RUNNING", "None", "node1")})
+    for queue in (there, None):  # known by the queue, or by lines that were written since
+        now = status(run, queue=queue)
+        assert (now.state, now.notes and now.notes.job) == ("running", "5")
+    note(run, *begun, {**end("6", 2), "time": int(time.time()) + 9})
+    assert status(run, queue=jobs.Queue({})).state == "failed"
+    assert status(run).state == "running", "without a queue: its next line is not due yet"
+    assert status(run, later=9e5).state != "running"
+    note(run, *begun, end("6", 2), end("5", 0))
+    assert status(run).state == "done"
+
+
+def test_a_job_that_waits_for_nodes_it_must_not_have_says_how_to_undo_it(run: Path, look: Look, squeue: Squeue) -> None:
+    note(run, start("5"))
+    squeue("echo '5|PENDING|Resources||node[1-2]'")
+    assert "without node[1-2]; scontrol update JobId=5 ExcNodeList= " in " ".join(look(run).split())
+    squeue("echo '5|PENDING|Resources||(null)'")
+    assert "ExcNodeList" not in look(run)
+
+
+def test_a_job_that_has_just_begun_has_no_more_than_its_notes(tmp_path: Path, look: Look, squeue: Squeue) -> None:
+    note(tmp_path / "run", start("5"))
+    squeue("echo '5|RUNNING|None|node1'")
+    text = strip(look(tmp_path / "run"))
+    assert re.search(r"run  starting  since 1 m 0\d s\n  progress    step 0\n  job         5 RUNNING on node1\n", text)
+
+
+def test_a_job_that_the_queue_no_longer_knows(run: Path, look: Look, squeue: Squeue) -> None:
+    note(run, start("5", ago=9e9), end("5", 0))
+    squeue("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    text = look(run)
+    assert "done" in text
+    assert "warning" not in text
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("exec sleep 60", "warning: squeue did not answer within 0.3 s"),
+        ("echo 'squeue: error: no controller' >&2; exit 1", "warning: squeue: error: no controller;"),
+        ("exit 3", "warning: squeue: exit code 3;"),
+    ],
+)
+def test_a_queue_that_does_not_answer_hides_nothing_else(
+    does: str, why: str, run: Path, squeue: Squeue, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "ANSWER_SECONDS", 0.3)
+    make_running(run)
+    note(run, start("5"))
+    squeue(does)
+    for words in ([], ["--json"]):
+        assert main([str(run), *words]) == 0
+        printed = capsys.readouterr()
+        assert why in printed[bool(words)]
+        assert "running" in printed.out
+        assert "silent" not in printed.out, "nobody said that the job is gone"
+
+
+def test_who_watches_asks_the_queue_only_now_and_then(run: Path, squeue: Squeue) -> None:
+    note(run, start("5"))
+    calls = squeue("echo '5|RUNNING|None|node1'")
+    observer = Observer((run,))
+    found = [status for _ in range(3) for status in observer.look() if isinstance(status, RunStatus)]
+    assert [status.job for status in found] == [jobs.QueuedJob("5", "RUNNING", "None", "node1")] * 3
+    assert len(calls.read_text().splitlines()) == 1
+    note(run, start("6"))
+    observer.look()
+    assert "--jobs=6" in calls.read_text().splitlines()[1], "another job is asked about at once"
+
+
+# Panels
+
+
+def test_a_failed_run_says_why(run: Path, look: Look) -> None:
+    reason = "checkpoints: cannot be written: No space left on device\nmake room, or keep fewer checkpoints"
+    write_json(run / ENDED, {"code": 2, "reason": reason, "rank": 1, "time": "2026-01-01T00:00:00+00:00"})
+    text = strip(look(run))
+    assert re.search(r"one  failed  \d+ days ago\n", text)
+    for line in ("2 (something must be mended first): checkpoints: cannot be written", "make room, or keep fewer"):
+        assert line in text
+
+
+def test_a_run_that_went_back(run: Path, look: Look) -> None:
+    again = [json.dumps({**line, "loss": 1.0}) for line in records(run)[5:]]
+    with (run / METRICS).open("a") as file:
+        file.write("\n".join(again) + "\n")
+    write_skips(run, [Skip(1, 0, 2, "the loss leapt to 9.02 in the steps to 7")])
+    now = status(run)
+    assert [step for step, _ in now.losses] == list(range(1, 9))
+    assert [loss for _, loss in now.losses[5:]] == [1.0] * 3
+    assert "went back   1 time to a checkpoint, the last since the loss leapt to 9.02 in the steps to 7" in strip(
+        look(run)
+    )
+
+
+def test_the_curve_falls_from_the_top_to_the_bottom(run: Path) -> None:
+    with (run / METRICS).open("w") as file:
+        for step in range(1, 1001):
+            file.write(json.dumps({"kind": "step", "step": step, "phase": 1, "loss": 11 - step / 100}) + "\n")
+    lines = shown(status(run), 80)[-4:-1]
+    top, _, bottom = (re.sub("[^▁▂▃▄▅▆▇█]", "", line) for line in lines)
+    assert re.search(r"≥ 10\.0\d  █", lines[0])
+    assert re.search(r"  1\.\d\d  █", lines[2])
+    assert len(top) < 40 < 60 < len(bottom), "it fills the width"
+    assert (top[0], bottom[-1]) == ("█", "▁")
+    assert list(bottom) == sorted(bottom, reverse=True)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_fit_into_the_terminal(width: int, run: Path) -> None:
+    note(run, start("123_4"), end("123_4", 75), start("123_4", 1))
+    write_json(run / ENDED, {"code": 76, "reason": "word " * 60, "rank": 1, "time": "2099-01-01T00:00:00+00:00"})
+    write_skips(run, [Skip(1, 0, 2, "the loss leapt " * 10)])
+    queue = jobs.Queue({"123_4": jobs.QueuedJob("123_4", "COMPLETING", "None", "node[001-128]")})
+    lines = shown(status(run, queue=queue), width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) > 12

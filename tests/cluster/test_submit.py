@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, write_wiki
+from conftest import ROOT, Told, write_wiki
+from support.commands import write_program
 from support.training import RECIPE
 
 from cluster.submit import main
 from finetuning.files.splits import FOLDERS, list_splits, normalize_name
 
-SBATCH = """#!/bin/sh
+SBATCH = """\
 echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"
 count=$(wc -l < "$0.calls")
 [ "$count" -ne "${SILENT_AT:-0}" ] || { echo "Welcome"; exit 0; }
@@ -27,7 +28,7 @@ count=$(wc -l < "$0.calls")
 echo "$((100 + count));mini"
 [ -z "${TAIL:-}" ] || echo "$TAIL"
 """
-SCANCEL = """#!/bin/sh
+SCANCEL = """\
 echo "$@" >> "$0.calls"
 [ "$1" != "${KEPT:-0}" ] || { echo "scancel: error: Socket timed out" >&2; exit 1; }
 """
@@ -36,10 +37,8 @@ echo "$@" >> "$0.calls"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Cloze's folder with a text, and programs that take note of what they are told."""
-    (tmp_path / "bin").mkdir()
-    for name, content in (("sbatch", SBATCH), ("scancel", SCANCEL)):
-        (tmp_path / "bin" / name).write_text(content)
-        (tmp_path / "bin" / name).chmod(0o755)
+    for name, does in (("sbatch", SBATCH), ("scancel", SCANCEL)):
+        write_program(tmp_path / "bin" / name, does)
     (tmp_path / "cluster").mkdir()
     for path in (ROOT / "cluster").iterdir():
         if path.name != "site.env":
@@ -49,30 +48,35 @@ def folder(tmp_path: Path) -> Path:
     write_wiki(tmp_path / "wiki", documents=2)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     for name in FOLDERS.values():
-        write_task(tmp_path / "data" / "glue" / name)
+        (task := tmp_path / "data" / "glue" / name).mkdir(parents=True)
+        for split in list_splits(normalize_name(name)):
+            (task / f"{split}.tsv").write_text("index\n")
     return tmp_path
-
-
-def write_task(folder: Path) -> None:
-    """The files of a task of GLUE, by their names."""
-    folder.mkdir(parents=True)
-    for split in list_splits(normalize_name(folder.name)):
-        (folder / f"{split}.tsv").write_text("index\n")
 
 
 Submit = Callable[..., subprocess.CompletedProcess[str]]
 """Runs submit.py as a user types it in Cloze's folder, in this process."""
 
 
-@pytest.fixture
-def submit(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
+def environment(folder: Path, **more: str) -> dict[str, str]:
     """Jobs run in an image unless the test says otherwise: then no Python looks at the recipe, which takes long."""
     usual = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "CLOZE_IMAGE": "a.sif", "CLOZE_DATA": str(folder)}
+    return {**os.environ, **usual, **more}
 
+
+def shell(folder: Path, script: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script of bash in Cloze's folder."""
+    words = ["bash", "-c", script]
+    given = environment(folder, **more)
+    return subprocess.run(words, cwd=folder, env=given, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def submit(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
     def run(*words: str, chain: str = "pipeline", **variables: str) -> subprocess.CompletedProcess[str]:
         with monkeypatch.context() as patch:
             patch.chdir(folder)
-            for name, value in {**usual, **variables}.items():
+            for name, value in environment(folder, **variables).items():
                 patch.setenv(name, value)
             code = main([chain, *words])
         return subprocess.CompletedProcess(words, code, *capfd.readouterr())
@@ -87,9 +91,10 @@ def calls(folder: Path, program: str = "sbatch") -> list[str]:
 
 
 def test_every_step_waits_for_the_one_before(folder: Path, submit: Submit) -> None:
-    done = submit("--recipe", "recipe.toml", "--tasks", "rte", "cola", "--seeds", "3", "--phases.0.steps", "9")
+    words = ("--recipe", "recipe.toml", "--tasks", "rte", "cola", "--seeds", "3", "--phases.0.steps", "9")
+    done = submit(*words, TAIL="You have used 3 of 10 GPU hours")
     assert done.returncode == 0, done.stderr
-    prepare, pretrain, finetune, gather = calls(folder)
+    prepare, pretrain, finetune, gather = calls(folder)  # what a site says after the id is none
     assert prepare.endswith("--parsable --export=ALL cluster/prepare.slurm")
     assert "--dependency=afterok:101 --kill-on-invalid-dep=yes" in pretrain
     assert pretrain.endswith("cluster/pretrain_large.slurm --phases.0.steps 9")
@@ -118,14 +123,7 @@ def test_a_table_is_an_array_of_shares_and_a_job_that_concludes(folder: Path, su
 def test_a_dry_run_prints_what_a_shell_can_run(folder: Path, submit: Submit) -> None:
     done = submit("--recipe", "recipe.toml", "--dry-run", "--tasks", "rte", "cola")
     assert not calls(folder)
-    script = subprocess.run(
-        ["bash", "-e", "-c", done.stdout],
-        cwd=folder,
-        env={**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = shell(folder, f"set -e\n{done.stdout}")
     assert script.returncode == 0, script.stderr
     typed = calls(folder)
     (folder / "bin" / "sbatch.calls").unlink()
@@ -134,10 +132,9 @@ def test_a_dry_run_prints_what_a_shell_can_run(folder: Path, submit: Submit) -> 
 
 
 def test_the_sites_options_go_to_their_steps_and_the_shell_has_the_last_word(folder: Path, submit: Submit) -> None:
-    (folder / "cluster" / "site.env").write_text(
-        'SBATCH_ACCOUNT=theirs\nCLOZE_PREPARE_OPTIONS="--partition=cpu --nodes=4"\n'
-    )
-    submit("--to", "pretrain", "--recipe", "recipe.toml")
+    site = 'SBATCH_ACCOUNT=theirs\nCLOZE_PREPARE_OPTIONS="--partition=cpu --nodes=4"\n'
+    (folder / "cluster" / "site.env").write_text(site)
+    submit("--to", "pretrain", "--recipe", "recipe.toml", "--seed", "7")  # the recipe's, although there is --seeds
     submit("--to", "prepare", SBATCH_ACCOUNT="mine")
     typed = submit("--to", "prepare", "--dry-run").stdout
     assert "SBATCH_ACCOUNT=theirs " in typed
@@ -146,6 +143,7 @@ def test_the_sites_options_go_to_their_steps_and_the_shell_has_the_last_word(fol
     assert "--partition=cpu --nodes=4 cluster/prepare.slurm" in prepare
     assert pretrain.startswith("|theirs|")
     assert "--partition" not in pretrain
+    assert pretrain.endswith("pretrain_large.slurm --seed 7")
     assert again.startswith("|mine|")
 
 
@@ -159,12 +157,6 @@ def test_the_site_says_where_things_are_unless_the_command_does(folder: Path, su
     planned = submit(*words, "--run", "runs/new", "--seeds", "3", "--dry-run").stdout
     assert "CLOZE_RUN=runs/new " in planned
     assert "CLOZE_MODEL=runs/new CLOZE_TASKS=rte CLOZE_SEEDS=3 " in planned
-
-
-def test_words_for_training_are_not_taken_for_others(folder: Path, submit: Submit) -> None:
-    """`--seed` is the recipe's, although submit.py has `--seeds`."""
-    submit("--to", "pretrain", "--recipe", "recipe.toml", "--seed", "7")
-    assert calls(folder)[1].endswith("pretrain_large.slurm --seed 7")
 
 
 @pytest.mark.parametrize(
@@ -190,17 +182,10 @@ def test_a_chain_that_slurm_refuses_is_taken_back(
 
 
 def test_ctrl_c_takes_the_chain_back(folder: Path) -> None:
-    command = [sys.executable, "cluster/submit.py", "pipeline", "--recipe", "recipe.toml"]
-    environment = {
-        **os.environ,
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "CLOZE_IMAGE": "a.sif",
-        "SLOW_AT": "2",
-    }
     done = subprocess.run(
-        command,
+        [sys.executable, "cluster/submit.py", "pipeline", "--recipe", "recipe.toml"],
         cwd=folder,
-        env={**environment, "CLOZE_DATA": str(folder)},
+        env=environment(folder, SLOW_AT="2"),
         capture_output=True,
         text=True,
         check=False,
@@ -208,11 +193,6 @@ def test_ctrl_c_takes_the_chain_back(folder: Path) -> None:
     )
     assert (done.returncode, calls(folder, "scancel")) == (2, ["101"])
     assert "error: pretrain: interrupted; squeue --me shows whether Slurm took it" in done.stderr
-
-
-def test_what_a_site_says_after_the_id_is_no_id(folder: Path, submit: Submit) -> None:
-    submit("--recipe", "recipe.toml", TAIL="You have used 3 of 10 GPU hours")
-    assert "--dependency=afterok:101" in calls(folder)[1]
 
 
 def test_tasks_of_glue_are_looked_at_one_by_one(folder: Path, submit: Submit) -> None:
@@ -247,10 +227,8 @@ def test_tasks_of_glue_are_looked_at_one_by_one(folder: Path, submit: Submit) ->
 def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, submit: Submit, line: str, shown: str) -> None:
     """By submit.py, and by the jobs, which would have ended without a word."""
     (folder / "cluster" / "site.env").write_text(f"SBATCH_ACCOUNT=theirs\n{line}\n")
-    job = ["bash", "-c", ". cluster/functions.sh; prepare_job; echo went on"]
-    environment = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": str(folder)}
-    of_job = subprocess.run(job, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    for done in (submit("--dry-run"), of_job):
+    job = ". cluster/functions.sh; prepare_job; echo went on"
+    for done in (submit("--dry-run"), shell(folder, job, SLURM_JOB_ID="1", SLURM_SUBMIT_DIR=str(folder))):
         assert (done.returncode, done.stdout) == (2, "")
         assert "error: cluster/site.env: ends the shell" in done.stderr
         assert shown in done.stderr
@@ -259,9 +237,7 @@ def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, submit: 
 def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: Submit) -> None:
     (folder / "cluster" / "site.env").write_text("set -e\ncd /\nSBATCH_ACCOUNT=theirs\n")
     assert "SBATCH_ACCOUNT=theirs " in submit("--to", "prepare", "--dry-run").stdout
-    job = ["bash", "-c", ". cluster/functions.sh; read_site; false; pwd"]
-    done = subprocess.run(job, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.stdout == f"{folder}\n"
+    assert shell(folder, ". cluster/functions.sh; read_site; false; pwd").stdout == f"{folder}\n"
 
 
 @pytest.mark.parametrize(
@@ -290,49 +266,28 @@ def test_what_would_fail_later_is_refused_now(folder: Path, submit: Submit, word
     assert not calls(folder)
 
 
-def test_it_is_at_home_in_clozes_folder_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_at_home_in_clozes_folder_alone(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["pipeline"]) == 2
-    assert "is not Cloze's folder" in capsys.readouterr().err
+    assert "is not Cloze's folder" in told(main, "pipeline", code=2)
 
 
 def test_a_job_says_what_it_does_not_use_and_what_it_could(folder: Path) -> None:
     """Tasks of a GPU, which srun would refuse, and GPUs that Slurm knows nothing of."""
-    (folder / "bin" / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0; echo GPU 1\n")
-    (folder / "bin" / "nvidia-smi").chmod(0o755)
-    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    write_program(folder / "bin" / "nvidia-smi", "echo GPU 0; echo GPU 1")
     slurm = {"SLURM_JOB_ID": "1", "SLURM_NTASKS_PER_GPU": "2", "SLURM_MEM_PER_CPU": "1", "SLURM_GPUS_PER_NODE": "0"}
     job = "prepare_job; ranks_per_node; env | grep -E '^SLURM_(NTASKS_PER|MEM_PER)'"
-    environment = {**os.environ, "PATH": path, **slurm, "CLOZE_PYTHON": sys.executable}
-    command = ["bash", "-c", f". cluster/functions.sh; {job}"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    done = shell(folder, f". cluster/functions.sh; {job}", **slurm, CLOZE_IMAGE="", CLOZE_PYTHON=sys.executable)
     used, ranks, memory = done.stdout.splitlines()
     assert "--ntasks-per-gpu=2 is not used" in used
     assert (ranks, memory) == ("1", "SLURM_MEM_PER_NODE=0")
     assert "CLOZE_RANKS_PER_NODE=2 takes them all" in done.stderr
 
 
-def scripts() -> list[Path]:
-    return [
-        path for place in ("cluster/*.slurm", "cluster/*.sh", "docs/examples/*.sh") for path in sorted(ROOT.glob(place))
-    ]
-
-
-@pytest.mark.parametrize("path", scripts(), ids=lambda path: path.name)
-def test_scripts_are_sound_and_name_no_site(path: Path) -> None:
-    options = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
-    given = {shlex.split(line)[1].partition("=")[0] for line in options}
-    assert not given & {"--partition", "--account", "--qos", "--constraint", "-p", "-A", "-q", "-C"}
-    if path.suffix == ".slurm":
-        assert len(path.read_text().splitlines()) < 60
-        assert {"--open-mode", "--requeue"} <= given
-
-
-def test_scripts_please_shellcheck() -> None:
-    found = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if found is None:
-        pytest.skip("no shellcheck here; it comes with `pip install -e .[dev]`, but for aarch64")
-    done = subprocess.run([found, "-x", *scripts()], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+def test_scripts_are_short_and_name_no_site() -> None:
+    for path in [*ROOT.glob("cluster/*.slurm"), *ROOT.glob("cluster/*.sh"), *ROOT.glob("docs/examples/*.sh")]:
+        lines = path.read_text().splitlines()
+        given = {shlex.split(line)[1].partition("=")[0] for line in lines if line.startswith("#SBATCH")}
+        assert not given & {"--partition", "--account", "--qos", "--constraint", "-p", "-A", "-q", "-C"}, path
+        if path.suffix == ".slurm":
+            assert len(lines) < 60
+            assert {"--open-mode", "--requeue"} <= given
