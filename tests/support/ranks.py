@@ -1,9 +1,8 @@
-"""What ranks do around their work in tests of how they meet, fail and end; as a program, what launchers start."""
+"""What ranks do around their work in tests of how they meet, fail and end."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,12 +33,3 @@ def expect_end(done: Sequence[Done], code: Code, message: str) -> None:
     assert done[0].errors.count(message) == 1, done
     assert "Traceback" not in done[0].errors
     assert [rank.output + rank.errors for rank in done[1:]] == [""] * (len(done) - 1)
-
-
-def say_who(world: World) -> None:
-    """One write a line: launchers let ranks write unbuffered to one pipe."""
-    sys.stdout.write(f"{world.rank} of {world.size} by {world.launcher}\n")
-
-
-if __name__ == "__main__":
-    take_part(say_who)

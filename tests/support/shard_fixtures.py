@@ -15,7 +15,7 @@ from pretraining.data.dataset import Dataset
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = tmp_path_factory.getbasetemp()
-    return made_once(own, "many", lambda place: make_shards(place / "shards", documents=3000)) / "shards"
+    return made_once(own, "many", lambda place: make_shards(place / "shards", documents=1500)) / "shards"
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Recipes: what they may say, how the command line changes them, and how every mistake is named."""
+"""Recipes: what they say, take over from a base model and from the command line, and how every mistake is named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.processes import ROOT
 from support.recipes import PLAIN, faults, write_plain
@@ -18,6 +18,7 @@ from data_prep.common.wording import known_keys
 from pretraining.config.conflicts import find_faults
 from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.config.settings import LICENCE_HINT, Recipe
+from pretraining.model.shape import Shape
 
 
 @pytest.fixture
@@ -41,36 +42,6 @@ def test_a_flag_takes_the_place_of_what_it_excludes(plain: Path) -> None:
     assert (recipe.phases[0].warmup, recipe.phases[0].warmup_steps) == (0.0, 5)
     words = "--steps 200 --phases.0.share 0.9 --phases.1.share 0.1"
     assert load_recipe(plain, words.split()).phase_steps() == (180, 20)
-
-
-VALUES = {
-    ("phases", 0, "steps"): st.integers(20, 10**6),
-    ("phases", 1, "learning_rate"): st.floats(1e-9, 1.0),
-    ("phases", 0, "name"): st.text(min_size=1),
-    ("optimizer", "betas"): st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
-    ("optimizer", "name"): st.sampled_from(["adamw", "lamb", "muon"]),
-    ("model", "dropout"): st.floats(0, 0.9),
-    ("compute", "compile"): st.booleans(),
-    ("precision", "dtype"): st.sampled_from(["auto", "bf16", "fp16", "fp32"]),
-    ("checkpoints", "keep"): st.integers(1, 100),
-}
-
-
-@given(
-    st.sampled_from(sorted(VALUES, key=str)).flatmap(lambda key: st.tuples(st.just(key), VALUES[key])), st.booleans()
-)
-def test_what_is_given_on_the_command_line_is_what_the_recipe_has(
-    tmp_path_factory: pytest.TempPathFactory, setting: tuple[Any, Any], joined: bool
-) -> None:
-    key, value = setting
-    assume(value != "two")  # the name of the other phase
-    path = tmp_path_factory.getbasetemp() / "plain.toml"
-    path.write_text(PLAIN)
-    flag, text = "--" + ".".join(map(str, key)), toml_value(value)
-    found: Any = load_recipe(path, [f"{flag}={text}"] if joined else [flag, text])
-    for part in key:
-        found = found[part] if isinstance(part, int) else getattr(found, part)
-    assert found == value
 
 
 TREES = st.recursive(
@@ -129,21 +100,6 @@ def test_values_places_and_names_that_cannot_be_are_named(plain: Path, words: st
     assert faults(plain, *words.split()) == [expected]
 
 
-def test_every_mistake_is_reported_at_once(plain: Path) -> None:
-    """What cannot be read does not hide what does not go together, nor is blamed for it."""
-    plain.write_text(PLAIN.replace("learning_rate = 1e-3", 'learning_rate = "x"') + "\n[precision]\ndtyp = 'fp16'\n")
-    words = "--model.heads 3 --nothing.like.it 3 --phases.0.batch x --parallel.zero 0 --parallel.offload all"
-    assert faults(plain, *words.split(), lengths=[128]) == [
-        f'{plain}: precision.dtyp: unknown; did you mean precision.dtype?',
-        '--phases.0.batch = "x": a whole number is needed',
-        f'{plain}: phases.0.learning_rate = "x": a number is needed',
-        f"--nothing: unknown; there is {', '.join(Recipe.model_fields)}",
-        "--model.heads = 3: does not divide model.hidden = 128; 2 does, with 64 a head",
-        '--parallel.offload = "all": weights leave the GPU under parallel.zero = 3 alone; it is 0',
-        f"{plain}: phases.1.length = 512: the data has 128; make it with shard.py --lengths 128 512, or take less",
-    ]  # fmt: skip
-
-
 def test_a_file_that_is_not_there_or_no_toml_is_named(plain: Path) -> None:
     missing = plain.with_name("plane.toml")
     assert faults(missing) == [f"--recipe {missing}: no such file; did you mean {plain}?"]
@@ -160,9 +116,7 @@ SCRAPS = st.one_of(
 
 @example({("phases",): [0]})
 @given(st.dictionaries(st.sampled_from(sorted(known_keys(Recipe), key=str)), SCRAPS, min_size=1, max_size=5))
-def test_no_scrap_of_a_recipe_gets_past_or_breaks_the_reader(
-    tmp_path_factory: pytest.TempPathFactory, scraps: dict[Any, Any]
-) -> None:
+def test_scraps_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, scraps: dict[Any, Any]) -> None:
     """A recipe is read, or refused with lines that each name a place."""
     path = tmp_path_factory.getbasetemp() / "scraps.toml"
     path.write_text(PLAIN)
@@ -202,3 +156,60 @@ def test_an_unknown_name_lists_the_recipes(tmp_path: Path, monkeypatch: pytest.M
 def test_recipes_come_with_the_package() -> None:
     settings = read_toml((ROOT / "pyproject.toml").read_text())
     assert "recipes/*.toml" in settings["tool"]["setuptools"]["package-data"]["pretraining"]
+
+
+SHAPE = Shape(3, 96, 4, 200, 1000, positions=600, segments=3, dropout=0.2, attention_dropout=0.3, epsilon=1e-5)
+PHASES = PLAIN[PLAIN.index("[[phases]]") :]
+
+
+def find_shape(name: str) -> Shape:
+    if name != "bert":
+        raise UserError(f"{name}: no such folder")
+    return SHAPE
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.toml").write_text(PHASES)
+    return tmp_path / "recipe.toml"
+
+
+def test_a_recipe_without_sizes_has_all_of_the_base_model(path: Path) -> None:
+    recipe = load_recipe(path, ["--base_model", "bert"], find_shape=find_shape)
+    assert recipe.model.shape(1000) == SHAPE
+    assert recipe.base_model == "bert"
+    kept = path.with_name("kept.toml")
+    kept.write_text(recipe.as_toml())
+    assert load_recipe(kept, find_shape=find_shape) == recipe == load_recipe(kept)
+
+
+def test_dropout_is_the_recipe_s_own_and_more_positions_may_be_given(path: Path) -> None:
+    path.write_text(f'base_model = "bert"\n[model]\ndropout = 0.0\npositions = 700\nhidden = 96\n{PHASES}')
+    shape = load_recipe(path, find_shape=find_shape).model.shape(1000)
+    assert (shape.dropout, shape.attention_dropout, shape.positions, shape.hidden) == (0.0, 0.3, 700, 96)
+
+
+def test_other_sizes_are_refused_by_name(path: Path) -> None:
+    words = ["--model.hidden", "64", "--model.epsilon", "1e-12", "--model.positions", "512", "--model.size", "tiny"]
+    assert faults(path, "--base_model", "bert", *words, find_shape=find_shape) == [
+        "--model.hidden = 64: bert has 96; leave it out (see --recipe adapt)",
+        "--model.positions = 512: bert has 600; leave it out, or give more, which begin anew",
+        "--model.epsilon = 1e-12: bert has 1e-05; leave it out (see --recipe adapt)",
+        '--model.size = "tiny": 2 layers of 128, but bert has 3 layers of 96; leave it out (see --recipe adapt)',
+    ]
+    path.write_text(f'base_model = "bert"\n[model]\nlayers = 2\n{PHASES}')
+    assert faults(path, find_shape=find_shape) == [
+        f"{path}: model.layers = 2: bert has 3; leave it out (see --recipe adapt)"
+    ]
+
+
+def test_a_base_model_that_is_not_there_is_told_with_all_else(path: Path) -> None:
+    found = faults(path, "--base_model", "bart", "--phases.0.batch", "-1", find_shape=find_shape)
+    assert sorted(found) == ["--init bart: no such folder", "--phases.0.batch = -1: at least 1"]
+    path.write_text(f'base_model = "bart"\n{PHASES}')
+    assert faults(path, find_shape=find_shape) == [f"{path}: base_model bart: no such folder"]
+
+
+def test_other_faults_of_the_model_are_told_as_ever(path: Path) -> None:
+    for words, message in ((("bert", "--model.layers", "x"), "a whole number is needed"), (("3",), "a text is needed")):
+        assert message in faults(path, "--base_model", *words, find_shape=find_shape)[0]

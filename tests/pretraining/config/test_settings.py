@@ -1,4 +1,4 @@
-"""What a recipe may say: the recipes of the house, the settings and the arithmetic of a step."""
+"""What a recipe may say: the recipes of the house, the settings and their page, and the arithmetic of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from support.recipes import TAKE_WHAT_FITS, completing
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Section
+from data_prep.common.wording import known_keys
 from pretraining.config.overrides import load_recipe
+from pretraining.config.reference import PAGE, make_reference
 from pretraining.config.settings import Phase, Recipe, count_micro_batches, list_divisors
 
 RECIPES = sorted((ROOT / "pretraining/recipes").glob("*.toml"))
@@ -63,15 +65,6 @@ def test_numbers_of_the_paper() -> None:
     assert (recipe.optimizer.betas, recipe.optimizer.weight_decay) == ((0.9, 0.999), 0.01)
 
 
-def test_numbers_of_nvidia() -> None:
-    recipe = load_recipe(ROOT / "pretraining/recipes/bert_large_lamb.toml")
-    numbers = [
-        (each.length, each.batch, each.steps, each.learning_rate, each.warmup, each.power) for each in recipe.phases
-    ]
-    assert numbers == [(128, 65536, 7038, 6e-3, 0.2843, 0.5), (512, 32768, 1563, 4e-3, 0.128, 0.5)]
-    assert (recipe.optimizer.name, recipe.optimizer.clip) == ("lamb", 1.0)
-
-
 def test_every_setting_is_documented() -> None:
     kinds = [field.annotation for field in Recipe.model_fields.values()]
     sections: list[type[Section]] = [Recipe, Phase]
@@ -103,21 +96,22 @@ def test_what_does_not_divide_is_refused_with_what_does(batch: int, micro_batch:
         assert count_micro_batches(phase.model_copy(update={"micro_batch": smaller}), ranks) * smaller * ranks == batch
 
 
-@given(st.integers(1, 5000))
-def test_divisors_are_all_that_divide(number: int) -> None:
-    assert list_divisors(number) == [each for each in range(1, number + 1) if number % each == 0]
-
-
-def test_an_open_micro_batch_leaves_only_the_ranks_to_divide_the_batch() -> None:
-    phase = Phase(name="p", length=128, batch=21, micro_batch="auto")
-    assert [count_micro_batches(phase, 3, found=size) for size in (1, 7)] == [7, 1]
-    with pytest.raises(UserError, match=r"^phases\.1\.batch = 21: does not divide by 2 ranks; take batch = 20$"):
-        count_micro_batches(phase, 2, number=1)
-
-
 def test_sizes_by_numbers() -> None:
     recipe = Recipe.model_validate({"model": {"size": "base", "layers": 6, "positions": 128}})
     shape = recipe.model.shape(30522)
     assert (shape.layers, shape.hidden, shape.heads, shape.intermediate, shape.positions) == (6, 768, 12, 3072, 128)
     shape = Recipe.model_validate({"model": {"layers": 2, "hidden": 96, "heads": 3}}).model.shape(100)
     assert (shape.heads, shape.intermediate, shape.vocabulary) == (3, 384, 100)
+
+
+def test_the_page_is_up_to_date() -> None:
+    """`make recipes-page` writes it anew."""
+    assert PAGE.read_text(encoding="utf-8") == make_reference()
+
+
+def test_every_key_is_there() -> None:
+    parts = dict(part.partition("\n")[::2] for part in make_reference().split("\n## ")[1:])
+    titles = {(): "At the top", ("phases", 0): "[[phases]]"}
+    for *above, name in known_keys(Recipe):
+        table = parts[titles.get(tuple(above), f"[{'.'.join(map(str, above))}]")]
+        assert f"\n| `{name}` | " in table or f"[{name}]" in parts or f"[[{name}]]" in parts

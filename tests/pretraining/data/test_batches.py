@@ -1,4 +1,4 @@
-"""What the model gets to see: the right examples, dealt evenly, the same for any number of ranks."""
+"""What the model gets to see: the right examples and masks, dealt evenly, the same for any number of ranks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,11 +20,16 @@ from torch import Tensor
 
 from data_prep.arrow_files import read_shard
 from data_prep.shards import Manifest, ShardSet
+from data_prep.vocabulary.source import read_vocabulary
+from pretraining.config.settings import Objective
 from pretraining.data.batches import deal, step_batches, training_batches, validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.model.batch import Batch, PretrainingBatch, PretrainingBatches
+from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import configure_objective
 from pretraining.objectives.mlm import OBJECTIVE as MLM
+from pretraining.planning.amount import measure_sequences, most_predictions
 from pretraining.processes.ahead import NAME
 
 pytest_plugins = ["support.shard_fixtures"]
@@ -33,7 +39,7 @@ LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 6), (3, 2), (4, 1), (4, 12)]  # ranks, mi
 
 
 def order_of(dataset: Dataset, batch_size: int = GLOBAL_BATCH) -> BatchOrder:
-    return BatchOrder(Order(5, dataset.shard_rows), batch_size)
+    return BatchOrder(Order(5, dataset.shard_rows), batch_size, total=TOTAL)
 
 
 def keys(batches: Iterable[Batch]) -> list[tuple[int, int]]:
@@ -46,33 +52,47 @@ def steps_of(dataset: Dataset, order: BatchOrder, step: int, ranks: int, accumul
     return [step_batches(dataset, order, step, rank, ranks, accumulation) for rank in range(ranks)]
 
 
+class Seen(NamedTuple):
+    """What a model sees of an example, and which one it is."""
+
+    example: tuple[int, ...]
+    pieces: list[int]
+    segments: list[int]
+    places: list[int]
+    labels: list[int]
+    random_next: int
+
+
+def contents(batch: PretrainingBatch) -> list[Seen]:
+    found = []
+    for index, (begin, end) in enumerate(pairwise(batch.starts.tolist())):
+        predicted = (batch.chosen >= begin) & (batch.chosen < end)
+        columns = batch.pieces[begin:end], batch.segments[begin:end], batch.chosen[predicted] - begin
+        pieces, segments, places = (each.tolist() for each in columns)
+        labels, follows = batch.labels[predicted].tolist(), int(batch.random_next[index])
+        found.append(Seen(tuple(batch.examples[index].tolist()), pieces, segments, places, labels, follows))
+    return found
+
+
 def hashes(dataset: Dataset, ranks: int, accumulation: int, first: int, steps: int) -> list[str]:
     """A hash for each global batch, over the contents of its examples. Every rank must know its totals."""
     order, found = order_of(dataset), []
     for step in range(first, first + steps):
         parts = steps_of(dataset, order, step, ranks, accumulation)
         batches = [batch for part in parts for batch in part.micro]
-        contents = [content(batch, index) for batch in batches for index in range(len(batch.lengths))]
+        seen = [repr(each) for batch in batches for each in contents(batch)]
         assert {len(part.micro) for part in parts} == {accumulation}
-        assert {part.sequences for part in parts} == {len(contents)} == {GLOBAL_BATCH}
+        assert {part.sequences for part in parts} == {len(seen)} == {GLOBAL_BATCH}
         assert {part.predictions for part in parts} == {sum(len(batch.labels) for batch in batches)}
-        found.append(hashlib.sha256("\n".join(sorted(contents)).encode()).hexdigest())
+        found.append(hashlib.sha256("\n".join(sorted(seen)).encode()).hexdigest())
     return found
 
 
-def content(batch: PretrainingBatch, index: int) -> str:
-    """An example of a batch in words."""
-    begin, end = batch.starts[index : index + 2].tolist()
-    predicted = (batch.chosen >= begin) & (batch.chosen < end)
-    parts = [batch.pieces[begin:end], batch.segments[begin:end], batch.chosen[predicted] - begin]
-    return repr([each.tolist() for each in [*parts, batch.labels[predicted], batch.random_next[index]]])
-
-
-def content_of_row(row: dict[str, Any]) -> str:
-    """The same from a row of a shard, read slowly."""
+def describe_row(row: dict[str, Any]) -> str:
+    """An example of a shard, read slowly."""
     segments = [int(position >= row["boundary"]) for position in range(len(row["pieces"]))]
-    positions, labels = ([each[name] for each in row["masked"]] for name in ("position", "piece"))
-    return repr([list(row["pieces"]), segments, positions, labels, int(row["random_next"])])
+    places, labels = ([each[name] for each in row["masked"]] for name in ("position", "piece"))
+    return repr(Seen((), [*row["pieces"]], segments, places, labels, int(row["random_next"])))
 
 
 @pytest.mark.parametrize("length", [32, 64])
@@ -81,8 +101,9 @@ def test_batches_hold_what_the_rows_of_the_shards_hold(length: int, folder: Path
     rows = [read_shard(folder / record.path).to_pylist() for record in dataset.records]
     examples = Order(5, dataset.shard_rows).examples(sum(dataset.shard_rows[0]) - 150, 300)
     batch = MLM.batch(dataset.read(examples))
-    for index, (number, row) in enumerate(batch.examples.tolist()):
-        assert content(batch, index) == content_of_row(rows[number][row])
+    for each in contents(batch):
+        number, row = each.example
+        assert repr(each._replace(example=())) == describe_row(rows[number][row])
     assert batch.lengths == tuple(len(rows[number][row]["pieces"]) for number, row in batch.examples.tolist())
     assert batch.positions.tolist() == [position for size in batch.lengths for position in range(size)]
     assert batch.starts.tolist() == np.cumsum([0, *batch.lengths]).tolist()
@@ -103,9 +124,7 @@ def test_examples_are_those_that_the_order_names(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "accumulation"), LAYOUTS)
-def test_global_batches_do_not_depend_on_ranks_or_micro_batches(
-    ranks: int, accumulation: int, dataset: Dataset
-) -> None:
+def test_global_batches_depend_on_no_ranks_or_micro_batches(ranks: int, accumulation: int, dataset: Dataset) -> None:
     """Nor on where a run starts: these steps begin in mid-epoch and go on into the next, with another duplicate."""
     first = sum(dataset.shard_rows[0]) // GLOBAL_BATCH - 2
     assert hashes(dataset, ranks, accumulation, first, 4) == hashes(dataset, 1, 1, first - 2, 6)[2:]
@@ -130,9 +149,7 @@ def test_every_example_comes_once_an_epoch(dataset: Dataset) -> None:
     full=st.floats(0, 1),
     seed=st.integers(0, 1000),
 )
-def test_dealing_gives_every_sequence_once_and_loads_that_differ_little(
-    ranks: int, accumulation: int, micro: int, full: float, seed: int
-) -> None:
+def test_dealing_is_whole_and_even(ranks: int, accumulation: int, micro: int, full: float, seed: int) -> None:
     draw = np.random.default_rng(seed)
     count = ranks * accumulation * micro
     lengths = np.where(draw.random(count) < full, 512, draw.integers(5, 513, count))
@@ -157,18 +174,14 @@ def test_ranks_get_nearly_the_same_pieces(length: int) -> None:
         assert sums.max() / sums.min() < 1.02
 
 
-def test_batches_of_training_come_in_the_order_of_their_steps(
-    dataset: Dataset, folder: Path, manifest: Manifest
-) -> None:
+def test_batches_of_training_come_in_order(dataset: Dataset, folder: Path, manifest: Manifest) -> None:
     order = order_of(dataset)
     found = [keys(step.micro) for step, _ in training_batches(dataset, order, range(4, 9), 1, 2, 3)]
     other = Dataset(folder, manifest, 32)
     assert found == [keys(step_batches(other, order, step, 1, 2, 3).micro) for step in range(4, 9)]
 
 
-def test_batches_for_a_gpu_are_pinned_by_the_thread_that_reads_them(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_for_a_gpu_are_pinned_by_their_reader(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[tuple[int, str]] = []
 
     def pin(tensor: Tensor) -> Tensor:
@@ -187,14 +200,9 @@ def test_batches_for_a_gpu_are_pinned_by_the_thread_that_reads_them(
         assert len(pinned) == count, "for a CPU nothing is copied"
 
 
-def test_what_does_not_divide_is_a_mistake_of_ours(dataset: Dataset) -> None:
-    with pytest.raises(AssertionError):
-        step_batches(dataset, order_of(dataset, batch_size=10), 0, ranks=4)
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize(("sequences", "limit"), [(16, None), (7, 50), (64, 10), (1, 3), (8, 10**6)])
-def test_held_out_examples_count_once_over_all_ranks(
+def test_held_out_ones_count_once(
     ranks: int, sequences: int, limit: int | None, folder: Path, manifest: Manifest
 ) -> None:
     parts = []
@@ -214,3 +222,118 @@ def test_held_out_examples_are_no_training_examples(folder: Path, manifest: Mani
     validation = {record.path for record in Dataset(folder, manifest, 64, validation=True).records}
     assert validation == {record.path for record in manifest.sets()[ShardSet(64, 0, validation=True)]}
     assert not validation & {record.path for record in Dataset(folder, manifest, 64).records}
+
+
+TOTAL = 100
+"""Steps of the run whose batches are read."""
+
+
+def open_with(folder: Path, length: int = 32, **settings: object) -> Dataset:
+    objective = configure_objective(Objective.model_validate({"masks": "dynamic", **settings}))
+    return Dataset(folder, Manifest.read(folder), length, objective=objective)
+
+
+@pytest.mark.parametrize("length", [32, 48])
+def test_any_ranks_and_accumulation_have_the_same_masks_and_totals(folder: Path, length: int) -> None:
+    """48 is cut out of 64: masks are drawn after the cut."""
+    dataset = open_with(folder, length, rate=0.3, last_rate=0.15)
+    order = order_of(dataset)
+    for step in (0, 57, TOTAL - 1):
+        found = []
+        for ranks, accumulation in ((1, 1), (2, 3), (4, 2)):
+            parts = [step_batches(dataset, order, step, rank, ranks, accumulation) for rank in range(ranks)]
+            micro = [batch for part in parts for batch in part.micro]
+            found.append(sorted(each for batch in micro for each in contents(batch)))
+            assert {part.predictions for part in parts} == {sum(len(batch.labels) for batch in micro)}
+        assert found[0] == found[1] == found[2]
+        assert max(len(each.pieces) for each in found[0]) == length
+
+
+def test_a_rate_that_moves_gives_exactly_the_counts_expected(folder: Path) -> None:
+    dataset = open_with(folder, rate=0.3, last_rate=0.15)
+    order = order_of(dataset)
+    for step, rate in ((0, 0.3), (33, 0.25), (99, 0.15)):
+        batches = step_batches(dataset, order, step)
+        for each in contents(batches.micro[0]):
+            assert len(each.places) == max(1, round(rate * len(each.pieces)))
+
+
+def test_every_epoch_draws_anew_from_the_same_text(folder: Path) -> None:
+    dataset = open_with(folder)
+    rows = dataset.shard_rows[:1]
+    order = BatchOrder(Order(5, rows), sum(rows[0]))  # a step is an epoch
+    first, second = (sorted(contents(step_batches(dataset, order, epoch).micro[0])) for epoch in (0, 1))
+    assert not set(order.keys(0).tolist()) & set(order.keys(1).tolist())
+    assert [(each.example, original(each)) for each in first] == [(each.example, original(each)) for each in second]
+    assert sum(one.places == other.places for one, other in zip(first, second, strict=True)) < 0.02 * len(first)
+
+
+def original(example: Seen) -> list[int]:
+    text = [*example.pieces]
+    for place, label in zip(example.places, example.labels, strict=True):
+        text[place] = label
+    return text
+
+
+def test_they_are_as_many_as_the_static_masks_of_the_same_text(folder: Path) -> None:
+    counts, texts = [], []
+    for masks in ("static", "dynamic"):
+        dataset = open_with(folder, masks=masks)
+        for step in range(4):
+            batches = step_batches(dataset, order_of(dataset, 512), step)
+            [batch] = batches.micro
+            assert batches.predictions == len(batch.labels)
+            counts.append(len(batch.labels))
+            texts.append(batch.pieces.clone().scatter(0, batch.chosen, batch.labels).tolist())
+    assert counts[:4] == counts[4:]
+    assert texts[:4] == texts[4:]
+
+
+def test_what_is_left_out_moves_no_masks(folder: Path) -> None:
+    dataset = open_with(folder)
+    whole, gap = (BatchOrder(Order(5, dataset.shard_rows), 8, left) for left in ((), (2,)))
+    for step in range(2, 5):
+        one, other = (
+            contents(step_batches(dataset, order, at).micro[0]) for order, at in ((whole, step + 1), (gap, step))
+        )
+        assert one == other
+
+
+def test_validation_has_the_masks_of_the_data(folder: Path) -> None:
+    """Also under another rate, so that losses compare."""
+    manifest, found = Manifest.read(folder), []
+    for chosen in ({}, {"masks": "dynamic", "rate": 0.4, "split": [1.0, 0.0, 0.0]}):
+        objective = configure_objective(Objective.model_validate(chosen))
+        dataset = Dataset(folder, manifest, 32, validation=True, objective=objective)
+        found.append([each for batch, _ in validation_batches(dataset, 0, 1, 16) for each in contents(batch)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "split", [[0.8, 0.1, 0.1], [1, 0, 0], [0.8, 0.2, 0], [0.8, 0, 0.2], [0, 0.8, 0.2], [0, 1, 0], [0, 0, 1]]
+)
+def test_the_rows_of_table_8_come_of_one_folder(folder: Path, split: tuple[float, ...]) -> None:
+    """Masked, replaced at random, the same: Devlin et al. 2019, C.2."""
+    mask = read_vocabulary(folder).special.mask
+    dataset = open_with(folder, split=[float(share) for share in split])
+    [batch] = step_batches(dataset, order_of(dataset, 1024), 0).micro
+    now = batch.pieces[batch.chosen]
+    found = ((now == mask).float().mean().item(), (now == batch.labels).float().mean().item())
+    for share, expected in zip(found, (split[0], split[2]), strict=True):
+        by_chance = 0.02 * split[1]  # a random piece is [MASK] or the same one now and then
+        assert abs(share - expected) <= 4 * np.sqrt(expected * (1 - expected) / len(now)) + by_chance
+
+
+def test_plans_count_what_is_predicted(folder: Path) -> None:
+    manifest, shape = Manifest.read(folder), Shape.from_size("tiny", 300)
+    objective = configure_objective(Objective.model_validate({"masks": "dynamic", "rate": 0.4, "last_rate": 0.2}))
+    assert most_predictions(objective, 32, manifest) == round(0.4 * 32)
+    assert most_predictions(objective, 48, manifest) == round(0.4 * 48)
+    dataset = open_with(folder, rate=0.4, last_rate=0.2)
+    every = Order(0, dataset.shard_rows).examples(0, dataset.num_examples)
+    lengths, predictions = dataset.sizes(every, 0.5)
+    planned = measure_sequences(shape, 32, manifest, objective)
+    assert planned.predictions == pytest.approx(predictions.mean())
+    assert planned.pieces == pytest.approx(lengths.mean())
+    usual = measure_sequences(shape, 32, manifest)
+    assert planned.flops > usual.flops

@@ -46,12 +46,6 @@ def all_examples(dataset: Dataset) -> Examples:
     return Examples(*np.array(parts).T)
 
 
-def test_the_corpus_has_shards_enough(dataset: Dataset) -> None:
-    assert len(dataset.records) > OPEN_SHARDS
-    assert len(dataset.shard_rows) == 2
-    assert len(set(map(sum, dataset.shard_rows))) == 2
-
-
 def rewrite(folder: Path, manifest: Manifest, number: int, change: Any, schema: pa.Schema | None = None) -> Manifest:
     """Writes a shard anew with changed columns, and the manifest that fits its bytes."""
     dataset = Dataset(folder, manifest, 32)
@@ -113,6 +107,7 @@ def test_few_shards_are_open_at_a_time(dataset: Dataset) -> None:
     def mapped() -> int:
         return sum("shard-" in each.path for each in psutil.Process().memory_maps())
 
+    assert len(dataset.records) > OPEN_SHARDS
     before = mapped()
     dataset.read(all_examples(dataset))
     assert mapped() - before <= OPEN_SHARDS
@@ -142,9 +137,7 @@ def test_no_validation_examples_are_refused(folder: Path, manifest: Manifest) ->
         (lambda path: path.write_bytes(bytes(path.stat().st_size)), 0, "not a whole Arrow file"),
     ],
 )
-def test_a_damaged_shard_is_refused_on_first_use(
-    damage: Callable[[Path], object], rank: int, message: str, copied: Path
-) -> None:
+def test_damage_is_refused_at_first(damage: Callable[[Path], object], rank: int, message: str, copied: Path) -> None:
     """Rank 1 alone compares this one with its checksum; all that could crash is refused by every rank."""
     manifest = Manifest.read(copied)
     damage(copied / Dataset(copied, manifest, 32).records[1].path)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count, islice
 
 import numpy as np
-import pytest
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,10 +63,6 @@ def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]) -> Iterato
 
 def triples(examples: Examples) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in examples), strict=True))
-
-
-def whole_epoch(order: Order, epoch: int) -> list[tuple[int, ...]]:
-    return triples(order.examples(order.epoch_start(epoch), order.num_examples(epoch)))
 
 
 def test_every_small_set_is_permuted() -> None:
@@ -130,24 +122,6 @@ def test_examples_are_those_of_the_slow_reference(seed: int, start: int, size: i
     assert triples(Order(seed, SHARD_ROWS).examples(start, size)) == expected
 
 
-def test_an_epoch_has_every_example_of_its_duplicate_once() -> None:
-    order = Order(11, SHARD_ROWS)
-    for epoch in range(9):
-        duplicate = epoch % 3
-        everything = [
-            (duplicate, shard, row) for shard, rows in enumerate(SHARD_ROWS[duplicate]) for row in range(rows)
-        ]
-        assert sorted(whole_epoch(order, epoch)) == everything
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    rows = ((40, 40, 40),)
-    orders = [tuple(whole_epoch(Order(seed, rows), epoch)) for seed in range(4) for epoch in range(4)]
-    assert len(set(orders)) == 16
-    shard_orders = {tuple(dict.fromkeys(shard for _, shard, _ in each)) for each in orders}
-    assert len(shard_orders) > 3
-
-
 def test_epochs_are_counted() -> None:
     order = Order(0, SHARD_ROWS)
     assert [order.num_examples(epoch) for epoch in range(4)] == [20, 13, 30, 20]
@@ -170,19 +144,6 @@ def test_the_order_never_changes_between_versions() -> None:
     found = Order(12345, ((1000, 1200), (900,))).examples(2195, 10)
     assert (found.duplicate.tolist(), found.shard.tolist()) == ([0] * 5 + [1] * 5, [1] * 5 + [0] * 5)
     assert found.row.tolist() == [523, 404, 968, 1170, 923, 501, 340, 449, 261, 106]
-
-
-def test_ranks_need_no_torch_to_know_the_order() -> None:
-    imports = "import sys, pretraining.data.order, pretraining.data.dataset"
-    code = f"{imports}; print('torch' in sys.modules, 'numba' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split() == ["False", "False"]
-
-
-@pytest.mark.parametrize("rows", [(), ((0, 0),), ((5,), (0,))])
-def test_an_order_of_nothing_is_a_mistake_of_ours(rows: tuple[tuple[int, ...], ...]) -> None:
-    with pytest.raises(AssertionError):
-        Order(0, rows)
 
 
 @given(st.sets(st.integers(0, 40)))

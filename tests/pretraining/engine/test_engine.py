@@ -1,4 +1,4 @@
-"""The engine under every ZeRO stage: gradients, their sums and their norm, against PyTorch alone."""
+"""The engine under every ZeRO stage against PyTorch alone, what DeepSpeed is told, and one step of training."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support import lamb_reference as lamb
+from support import twice
 from support.marks import slow
 from support.pretraining_reference import SMALL, gradient, gradients, random_batch
+from support.processes import run_program
 from support.training import run_connected
 from torch import Tensor
 
 from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
+from pretraining.engine import deepspeed_config
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
+from pretraining.engine.step import Seeds
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.objectives.mlm import Losses
+from pretraining.planning import memory
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
 LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
@@ -127,9 +133,7 @@ def test_gradients_are_those_of_pytorch_alone(found: tuple[int, dict[str, Any]],
 
 
 @pytest.mark.parametrize(("dtype", "zero"), ALL)
-def test_gradients_add_up_in_fp32_and_are_clipped_as_by_pytorch(
-    found: tuple[int, dict[str, Any]], dtype: str, zero: int
-) -> None:
+def test_gradients_add_up_in_fp32_and_are_clipped(found: tuple[int, dict[str, Any]], dtype: str, zero: int) -> None:
     """A sixteenth of the same gradient, sixteen times: exact in fp32, but not where sums are rounded to bf16."""
     _, results = found
     whole, norm = results[f"{dtype} {zero}"]
@@ -187,3 +191,54 @@ def test_the_loss_scale_grows_after_the_step() -> None:
     engine.deepspeed.step = lambda: scaled.step(overflow=True)
     engine.step(1.0)
     assert (scaled.divided_by, scaled.loss_scale) == (4.0, 4.0)
+
+
+STAGES = [("fp32", zero) for zero in range(4)] + [("bf16", zero) for zero in (1, 2, 3)]
+SMALL_BUCKET = 1234
+
+
+def count_waits_and_buckets() -> dict[Any, Any]:
+    """How often DeepSpeed waits for the device in twenty steps, and the buckets that it takes."""
+    from deepspeed.accelerator import get_accelerator
+
+    waits: list[None] = []
+    setattr(get_accelerator(), "synchronize", lambda *_: waits.append(None))  # noqa: B010
+    found: dict[Any, Any] = {}
+    for case in STAGES:
+        engine = lamb.make_engine(*case, lamb.NVIDIA)
+        waits.clear()
+        lamb.run_engine(engine)
+        found[case] = len(waits), getattr(engine.deepspeed.optimizer, "reduce_bucket_size", None)
+    own = lamb.make_engine("fp32", 2, lamb.NVIDIA, reduce_bucket_size=SMALL_BUCKET)
+    found["own"] = own.deepspeed.optimizer.reduce_bucket_size
+    return found
+
+
+def test_deepspeed_does_not_wait_for_the_device_and_takes_buckets_no_larger_than_the_model() -> None:
+    """Unless the user says another size."""
+    (found,) = run_connected(1, count_waits_and_buckets)
+    assert [found[case][0] for case in STAGES] == [0] * len(STAGES)
+    buckets = {found[case][1] for case in STAGES} - {None}
+    assert buckets == {sum(parameter.numel() for parameter in build_model(lamb.SHAPE).parameters())}
+    assert found["own"] == SMALL_BUCKET
+
+
+def test_large_models_get_deepspeeds_own_bucket() -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    default = DeepSpeedZeroConfig.model_fields["reduce_bucket_size"].default
+    made = deepspeed_config.make_deepspeed_config(EngineSettings(), torch.float32, torch.device("cuda"), 1, 10**10)
+    assert made["zero_optimization"]["reduce_bucket_size"] == default == memory.BUCKET
+
+
+def test_every_step_drops_other_elements_and_every_rank_draws_others() -> None:
+    found = [Seeds.derive(seed, step, rank) for seed in (1, 2) for step in range(9) for rank in range(3)]
+    assert len({seeds.generator for seeds in found}) == 2 * 9 * 3
+    assert len({seeds.dropout for seeds in found}) == 2 * 9, "a mask is of an example, on whichever rank"
+
+
+@pytest.mark.parametrize("optimizer", [slow("adamw"), "lamb"])
+def test_a_run_gives_the_same_bits_twice(optimizer: str, tmp_path: Path) -> None:
+    """By the program that tests of GPUs start."""
+    done = run_program(twice.__file__, ["cpu", "fp32", optimizer], tmp_path)
+    assert (done.output.split(), done.errors) == (["True", "True"], "")

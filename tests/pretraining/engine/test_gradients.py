@@ -68,14 +68,12 @@ def bucket_of(sizes: Sequence[int], gathers: bool) -> Bucket:
 
 @given(
     sizes=SIZES,
-    passes=st.lists(st.lists(st.integers(0, 8), unique=True), min_size=1, max_size=4),
+    passes=st.lists(st.lists(st.integers(0, 8)), min_size=1, max_size=4),
     gathers=st.booleans(),
     dtype=st.sampled_from([torch.bfloat16, torch.float16]),  # our kernels know the first alone
 )
-def test_sums_are_those_of_the_gradients_that_came(
-    sizes: list[int], passes: list[list[int]], gathers: bool, dtype: torch.dtype
-) -> None:
-    """Of several backward passes, in each of which some parameters get a gradient, in any order."""
+def test_sums_are_of_what_came(sizes: list[int], passes: list[list[int]], gathers: bool, dtype: torch.dtype) -> None:
+    """Of several backward passes, in each of which some parameters get a gradient, or several, in any order."""
     bucket, wanted = bucket_of(sizes, gathers), [torch.zeros(size) for size in sizes]
     for turn, numbers in enumerate(passes):
         for number in (number for number in numbers if number < len(sizes)):
@@ -339,15 +337,6 @@ def test_a_step_that_was_broken_off_leaves_nothing_behind() -> None:
     bucket.end_pass()
     bucket.complete()
     assert bucket.sums.tolist() == [1, 1, 0, 0, 0]
-
-
-def test_a_gradient_that_comes_twice_in_a_pass_counts_twice() -> None:
-    bucket = bucket_of([2, 3], gathers=True)
-    for gradient in (1.0, 2.0):
-        bucket.take(0, torch.full((2,), gradient))
-    bucket.end_pass()
-    bucket.complete()
-    assert bucket.sums.tolist() == [3, 3, 0, 0, 0]
 
 
 @pytest.mark.usefixtures("alone")

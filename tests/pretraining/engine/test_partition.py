@@ -26,9 +26,7 @@ SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 
 
 @given(sizes=SIZES, ranks=st.integers(1, 9), padding=st.integers(0, 5), data=st.data())
-def test_stages_1_and_2_hold_every_element_once(
-    sizes: list[int], ranks: int, padding: int, data: st.DataObject
-) -> None:
+def test_stages_1_and_2_hold_each_element_once(sizes: list[int], ranks: int, padding: int, data: st.DataObject) -> None:
     """Also where a rank holds nothing but padding, and where there is padding between parameters."""
     gaps = data.draw(st.lists(st.integers(0, 3), min_size=len(sizes), max_size=len(sizes)))
     offsets, end = [], 0

@@ -1,10 +1,12 @@
-"""In which numbers a model computes, and what is refused where the device has it not."""
+"""In which numbers a model computes, what a GPU is and can do, and what is refused where a device has it not."""
 
 from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ import torch
 from torch.utils import deterministic
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from pretraining import devices
 from pretraining.config.settings import Compute, Precision
+from pretraining.devices import explain_absence, explain_unused, has_flash, has_tf32, require_code
 from pretraining.engine.precision import choose_dtype, set_arithmetic
 from pretraining.model import cpu_kernels
+from pretraining.processes.group import choose_device
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -33,39 +38,53 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     cpu_kernels.allow(True)
 
 
-CAPABILITIES = {"Tesla T4": (7, 5), "H200": (9, 0)}
+CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+T4, H200 = ("Tesla T4", (7, 5)), ("H200", (9, 0))
 
 
-@pytest.fixture
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretends that this machine has a GPU of the name that the test asks for, or an H200, and no Triton."""
-    name = getattr(request, "param", "H200")
+def pretend_gpu(
+    monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int], code: Sequence[str] = CUDA_13
+) -> None:
+    """A GPU that this PyTorch has such code for, and no Triton."""
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: CAPABILITIES[name])
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: name == "H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: code)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capability >= (8, 0))
     monkeypatch.setattr(devices, "has_triton", lambda: False)
 
 
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("gpu", "auto"), [("Tesla T4", torch.float16), ("H200", torch.bfloat16)], indirect=["gpu"])
-def test_gpus_compute_in_the_best_type_that_they_have(auto: torch.dtype) -> None:
-    assert choose_dtype("auto", GPU) == auto
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, *H200)
 
 
-@pytest.mark.usefixtures("gpu")
+def test_gpus_compute_in_the_best_type_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu, auto in ((T4, torch.float16), (H200, torch.bfloat16)):
+        pretend_gpu(monkeypatch, *gpu)
+        assert choose_dtype("auto", GPU) == auto
+
+
 @pytest.mark.parametrize(
     ("gpu", "device", "precision", "compute", "message"),
     [
-        ("H200", CPU, {"dtype": "fp16"}, {}, r'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32"'),
-        ("Tesla T4", GPU, {"dtype": "bf16"}, {}, r'precision.dtype = "bf16": Tesla T4 has none; take "fp16" or "auto"'),
-        ("Tesla T4", GPU, {"dtype": "fp32", "tf32": True}, {}, "precision.tf32 = true: Tesla T4 has none; take false"),
-        ("H200", GPU, {}, {"compile": True}, r"compute.compile = true: needs Triton[\s\S]*pip install triton"),
+        (H200, CPU, {"dtype": "fp16"}, {}, r'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32"'),
+        (T4, GPU, {"dtype": "bf16"}, {}, r'precision.dtype = "bf16": Tesla T4 has none; take "fp16" or "auto"'),
+        (T4, GPU, {"dtype": "fp32", "tf32": True}, {}, "precision.tf32 = true: Tesla T4 has none; take false"),
+        (H200, GPU, {}, {"compile": True}, r"compute.compile = true: needs Triton[\s\S]*pip install triton"),
     ],
-    indirect=["gpu"],
 )
 def test_what_a_device_has_not_is_refused(
-    device: torch.device, precision: dict[str, Any], compute: dict[str, Any], message: str
+    gpu: tuple[str, tuple[int, int]],
+    device: torch.device,
+    precision: dict[str, Any],
+    compute: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    pretend_gpu(monkeypatch, *gpu)
     with pytest.raises(UserError, match=message):
         set_arithmetic(Precision(**precision), Compute(**compute), device)
 
@@ -109,7 +128,8 @@ def test_tf32_is_chosen_and_given_up_again() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_deterministic_takes_deterministic_operations_alone() -> None:
+def test_deterministic_takes_deterministic_operations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a workspace that makes products so, unless the user has chosen one."""
     set_arithmetic(Precision(), Compute(deterministic=True), GPU)
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled(), "the flash kernels honour errors alone"
@@ -118,10 +138,95 @@ def test_deterministic_takes_deterministic_operations_alone() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     set_arithmetic(Precision(), Compute(deterministic=True), CPU)
     assert not torch.are_deterministic_algorithms_enabled(), "results of a CPU are the same bits anyway"
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_workspace_of_the_users_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     set_arithmetic(Precision(), Compute(deterministic=True), GPU)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_a_v100_needs_the_build_for_cuda_12_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, "Tesla V100", (7, 0))
+    with pytest.raises(UserError) as refused:
+        choose_device("auto", World())
+    assert str(refused.value).splitlines() == [
+        "Tesla V100 has compute capability 7.0, and this PyTorch 2.13.0+cu130 has code for sm_75, sm_80, sm_86, sm_90, "
+        "sm_100, sm_120, compute_120 alone",
+        "install the build for CUDA 12.6 (cu126), from PyTorch's own index, or take the device `cpu`",
+    ]
+    assert choose_device("cpu", World()) == torch.device("cpu")
+
+
+def test_a_gpu_that_is_too_new_needs_a_newer_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, "the next one", (13, 0), ["sm_80", "sm_90a"])
+    with pytest.raises(UserError, match="install a newer PyTorch"):
+        choose_device("cuda", World())
+
+
+@pytest.mark.parametrize(
+    ("capability", "code"),
+    [
+        ((7, 5), CUDA_13),
+        ((8, 9), CUDA_13),  # runs the code of 8.6
+        ((10, 3), CUDA_13),
+        ((13, 0), CUDA_13),  # compiled when it is loaded
+        ((7, 0), ["sm_50", "sm_60", "sm_70"]),
+        ((9, 4), ["gfx90a"]),  # not NVIDIA's: nothing is known of these
+    ],
+)
+def test_gpus_with_code_are_used(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], code: list[str]) -> None:
+    pretend_gpu(monkeypatch, "a GPU", capability, code)
+    device = torch.device("cuda", 0)
+    assert require_code(device) == choose_device("auto", World()) == device
+
+
+OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."
+
+
+def pretend_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch with CUDA that cannot speak with the driver of this machine."""
+
+    def refuse() -> int:
+        raise RuntimeError(f"{OLD_DRIVER}\nPlease update your GPU driver")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", refuse)
+
+
+def test_a_driver_that_is_too_old_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_old_driver(monkeypatch)
+    assert explain_absence() == (OLD_DRIVER, "check nvidia-smi, and that its driver fits this torch")
+    with pytest.raises(UserError, match=r"^a GPU was asked for, but The NVIDIA driver .*\n.*or take the device `auto`"):
+        choose_device("cuda", World())
+
+
+def test_a_gpu_that_is_not_used_is_told_of_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend_old_driver(monkeypatch)
+    monkeypatch.setattr(devices, "NODES", (tmp_path,))
+    with pytest.warns(UserWarning, match="there is a GPU here, and it is not used: The NVIDIA driver"):
+        assert choose_device("auto", World(0, 2, 0, 2)) == torch.device("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choose_device("auto", World(1, 2, 1, 2))
+        choose_device("cpu", World())
+        monkeypatch.setattr(devices, "NODES", (tmp_path / "none",))
+        choose_device("auto", World())
+    assert explain_unused() == ""
+
+
+def test_a_torch_for_cpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert explain_absence() == ("this torch is built for CPUs alone", "install a torch that is built for your GPU")
+
+
+def test_of_gpus_of_amd_nothing_is_taken_for_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say 9.4 where NVIDIA's say their compute capability, which means something else."""
+    pretend_gpu(monkeypatch, "AMD Instinct MI300X", (9, 4), ["gfx942"])
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    device = torch.device("cuda", 0)
+    assert has_flash(device)
+    assert has_tf32(device)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert not has_flash(device)
+    assert not has_tf32(device)
+    assert choose_device("auto", World()) == device

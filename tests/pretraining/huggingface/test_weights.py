@@ -1,4 +1,4 @@
-"""Weights and configs of transformers: there and back bit for bit, and what does not fit is refused."""
+"""Weights and configs of transformers: there and back bit for bit; what does not fit or has changed is refused."""
 
 from __future__ import annotations
 
@@ -11,15 +11,31 @@ from typing import Any
 import pytest
 import torch
 from support.pretraining_reference import their_config
-from support.transformers_models import SHAPE, our_weights, same, their_model, their_weights, with_old_names
+from support.transformers_models import (
+    PIECES,
+    SHAPE,
+    change_config,
+    change_weights,
+    our_weights,
+    same,
+    their_model,
+    their_weights,
+    with_old_names,
+)
 from torch import Tensor
 from transformers import BertForMaskedLM, BertModel
 
 from data_prep.common.errors import UserError
-from pretraining.huggingface.folders import read_folder
-from pretraining.huggingface.verify import verify_export
+from data_prep.vocabulary.vocabulary import Special, Vocabulary
+from pretraining.huggingface import config, verify
+from pretraining.huggingface.config import make_config, parse_shape
+from pretraining.huggingface.folders import read_folder, write_folder
+from pretraining.huggingface.verify import make_probe, verify_export
 from pretraining.huggingface.weights import LISTED, export_weights, import_weights, list_weights
-from pretraining.objectives.declaration import build_model
+from pretraining.model.shape import Sees, Shape
+from pretraining.objectives.declaration import build_model, objectives
+from pretraining.objectives.mlm import OBJECTIVE as MLM
+from pretraining.training.run import describe_loading
 
 
 @pytest.fixture
@@ -49,21 +65,21 @@ def test_weights_of_transformers_give_its_logits(folder: Path) -> None:
     assert difference < 1e-5
 
 
-def with_copy_alone(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    state["cls.predictions.decoder.bias"] = state.pop("cls.predictions.bias")
-    return state
-
-
 def without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("bert."): weight for name, weight in state.items()}
 
 
-def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: weight.bfloat16() for name, weight in state.items()}
+BIAS = "cls.predictions.bias"
 
 
 @pytest.mark.parametrize(
-    "change", [with_old_names, without_prefix, with_copy_alone, lambda state: without_prefix(with_old_names(state))]
+    "change",
+    [
+        with_old_names,
+        without_prefix,
+        lambda state: {("cls.predictions.decoder.bias" if name == BIAS else name): state[name] for name in state},
+        lambda state: without_prefix(with_old_names(state)),
+    ],
 )
 def test_old_names_are_understood(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     state = their_weights()
@@ -71,7 +87,7 @@ def test_old_names_are_understood(change: Callable[[dict[str, Tensor]], dict[str
 
 
 def test_half_precision_becomes_single() -> None:
-    state, _ = import_weights(in_half(their_weights()), SHAPE)
+    state, _ = import_weights({name: each.bfloat16() for name, each in their_weights().items()}, SHAPE)
     assert {weight.dtype for weight in state.values()} == {torch.float32}
 
 
@@ -99,13 +115,6 @@ def test_heads_that_are_missing_are_named(model: Callable[[], Any], expected: li
     assert state.keys() == build_model(shape).state_dict().keys() - set(missing)
 
 
-def rename(old_name: str, new_name: str) -> Callable[[dict[str, Tensor]], None]:
-    def change(state: dict[str, Tensor]) -> None:
-        state[new_name] = state.pop(old_name)
-
-    return change
-
-
 def add(name: str, weight: Tensor) -> Callable[[dict[str, Tensor]], None]:
     return lambda state: state.update({name: weight})
 
@@ -122,7 +131,7 @@ DENSE = "bert.encoder.layer.1.output.dense.weight"
     [
         (add("classifier.weight", torch.zeros(3, 32)), r"classifier.weight \(3, 32\) has no place"),
         (add("bert.encoder.layer.2.output.dense.bias", torch.zeros(32)), r"layer\.2\.output\.dense\.bias .* 2 layers"),
-        (rename(DENSE, DENSE + "s"), rf"(?s){DENSE}s .*no place.*{DENSE} is missing"),
+        (lambda state: state.update({DENSE + "s": state.pop(DENSE)}), rf"(?s){DENSE}s .*no place.*{DENSE} is missing"),
         (add(DENSE, torch.zeros(48, 32)), rf"{DENSE} is \(48, 32\); by the config it should be \(32, 48\)"),
         (remove(DENSE), f"{DENSE} is missing"),
         (remove("bert.encoder.layer.0.attention.self.key.bias"), r"self\.key\.bias is missing$"),
@@ -180,3 +189,86 @@ def test_a_config_without_what_is_usual_means_the_usual(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(sizes))
     with pytest.raises(UserError, match="hidden_size is None"):
         read_folder(folder)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    Vocabulary(PIECES, cased=False).write(tmp_path / "data")
+    write_folder(tmp_path / "exported", SHAPE, our_weights(), tmp_path / "data", "a card\n")
+    return tmp_path / "exported"
+
+
+NAMES = [
+    "bert.embeddings.position_embeddings.weight",
+    "bert.encoder.layer.0.attention.self.query.weight",
+    "bert.encoder.layer.1.output.LayerNorm.bias",
+    "bert.pooler.dense.weight",
+    "cls.predictions.bias",
+    "cls.seq_relationship.bias",
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [*((name, 0.01) for name in NAMES), (NAMES[0], float("nan"))])
+def test_a_weight_that_changed_on_its_way_is_noticed(name: str, value: float, exported: Path) -> None:
+    change_weights(exported, lambda state: state[name].add_(value * torch.randn(state[name].shape)))
+    with pytest.raises(UserError, match=r"not exported: .* logits read back by Cloze differ|no numbers"):
+        verify_export(exported, SHAPE, our_weights())
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_transformers_has_its_say(name: str, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that we make in writing and again in reading: only transformers can notice it."""
+    change_weights(exported, lambda state: state[f"bert.encoder.layer.0.attention.self.{name}.weight"].mul_(1.01))
+    monkeypatch.setattr(verify, "read_folder", lambda _: (SHAPE, our_weights(), ()))
+    with pytest.raises(UserError, match="read back by transformers differ"):
+        verify_export(exported, SHAPE, our_weights())
+    change_weights(exported, lambda state: state.pop("bert.pooler.dense.bias"))
+    with pytest.raises(UserError, match=r"transformers reports .*bert\.pooler\.dense\.bias"):
+        verify_export(exported, SHAPE, our_weights())
+
+
+def test_a_config_that_changed_is_noticed(exported: Path) -> None:
+    change_config(exported, layer_norm_eps=1e-5)
+    with pytest.raises(UserError, match="not exported"):
+        verify_export(exported, SHAPE, our_weights())
+
+
+@pytest.mark.parametrize(("positions", "segments"), [(1, 1), (2, 2), (5, 1), (512, 2)])
+def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None:
+    small = replace(SHAPE, positions=positions, segments=segments)
+    batch = make_probe(small)
+    assert sum(batch.lengths) == len(batch.pieces) == int(batch.starts[-1])
+    assert max(batch.lengths) == positions
+    assert int(batch.segments.max()) <= segments - 1
+    model = build_model(small).initialize(1).eval()
+    masked, next_sentence = MLM.logits(model, model.states_for_heads(batch), batch).values()
+    assert masked.shape == (len(batch.chosen), small.vocabulary)
+    assert next_sentence is not None
+    assert next_sentence.shape == (3, 2)
+
+
+SPECIAL = Special(0, 1, 2, 3, 4)
+SHAPES: dict[Sees, Shape] = {
+    objective.sees: replace(SHAPE, objective=name, sees=objective.sees, pairs=objective.pairs != "unused")
+    for name, objective in objectives().items()
+}
+
+
+@pytest.mark.parametrize("sees", SHAPES)
+def test_a_folder_of_an_objective_that_is_gone_is_refused(sees: Sees, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = make_config(SHAPES[sees], SPECIAL, torch.float32)
+    assert parse_shape(written, "folder") == SHAPES[sees]
+    left = {name: objective for name, objective in objectives().items() if objective.sees != sees}
+    monkeypatch.setattr(config, "objectives", lambda: left)
+    with pytest.raises(UserError, match=rf"^folder: .*{', '.join(left)}; put back .*pretraining/objectives/"):
+        parse_shape(written, "folder")
+
+
+@pytest.mark.parametrize(
+    ("sees", "kind"), [("both", "AutoModelForMaskedLM"), ("before", "AutoModelForCausalLM"), ("after", None)]
+)
+def test_nobody_is_told_to_load_what_transformers_refuses(sees: Sees, kind: str | None) -> None:
+    told = describe_loading(SHAPES[sees], Path("run/export"))
+    wanted = f'transformers.{kind}.from_pretrained("run/export")' if kind else "finetuning/run_task.py TASK.toml"
+    assert wanted in told
+    assert (kind is None) == ("transformers." not in told)

@@ -1,4 +1,4 @@
-"""The library of CPU kernels that is loaded is whole, and nobody else's."""
+"""The library of CPU kernels that is loaded is whole and nobody else's; and products whose operands it turns around."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pretraining_reference import gradient, mean_loss, random_batch
 
 from data_prep.common.private_folders import cache_home
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model import fused, products
+from pretraining.model.products import multiply, multiply_and_pass, pad_to_tiles, transpose, weight_gradient
+from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
 
 pytestmark = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
 COMPILER = kernels.find_compiler() or ""
@@ -56,9 +65,7 @@ def test_there_is_a_library_for_each_processor(builds: list[Path], tmp_path: Pat
         assert len(builds) == len([*(tmp_path / "cloze").iterdir()]) == count
 
 
-def test_a_library_is_kept_beside_temporary_files_where_the_home_cannot_be_written(
-    builds: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_that_cannot_be_written(builds: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert kernels._load_library(COMPILER).kernels
@@ -104,3 +111,142 @@ def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(kernels, "MAIN_SOURCE", tmp_path / "small.cpp")
     kernels.MAIN_SOURCE.write_text("int small = 1;\n")
     assert kernels._build(kernels.find_compiler() or "", tmp_path).exists()
+
+
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for a processor that multiplies tiles, and for sizes at which turning pays."""
+    monkeypatch.setattr(kernels, "small_products", lambda: "tiles")
+    monkeypatch.setattr(kernels, "has_tiles", lambda: True)
+    monkeypatch.setattr(products, "is_worth_transposing", lambda *_: True)
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 200), width=st.integers(1, 200))
+def test_a_matrix_is_turned_whatever_its_sizes(rows: int, width: int) -> None:
+    x = numbers(rows, width)
+    assert torch.equal(transpose(x), x.t().contiguous())
+    assert torch.equal(transpose(x.t()), x)
+
+
+def test_numbers_that_are_none_are_turned_too() -> None:
+    x = torch.full((64, 64), torch.nan, dtype=torch.bfloat16)
+    x[3, 5], x[5, 3] = torch.inf, -torch.inf
+    assert torch.equal(transpose(x).view(torch.int16), x.t().contiguous().view(torch.int16))
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 32), (32, 96), (64, 64)])
+def test_a_weight_gets_the_gradient_of_the_plain_product(outputs: int, inputs: int) -> None:
+    grad, x = numbers(100, outputs), numbers(100, inputs, seed=1)
+    wanted = grad.double().t() @ x.double()
+    found = weight_gradient(grad, x)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=0.02)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = numbers(32, 16).requires_grad_(), numbers(64, 16)
+    monkeypatch.setattr(products, "weight_gradient", None)
+    (found,) = torch.autograd.grad(multiply(x, weight).sum(), [x])
+    assert torch.equal(found, torch.ones(32, 64, dtype=torch.bfloat16) @ weight)
+    with torch.no_grad():
+        assert torch.equal(multiply(x, weight), F.linear(x, weight))
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("rows", [1, 16, 39])
+def test_rows_that_fill_a_tile_change_nothing(rows: int) -> None:
+    x, weight = numbers(rows, 32), numbers(64, 32, seed=1)
+    slope = numbers(rows, 64, seed=2)
+    assert len(pad_to_tiles(x)) == -(-rows // 16) * 16
+    found = []
+    for way in (multiply, F.linear):
+        leaves = [each.clone().requires_grad_() for each in (x, weight)]
+        out = way(*leaves)
+        found.append([out, *torch.autograd.grad(out, leaves, slope)])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=2**-7, atol=0.05)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("predictions", [1, 16, 21])
+def test_a_loss_is_the_same_where_rows_fill_tiles(predictions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, bias = numbers(predictions, 32), numbers(64, 32, seed=1), numbers(64, seed=2)
+    labels = torch.arange(predictions) % 60
+    found = []
+    for way in (pad_to_tiles, lambda x: x):
+        monkeypatch.setattr(fused, "pad_to_tiles", way)
+        leaves = [each.clone().requires_grad_() for each in (hidden, weight, bias)]
+        loss, right = fused.masked_loss(leaves[0], leaves[1], leaves[2], labels, 60)
+        found.append([loss, right, *torch.autograd.grad(loss, leaves)])
+    for ours, plain in zip(*found, strict=True):
+        assert ours.shape == plain.shape
+        torch.testing.assert_close(ours, plain, rtol=2**-7, atol=0.02)
+
+
+def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    # heads of 16 are too narrow for tiles and lanes, so that attention is the same
+    shape = Shape(vocabulary=100, layers=2, hidden=64, heads=4, intermediate=256, positions=64)
+    batch = random_batch((40, 7, 64), 100)
+    monkeypatch.setattr(products, "is_worth_transposing", lambda *_: True)
+    found = []
+    for ways in (None, "lanes", "tiles"):
+        monkeypatch.setattr(kernels, "small_products", lambda ways=ways: ways)
+        monkeypatch.setattr(kernels, "has_tiles", lambda ways=ways: ways == "tiles")
+        model = build_model(shape).initialize(0).bfloat16()
+        loss = mean_loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append([loss.detach(), *(gradient(each).float() for each in model.parameters())])
+    for plain, *turned_around in zip(*found, strict=True):
+        for ours in turned_around:
+            torch.testing.assert_close(ours, plain, rtol=2**-7, atol=2**-8 * float(plain.abs().max()))
+
+
+def test_whether_turning_pays_is_known_by_sizes_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without tiles it does for the weights of a mini, and where the gradient is the narrower operand."""
+    monkeypatch.setattr(kernels, "has_tiles", lambda: False)
+    assert products.is_worth_transposing(6144, 1024, 256)
+    assert products.is_worth_transposing(6144, 768, 3072)
+    assert not products.is_worth_transposing(6144, 3072, 768)
+    monkeypatch.setattr(kernels, "has_tiles", lambda: True)
+    assert products.is_worth_transposing(6144, 3072, 768)
+    assert not products.is_worth_transposing(6144, 256, 256)
+
+
+def test_a_processor_whose_tiles_linux_forbids_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_functions", lambda: {"attention_by_tiles_bfloat16": None})
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
+    with pytest.warns(UserWarning, match="Linux forbids this process the processor's tiles"):
+        assert not kernels.has_tiles.__wrapped__()
+
+
+@pytest.mark.usefixtures("tiles")
+def test_the_weight_learns_from_the_gradient_as_it_came() -> None:
+    """Also where the product and what goes past it get one and the same gradient, which the sum replaces."""
+    x, weight, slope = numbers(32, 64).requires_grad_(), numbers(64, 64, seed=1).requires_grad_(), numbers(32, 64)
+    out, past = multiply_and_pass(x, weight)
+    found = torch.autograd.grad(out + past, [x, weight], slope.clone())
+    wanted = torch.autograd.grad(F.linear(x, weight) + x, [x, weight], slope)
+    for ours, plain in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=2**-6, atol=0.1)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_weights_of_another_type_are_left_to_torch() -> None:
+    x, weight = numbers(5, 16), torch.randn(64, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        multiply(x, weight).sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+
+
+@pytest.mark.usefixtures("tiles")
+def test_a_product_may_be_changed_in_place_whatever_its_rows() -> None:
+    for rows in (5, 16):
+        out = multiply(numbers(rows, 16).requires_grad_(), numbers(64, 16))
+        out.add_(1)

@@ -1,12 +1,14 @@
-"""The fused kernels against PyTorch's operations, and the masks of dropout as random numbers."""
+"""The fused kernels and the loss in chunks against PyTorch's operations, and the masks of dropout."""
 
 from __future__ import annotations
 
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +16,25 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels import threads
+from support.kernels import kernels_allowed, threads
 from support.pretraining_reference import gradient, random_batch
+from torch import Tensor
 
+from pretraining.model import cpu_kernels as kernels
 from pretraining.model import fused as operations
 from pretraining.model.batch import Batch
-from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, make_row_keys, masked_loss
+from pretraining.model.fused import (
+    Dropout,
+    add_and_norm,
+    cross_entropies,
+    drop,
+    embed,
+    gelu,
+    log_probabilities,
+    loss_in_chunks,
+    make_row_keys,
+    masked_loss,
+)
 
 NONE = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 80))
@@ -96,12 +111,6 @@ def test_masked_loss(rows: int, vocabulary: int) -> None:
         [wanted, *torch.autograd.grad(wanted * 0.37, inputs)],
         1e-4,
     )
-
-
-def test_of_equal_logits_one_is_the_answer() -> None:
-    zeros = torch.zeros(2, 4)
-    _, right = masked_loss(zeros, torch.ones(64, 4), torch.zeros(64), torch.tensor([0, 1]), 50)
-    assert int(right) == 1
 
 
 def test_sums_of_embedding_gradients_do_not_stand_still_in_bf16() -> None:
@@ -199,3 +208,87 @@ def test_where_autocast_mixes_types_pytorch_computes() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = operations.gelu(x.clone(), bias)
     torch.testing.assert_close(found.float(), torch.nn.functional.gelu(x.float() + bias), rtol=0.02, atol=0.02)
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def either(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Once with our kernels, once with PyTorch's operations."""
+    with kernels_allowed(request.param == "kernels"):
+        yield
+
+
+def inputs(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:
+    """Hidden states, a decoder with rows that pad it and its bias, and labels."""
+    generator, padded = torch.Generator().manual_seed(rows), -(-vocabulary // 64) * 64
+    shapes = (rows, 16), (padded, 16), (padded,)
+    tensors = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    return tensors, torch.randint(0, vocabulary, (rows,), generator=generator)
+
+
+@pytest.mark.usefixtures("either")
+@settings(max_examples=12, deadline=None)
+@given(rows=st.integers(1, 90), vocabulary=st.integers(2, 150), at_once=st.integers(1, 100))
+def test_it_is_the_loss_of_whole_logits(rows: int, vocabulary: int, at_once: int) -> None:
+    tensors, labels = inputs(rows, vocabulary)
+    hidden, weight, bias = tensors
+    logits = F.linear(hidden, weight, bias)[:, :vocabulary]
+    wanted = F.cross_entropy(logits, labels, reduction="sum")
+    found, right = loss_in_chunks(hidden, weight, bias, labels, vocabulary, at_once)
+    assert int(right) == int((logits.argmax(1) == labels).sum())
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    ours, theirs = (torch.autograd.grad(loss * 0.37, tensors) for loss in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+    with torch.no_grad():
+        alone, same = loss_in_chunks(hidden, weight, bias, labels, vocabulary, at_once)
+    assert int(same) == int(right)
+    torch.testing.assert_close(alone, found.detach())
+
+
+@pytest.mark.usefixtures("either")
+def test_without_training_no_gradient_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the kernel nor by PyTorch's operations."""
+    (hidden, weight, bias), labels = inputs(200, 300)
+    wanted = masked_loss(hidden, weight, bias, labels, 300)[0].detach()
+    asked, call = list[int](), kernels.call
+
+    def counted(name: str, *arguments: Any) -> None:
+        asked.append(arguments[-1])
+        call(name, *arguments)
+
+    monkeypatch.setattr(kernels, "call", counted)
+    monkeypatch.setattr(operations, "_with_slopes", pytest.fail)
+    with torch.no_grad():
+        found = [
+            masked_loss(hidden, weight, bias, labels, 300)[0],
+            loss_in_chunks(hidden, weight, bias, labels, 300, 64)[0],
+            -log_probabilities(hidden, weight, bias, labels, 300).sum(),
+        ]
+    for loss in found:
+        torch.testing.assert_close(loss, wanted)
+    assert not any(asked)
+
+
+def test_the_kernel_leaves_logits_whose_gradient_nobody_wants() -> None:
+    logits, labels = torch.randn(5, 64), torch.arange(5)
+    if not kernels.usable(logits):
+        return
+    before, bias = logits.clone(), torch.randn(64)
+    losses, right = cross_entropies(logits, bias, labels, 50, slopes=False)
+    assert torch.equal(logits, before)
+    same, again = cross_entropies(logits, bias, labels, 50, slopes=True)
+    assert torch.equal(losses, same)
+    assert torch.equal(right, again)
+    torch.testing.assert_close(logits.sum(1), torch.zeros(5), atol=1e-6, rtol=0)
+
+
+@pytest.mark.usefixtures("either")
+def test_gradients_of_weights_do_not_stand_still_in_bf16() -> None:
+    """Of 1,024 chunks each gives a bias that is never the answer half a step: bf16 alone would stop at 128."""
+    hidden, labels = torch.zeros(1024, 16, dtype=torch.bfloat16), torch.zeros(1024, dtype=torch.int64)
+    weight, bias = (torch.zeros(size, dtype=torch.bfloat16, requires_grad=True) for size in ((64, 16), (64,)))
+    hidden[:, 0] = 1
+    loss, _ = loss_in_chunks(hidden, weight, bias, labels, 2, 1)
+    torch.autograd.backward(loss)
+    assert weight.grad is not None
+    assert bias.grad is not None
+    assert (bias.grad[:2].tolist(), weight.grad[:2, 0].tolist()) == ([-512, 512], [-512, 512])

@@ -252,21 +252,6 @@ def test_kernels_move_few_bytes() -> None:
     assert traffic.bytes < 6.5 * 2 * rows * hidden, "three read, three written, and sums of blocks"
 
 
-def test_sums_of_blocks_are_few_beside_many_rows() -> None:
-    """Of a batch that fills a GPU: a fiftieth of what a kernel moves besides."""
-    from pretraining.model.gpu_tiles import GELU_BLOCKS, NORM_BLOCKS, Tile
-
-    rows, hidden = 32768, 1024
-    for tile, most, moved in (
-        (Tile.from_gelu_width(4 * hidden), GELU_BLOCKS, 3 * 4),
-        (Tile.from_norm_width(hidden, backward=True), NORM_BLOCKS, 5),
-    ):
-        count, block = tile.blocks(rows, most)
-        sums = 3 * hidden if tile.width == hidden else tile.width
-        assert count * block >= rows
-        assert 2 * 4 * count * sums < moved * 2 * rows * hidden / 20
-
-
 @pytest.mark.parametrize(
     ("capability", "numbers"),
     [slow(90, "bf16"), slow(90, "fp16"), slow(90, "fp32"), slow(75, "fp16"), slow(80, "bf16"), slow(100, "bf16")],

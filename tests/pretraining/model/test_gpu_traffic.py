@@ -6,8 +6,8 @@ dropout, in bf16, on sequences that the flash kernels attend over. U is the size
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -92,69 +92,40 @@ def as_on_a_gpu(listener: Listener, kernels: bool) -> Iterator[None]:
     def usable(*_: Any) -> bool:
         return kernels
 
-    patches: list[Any] = [
-        mock.patch.object(F, "dropout", drop),
-        mock.patch.object(F, "scaled_dot_product_attention", attend),
-        mock.patch.object(gpu_operations, "usable", usable),
-        mock.patch.object(gpu_operations, "takes_products", usable),
-    ]
+    patches: list[Any] = [(F, "dropout", drop), (F, "scaled_dot_product_attention", attend)]
+    patches += [(gpu_operations, name, usable) for name in ("usable", "takes_products")]
     if kernels:
         from pretraining.model import gpu_kernels
 
-        patches.append(mock.patch.object(gpu_kernels, "_launch", launch))
-    for patch in patches:
-        patch.start()
-    try:
-        yield
-    finally:
+        patches.append((gpu_kernels, "_launch", launch))
+    with ExitStack() as stack:
         for patch in patches:
-            patch.stop()
+            stack.enter_context(mock.patch.object(*patch))
+        yield
 
 
-def our_layer(shape: Shape) -> Callable[[Tensor], Tensor]:
-    """A layer of our encoder."""
+def count(kernels: bool) -> dict[str, Count]:
+    """What a layer of our encoder asks for, forward and backward."""
     with torch.device("meta"):
-        layer, starts = Layer(shape), torch.empty(SEQUENCES + 1, dtype=torch.int32)
-        keys = torch.empty(PIECES, dtype=torch.int32)
+        layer, starts = Layer(SHAPE), torch.empty(SEQUENCES + 1, dtype=torch.int32)
+        dropout = Dropout(SHAPE.dropout, torch.empty(PIECES, dtype=torch.int32))
+        x = torch.empty(PIECES, SHAPE.hidden, dtype=torch.bfloat16, requires_grad=True)
     layer.to(torch.bfloat16)
-    layout = Packed(starts, PIECES // SEQUENCES)
-    dropout = Dropout(shape.dropout, keys)
-    return lambda x: layer(x, layout, LayerDropouts(dropout, dropout, dropout))
-
-
-def count(layer: Callable[[Tensor], Tensor], shape: Shape, kernels: bool) -> dict[str, Count]:
-    """What a layer asks for, forward and backward."""
-    with torch.device("meta"):
-        x = torch.empty(PIECES, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
     unit = x.numel() * x.element_size()
     forward, backward = Listener(unit), Listener(unit)
     with as_on_a_gpu(forward, kernels), forward:
-        out = layer(x)
+        out = layer(x, Packed(starts, PIECES // SEQUENCES), LayerDropouts(dropout, dropout, dropout))
     gradient = torch.empty_like(out)
     with as_on_a_gpu(backward, kernels), backward:
         torch.autograd.backward(out, gradient)
     return {"forward": forward.count, "backward": backward.count}
 
 
-@pytest.fixture(scope="module")
-def plain() -> dict[str, Count]:
-    """The counts of PyTorch's operations."""
-    return count(our_layer(SHAPE), SHAPE, kernels=False)
-
-
-def total(directions: dict[str, Count]) -> float:
-    return sum(each.between for each in directions.values())
-
-
-def test_operations_and_traffic_of_a_layer(plain: dict[str, Count]) -> None:
-    assert (plain["forward"].launches, plain["backward"].launches) == (16, 21)
-    assert (plain["forward"].products, plain["backward"].products) == (4, 8)
-    assert plain["forward"].between == pytest.approx(41, abs=0.5)
-    assert plain["backward"].between == pytest.approx(44, abs=0.5)
-
-
-def test_our_kernels_ask_less(plain: dict[str, Count]) -> None:
+def test_operations_and_traffic_of_a_layer_and_that_our_kernels_ask_less() -> None:
+    plain = count(kernels=False)
+    assert [(each.launches, each.products) for each in plain.values()] == [(16, 4), (21, 8)]
+    assert [each.between for each in plain.values()] == pytest.approx([41, 44], abs=0.5)
     pytest.importorskip("triton", reason="Triton is not installed")
-    ours = count(our_layer(SHAPE), SHAPE, kernels=True)
-    assert (ours["forward"].launches, ours["backward"].launches) == (8, 17)
-    assert total(ours) < BOUND * total(plain)
+    ours = count(kernels=True)
+    assert [each.launches for each in ours.values()] == [8, 17]
+    assert sum(each.between for each in ours.values()) < BOUND * sum(each.between for each in plain.values())

@@ -75,9 +75,7 @@ NO_PANELS = replace(SHAPE, intermediate=200), replace(SHAPE, hidden=48, heads=1)
 @given(lengths=st.lists(st.integers(1, 75), min_size=1, max_size=7), draw=st.randoms(use_true_random=False))
 @settings(max_examples=12, deadline=None)
 @torch.inference_mode()
-def test_all_pieces_and_any_one_of_every_sequence_are_equal_to_1e_5(
-    shape: Shape, sees: Sees, lengths: list[int], draw: Random
-) -> None:
+def test_all_pieces_and_any_one_are_equal_to_1e_5(shape: Shape, sees: Sees, lengths: list[int], draw: Random) -> None:
     batch, (model, served) = batch_of(lengths), encoders(sees, shape)
     expected = model.encode(batch)
     torch.testing.assert_close(served.all(batch), expected, atol=1e-5, rtol=1e-5)

@@ -1,19 +1,31 @@
-"""LAMB under every ZeRO stage against LAMB written down once more, on one process and without DeepSpeed."""
+"""LAMB under every ZeRO stage against LAMB written down once more, and by NVIDIA apex's kernels."""
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Any
 
 import pytest
+import torch
+from support import apex_kernels
+from support.determinism import OnlyDeterministic
 from support.lamb_reference import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
 from support.marks import slow
 from support.pretended_gpu import PretendedGpu
+from support.pretraining_reference import SMALL
 from support.processes import spawn
 from support.training import connect_ranks, run_connected
+from torch import Tensor
 
+from data_prep.common.errors import UserError
 from pretraining.engine.engine import Engine
 from pretraining.model import cpu_kernels as kernels
-from pretraining.optimizers.steps.lamb import group_by_layer
+from pretraining.objectives.declaration import build_model
+from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
+from pretraining.optimizers.steps.building import build_optimizer
+from pretraining.optimizers.steps.flat import FlatTensor, Slice
+from pretraining.optimizers.steps.lamb import Lamb, group_by_layer, load_apex
 from pretraining.processes.group import disconnect
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -110,3 +122,131 @@ def test_an_engine_works_in_the_next_group_of_its_process() -> None:
 def test_trust_ratios_by_layer() -> None:
     ratios = {"layers.0.a.weight": 1.0, "layers.0.b.weight[2]": 2.0, "layers.11.a.weight": 3.0, "pooler.weight": 4.0}
     assert group_by_layer(ratios) == {"layers.0": [1.0, 2.0], "layers.11": [3.0], "pooler": [4.0]}
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SIZES = {"small": 7, "fused": 3 * 40, "rest": 33}
+FP32 = 1e-5
+"""how far the updates may be apart: apex takes the powers of the betas and 1 - beta in fp32, which shows most in the
+first steps"""
+
+
+class Twin:
+    """LAMB with two flat tensors: the parameters of one decay, those of the other do not."""
+
+    def __init__(self, kernels: str, device: torch.device, **chosen: Any):
+        self.draw = torch.Generator().manual_seed(1)
+        self.flats = [torch.randn(sum(SIZES.values()), generator=self.draw).to(device) for _ in range(2)]
+        settings = LambSettings.model_validate({"name": "lamb", "kernels": kernels, **chosen})
+        groups: list[dict[str, Any]] = [{"params": self.flats[:1]}, {"params": self.flats[1:], "weight_decay": 0.0}]
+        self.lamb = Lamb(OPTIMIZER, groups, settings)
+        self.lamb.gradient_norm = lambda: 2.5
+        self.lamb.prepare([held(flat) for flat in self.flats], lambda name: 3 if name == "fused" else 1, {})
+
+    def step(self) -> None:
+        for flat in self.flats:
+            flat.grad = torch.randn(flat.shape, generator=self.draw).to(flat.device)
+        for group in self.lamb.param_groups:
+            group["lr"] = 0.5
+        self.lamb.step()
+
+    def everything(self) -> list[Tensor]:
+        """Weights, and all that is kept of them: averages, and the number of steps."""
+        return [*self.flats, *(each for flat in self.flats for each in self.lamb.get_state(flat).values())]
+
+    def moves(self) -> list[Tensor]:
+        """How far the next step moves each parameter."""
+        before = [flat.to(CPU, copy=True) for flat in self.flats]
+        self.step()
+        moves = [flat.to(CPU) - old for flat, old in zip(self.flats, before, strict=True)]
+        return [part for move in moves for part in torch.split(move, list(SIZES.values()))]
+
+
+def held(flat: Tensor) -> FlatTensor:
+    """The parameters of `SIZES`, end to end."""
+    parts, offset = [], 0
+    for name, size in SIZES.items():
+        parts.append(Slice(name, 0, size, offset))
+        offset += size
+    return FlatTensor(flat, SIZES, tuple(parts))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"bias_correction": False},
+        {"weight_decay": 0.0, "trust_all": True},
+        {"normalize": True, "betas": (0.8, 0.9)},
+    ],
+    ids=str,
+)
+def test_lamb_by_apex_is_lamb(monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]) -> None:
+    """Its updates with those of PyTorch on a GPU and of our kernel on a CPU."""
+    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    wanted = Twin("auto", CPU, **chosen)
+    with PretendedGpu():
+        twins = {Twin("apex", GPU, **chosen): FP32, Twin("torch", GPU, **chosen): 1e-6}
+    for step in range(6):
+        moves = wanted.moves()
+        for twin, tolerance in twins.items():
+            with PretendedGpu():
+                found = twin.moves()
+            for ours, theirs in zip(found, moves, strict=True):
+                assert float((ours - theirs).norm()) < tolerance * float(theirs.norm()), (step, tolerance)
+
+
+@pytest.mark.parametrize(("kernels", "waits"), [("apex", 2), ("torch", 0)])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_host_waits_for_no_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str, waits: int, normalize: bool) -> None:
+    """Only apex wants two numbers on the host, once for all tensors of a group: the steps, and whether this is one."""
+    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    with PretendedGpu() as gpu:
+        twin = Twin(kernels, GPU, normalize=normalize)
+        for factor in (1.0, math.nan):
+            twin.lamb.scale = torch.tensor(factor).to(GPU)
+            twin.step()  # makes the averages
+            gpu.waits = 0
+            twin.step()
+            assert gpu.waits <= waits * len(twin.lamb.param_groups)
+        gpu.waits = 0
+        twin.lamb.trust_ratios()
+        assert gpu.waits > 0, "here it must"
+
+
+@pytest.mark.parametrize("kernels", ["apex", "torch"])
+def test_a_gradient_that_is_not_finite_moves_nothing(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    with PretendedGpu():
+        twin = Twin(kernels, GPU)
+        twin.step()
+        before = [each.to(CPU, copy=True) for each in twin.everything()]
+        twin.lamb.scale = torch.tensor(math.nan).to(GPU)
+        twin.step()
+        assert all(map(torch.equal, before, [each.to(CPU) for each in twin.everything()]))
+        twin.lamb.scale = 1.0
+        twin.step()
+        after = [each.to(CPU) for each in twin.everything()]
+    assert not any(map(torch.equal, before, after))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_step_on_a_gpu_takes_deterministic_operations(normalize: bool) -> None:
+    """Those of PyTorch: apex's own do not ask whether they may."""
+    with PretendedGpu():
+        twin = Twin("torch", GPU, normalize=normalize)
+        with OnlyDeterministic() as operations:
+            twin.step()
+    assert {"index_add_", "_foreach_norm", "_fused_adamw_"} <= operations.seen
+
+
+def test_apex_is_an_accelerator_and_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is asked for and missing, there is no optimizer that DeepSpeed could be set up with."""
+    model = build_model(SMALL)
+    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    assert load_apex("auto") is load_apex("apex") is apex_kernels
+    assert load_apex("torch") is None
+    monkeypatch.setitem(sys.modules, "amp_C", None)
+    assert load_apex("auto") is None
+    with pytest.raises(UserError, match=r'"apex": apex is not installed; build NVIDIA\'s .*, or take "auto"'):
+        build_optimizer(model, LambSettings(name="lamb", kernels="apex"))

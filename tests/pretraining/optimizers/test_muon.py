@@ -64,9 +64,7 @@ def pytorchs(begin: Tensor, parts: int, size: float) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("size", [1.0, 1e-7])
-def test_matrices_of_layers_move_as_pytorch_moves_them(
-    name: str, shape: tuple[int, int], parts: int, size: float
-) -> None:
+def test_matrices_of_layers_move_as_pytorch_has_it(name: str, shape: tuple[int, int], parts: int, size: float) -> None:
     """PyTorch's iterates in bf16, which has 3 digits. Query, key and value are matrices of their own, and what they
     are given in the first steps is as small as this."""
     begin = random(0, shape)

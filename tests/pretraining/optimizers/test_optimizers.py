@@ -1,23 +1,27 @@
-"""AdamW against PyTorch's own and against the paper's formulas, and what decays."""
+"""AdamW against PyTorch's own and the formula in fp64, by either kernel, and what decays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import kernels as kernels_support
 from support.pretraining_reference import SMALL
 from support.waits import no_waits
-from torch import Tensor, nn
+from torch import Tensor
 
 from pretraining.config import settings as recipe
 from pretraining.engine.buckets import find_clip_factor
+from pretraining.model import cpu_kernels as kernels
 from pretraining.objectives.declaration import build_model
-from pretraining.optimizers.declaration import find_optimizer
+from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
 from pretraining.optimizers.steps.building import build_optimizer, find_steps, is_decayed
-from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Slice
+from pretraining.optimizers.steps.flat import FlatOptimizer
 
 RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
 
@@ -86,24 +90,6 @@ def test_a_parameter_without_gradient_stays() -> None:
     assert torch.equal(still, before)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-@pytest.mark.parametrize("kind", [float, torch.tensor])
-def test_gradients_are_scaled_within_a_step(name: str, kind: Callable[[float], Tensor | float]) -> None:
-    """As clipping has it: the same as if they had come so."""
-    chosen, moved = settings(name=name, trust_all=True) if name == "lamb" else settings(), []
-    for scaled in (False, True):
-        weight = torch.nn.Parameter(tensors(0)[0].clone())
-        optimizer = build_optimizer(nn.ParameterDict({"weight": weight}), chosen)
-        optimizer.prepare([FlatTensor(weight, {"weight": 35}, (Slice("weight", 0, 35, 0),))], lambda _: 1, {})
-        optimizer.scale = kind(0.125) if scaled else 1.0
-        for step, rate in enumerate(RATES):
-            optimizer.param_groups[0]["lr"] = rate
-            weight.grad = tensors(step + 1)[0] * (1.0 if scaled else 0.125)
-            optimizer.step()
-        moved.append(weight.detach())
-    torch.testing.assert_close(*moved, rtol=1e-6, atol=1e-7)
-
-
 def test_scaling_does_not_wait_for_a_gpu() -> None:
     lists = [[torch.empty(5, device="meta")] for _ in range(4)]
     counts = [torch.empty((), device="meta")]
@@ -132,3 +118,99 @@ def test_a_scale_that_is_no_number_moves_nothing_and_no_count(bias_correction: b
         )
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, rtol=1e-6, atol=1e-7)
+
+
+NEEDS_COMPILER = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
+
+LENGTH, STEPS, SCALE = 40_007, 4, 0.37
+DECAY = 0.1
+
+
+@pytest.fixture(params=[pytest.param("ours", marks=NEEDS_COMPILER), "theirs"])
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Whose kernel makes the steps."""
+    with kernels_support.kernels_allowed(request.param == "ours"):
+        yield request.param
+
+
+def gradients(length: int = LENGTH) -> list[Tensor]:
+    """Of very different sizes, some of them 0, as those of words that are in no batch."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.rand(length, generator=generator).mul(12).sub(9)
+    found = [torch.randn(length, generator=generator) * 10**sizes for _ in range(STEPS)]
+    for gradient in found:
+        gradient[length // 3 : length // 2] = 0
+    return found
+
+
+def optimizer_of(weight: Tensor, **values: object) -> FlatOptimizer:
+    chosen = OptimizerSettings.model_validate({"weight_decay": DECAY, **values})
+    optimizer = find_steps(chosen.name)(find_optimizer(chosen), [{"params": [weight]}], chosen)
+    optimizer.scale, optimizer.param_groups[0]["lr"] = SCALE, 1e-3
+    return optimizer
+
+
+def moved(start: Tensor, given: list[Tensor], rounded: Tensor | None = None, **values: object) -> Tensor:
+    """A weight after a step for each of these gradients."""
+    weight = start.clone()
+    optimizer = optimizer_of(weight, **values)
+    if rounded is not None:
+        optimizer.rounded[id(weight)] = rounded
+    for gradient in given:
+        weight.grad = gradient.clone()
+        optimizer.step()
+    return weight
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_weights_are_those_of_the_formula_in_fp64(kernel: str, corrected: bool) -> None:
+    start = torch.randn(LENGTH, generator=torch.Generator().manual_seed(0))
+    found = moved(start, gradients(), bias_correction=corrected)
+    weight, first, second = start.double(), torch.zeros(LENGTH).double(), torch.zeros(LENGTH).double()
+    for step, gradient in enumerate(gradients(), start=1):
+        scaled = gradient.double() * SCALE
+        first, second = 0.9 * first + 0.1 * scaled, 0.999 * second + 0.001 * scaled**2
+        powers = (0.9**step, 0.999**step) if corrected else (0.0, 0.0)
+        update = first / (1 - powers[0]) / ((second / (1 - powers[1])).sqrt() + 1e-6)
+        weight = weight * (1 - 1e-3 * DECAY) - 1e-3 * update
+    torch.testing.assert_close(found.double(), weight, rtol=STEPS * 2 * 2**-23, atol=1e-7)  # two roundings a step
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rounded_weights_are_what_a_copy_would_have(dtype: torch.dtype) -> None:
+    start, rounded = torch.randn(LENGTH), torch.zeros(LENGTH, dtype=dtype)
+    found = moved(start, gradients(), rounded)
+    assert torch.equal(rounded, found.to(dtype))
+    assert torch.equal(found, moved(start, gradients()))  # and rounding changes nothing else
+
+
+def test_whoever_asks_hears_whether_weights_are_rounded(kernel: str) -> None:
+    weight, rounded = torch.ones(LENGTH), torch.zeros(LENGTH, dtype=torch.bfloat16)
+    optimizer = optimizer_of(weight)
+    weight.grad = torch.ones(LENGTH)
+    optimizer.step()
+    assert not optimizer.written  # there was no place for it
+    optimizer.rounded[id(weight)] = rounded
+    optimizer.step()
+    assert optimizer.written == ({id(weight)} if kernel == "ours" else set())
+    assert bool(rounded.any()) == (kernel == "ours")
+
+
+@NEEDS_COMPILER
+@given(length=st.integers(1, 5000), cut=st.floats(0, 1), threads=st.integers(1, 4))
+def test_a_weight_moves_alike_wherever_it_lies(length: int, cut: float, threads: int) -> None:
+    """On any rank, by any number of threads: bit for bit."""
+    start, given, at = torch.linspace(-1, 1, length), gradients(length), int(cut * length)
+    with kernels_support.threads(threads):
+        parts = [moved(start[part], [each[part] for each in given]) for part in (slice(at), slice(at, None))]
+    assert torch.equal(torch.cat(parts), moved(start, given))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_no_number_is_not_hidden(kernel: str, bad: float) -> None:
+    given = gradients()
+    given[1][5] = bad
+    found = moved(torch.randn(LENGTH), given)
+    assert found[5].isnan()
+    assert found.isnan().sum() == 1

@@ -36,9 +36,7 @@ def sharing(zero: int = 1, size: str = "large", dtype: Any = "bf16") -> Exchange
 
 
 @given(names, kinds, stages, powers, powers, st.floats(1.0, 10.0))
-def test_faster_parts_never_make_a_step_longer(
-    name: str, network: str, zero: int, nodes: int, accumulation: int, times: float
-) -> None:
+def test_faster_parts_help(name: str, network: str, zero: int, nodes: int, accumulation: int, times: float) -> None:
     before = cluster(name, nodes, 8, network)
     seconds = estimate_step(before, work(), sharing(zero), accumulation).total
     device, joined = before.device, before.network
@@ -65,9 +63,7 @@ def test_a_rank_among_others_gets_no_more_done_than_alone(
 
 
 @given(names, kinds, stages, powers, st.integers(0, 6))
-def test_more_nodes_take_longer_for_a_step_but_less_for_a_batch(
-    name: str, network: str, zero: int, accumulation: int, power: int
-) -> None:
+def test_more_nodes_make_longer_steps(name: str, network: str, zero: int, accumulation: int, power: int) -> None:
     few, many = (cluster(name, 2**nodes, 8, network) for nodes in (power, power + 1))
     ours = sharing(zero)
     assert many.scatter_seconds(1e9) >= few.scatter_seconds(1e9)

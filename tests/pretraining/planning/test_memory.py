@@ -87,9 +87,7 @@ def test_an_estimate_grows_with_the_sequences_and_has_a_margin() -> None:
 
 @pytest.mark.parametrize("sequences", [8, 40])
 @pytest.mark.parametrize(("name", "dtype"), [("ltr", "fp32"), ("rtl", "bf16"), ("rtl", "fp16"), ("mlm", "fp32")])
-def test_a_step_takes_what_is_planned_however_many_pieces_it_predicts(
-    name: str, dtype: Dtype, sequences: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_takes_what_is_planned(name: str, dtype: Dtype, sequences: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are counted; in bf16 as on a GPU, whose kernels keep what those for a CPU keep, and in fp16 too, but for
     the loss."""
     if dtype == "fp16":

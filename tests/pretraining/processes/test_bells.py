@@ -1,24 +1,29 @@
-"""Ranks of one machine that tell one another small things through pipes: what they hear, and when one does not come."""
+"""Ranks that tell one another small things: through pipes on one machine, by votes of few turns, and by gloo."""
 
 from __future__ import annotations
 
 import errno
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.processes import Done, free_port, spawn, start
 from support.ranks import take_part
+from support.training import connect_ranks, run_connected
+from torch import Tensor
 
-from data_prep.common.launchers import World, find_world
+from data_prep.common.launchers import World
 from pretraining.processes import bells, group
-from pretraining.processes.bells import NO_BELLS, hang_bells
-from pretraining.processes.group import add_up, connect, disconnect, find_greatest, gather, wait_for_all
+from pretraining.processes.bells import hang_bells
+from pretraining.processes.group import add_up, disconnect, find_greatest, gather, wait_for_all
 from pretraining.processes.watchdog import Watch
 
 TURNS = 300
@@ -27,87 +32,46 @@ FILES = Path("/proc/self/fd")
 pytestmark = pytest.mark.skipif(not FILES.exists(), reason="bells are for Linux")
 
 
-def meet() -> World:
-    world = find_world(os.environ)
-    connect(world, torch.device("cpu"), timeout=60)
-    return world
-
-
 def not_by_gloo(*_: object, **__: object) -> None:
     raise AssertionError("gloo was asked")
 
 
 def ring_often() -> object:
     """Messages of changing lengths, from ranks that come now early and now late."""
-    world, heard = meet(), []
+    rank, heard = dist.get_rank(), []
     for turn in range(TURNS):
-        if (turn + world.rank) % 7 == 0:
+        if (turn + rank) % 7 == 0:
             time.sleep(0.001)
-        heard.append(group._bells.ring(bytes([turn % 256, world.rank]) * (turn % 50 + 1)))
-    disconnect()
+        heard.append(group._bells.ring(bytes([turn % 256, rank]) * (turn % 50 + 1)))
     return heard
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_all_hear_what_all_say_in_their_order(ranks: int) -> None:
-    wanted = [[bytes([turn % 256, rank]) * (turn % 50 + 1) for rank in range(ranks)] for turn in range(TURNS)]
-    done = spawn(ranks, ring_often)
-    assert [(rank.errors, rank.result == wanted) for rank in done] == [("", True)] * ranks
+def test_all_hear_what_all_say_in_their_order() -> None:
+    wanted = [[bytes([turn % 256, rank]) * (turn % 50 + 1) for rank in range(3)] for turn in range(TURNS)]
+    assert [heard == wanted for heard in run_connected(3, ring_often)] == [True] * 3
 
 
 def agree_without_gloo() -> object:
-    world = meet()
+    rank = dist.get_rank()
     with pytest.MonkeyPatch.context() as patched:
         for name in ("barrier", "all_reduce", "all_gather"):
             patched.setattr(dist, name, not_by_gloo)
         wait_for_all()
         start = time.monotonic()
-        time.sleep(0.5 * (world.rank == 1))
+        time.sleep(0.5 * (rank == 1))
         wait_for_all()
         waited = time.monotonic() - start
-        greatest = find_greatest(torch.tensor([world.rank, -world.rank], dtype=torch.float64))
-        total = add_up(torch.tensor(0.1, dtype=torch.float64) * (world.rank + 1))
-    disconnect()
+        greatest = find_greatest(torch.tensor([rank, -rank], dtype=torch.float64))
+        total = add_up(torch.tensor(0.1, dtype=torch.float64) * (rank + 1))
     return waited > 0.4, greatest.tolist(), float(total)
 
 
 def test_ranks_wait_vote_and_add_up_by_their_bells() -> None:
-    done = spawn(3, agree_without_gloo)
-    total = torch.tensor([0.1, 0.2, 0.1 * 3], dtype=torch.float64).sum()
-    assert [(rank.result, rank.errors) for rank in done] == [((True, [2.0, 0.0], float(total)), "")] * 3
+    total = float(torch.tensor([0.1, 0.2, 0.1 * 3], dtype=torch.float64).sum())
+    assert run_connected(3, agree_without_gloo) == [(True, [2.0, 0.0], total)] * 3
 
 
 # Without bells
-
-
-def hang_in_vain(fault: Callable[[pytest.MonkeyPatch], object]) -> object:
-    """The last rank has a fault when they hang bells again: whether there are none, and how many files stay open."""
-    world = meet()
-    files = len(os.listdir(FILES))
-    with pytest.MonkeyPatch.context() as patched:
-        if world.rank == world.size - 1:
-            fault(patched)
-        found = hang_bells(world.rank, world.size, gather, 60)
-    left = len(os.listdir(FILES)) - files
-    disconnect()
-    return not found, left
-
-
-def be_elsewhere(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(bells, "system", lambda: "another")
-
-
-def know_no_system(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(bells, "system", lambda: None)
-
-
-def be_locked_out(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(bells.Door, "path", property(lambda _: "/proc/1/fd/99999"))
-
-
-def be_led_astray(patched: pytest.MonkeyPatch) -> None:
-    """Processes have other numbers there, so that a path leads to a file of somebody else, which stays as it is."""
-    patched.setattr(bells.Door, "path", property(lambda _: os.environ["ASTRAY"]))
 
 
 def have_too_many_open(patched: pytest.MonkeyPatch) -> None:
@@ -117,28 +81,34 @@ def have_too_many_open(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(os, "pipe", fail)
 
 
-@pytest.mark.parametrize("fault", [be_elsewhere, know_no_system, be_locked_out, be_led_astray, have_too_many_open])
-def test_where_one_has_no_bells_none_has(fault: Callable[[pytest.MonkeyPatch], object], tmp_path: Path) -> None:
+FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "is elsewhere": lambda patched: patched.setattr(bells, "system", lambda: "another"),
+    "knows no system": lambda patched: patched.setattr(bells, "system", lambda: None),
+    "is locked out": lambda patched: patched.setattr(bells.Door, "path", property(lambda _: "/proc/1/fd/99999")),
+    # processes have other numbers there, so that a path leads to a file of somebody else, which stays as it is
+    "is led astray": lambda patched: patched.setattr(bells.Door, "path", property(lambda _: os.environ["ASTRAY"])),
+    "has too many files open": have_too_many_open,
+}
+
+
+def hang_in_vain() -> object:
+    """The last rank has each fault when they hang bells again: whether there are none, and how many files stay open."""
+    rank, ranks, found = *group.place(), list[bool]()
+    files = len(os.listdir(FILES))
+    for fault in FAULTS.values():
+        with pytest.MonkeyPatch.context() as patched:
+            if rank == ranks - 1:
+                fault(patched)
+            found.append(not hang_bells(rank, ranks, gather, 60))
+    return found, len(os.listdir(FILES)) - files
+
+
+def test_where_one_has_no_bells_none_has(tmp_path: Path) -> None:
     astray = tmp_path / "astray"
     astray.write_text("of somebody else")
-    done = spawn(3, hang_in_vain, fault, environment={"ASTRAY": str(astray)})
-    assert [(rank.result, rank.errors) for rank in done] == [((True, 0), "")] * 3
+    found = run_connected(3, hang_in_vain, environment={"ASTRAY": str(astray)})
+    assert found == [([True] * len(FAULTS), 0)] * 3
     assert astray.read_text() == "of somebody else"
-
-
-def wait_without_bells() -> object:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(group, "hang_bells", lambda *_: NO_BELLS)
-        world = meet()
-    wait_for_all()
-    found = float(find_greatest(torch.tensor([float(world.rank)]))), float(add_up(torch.tensor(float(world.rank))))
-    disconnect()
-    return found
-
-
-def test_without_bells_they_agree_by_gloo() -> None:
-    done = spawn(2, wait_without_bells)
-    assert [(rank.result, rank.errors) for rank in done] == [((1.0, 1.0), "")] * 2
 
 
 # A rank that does not come
@@ -146,19 +116,16 @@ def test_without_bells_they_agree_by_gloo() -> None:
 
 def come_late() -> object:
     """Rank 1 comes when rank 0 has given up its bell; both go on by gloo, where nothing of before is heard."""
-    world = meet()
-    group._bells.patience = 0.3 if world.rank == 0 else 60
-    time.sleep(1.0 * world.rank)
+    rank = dist.get_rank()
+    group._bells.patience = 0.3 if rank == 0 else 60
+    time.sleep(1.0 * rank)
     wait_for_all()
     gone = not group._bells
-    found = float(find_greatest(torch.tensor([float(world.rank)]))), float(add_up(torch.tensor(1.0 + world.rank)))
-    disconnect()
-    return gone, found
+    return gone, float(find_greatest(torch.tensor([float(rank)]))), float(add_up(torch.tensor(1.0 + rank)))
 
 
 def test_after_a_bell_was_not_heard_all_agree_by_gloo() -> None:
-    done = spawn(2, come_late)
-    assert [(rank.result, rank.errors) for rank in done] == [((True, (1.0, 3.0)), "")] * 2
+    assert run_connected(2, come_late) == [(True, 1.0, 3.0)] * 2
 
 
 def meet_at(ports: list[int]) -> object:
@@ -166,7 +133,7 @@ def meet_at(ports: list[int]) -> object:
     files = []
     for port in ports:
         os.environ["MASTER_PORT"] = str(port)
-        meet()
+        connect_ranks()
         assert group._bells
         wait_for_all()
         disconnect()
@@ -194,3 +161,66 @@ def test_a_killed_rank_is_named_by_those_that_wait_for_its_bell() -> None:
     assert [rank.code for rank in done] == [76, -signal.SIGKILL, 76], done
     assert done[0].errors.startswith("error: rank 1 has ended, or cannot be reached any more\n")
     assert done[2].errors == ""
+
+
+class AtOnce:
+    """Something that needs no waiting for."""
+
+    def wait(self) -> None:
+        pass
+
+
+class PretendedGroup:
+    """A rank among threads that hand one another tensors."""
+
+    def __init__(self, rank: int, boxes: list[list[Queue[Tensor]]]) -> None:
+        self._rank, self._boxes = rank, boxes
+        self.sent: list[int] = []
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return len(self._boxes)
+
+    def send(self, tensors: list[Tensor], to: int, _: int) -> AtOnce:
+        self._boxes[to][self._rank].put(tensors[0].clone())
+        self.sent.append(to)
+        return AtOnce()
+
+    def recv(self, tensors: list[Tensor], source: int, _: int) -> AtOnce:
+        tensors[0].copy_(self._boxes[self._rank][source].get(timeout=30))
+        return AtOnce()
+
+
+def vote(own: list[list[float]]) -> tuple[list[list[float]], list[PretendedGroup]]:
+    """What ranks that bring these numbers find."""
+    ranks = len(own)
+    boxes: list[list[Queue[Tensor]]] = [[Queue() for _ in range(ranks)] for _ in range(ranks)]
+    groups = [PretendedGroup(rank, boxes) for rank in range(ranks)]
+    found: list[Any] = [None] * ranks
+
+    def act(rank: int) -> None:
+        found[rank] = find_greatest(torch.tensor(own[rank]), groups[rank]).tolist()
+
+    threads = [threading.Thread(target=act, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found, groups
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 13, 33])
+def test_all_find_the_greatest_of_each_number(ranks: int) -> None:
+    for speaker in {0, ranks // 2, ranks - 1}:
+        own = [[4.0 * (rank == speaker), float(rank)] for rank in range(ranks)]
+        found, _ = vote(own)
+        assert found == [[4.0, ranks - 1.0]] * ranks
+        assert own[0][1] == 0.0
+
+
+def test_a_vote_of_many_takes_few_turns_and_few_acquaintances() -> None:
+    """Where gloo's own all-reduce would hand numbers around all of them, twice."""
+    _, groups = vote([[0.0]] * 100)
+    assert {len(group.sent) for group in groups} == {7}

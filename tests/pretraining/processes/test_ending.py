@@ -17,6 +17,7 @@ import torch.distributed as dist
 from support.processes import spawn
 from support.ranks import expect_end, take_part
 
+from data_prep.common.codes import MEANINGS, explain_code
 from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError
 from data_prep.common.files import read_json, write_json
 from data_prep.common.launchers import World
@@ -73,9 +74,7 @@ def test_every_end_has_its_code_message_and_record(
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, Code.RANK_LOST), (errno.ENOSPC, Code.CURE)])
-def test_storage_that_is_gone_is_no_mistake_of_the_user(
-    number: int, code: Code, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_storage_that_is_gone(number: int, code: Code, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = UserError("log: cannot be written")
     told.__cause__ = OSError(number, os.strerror(number))
     assert end_with(told, tmp_path) == code
@@ -99,19 +98,20 @@ def test_a_rank_that_has_lost_another_leaves_its_stack(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("error", "speakers"), [(UserError("no room"), [0]), (UnreachedError("far"), [0, 1]), (LostError("gone"), [0, 1])]
+    ("error", "ranks", "speakers"),
+    [
+        (UserError("no room"), range(3), [0]),
+        (UnreachedError("far"), range(3), [0, 1]),
+        (LostError("gone"), range(3), [0, 1]),
+        (LostError("gone"), range(3, 6), [3]),  # of the second machine, where the first is gone
+    ],
 )
-def test_who_speaks(error: Exception, speakers: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(3):
-        end_with(error, tmp_path / str(rank), rank)
-        assert bool(capsys.readouterr().err) == (rank in speakers)
-        assert (tmp_path / str(rank) / ENDED).exists() == (rank in speakers)
-
-
-def test_the_second_machine_speaks_where_the_first_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(3, 6):
-        end_with(LostError("gone"), tmp_path / str(rank), rank, machines=2)
-        assert bool(capsys.readouterr().err) == (tmp_path / str(rank) / ENDED).exists() == (rank == 3)
+def test_who_speaks(
+    error: Exception, ranks: range, speakers: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in ranks:
+        end_with(error, tmp_path / str(rank), rank, machines=1 + (3 in ranks))
+        assert bool(capsys.readouterr().err) == (tmp_path / str(rank) / ENDED).exists() == (rank in speakers)
 
 
 def test_without_a_folder_an_end_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,3 +149,22 @@ def test_an_error_is_told_although_the_group_cannot_be_left(tmp_path: Path) -> N
     ended = read_json(tmp_path / ENDED)
     assert (ended["code"], ended["reason"], ended["rank"]) == (2, "no room", 1)
     assert not (tmp_path / STACKS).exists(), "of an error that says all"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (75, "75 (saved and stopped)"),
+        (130, "130 (Ctrl-C)"),
+        (137, "137 (killed by SIGKILL)"),
+        (143, "143 (killed by SIGTERM)"),
+        (255, "255"),
+        (3, "3"),
+    ],
+)
+def test_a_code_is_told_with_its_meaning(code: int, words: str) -> None:
+    assert explain_code(code) == words
+
+
+def test_every_code_has_a_meaning() -> None:
+    assert MEANINGS.keys() == set(Code)

@@ -22,21 +22,16 @@ from pretraining.processes.environment import (
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def test_memory_of_a_gpu_comes_in_segments_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chosen", [None, *NAMES])
+def test_memory_of_a_gpu_comes_in_segments_that_grow(chosen: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # what prepare_process sets is taken back
+        monkeypatch.delenv(name)
+    if chosen is not None:
+        monkeypatch.setenv(chosen, "max_split_size_mb:128")
     prepare_process()
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF")  # which prepare_process has set
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_the_user_says_of_the_allocator_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for each in NAMES:
-        monkeypatch.delenv(each, raising=False)
-    monkeypatch.setenv(name, "max_split_size_mb:128")
-    prepare_process()
-    assert {each: os.environ.get(each) for each in NAMES if each in os.environ} == {name: "max_split_size_mb:128"}
+    wanted = {NAMES[0]: "expandable_segments:True"} if chosen is None else {chosen: "max_split_size_mb:128"}
+    assert {name: os.environ[name] for name in NAMES if name in os.environ} == wanted
 
 
 @pytest.mark.parametrize(

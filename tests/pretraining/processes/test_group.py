@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import ROOT, free_port, run_launcher, spawn
+from support.processes import free_port, spawn
 from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import SharedError, UserError
 from data_prep.common.launchers import World, find_world
 from data_prep.common.supervision import exit_now
-from pretraining.processes import group, meeting
+from pretraining.processes import group
 from pretraining.processes.ending import Code, Ending
 from pretraining.processes.group import (
     agree,
@@ -80,18 +79,6 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda", World())
 
 
-def test_torch_ends_no_rank_before_we_know_the_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the user wants it: by NCCL's errors, or by the thread that watches over NCCL."""
-    for name in group.NCCL_ENDS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(group.NCCL_ENDS[1], "1")
-    before = group._set_environment(World(), torch.device("cuda", 0))
-    try:
-        assert [os.environ[name] for name in group.NCCL_ENDS] == ["0", "1"]
-    finally:
-        group._restore(before)
-
-
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "num_cores", lambda: 8)
     assert default_threads(World(), {}) == 8
@@ -149,31 +136,27 @@ def disagree(world: World) -> None:
     agree({"seed": world.rank == 1}, "recipe")
 
 
-def test_ranks_that_disagree_all_end_with_one_message() -> None:
-    expect_end(spawn(3, take_part, disagree), Code.CURE, "error: recipe: rank 1 differs from rank 0\n")
-
-
-def miss_shards_on_rank_1(world: World) -> None:
+def miss_shards(first: int, world: World) -> None:
     with shared_errors():
-        if world.rank == 1:
+        if world.rank >= first:
             raise UserError("no shards in data/")
-        agree(1, "data")  # rank 1 never comes here
+        agree(1, "data")  # the others never come here
     print("went on")
 
 
-def test_an_error_at_the_start_on_one_rank_is_every_rank_s() -> None:
-    done = spawn(2, take_part, miss_shards_on_rank_1)
-    expect_end(done, Code.CURE, "error: rank 1: no shards in data/\n")
+@pytest.mark.parametrize(
+    ("ranks", "work", "message"),
+    [
+        (3, disagree, "recipe: rank 1 differs from rank 0"),
+        (2, partial(miss_shards, 1), "rank 1: no shards in data/"),
+        (2, partial(miss_shards, 0), "no shards in data/"),
+    ],
+)
+def test_an_error_at_the_start_is_every_rank_s(ranks: int, work: Callable[[World], None], message: str) -> None:
+    """That of all ranks without their numbers."""
+    done = spawn(ranks, take_part, work)
+    expect_end(done, Code.CURE, f"error: {message}\n")
     assert "went on" not in done[0].output
-
-
-def miss_shards(_: World) -> None:
-    with shared_errors():
-        raise UserError("no shards in data/")
-
-
-def test_the_same_error_on_all_ranks_is_told_once_without_their_numbers() -> None:
-    expect_end(spawn(2, take_part, miss_shards), Code.CURE, "error: no shards in data/\n")
 
 
 def make_a_mistake_on_rank_1(world: World) -> None:
@@ -206,20 +189,6 @@ IN_USE = "is in use by another program or run\nchoose a free one: MASTER_PORT=<p
 
 def meet(_: World) -> None:
     pass
-
-
-def meet_with_little_time_to_answer() -> None:
-    meeting.ANSWER_SECONDS = 3.0
-    take_part(meet)
-
-
-@pytest.mark.slow
-def test_a_port_that_a_silent_program_holds() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        done = spawn(2, meet_with_little_time_to_answer, port=other.getsockname()[1], timeout=60)
-    expect_end(done, Code.CURE, IN_USE)
 
 
 def test_a_port_that_another_run_holds() -> None:
@@ -312,27 +281,18 @@ def test_ranks_with_gpus_meet_over_gloo() -> None:
     assert [(rank.result, rank.errors) for rank in done] == [(([0, 1], {False}), "")] * 2
 
 
-@pytest.mark.parametrize("chosen", [None, "1"])
-def test_torch_leaves_nccls_failures_to_the_watch(monkeypatch: pytest.MonkeyPatch, chosen: str | None) -> None:
-    """Unless somebody wants it otherwise."""
-    name, seen = "TORCH_NCCL_ASYNC_ERROR_HANDLING", []
-    if chosen is None:
-        monkeypatch.delenv(name, raising=False)
-    else:
-        monkeypatch.setenv(name, chosen)
-    pretend_a_gpu(monkeypatch)
-    monkeypatch.setattr(group, "_join_group", lambda *_: seen.append(os.environ[name]))
-    connect(World(), torch.device("cuda"))
-    disconnect()
-    assert seen == [chosen or "0"]
-    assert os.environ.get(name) == chosen
-
-
-@pytest.mark.parametrize(("chosen", "wanted"), [(None, "=eth7"), ("ib0", "ib0")])
-def test_nccl_takes_the_interface_that_gloo_found(
-    monkeypatch: pytest.MonkeyPatch, chosen: str | None, wanted: str
-) -> None:
-    name, seen = "NCCL_SOCKET_IFNAME", []
+@pytest.mark.parametrize(
+    ("name", "chosen", "wanted"),
+    [
+        *((name, None, "0") for name in group.NCCL_ENDS),
+        *((name, "1", "1") for name in group.NCCL_ENDS),
+        ("NCCL_SOCKET_IFNAME", None, "=eth7"),
+        ("NCCL_SOCKET_IFNAME", "ib0", "ib0"),
+    ],
+)
+def test_what_nccl_is_told(name: str, chosen: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user wants it otherwise; nothing of that stays behind."""
+    seen: list[str] = []
     monkeypatch.delenv(name, raising=False)
     if chosen is not None:
         monkeypatch.setenv(name, chosen)
@@ -342,8 +302,7 @@ def test_nccl_takes_the_interface_that_gloo_found(
     monkeypatch.setattr(group, "_join_group", lambda *_: seen.append(os.environ[name]))
     connect(World(0, 2, 0, 1), torch.device("cuda"))
     disconnect()
-    assert seen == [wanted]
-    assert os.environ.get(name) == chosen
+    assert (seen, os.environ.get(name)) == ([wanted], chosen)
 
 
 def test_a_group_that_cannot_be_left_is_a_warning() -> None:
@@ -351,18 +310,3 @@ def test_a_group_that_cannot_be_left_is_a_warning() -> None:
     [done] = spawn(1, fail_to_leave)
     assert (done.code, done.errors) == (0, "")
     assert done.result == ["the process group did not end well: NCCL communicator was aborted"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "launcher"),
-    [
-        ("torchrun --nproc-per-node 2", "torchrun"),
-        ("mpirun --allow-run-as-root --oversubscribe -n 2 {python}", "mpirun"),
-    ],
-)
-def test_real_launchers(command: str, launcher: str, tmp_path: Path) -> None:
-    words = [*command.format(python=sys.executable).split(), str(ROOT / "tests" / "support" / "ranks.py")]
-    done = run_launcher(words, {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, tmp_path, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"{rank} of 2 by {launcher}" for rank in range(2)]

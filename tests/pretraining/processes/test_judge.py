@@ -9,7 +9,7 @@ import pytest
 
 from pretraining.processes.judge import Beat, Judge, LapTimer
 
-WHY = "its own output or its machine's log says why\n"
+WHY = "its own output or its machine's log says why"
 
 
 def hear(judge: Judge, seconds: int, *ranks: Callable[[int], Beat]) -> list[str | None]:
@@ -33,77 +33,41 @@ def dies(second: int) -> Beat:
     return works(min(second, 5))
 
 
-def loses(second: int) -> Beat:
-    return Beat(second + 1, marks=min(second, 5), lost="Connection closed" if second > 5 else "")
+def loses(second: int, why: str = "Connection closed") -> Beat:
+    return Beat(second + 1, marks=min(second, 5), lost=why if second > 5 else "")
 
 
-def default_judge() -> Judge:
-    return Judge(every=1.0, silence=60.0, hang=1800.0)
+TIMED_OUT = "gloo: Timed out waiting 1800000ms for recv"
+GONE = "has ended, or cannot be reached any more"
 
 
-def test_ranks_that_never_beat_are_missed() -> None:
-    verdicts = hear(default_judge(), 70, works, lambda _: Beat(), lambda _: Beat())
-    [first] = {verdict for verdict in verdicts if verdict}
-    assert first.startswith("ranks 1, 2 have ended")
-    assert verdicts.index(first) in range(58, 62)
-
-
-def test_a_late_beat_alarms_nobody() -> None:
-    def starves(second: int) -> Beat:
-        return works(second // 30 * 30)
-
-    assert not any(hear(default_judge(), 3000, works, starves))
-
-
-def test_those_that_are_lost_are_named_and_not_those_that_say_so() -> None:
-    def is_lost_and_late(second: int) -> Beat:
-        return loses(min(second, 7))
-
-    verdicts = hear(default_judge(), 20, loses, dies, is_lost_and_late)
-    assert verdicts[:8] == [None] * 8
-    assert {verdict for verdict in verdicts[10:] if verdict} == {
-        f"rank 1 has ended, or cannot be reached any more\n{WHY}"[:-1]
-    }
-
-
-def test_a_lost_connection_without_a_dead_rank_keeps_its_reason() -> None:
-    verdict = hear(default_judge(), 20, loses, works)[-1]
-    assert verdict == f"another rank has ended, or cannot be reached any more: Connection closed\n{WHY}"[:-1]
-
-
-def test_an_operation_that_timed_out_is_no_death() -> None:
-    def times_out(second: int) -> Beat:
-        return Beat(second + 1, marks=5, lost="gloo: Timed out waiting 1800000ms for recv" if second > 5 else "")
-
-    verdict = hear(default_judge(), 20, times_out, hangs)[-1]
-    assert verdict is not None
-    assert verdict.startswith("rank 1 did not come to where the others wait\n")
-
-
-def test_the_ranks_with_the_fewest_marks_hang() -> None:
-    verdicts = hear(default_judge(), 1900, lambda second: Beat(second + 1, marks=2), hangs, hangs)
-    [verdict] = {verdict for verdict in verdicts if verdict}
-    assert verdict.startswith("ranks 1, 2 have not moved for 30 min: they hang, and the others wait for them\n")
-    assert verdicts.index(verdict) in range(1799, 1803)
-
-
-def test_ranks_that_stand_together_hang_all() -> None:
-    verdict = hear(default_judge(), 1900, hangs, hangs)[-1]
-    assert verdict is not None
-    assert verdict.startswith("no rank has moved for 30 min\n")
-    assert verdict.endswith("\nthe same command goes on from the last checkpoint")
-
-
-def test_ranks_have_two_hours_for_their_first_step() -> None:
-    """NCCL may wait for ever for one that does not connect."""
-    verdicts = hear(default_judge(), 7210, *[lambda second: Beat(second + 1)] * 2)
-    [verdict] = {verdict for verdict in verdicts if verdict}
-    assert verdict.startswith("no rank has moved for 120 min\n")
-    assert verdicts.index(verdict) in range(7198, 7202)
-
-
-def test_nobody_hangs_in_a_pause() -> None:
-    assert not any(hear(default_judge(), 4000, hangs, lambda second: Beat(second + 1, 1, paused=second % 1700 > 1600)))
+@pytest.mark.parametrize(
+    ("ranks", "seconds", "first", "told"),
+    [
+        ([works, *[lambda _: Beat()] * 2], 70, 60, "ranks 1, 2 have ended"),
+        ([works, lambda second: works(second // 30 * 30)], 3000, None, ""),  # a late beat alarms nobody
+        ([loses, dies, lambda second: loses(min(second, 7))], 20, 10, f"rank 1 {GONE}\n{WHY}"),  # not who says so
+        ([loses, works], 20, 10, f"another rank {GONE}: Connection closed\n{WHY}"),
+        ([lambda second: loses(second, TIMED_OUT), hangs], 20, 10, "rank 1 did not come to where the others wait\n"),
+        ([lambda second: Beat(second + 1, 2), hangs, hangs], 1900, 1801, "ranks 1, 2 have not moved for 30 min: they"),
+        ([hangs, hangs], 1900, 1801, "no rank has moved for 30 min\n"),
+        (
+            [lambda second: Beat(second + 1)] * 2,
+            7210,
+            7200,
+            "no rank has moved for 120 min\n",
+        ),  # NCCL may wait for ever
+        ([hangs, lambda second: Beat(second + 1, 1, paused=second % 1700 > 1600)], 4000, None, ""),
+    ],
+)
+def test_what_is_said_and_when(ranks: list[Callable[[int], Beat]], seconds: int, first: int | None, told: str) -> None:
+    judge = Judge(every=1.0, silence=60.0, hang=1800.0)
+    verdicts = hear(judge, seconds, *ranks)
+    [*found] = {verdict for verdict in verdicts if verdict}
+    assert [verdict.startswith(told) for verdict in found] == [True] * (first is not None)
+    if first is not None:
+        assert abs(verdicts.index(found[0]) - first) <= 2
+        assert "no rank" not in told or found[0].endswith("the same command goes on from the last checkpoint")
 
 
 def test_time_in_which_a_rank_was_stopped_itself_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ from data_prep.common.launchers import World
 from pretraining.processes import stopping
 from pretraining.processes.stopping import STOPPING, Control, Decision, EndAtOnce, time_limit
 
+pytestmark = pytest.mark.usefixtures("leaves_group", "alone")
+
 TraceFunction = Callable[[FrameType, str, Any], Any]
 
 LIMITS = {
@@ -34,17 +36,11 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("text", LIMITS)
-def test_how_a_time_limit_is_written(text: str) -> None:
-    assert time_limit(text, {}) == LIMITS[text]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "90", "m", "-2h", "2 h", "2w", "1:2:3", "1-12", "tomorrow", "1e3s", "nan", "12:00h"]
-)
-def test_a_time_limit_that_is_not_understood(text: str) -> None:
-    with pytest.raises(UserError, match=f"--time-limit {text}: not understood"):
-        time_limit(text, {})
+def test_how_a_time_limit_is_written() -> None:
+    assert {text: time_limit(text, {}) for text in LIMITS} == LIMITS
+    for text in ("", "90", "m", "-2h", "2 h", "2w", "1:2:3", "1-12", "tomorrow", "1e3s", "nan", "12:00h"):
+        with pytest.raises(UserError, match=f"--time-limit {text}: not understood"):
+            time_limit(text, {})
 
 
 def test_the_end_of_the_slurm_job() -> None:
@@ -56,7 +52,6 @@ def test_the_end_of_the_slurm_job() -> None:
     assert limit - (time.monotonic() - stopping.STARTED) == pytest.approx(1000, abs=60)
 
 
-@pytest.mark.usefixtures("leaves_group", "alone")
 @pytest.mark.parametrize(
     ("says", "decision"),
     [
@@ -105,7 +100,6 @@ PASSED_ON = [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
 """what one key press may come as"""
 
 
-@pytest.mark.usefixtures("leaves_group", "alone")
 @pytest.mark.parametrize("line", range(4))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_key_press_counts_once_whenever_it_comes_again(number: signal.Signals, line: int) -> None:
@@ -134,13 +128,11 @@ def test_one_key_press_counts_once_whenever_it_comes_again(number: signal.Signal
     assert not left, "the second signal came"
 
 
-@pytest.mark.usefixtures("leaves_group", "alone")
 @pytest.mark.parametrize("launcher", ["plain", "torchrun", "deepspeed", "mpirun"])
 def test_one_key_press_counts_once_however_often_it_arrives(launcher: str) -> None:
     assert raise_signals(launcher, *PASSED_ON, apart=0.01) == (Decision.INTERRUPT, [STOPPING])
 
 
-@pytest.mark.usefixtures("leaves_group", "alone")
 def test_what_signals_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "ECHO_SECONDS", 0.05)
     assert raise_signals("plain", apart=0.0) == (Decision.GO_ON, [])
@@ -150,17 +142,13 @@ def test_what_signals_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raise_signals("deepspeed", signal.SIGINT, signal.SIGTERM, apart=0.1) == (Decision.INTERRUPT, [STOPPING])
 
 
-@pytest.mark.usefixtures("leaves_group", "alone")
 @pytest.mark.parametrize(("launcher", "second"), [("plain", signal.SIGINT), ("torchrun", signal.SIGTERM)])
-def test_a_second_key_press_ends_at_once(
-    launcher: str, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_press_ends_at_once(launcher: str, second: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "ECHO_SECONDS", 0.05)
     with pytest.raises(EndAtOnce, match="3 steps are lost"):
         raise_signals(launcher, signal.SIGINT, second, apart=0.1)
 
 
-@pytest.mark.usefixtures("leaves_group", "alone")
 def test_outside_of_training_ctrl_c_is_as_it_was() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Control(World()) as control:
@@ -170,11 +158,8 @@ def test_outside_of_training_ctrl_c_is_as_it_was() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.usefixtures("leaves_group", "alone")
 @pytest.mark.parametrize(("seconds", "votes"), [(0.001, 1), (0.05, 8), (2.0, 40)])
-def test_ranks_ask_one_another_by_the_clock_and_not_each_time(
-    seconds: float, votes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_ask_one_another_by_the_clock(seconds: float, votes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a thousand ranks a vote takes longer than a small micro-batch."""
     counted: list[object] = []
     now = [0.0]

@@ -16,13 +16,10 @@ import torch.distributed as dist
 from support.processes import Done, spawn, start, wait_for
 from support.ranks import expect_end, take_part
 
-from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.launchers import World
 from pretraining.processes import watchdog
 from pretraining.processes.ending import ENDED, STACKS, Code
-from pretraining.processes.group import gather
-from pretraining.processes.signing import SignedStore
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 
@@ -33,92 +30,23 @@ pytestmark = pytest.mark.timed
 
 AT_ONCE = 4
 """Scenarios that go on at the same time: their ranks mostly wait, and no test of another file runs meanwhile."""
-Scenario = Callable[[World], None]
-SCENARIOS: dict[str, tuple[int, Scenario]] = {}
-"""How many ranks take part in what, by the names of functions."""
 Ends = Mapping[str, Sequence[Done]]
-
-
-def scenario(ranks: int) -> Callable[[Scenario], Scenario]:
-    """Says that a function is what so many ranks do."""
-
-    def note(function: Scenario) -> Scenario:
-        SCENARIOS[function.__name__] = (ranks, function)
-        return function
-
-    return note
 
 
 @pytest.fixture(scope="module")
 def ended() -> Ends:
-    """What became of the ranks of all scenarios."""
+    """What became of the ranks of all scenarios, by their names."""
     found: dict[str, Sequence[Done]] = {}
-    waiting = list(SCENARIOS.items())
+    waiting = [*SCENARIOS.items()]
     while waiting:
         batch, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
-        runs = {name: start(ranks, take_part, function) for name, (ranks, function) in batch}
+        runs = {name: start(ranks, take_part, work) for name, (ranks, work) in batch}
         found |= {name: run.wait(60) for name, run in runs.items()}
     return found
 
 
 def reduce() -> None:
     dist.all_reduce(torch.ones(1))
-
-
-# Ranks that fail, and that end as they should
-
-
-def fail_while_others_reduce(chosen: int, world: World) -> None:
-    with Watch(world, every=0.2):
-        reduce()
-        if world.rank == chosen:
-            time.sleep(0.5)
-            raise UserError("NaN at step 3")
-        reduce()
-        print("went on")
-
-
-@scenario(ranks=3)
-def rank_0_fails(world: World) -> None:
-    fail_while_others_reduce(0, world)
-
-
-@scenario(ranks=3)
-def rank_1_fails(world: World) -> None:
-    fail_while_others_reduce(1, world)
-
-
-@pytest.mark.parametrize(("failing", "message"), [(0, "error: NaN at step 3\n"), (1, "error: rank 1: NaN at step 3\n")])
-def test_a_rank_in_an_all_reduce_does_not_wait_for_one_that_failed(ended: Ends, failing: int, message: str) -> None:
-    done = ended[f"rank_{failing}_fails"]
-    expect_end(done, Code.CURE, message)
-    assert "went on" not in done[0].output
-
-
-@scenario(ranks=2)
-def fail_together(world: World) -> None:
-    with Watch(world, every=0.2):
-        reduce()
-        raise UserError("NaN at step 3")
-
-
-def test_the_same_error_on_all_ranks_during_the_work_is_told_once(ended: Ends) -> None:
-    expect_end(ended["fail_together"], Code.CURE, "NaN at step 3\n")
-
-
-@scenario(ranks=2)
-def leave_as_rank_0(world: World) -> None:
-    with Watch(world, every=0.2, silence=8.0):
-        if world.rank == 0:
-            time.sleep(1)  # the other is at work
-            os._exit(9)
-        time.sleep(25)
-
-
-def test_the_others_end_when_rank_0_is_gone(ended: Ends) -> None:
-    done = ended["leave_as_rank_0"]
-    assert [rank.code for rank in done] == [9, 76]
-    assert RANK_0_GONE in done[1].errors
 
 
 def die_before_an_all_reduce(chosen: int, world: World) -> None:
@@ -129,42 +57,15 @@ def die_before_an_all_reduce(chosen: int, world: World) -> None:
         reduce()
 
 
-@scenario(ranks=3)
-def rank_0_dies(world: World) -> None:
-    die_before_an_all_reduce(0, world)
-
-
-@scenario(ranks=3)
-def rank_1_dies(world: World) -> None:
-    die_before_an_all_reduce(1, world)
-
-
 def test_rank_0_is_gone_for_those_in_an_all_reduce(ended: Ends) -> None:
-    done = ended["rank_0_dies"]
+    done = ended["rank 0 dies"]
     assert [rank.code for rank in done] == [-signal.SIGKILL, 76, 76]
     assert [rank.errors for rank in done] == ["", RANK_0_GONE, ""]
-
-
-@scenario(ranks=2)
-def leave_one_after_another(world: World) -> None:
-    with Watch(world, every=0.01):
-        time.sleep(0.5 * world.rank)
-    print("done")
-
-
-def test_a_regular_end_is_regular(ended: Ends) -> None:
-    done = ended["leave_one_after_another"]
-    assert [(rank.code, rank.output, rank.errors) for rank in done] == [(0, "done\n", "")] * 2
 
 
 # Ranks that die
 
 
-def test_a_killed_rank_is_named_by_those_in_an_all_reduce(ended: Ends) -> None:
-    expect_gone(1, ended["rank_1_dies"])
-
-
-@scenario(ranks=3)
 def die_while_others_pause(world: World) -> None:
     with Watch(world, every=0.3, silence=3.0) as watch:
         reduce()
@@ -174,28 +75,11 @@ def die_while_others_pause(world: World) -> None:
             time.sleep(60)
 
 
-def test_a_killed_rank_is_missed_by_those_that_do_not_wait_for_it(ended: Ends) -> None:
-    expect_gone(1, ended["die_while_others_pause"])
-
-
-def expect_gone(gone: int, done: Sequence[Done]) -> None:
-    assert [rank.code for rank in done] == [-signal.SIGKILL if rank == gone else 76 for rank in range(len(done))], done
-    assert [rank.output for rank in done] == [""] * len(done)
-    message = f"error: rank {gone} has ended, or cannot be reached any more\n{WHY}"
-    assert [rank.errors for rank in done] == [message] + [""] * (len(done) - 1)
-
-
-@scenario(ranks=3)
-def gather_after_a_death(world: World) -> None:
-    with Watch(world, every=0.3):
-        reduce()
-        if world.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        gather(world.rank)
-
-
-def test_a_killed_rank_is_named_by_those_that_gather(ended: Ends) -> None:
-    expect_gone(1, ended["gather_after_a_death"])
+@pytest.mark.parametrize("name", ["rank 1 dies", "rank 1 dies while others pause"])
+def test_a_killed_rank_is_named_by_those_that_wait_for_it_and_by_those_that_do_not(ended: Ends, name: str) -> None:
+    assert [rank.code for rank in ended[name]] == [76, -signal.SIGKILL, 76], ended[name]
+    message = f"error: rank 1 has ended, or cannot be reached any more\n{WHY}"
+    assert [rank.output + rank.errors for rank in ended[name]] == [message, "", ""]
 
 
 def stop_before_an_all_reduce(chosen: int, world: World) -> None:
@@ -294,15 +178,6 @@ def hang_as_rank_2(run: Path | None, world: World) -> None:
 HANGS = "error: rank 2 has not moved for 2 s: it hangs, and the others wait for it\n"
 
 
-@scenario(ranks=3)
-def hang_without_a_folder(world: World) -> None:
-    hang_as_rank_2(None, world)
-
-
-def test_a_rank_for_which_the_others_wait_is_named(ended: Ends) -> None:
-    expect_end(ended["hang_without_a_folder"], Code.RANK_LOST, HANGS)
-
-
 class MarksOfAGpu(watchdog.Marks):
     """Stands for a GPU, which does not come to what its host has launched once it is stuck."""
 
@@ -316,7 +191,6 @@ class MarksOfAGpu(watchdog.Marks):
             super().add()
 
 
-@scenario(ranks=3)
 def hang_on_the_gpu_of_rank_2(world: World) -> None:
     setattr(watchdog, "Marks", MarksOfAGpu)  # noqa: B010
     with Watch(world, every=0.2, hang=2.0, device=torch.device("cuda")) as watch:
@@ -328,7 +202,7 @@ def hang_on_the_gpu_of_rank_2(world: World) -> None:
 
 
 def test_a_gpu_that_hangs_is_named_although_all_hosts_run_ahead(ended: Ends) -> None:
-    expect_end(ended["hang_on_the_gpu_of_rank_2"], Code.RANK_LOST, HANGS)
+    expect_end(ended["a GPU hangs"], Code.RANK_LOST, HANGS)
 
 
 def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
@@ -345,7 +219,6 @@ def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
     assert f"error: {noted['reason']}".startswith(HANGS)
 
 
-@scenario(ranks=2)
 def pause_longer_than_a_hang(world: World) -> None:
     with Watch(world, every=0.1, hang=1.0) as watch:
         watch.mark()
@@ -359,38 +232,24 @@ def pause_longer_than_a_hang(world: World) -> None:
 
 def test_long_work_within_a_pause_hangs_not(ended: Ends) -> None:
     """Not even for the others, which wait at the end."""
-    done = ended["pause_longer_than_a_hang"]
+    done = ended["rank 1 pauses"]
     assert [(rank.code, rank.output, rank.errors) for rank in done] == [(0, "done\n", "")] * 2
 
 
+SCENARIOS: dict[str, tuple[int, Callable[[World], None]]] = {
+    "rank 0 dies": (3, partial(die_before_an_all_reduce, 0)),
+    "rank 1 dies": (3, partial(die_before_an_all_reduce, 1)),
+    "rank 1 dies while others pause": (3, die_while_others_pause),
+    "a GPU hangs": (3, hang_on_the_gpu_of_rank_2),
+    "rank 1 pauses": (2, pause_longer_than_a_hang),
+}
+"""How many ranks do what."""
+
 # Many ranks
-
-
-class CountingStore:
-    """A store that counts beats."""
-
-    def __init__(self) -> None:
-        self.beats = 0
-
-    def check(self, _: list[str]) -> bool:
-        return False
-
-    def set(self, _: str, __: str) -> None:
-        self.beats += 1
-
-
-def test_many_ranks_beat_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 hears them beside its own work, and hears no more in a second than it would of fewer."""
-    store = CountingStore()
-    monkeypatch.setattr(watchdog, "open_stores", lambda: (SignedStore(store, b"secret"),) * 2)
-    watch = Watch(World(5, 2 * watchdog.BEATS_A_SECOND, 5, 8), every=0.01)
-    watch.__enter__()
-    time.sleep(3)
-    watch._stopped.set()
-    assert store.beats == 1
 
 
 @pytest.mark.parametrize("ranks", [2, 1024, 100_000])
 def test_silence_is_found_in_time_among_any_number_of_ranks(ranks: int) -> None:
     watch = Watch(World(0, ranks, 0, 2))
     assert 1.0 <= watch._every <= 10.0, "several beats within the minute after which a rank counts as gone"
+    assert ranks <= 1024 * watch._every or watch._every == 10.0, "rank 0 hears them beside its own work"

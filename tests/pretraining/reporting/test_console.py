@@ -7,16 +7,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
 from support.commands import wait_for
 from support.records import RECORD, SCORES, open_log
 
-from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.reporting.console import format_number
-from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
+from pretraining.reporting.records import Progress
 
 
 def test_a_line_a_step_where_there_is_no_terminal(tmp_path: Path) -> None:
@@ -70,9 +68,7 @@ def test_a_terminal_tells_of_progress_between_records(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
-def test_without_a_terminal_lines_of_progress_come_ever_more_rarely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_progress_comes_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first step, and then where nothing was printed for 5 seconds, 10, 20, 40, and at last for a minute."""
     output, now = io.StringIO(), 1000.0
     monkeypatch.setattr("pretraining.reporting.run_log.time", SimpleNamespace(time=time.time, monotonic=lambda: now))
@@ -87,29 +83,6 @@ def test_without_a_terminal_lines_of_progress_come_ever_more_rarely(
     assert steps == [1, 6, 16, 36, 76, 136, 196, 12000, 260]
 
 
-def alone(record: StepRecord | EvaluationRecord) -> dict[str, Any]:
-    """What is told of masked pieces alone."""
-    learns = {name: value for name, value in record.learns.items() if not name.startswith("next_")}
-    return {"learns": learns, "said": MLM.describe_figures(learns)}
-
-
-def test_without_next_sentences_nothing_tells_of_them(tmp_path: Path) -> None:
-    for terminal in (False, True):
-        output = io.StringIO()
-        console = Console(file=output, force_terminal=terminal, width=140, color_system=None)
-        with open_log(tmp_path, console) as log:
-            log.write(replace(RECORD, loss=5.842, **alone(RECORD)))
-            log.write(replace(SCORES, **alone(SCORES)))
-        assert "loss 5.8420" in output.getvalue()
-        assert "validation 12000: masked 5.8000 12.0%  perplexity 330.30" in output.getvalue()
-        assert "next" not in output.getvalue() + (tmp_path / "metrics.jsonl").read_text()
-
-
 def test_numbers_as_people_read_them() -> None:
-    assert [format_number(value) for value in (7.4, 999, 12345, 4.561e6, 123.4e9)] == [
-        "7",
-        "999",
-        "12.3k",
-        "4.56M",
-        "123G",
-    ]
+    numbers = {7.4: "7", 999: "999", 12345: "12.3k", 4.561e6: "4.56M", 123.4e9: "123G"}
+    assert [*map(format_number, numbers)] == [*numbers.values()]

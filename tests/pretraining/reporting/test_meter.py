@@ -1,20 +1,24 @@
-"""What training does is measured exactly: sums over steps and ranks, and time without pauses."""
+"""What training does and its hardware can do, measured exactly: sums over steps and ranks, time without pauses."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from support.processes import spawn
+import torch.distributed as dist
+from support.processes import ROOT
+from support.training import run_connected
 
-from data_prep.common.launchers import find_world
 from pretraining.objectives.declaration import COUNTS, report_figures
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.objectives.mlm import Losses
-from pretraining.processes.group import connect, disconnect
+from pretraining.reporting import hardware
 from pretraining.reporting import meter as metrics
-from pretraining.reporting.hardware import read_peak_memory
+from pretraining.reporting.hardware import measure_flops, read_peak_memory, read_total_memory
 from pretraining.reporting.meter import Meter, Speed, Stopwatch
 from pretraining.reporting.records import StepRecord
 
@@ -150,22 +154,18 @@ def test_the_time_left_follows_the_newest_pace() -> None:
 
 
 def two_ranks_measure() -> tuple[dict[str, float], Speed]:
-    ranks = find_world(os.environ)
-    connect(ranks, CPU, timeout=60)
-    clock = Clock()
+    rank, clock = dist.get_rank(), Clock()
     meter = Meter(CPU, SUMS, COUNTS, ceiling=500.0, watch=Stopwatch(clock=clock))
-    masked, predictions = ((10.0, 2), (50.0, 18))[ranks.rank]  # the mean of the ranks' means would be wrong
+    masked, predictions = ((10.0, 2), (50.0, 18))[rank]  # the mean of the ranks' means would be wrong
     meter.add(sums(masked, 1.0, 1, 1), predictions=predictions, sequences=2, pieces=100, padded=128, flops=1000.0)
-    meter.step(1e-4, waited=(0.0, 4.0)[ranks.rank])
-    setattr(metrics, "read_peak_memory", lambda _: (5000, 7000)[ranks.rank])  # noqa: B010
+    meter.step(1e-4, waited=(0.0, 4.0)[rank])
+    setattr(metrics, "read_peak_memory", lambda _: (5000, 7000)[rank])  # noqa: B010
     clock.now += 10.0
-    measured = meter.flush()
-    disconnect()
-    return measured
+    return meter.flush()
 
 
 def test_figures_are_those_of_all_ranks() -> None:
-    first, second = (each.result for each in spawn(2, two_ranks_measure))
+    first, second = run_connected(2, two_ranks_measure)
     assert first == second
     totals, speed = first
     losses = MLM.measure(totals)
@@ -174,3 +174,49 @@ def test_figures_are_those_of_all_ranks() -> None:
     assert speed.flops_utilisation == pytest.approx(2000 / 10 / 1000)
     assert speed.waiting_for_data == pytest.approx(0.2)
     assert speed.peak_memory_bytes == 7000
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_matrix_rate_is_that_of_matrix_products() -> None:
+    """A number that some computer could have, not one a thousand times off."""
+    for dtype in (torch.float32, torch.bfloat16):
+        assert 1e8 < measure_flops(CPU, dtype, budget=0.0) < 1e15
+
+
+SCRIPT = """
+import subprocess, sys, types
+sys.modules["torch"] = types.ModuleType("torch")  # which takes seconds, and is not needed
+from pretraining.reporting.hardware import read_peak_memory
+cpu = types.SimpleNamespace(type="cpu")
+print(read_peak_memory(cpu), flush=True)
+if len(sys.argv) == 1:
+    block = b"x" * 200_000_000
+    print(read_peak_memory(cpu), flush=True)
+    subprocess.run([sys.executable, __file__, "child"])
+"""
+
+
+def test_peak_memory_is_this_program_s(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.check_output([sys.executable, tmp_path / "script.py"], env=environment)
+    before, after, of_child = map(int, printed.split())
+    assert after > before + 150_000_000
+    assert of_child < before + 50_000_000, "not what the program held that started it"
+
+
+def test_the_memory_is_what_the_container_or_job_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least of the limits of all groups that this process is in, one within another."""
+    (tmp_path / "slurm/job").mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("4:memory:/other\n0::/slurm/job\n")
+    monkeypatch.setattr(hardware, "GROUPS", tmp_path)
+    monkeypatch.setattr(hardware, "OWN_GROUP", own)
+    whole = read_total_memory(CPU)
+    assert 1e8 < whole < 1e15
+    limits = {"": "max", "slurm": f"{whole // 2}", "slurm/job": f"{whole // 3}"}
+    for (folder, limit), least in zip(limits.items(), (whole, whole // 2, whole // 3), strict=True):
+        (tmp_path / folder / "memory.max").write_text(f"{limit}\n")
+        assert read_total_memory(CPU) == least

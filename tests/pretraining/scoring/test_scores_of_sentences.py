@@ -1,7 +1,9 @@
-"""Scores of sentences: those of a plain scorer on transformers, and what follows from their definition."""
+"""Scores of sentences and of shards: those of plain scorers, and what follows from their definition."""
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.base_models import write_bert
+from support.training import Place
 from support.transformers_models import PIECES, SHAPE, our_weights, their_model, their_weights
 from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.shards import Manifest
+from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from pretraining import evaluate
 from pretraining.checkpoint.models import StoredModel
+from pretraining.data.batches import validation_batches
+from pretraining.data.dataset import Dataset
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.scoring.pairs import Asked, Pair, are_right, list_sentences
-from pretraining.scoring.sentences import Scorer, Sentences, fill_masks, mask_copies
+from pretraining.scoring.sentences import Scorer, Sentences, fill_masks
 
 CPU = torch.device("cpu")
 VOCABULARY = Vocabulary(PIECES, cased=False)
@@ -78,25 +86,6 @@ def test_the_score_of_a_sentence_does_not_depend_on_its_neighbours(texts: list[s
 
 
 SCORER = our_scorer()
-
-
-def test_a_piece_is_asked_for_without_itself_and_the_rest_of_its_word() -> None:
-    pieces = VOCABULARY.pieces
-    cls, mask, sep = (pieces.index(f"[{name}]") for name in ("CLS", "MASK", "SEP"))
-    one, two, more = (pieces.index(piece) for piece in ("word1", "a", "##b"))
-    batch, _ = mask_copies(
-        Sentences(np.array([cls, one, two, more, more, sep]), np.array([6])),
-        np.arange(1, 5),
-        VOCABULARY.continues,
-        mask,
-    )
-    assert batch.pieces.reshape(4, 6).tolist() == [
-        [cls, mask, two, more, more, sep],
-        [cls, one, mask, mask, mask, sep],
-        [cls, one, two, mask, mask, sep],
-        [cls, one, two, more, mask, sep],
-    ]
-    assert batch.labels.tolist() == [one, two, more, more]
 
 
 @pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sees != "both"])
@@ -201,3 +190,52 @@ def test_operations_are_those_of_the_copies() -> None:
 
 def test_a_tie_is_wrong() -> None:
     assert are_right(np.array([[-1.0, -2.0], [-2.0, -1.0], [-1.5, -1.5]])).tolist() == [True, False, False]
+
+
+EXAMPLES, LENGTH = 24, 32
+
+
+@torch.no_grad()
+def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
+    """The pieces that a model is asked for, with what each costs, from its logits in plain PyTorch."""
+    bert, manifest = model.build_pretrained(), Manifest.read(data)
+    dataset = Dataset(data, manifest, LENGTH, validation=True, objective=objectives()[bert.shape.objective])
+    found = []
+    for batch, _ in validation_batches(dataset, 0, 1, 1, EXAMPLES):
+        states = bert.encode(batch)[batch.chosen]
+        logits = bert.head("masked_head").logits(states, bert.embeddings.word.weight)
+        nats = -logits.double().log_softmax(1).gather(1, batch.labels[:, None])[:, 0]
+        found += list(zip((model.vocabulary.pieces[label] for label in batch.labels), nats.tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("name", objectives())
+def test_every_objective_is_scored(
+    name: str, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_bert(tmp_path / "model", shared.data, objective=name)
+    words = [str(folder), "--data", str(shared.data), "--length", str(LENGTH), "--examples", str(EXAMPLES)]
+    assert evaluate.main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    asked = nats_of(StoredModel.open(str(folder)), shared.data)
+    loss = found["figures"]["masked_loss" if "masked_loss" in found["figures"] else "piece_loss"]
+    assert found["predictions"] == len(asked)
+    assert loss == pytest.approx(sum(nats for _, nats in asked) / len(asked), rel=1e-5)
+    plain = [(piece.removeprefix("##"), nats) for piece, nats in asked if piece not in SPECIAL]
+    characters = sum(len(piece) for piece, _ in plain)
+    assert found["characters"] == characters
+    bits = sum(nats for _, nats in plain) / math.log(2) / characters
+    assert found["bits_per_character"] == pytest.approx(bits, rel=1e-5)
+    assert sum(found["left_out"].values()) == len(asked) - len(plain)
+    assert ("[SEP]" in found["left_out"]) == (objectives()[name].sees != "both")
+    assert evaluate.main(words) == 0
+    assert ("left out of the bits" in capsys.readouterr().out) == (len(plain) < len(asked))
+
+
+@pytest.mark.parametrize("words", [["--fill", "a [MASK]"], ["--data", "shards"]])
+def test_a_gpu_that_is_not_there_is_told(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert evaluate.main([str(tmp_path), *words, "--device", "cuda"]) == 2
+    assert "a GPU was asked for" in capsys.readouterr().err

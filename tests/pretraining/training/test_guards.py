@@ -1,9 +1,12 @@
-"""What is found wrong with losses and gradients, and the list of batches that are left out for it."""
+"""What a phase does without a run, and what is found wrong with losses and gradients."""
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +15,11 @@ from support.pretraining_reference import random_batch
 from data_prep.common.errors import UserError
 from pretraining.engine.step import StepResult
 from pretraining.model.batch import PretrainingBatches
+from pretraining.reporting.records import EvaluationRecord
 from pretraining.training.guards import Finding, Guard, choose_first
+from pretraining.training.phases import repeat_rows
 from pretraining.training.skips import SKIPPED, read_skips
+from pretraining.training.trainer import Trainer
 
 GOOD, BAD = 5.0, math.inf
 
@@ -96,3 +102,31 @@ def test_a_list_of_batches_to_leave_out_that_is_damaged_is_named(tmp_path: Path)
     (tmp_path / SKIPPED).touch()
     with pytest.raises(UserError, match=SKIPPED):
         read_skips(tmp_path)
+
+
+def test_copied_positions_repeat_those_that_are_trained() -> None:
+    rows = repeat_rows(torch.arange(12.0).view(12, 1), trained=4)
+    assert rows.flatten().tolist() == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2]
+
+
+@pytest.mark.parametrize("last", [6, 7])
+def test_a_phase_that_ends_where_it_was_scored_asks_the_pairs_alone(last: int) -> None:
+    """By the clock it may; what it scored before stays, for the card of the model."""
+    asked, written = list[tuple[bool, bool]](), list[EvaluationRecord]()
+
+    def evaluate(_: object, step: int, *arguments: Any) -> EvaluationRecord:
+        asked.append(arguments[1:])
+        return EvaluationRecord(step, 1, {"pairs_accuracy": 0.75}, 0, 2.0, ["pairs"])
+
+    watch = SimpleNamespace(pause=nullcontext)
+    scores = EvaluationRecord(last, 1, {"masked_loss": 5.0}, 64, 1.0, ["masked"])
+    trainer: Any = SimpleNamespace(scores=scores, state=SimpleNamespace(step=7), engine=None)
+    trainer.meter, trainer.log = SimpleNamespace(watch=watch), SimpleNamespace(write=written.append)
+    trainer.show_progress = trainer.mark_or_give_up = lambda *_: None
+    phase: Any = SimpleNamespace(number=0, evaluate=evaluate)
+    Trainer.evaluate(trainer, phase, ends=True)
+    assert asked == [(last < 7, True)]
+    assert [dict(record.learns) for record in written] == [{"pairs_accuracy": 0.75}]
+    expected = {"masked_loss": 5.0, "pairs_accuracy": 0.75} if last == 7 else {"pairs_accuracy": 0.75}
+    assert dict(trainer.scores.learns) == expected
+    assert trainer.scores.scored_examples == (64 if last == 7 else 0)
