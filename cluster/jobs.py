@@ -127,6 +127,5 @@ def ask_queue(jobs: Collection[str]) -> Queue:
     if done.returncode and "Invalid job id" not in done.stderr:  # so it calls a job that has ended some time ago
         told = done.stderr.strip() or f"exit code {done.returncode}"
         return Queue(None, f"squeue: {told.splitlines()[-1].removeprefix('squeue: ')}")
-    rows = [line.strip().split("|") for line in done.stdout.splitlines()]
-    rows = [[*row[:4], *(nodes.replace("(null)", "") for nodes in row[4:])] for row in rows]
+    rows = [line.strip().replace("(null)", "").split("|") for line in done.stdout.splitlines()]
     return Queue({row[0]: QueuedJob(*row) for row in rows if len(row) in (4, 5)})

@@ -190,16 +190,13 @@ class Watch:
                 if self._heard:
                     if self._asked and (self._lost or uses_agent_store()):
                         self._judge.hurry(bool(self._lost))
-                    self._judge.hear(self._read_beats(), timer.lap())
+                    told = store.get_all([self._beat_key(rank) for rank in self._heard])
+                    beats = [Beat(*json.loads(text or "[]")) for text in told]
+                    self._judge.hear(dict(zip(self._heard, beats, strict=True)), timer.lap())
                     self._end_if_condemned()
         except dist.DistError:
             if self._outlives_rank_0():
                 self._leave_without_rank_0()
-
-    def _read_beats(self) -> dict[int, Beat]:
-        """The latest beats of the ranks that this one hears."""
-        told = self._thread_store.get_all([self._beat_key(rank) for rank in self._heard])
-        return {rank: Beat(*json.loads(text or "[]")) for rank, text in zip(self._heard, told, strict=True)}
 
     def _beat_key(self, rank: int) -> str:
         return f"{self.BEAT}/{rank}"
