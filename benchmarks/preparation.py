@@ -17,16 +17,19 @@ if __name__ == "__main__":
 
     begin()
 
+import io
 import itertools
 import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 from rich.console import Console
@@ -37,17 +40,23 @@ from benchmarks.measure import DATA, SHARD, ResultsFile, run_command
 from benchmarks.processes import pin_to_one_core
 from benchmarks.tables import build_table, show, show_contest
 from benchmarks.texts import choose_vocabulary
-from benchmarks.whole_runs import PreparationRun, measure_whole_runs
 from data_prep.common.errors import UserError
-from data_prep.pipeline import LIBRARIES
+from data_prep.common.workers import open_workers
+from data_prep.pipeline import LIBRARIES, Pipeline
 from data_prep.readers import READERS, demo
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
+from data_prep.running import Runner, Step
 from data_prep.settings import Settings
 from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
 BATCH = 1000
 """Sentences in a call of `tokenizers`."""
+
+
+FIVE = "5 duplicates"
+OF_EXAMPLES = ("examples", "merged", "shards")
+"""Prefixes of the steps that --from runs too."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,58 @@ class SourceText:
                 size += len(text.encode())
                 file.write(text)
         return round(size / 1e6, 1)
+
+
+class PreparationRun:
+    """Runs shard.py in this process, and discards the shards. Keeps the seconds of each step of the last run."""
+
+    def __init__(self, settings: Settings, workers: int = 1) -> None:
+        self._settings, self._workers = settings, workers
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self) -> None:
+        """Runs it once."""
+        with tempfile.TemporaryDirectory() as folder, open_workers(self._workers, preload=Pipeline.__module__) as pool:
+            assert pool is not None
+            with time_steps() as self.seconds:
+                make(Path(folder) / "out", self._settings, pool)
+
+    def of_examples(self) -> float:
+        """Returns the seconds of examples and shards in the last run."""
+        return sum(seconds for step, seconds in self.seconds.items() if step.startswith(OF_EXAMPLES))
+
+
+def make(out: Path, settings: Settings, pool: Any) -> None:
+    """Runs shard.py without output."""
+    Pipeline(out, settings, pool, Console(file=io.StringIO())).run()
+
+
+@contextmanager
+def time_steps() -> Iterator[dict[str, float]]:
+    """Measures the seconds of each step of runs within the context."""
+    seconds: dict[str, float] = {}
+    usual = Runner.run
+
+    def timed(self: Runner, step: Step[Any, Any], tasks: Callable[[], Iterable[Any]]) -> Any:
+        start = time.perf_counter()
+        try:
+            return usual(self, step, tasks)
+        finally:
+            seconds[step.name] = seconds.get(step.name, 0.0) + time.perf_counter() - start
+
+    with mock.patch.object(Runner, "run", timed):
+        yield seconds
+
+
+def select_files(files: Iterable[Path], megabytes: float) -> tuple[tuple[str, ...], float]:
+    """Returns the first files that have about this number of MB, and their size in MB."""
+    chosen, size = list[str](), 0
+    for path in files:
+        if size >= megabytes * 1e6:
+            break
+        chosen.append(str(path))
+        size += path.stat().st_size
+    return tuple(chosen), round(size / 1e6, 1)
 
 
 def run_tokenizers(job: ExamplesJob) -> None:
@@ -169,6 +230,37 @@ def measure_growth(settings: Preparation, corpus: SourceText, folder: Path) -> l
     paths = [path for each in corpus.docs for path in Path(each).rglob("*") if path.is_file()]
     everything = round(sum(path.stat().st_size for path in paths) / 1e6, 1)
     return [*rows, *(watch_run(list(corpus.docs), everything, given) for given in (corpus.vocabulary, None))]
+
+
+def measure_whole_runs(
+    files: Iterable[Path], format: str, vocabulary: Path, megabytes: float, rounds: int
+) -> dict[str, Any]:
+    """Measures whole runs on a text of this size: MB a second, and ratios of runs."""
+    docs, size = select_files(files, megabytes)
+    source, settings = docs if format != "demo" else ("demo",), partial(Settings, lengths=(128, 512))
+    of_text = partial(settings, docs=(source,), vocab=str(vocabulary))
+    once, five = PreparationRun(of_text(duplicates=1)), PreparationRun(of_text(duplicates=5))
+    with tempfile.TemporaryDirectory() as place:
+        kept = Path(place) / "kept"
+        with open_workers(1, preload=Pipeline.__module__) as pool:
+            make(kept, of_text(documents_only=True), pool)
+        sides: dict[str, Callable[[], Any]] = {
+            OURS: once,
+            FIVE: five,
+            "examples and shards": five.of_examples,
+            "from documents": PreparationRun(settings(origins=((str(kept),),), duplicates=5)),
+        }
+        with pin_to_one_core():
+            turns = alternate(sides, rounds, warm_up=1)
+        both = alternate({FIVE: five, "2 workers": PreparationRun(of_text(duplicates=5), workers=2)}, rounds, warm_up=1)
+    return {
+        "text_mb": size,
+        "mb_per_s_of_a_core": round(size / turns.summarise_side(OURS)["median"], 2),
+        "with_5_duplicates": round(size / turns.summarise_side(FIVE)["median"], 2),
+        "from_documents_takes": turns.compute_ratio("from documents", "examples and shards"),
+        "two_workers_are": both.compute_ratio(FIVE, "2 workers"),
+        **{f"{step}_s": round(seconds, 2) for step, seconds in once.seconds.items()},
+    }
 
 
 def watch_run(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:

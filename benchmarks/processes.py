@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,26 +30,42 @@ def pin_to_one_core() -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Starts a command in a session of its own, with its output in one pipe. It ends with this process."""
-    return subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=end_with_parent,
-    )
+class Child:
+    """A command in a session of its own, which ends with this process. `say` gets its lines, in a thread."""
 
+    def __init__(
+        self, command: Sequence[str], say: Callable[[str], None], environment: Mapping[str, str] = os.environ
+    ) -> None:
+        self._say = say
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+        self._reader = threading.Thread(target=self._pass_on, daemon=True)
+        self._reader.start()
 
-def pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
-    """Passes all lines of a process to `say`, until it ends."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        say(line.rstrip("\n"))
+    def _pass_on(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._say(line.rstrip("\n"))
+
+    def wait(self, seconds: float) -> int | None:
+        """Returns the exit code; None if it still runs after these seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(max(0.0, seconds))
+        return None
+
+    def end(self) -> None:
+        """Ends it and all that it has started, and passes on the rest of its lines."""
+        end_group(self.process)
+        self._reader.join(PATIENCE)
 
 
 def follow(
@@ -57,22 +74,21 @@ def follow(
     """Runs a command, and returns its exit code. Its lines are appended to a log, and go to `say`. A Ctrl-C asks the
     command to save and stop, and is raised when it has ended."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    process = start(command, environment)
-    assert process.stdout is not None
-    try:
-        with log.open("a") as file:
-            for line in process.stdout:
-                file.write(line)
-                file.flush()
-                say(line.rstrip("\n"))
-        return process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired), log.open("a") as file:
-            file.write(process.communicate(timeout=SAVING)[0])  # read to the end: a full pipe would block it
-        raise
-    finally:
-        end_group(process)
+    with log.open("a", buffering=1) as file:
+
+        def note(line: str) -> None:
+            file.write(line + "\n")
+            say(line)
+
+        child = Child(command, note, environment)
+        try:
+            return child.process.wait()
+        except KeyboardInterrupt:
+            child.process.terminate()
+            child.wait(SAVING)
+            raise
+        finally:
+            child.end()
 
 
 def end_group(process: subprocess.Popen[str]) -> None:

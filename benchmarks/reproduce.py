@@ -24,12 +24,11 @@ from rich.console import Console
 
 from benchmarks.measure import RESULTS, ResultsFile, run_command
 from benchmarks.reproduction.commands import CellLister, divide_commands, order_commands
-from benchmarks.reproduction.data import find_lacking
 from benchmarks.reproduction.declaration import ScaleName, load_table
-from benchmarks.reproduction.ledger import BENCHMARK, Ledger
+from benchmarks.reproduction.inputs import find_lacking
 from benchmarks.reproduction.planning import TablePlan, read_share
-from benchmarks.reproduction.running import CommandRunner
-from benchmarks.reproduction.showing import build_tables, draw_curves
+from benchmarks.reproduction.results import build_tables, draw_curves
+from benchmarks.reproduction.running import BENCHMARK, CommandRunner, Ledger
 from benchmarks.reproduction.summing import TableSummary
 from benchmarks.tables import show
 from data_prep.common.codes import Code

@@ -1,116 +1,151 @@
-"""The parts of `make gpu`, the most important first."""
+"""The parts of `make gpu` and their goals on one H200, which parts.toml declares."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Annotated, Any
 
-from benchmarks.gpu.install import PREPARING, TESTING
+from pydantic import Field
+
 from data_prep.common.errors import UserError
+from data_prep.common.reading import Form, read_settings
+from data_prep.common.sections import Section
 
 SETUP, SHARDS, SMOKE = "setup", "data", "smoke"
 FIRST = (SETUP, SHARDS)
 """Parts that all others need. They run once on each machine, since results may come from another one."""
-BASICS = "gpu/basics.py"
-PEER = ("transformers",)
+Measurement = Mapping[str, Any]
+Words = Annotated[tuple[str, ...], Field(strict=False)]
+TINY, ROUNDS = "tiny-128-4", "10"
+"""The contest of a dry run, so that all sizes are the same command; the rounds of a real one."""
+VOCABULARY, ALIKE = 30_522, 0.1
+"""The vocabulary of goals in pieces a second, and the tolerance for easier data."""
 
 
-@dataclass(frozen=True)
-class GpuPart:
+class Goal(Section):
+    """A figure that a part measures, and its target."""
+
+    what: str
+    """The figure in words."""
+    figure: str
+    """The keys that lead to it in what the part has measured; `*` is the first key there."""
+    least: float | None = None
+    """The target."""
+    most: float | None = None
+    """The same for a figure that is better if lower. If neither is given, the figure is only printed."""
+    source: str = ""
+    """The source of the target."""
+    length: float | None = None
+    """The mean length of sequences that the goal assumes, with a vocabulary of 30,522."""
+
+    def find(self, measured: Any) -> float | None:
+        """Returns the figure; None where the part has not measured it."""
+        for key in self.figure.split("."):
+            if not isinstance(measured, Mapping):
+                return None
+            measured = next(iter(measured.values()), None) if key == "*" else measured.get(key)
+        return None if measured is None else float(measured)
+
+    @property
+    def target(self) -> str:
+        """The target in words."""
+        if self.least is not None:
+            return f">= {self.least:,.6g}"
+        return "" if self.most is None else f"<= {self.most:.2g}"
+
+    def describe_ease(self, measured: Measurement) -> str:
+        """Describes data that makes the goal easier: shorter sequences, or a smaller vocabulary."""
+        if self.length is None:
+            return ""
+        [contest] = measured["contests"].values()
+        length, words = contest["mean_length"], contest["vocabulary"]
+        told = [f"sequences have {length:g} pieces, not {self.length:g}"] * (length < (1 - ALIKE) * self.length)
+        told += [f"the vocabulary has {words:,}, not {VOCABULARY:,}"] * (words < (1 - ALIKE) * VOCABULARY)
+        return "; ".join(told)
+
+    def judge(self, value: float | None, dry: bool) -> str:
+        """Compares the figure with the target."""
+        wanted = self.least if self.least is not None else self.most
+        if wanted is None:
+            return ""
+        if dry:
+            return "dry: not compared"
+        if value is None:
+            return "not measured"
+        missing = wanted - value if self.least is not None else value - wanted
+        if missing <= 0:
+            return "met"
+        return f"missed by {missing:.3g}" + (f" ({missing / wanted:.0%})" if wanted else "")
+
+
+class GpuPart(Section):
     """A part of the measurement, in a process of its own."""
 
     name: str
+    """Its name."""
     what: str
-    command: tuple[str, ...]
-    """A script in benchmarks/ with its options, to which `--out FILE` is added."""
+    """What it measures."""
+    command: Words = ()
+    """A script in benchmarks/ with its words, to which `--out FILE` is added; of throughput.py the last words alone."""
+    dry: Words = ()
+    """The same in a dry run (default: the same)."""
+    contest: str = ""
+    """A contest of throughput.py."""
     minutes: float = 1.0
     """Its approximate time on one H200; it is not started if less is left."""
-    needs: tuple[str, ...] = ()
+    needs: Words = ()
     """Packages that it needs in addition."""
+    goals: Annotated[tuple[Goal, ...], Field(strict=False)] = ()
+    """Figures, and what they must reach."""
 
-    def lacks(self, missing: Collection[str]) -> list[str]:
-        """Returns the missing packages that it needs."""
-        return [name for name in self.needs if name in missing]
-
-
-def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
-    """Builds all parts in order; with `dry`, the same for a tiny model."""
-
-    read = ("--shards", str(shards))
-    train = ("throughput.py", *read, "--peer", "none", "--rounds", "1" if dry else "10", "--contests")
-
-    def throughput(contest: str, *options: str) -> tuple[str, ...]:
-        return (*train, "tiny-128-4" if dry else contest, *options)  # in a dry run, all sizes are the same command
-
-    def against(*sides: str) -> tuple[str, ...]:
-        return ("--against", *sides)
-
-    compiled = against("cloze, compiled")
-    theirs = (*against("transformers, compiled", "transformers"), "--apart")
-    exact = against("cloze, deterministic")
-    tests = (BASICS, "tests", "--only")
-    smoke = (*read, *(("--contest", "tiny-128-2") if dry else ()))
-    profile = ("--profile", str(folder / "profile"))
-    trainer, tuning = build_trainer_words(dry), build_tuning_words(dry)
-    inference, scaling = build_inference_words(dry), build_scaling_words(shards, dry)
-    return [
-        GpuPart(SETUP, "what is installed, and on what machine", (BASICS, SETUP, *["--dry"] * dry), 0.3),
-        GpuPart(SHARDS, "shards to train on", (BASICS, SHARDS, *read), 0.3),
-        GpuPart(SMOKE, "steps: plain, compiled, LAMB, the same bits, fp16", ("gpu/smoke.py", *smoke), 1.0),
-        GpuPart("large-128", "large at 128, compiled and not", throughput("large-128-256", *compiled), 1.6),
-        GpuPart("profile", "which kernels take the time of a step", throughput("large-128-256", *profile), 0.7),
-        GpuPart("large-512", "large at 512, compiled and not", throughput("large-512-64", *compiled), 1.6),
-        GpuPart("auto-128", "large at 128, as many as fit", throughput("large-128-auto", *compiled, "--apart"), 3.0),
-        GpuPart("auto-512", "large at 512, as many as fit", throughput("large-512-auto", *compiled, "--apart"), 3.0),
-        GpuPart("tests-kernels", "tests of kernels, LAMB and waits", (*tests, "kernels"), 4.5, TESTING),
-        GpuPart("peer-128", "large at 128, and transformers", throughput("large-128-256", *theirs), 3.5, PEER),
-        GpuPart("peer-512", "large at 512, and transformers", throughput("large-512-64", *theirs), 3.5, PEER),
-        GpuPart("trainer", "a run by its command, killed once", ("gpu/trainer.py", *read, *trainer), 3.5),
-        GpuPart("lamb", "what LAMB's step costs", throughput("large-128-64", *against("cloze, LAMB")), 0.8),
-        GpuPart("base-128", "base at 128, and transformers", throughput("base-128-512", *theirs), 1.5, PEER),
-        GpuPart("fine-tuning", "fine-tuning, and transformers", ("fine_tuning.py", *tuning), 0.9, PREPARING),
-        GpuPart("inference", "answers of base, and of transformers", ("inference.py", *inference), 1.1),
-        GpuPart("deterministic", "what the same bits cost", throughput("large-128-256", *exact), 0.8),
-        GpuPart("ranks", "as many ranks as there are GPUs", ("scaling.py", *scaling), 1.0),
-        GpuPart("tests-others", "the other tests that need a GPU", (*tests, "others"), 2.0, TESTING),
-    ]
+    def build_command(self, shards: Path, out: Path, dry: bool) -> tuple[str, ...]:
+        """Builds the script and its words; with `dry`, the same for a tiny model."""
+        words = (self.dry if dry else ()) or self.command
+        if self.contest:
+            contest, rounds = (TINY, "1") if dry else (self.contest, ROUNDS)
+            usual = ("--shards", "{shards}", "--peer", "none", "--rounds", rounds, "--contests", contest)
+            words = ("throughput.py", *usual, *words)
+        return tuple(word.replace("{shards}", str(shards)).replace("{out}", str(out)) for word in words)
 
 
-def build_trainer_words(dry: bool) -> tuple[str, ...]:
-    """Returns the words of trainer.py: a tiny model in a dry run."""
-    return ("--size", "tiny", "--seconds", "4", "--batch", "8", "--every", "5") if dry else ()
+class GpuParts(Section):
+    """The content of parts.toml."""
+
+    parts: Annotated[tuple[GpuPart, ...], Field(strict=False)]
+    """All parts, the most important first."""
 
 
-def build_tuning_words(dry: bool) -> tuple[str, ...]:
-    """Returns the words of fine_tuning.py, for sentences of the demo corpus."""
-    usual = ("--contests", "demo-dynamic", "--numbers", "autocast")
-    few = ("--size", "tiny", "--steps", "1", "--rounds", "1")
-    return (*usual, *(few if dry else ("--size", "base", "--steps", "32")))
-
-
-def build_inference_words(dry: bool) -> tuple[str, ...]:
-    """Returns the words of inference.py: without sentences, which need numba; the side in fp32 is the reference."""
-    ours, theirs = ("cloze fp32", "cloze bf16"), ("transformers bf16", "transformers autocast")
-    few = ("--sizes", "tiny", "--batches", "2", "--rounds", "1", "--sides", *ours)
-    usual = ("--sizes", "base", "--batches", "1", "32", "--lengths", "128", "384", "--sides", *ours, *theirs)
-    return ("--sentences", "0", *(few if dry else usual))
-
-
-def build_scaling_words(shards: Path, dry: bool) -> tuple[str, ...]:
-    """Returns the words of scaling.py."""
-    few = ("--processes", "1", "--recipe", "demo", "--sequences", "4", "--batch", "8", "--steps", "1", "--rounds", "1")
-    return ("--data", str(shards), *(few if dry else ("--rounds", "2")))
+@cache
+def load_parts() -> tuple[GpuPart, ...]:
+    """Reads all parts, the most important first."""
+    path = Path(__file__).with_suffix(".toml")
+    return read_settings(Form(GpuParts), path, find_faults=lambda _: []).parts
 
 
 def choose(parts: Sequence[GpuPart], names: Sequence[str]) -> list[GpuPart]:
     """Returns the parts with these names or prefixes of names, and FIRST; all parts if none is given."""
-    unknown = [name for name in names if not any(_is_named(part, name) for part in parts)]
-    if unknown:
+
+    def find(wanted: Collection[str]) -> list[GpuPart]:
+        return [part for part in parts if any(f"{part.name}-".startswith(f"{name}-") for name in wanted)]
+
+    if unknown := [name for name in names if not find([name])]:
         there = ", ".join(part.name for part in parts)
         raise UserError(f"{', '.join(unknown)}: no part of this name; there is {there}")
-    return [part for part in parts if not names or any(_is_named(part, name) for name in (*names, *FIRST))]
+    return find((*names, *FIRST)) if names else list(parts)
 
 
-def _is_named(part: GpuPart, name: str) -> bool:
-    return part.name == name or part.name.startswith(f"{name}-")
+def format_goals(measured: Measurement, dry: bool) -> list[str]:
+    """Formats a line for each goal: target, figure, and verdict. `measured` has what is known of each part."""
+    lines = [f"{'goal':48} {'wanted':>12} {'measured':>12}"]
+    for part in load_parts():
+        found = measured.get(part.name, {}).get("measured")
+        for goal in part.goals:
+            value = None if found is None else goal.find(found)
+            shown = "-" if value is None else f"{value:,.6g}"
+            ease = goal.describe_ease(found) if found is not None and not dry else ""
+            told = "; ".join(filter(None, [goal.judge(value, dry), ease]))
+            source = f"  ({goal.source})" if goal.source else ""
+            lines.append(f"{goal.what:48} {goal.target:>12} {shown:>12}  {told}{source}".rstrip())
+    return lines

@@ -22,31 +22,35 @@ if __name__ == "__main__":
 
 import math
 import os
+import shutil
 import signal
-import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from importlib.metadata import version
+from typing import Any, Literal
 
 from rich.console import Console
 
 from benchmarks.gpu.bare_machine import hide_packages
-from benchmarks.gpu.goals import format_goals
-from benchmarks.gpu.part_results import LOG, RESULTS_FILE, PartResults, copy_earlier_results
-from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, SMOKE, GpuPart, build_parts, choose
-from benchmarks.measure import FORMAT, RESULTS, run_command, write_results
-from benchmarks.processes import PATIENCE, end_group, pass_on, start
+from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, SMOKE, GpuPart, choose, format_goals, load_parts
+from benchmarks.measure import FORMAT, RESULTS, find_commit, run_command, write_results
+from benchmarks.processes import Child
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json
+from data_prep.common.files import read_json, write_json
 
 BENCHMARKS = Path(__file__).parent.parent
 MEANT_FOR = "H200"
 ENDING = 15.0
 """Seconds at the end of --minutes that are reserved for ending a part and writing its results."""
+RESULTS_FILE, LOG, PROFILE = "results.json", "log.txt", "profile"
+SUBJECT = ("gpu", "torch", "commit")
+"""Keys of the setup on which all results depend: if one changes, all parts run again."""
+MOST_BYTES = 16 << 20
+"""Size limit of copied files: lent machines return no larger ones."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 Ended = Literal["done", "failed", "ran out of time"]
 
 
@@ -80,109 +84,178 @@ class GpuRun:
     """Copy the results into benchmarks/results, and run nothing."""
 
 
+class PartResults:
+    """The results of all parts."""
+
+    def __init__(self, folder: Path, dry: bool, copies: Path | None = None):
+        """`copies` is another folder, which gets copies of the files after each part."""
+        self.folder, self.path, self._copies = folder, folder / RESULTS_FILE, copies
+        self.content: dict[str, Any] = read_json(self.path) if self.path.exists() else {"dry": dry, "parts": {}}
+        self.parts: dict[str, Any] = self.content["parts"]
+        if self.content["dry"] != dry:
+            kind = "of a dry run" if self.content["dry"] else "of a GPU"
+            raise UserError(f"{folder}: has results {kind}; give another folder")
+
+    def is_done(self, part: GpuPart) -> bool:
+        """Whether a part is done."""
+        record = self.parts.get(part.name, {})
+        return record.get("ended") == "done" and (part.name not in FIRST or record.get("where") == identify_machine())
+
+    def add(self, part: GpuPart, record: dict[str, Any]) -> None:
+        """Adds the results of a part, and writes the file."""
+        self.parts[part.name] = record | ({"where": identify_machine()} if part.name in FIRST else {})
+        write_json(self.path, self.content)
+        self.copy()
+
+    def copy(self) -> None:
+        """Copies the files to the other folder."""
+        if self._copies is None or self._copies.resolve() == self.folder.resolve():
+            return
+        self._copies.mkdir(parents=True, exist_ok=True)
+        for path in (self.path, self.folder / LOG, *sorted(self.folder.glob(f"{PROFILE}/*/*/*"))):  # without subfolders
+            if path.is_file() and path.stat().st_size <= MOST_BYTES:
+                shutil.copyfile(path, self._copies / path.name)
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        """What the setup has found."""
+        found: dict[str, Any] = self.parts.get(SETUP, {}).get("measured", {})
+        return found
+
+    def set_others_aside(self, setup: dict[str, Any] | None) -> bool:
+        """Sets results aside if the setup found another GPU, torch or commit; returns whether it did."""
+        if setup is None:
+            return False
+        subject = {name: setup.get(name) for name in SUBJECT}
+        is_other: bool = self.content.get("subject", subject) != subject
+        if is_other:
+            aside = {"subject": self.content["subject"], "parts": dict(self.parts)}
+            self.content.setdefault("earlier", []).append(aside)
+            self.parts.clear()
+        self.content["subject"] = subject
+        return is_other
+
+
+def identify_machine() -> dict[str, str]:
+    """Identifies this boot of the machine, the commit and torch."""
+    return {
+        "boot": BOOT.read_text().strip() if BOOT.exists() else "",
+        "commit": find_commit(),
+        "torch": version("torch"),
+    }
+
+
+def copy_earlier_results(earlier: Path | None, folder: Path) -> None:
+    """Copies the results of an earlier machine, if the folder has none."""
+    if earlier is None:
+        return
+    given = earlier / RESULTS_FILE if earlier.is_dir() else earlier
+    if not given.is_file():
+        raise UserError(f"{given}: no results there")
+    if not (folder / RESULTS_FILE).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(given, folder / RESULTS_FILE)
+
+
 def run_limited(
     command: Sequence[str], limit: float, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
 ) -> Ended:
     """Runs a command for a limited time, then ends all of its processes. `say` gets its lines."""
-    process = start(command, environment)
-    reader = threading.Thread(target=pass_on, args=(process, say), daemon=True)
-    reader.start()
+    child = Child(command, say, environment)
     try:
-        return "failed" if process.wait(limit) else "done"
-    except subprocess.TimeoutExpired:
-        return "ran out of time"
+        code = child.wait(limit)
     finally:
-        end_group(process)
-        reader.join(PATIENCE)
+        child.end()
+    return "ran out of time" if code is None else "failed" if code else "done"
 
 
-def run_part(part: GpuPart, settings: GpuRun, limit: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Runs a part for at most `limit` seconds; returns how it ended, and its results."""
+def build_environment(part: GpuPart, dry: bool) -> dict[str, str]:
+    """Builds the environment of a part: in a dry run, without a GPU and the packages that a bare machine lacks."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if settings.dry:
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-        if part.name != SHARDS:  # shards may be made elsewhere
-            environment = hide_packages(environment)
-        environment |= (
-            {} if part.name == SMOKE else {"TORCHDYNAMO_DISABLE": "1"}
-        )  # compilation is tried in one part only
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "measured.json"
-        script, *options = part.command
-        command = [sys.executable, str(BENCHMARKS / script), *options, "--out", str(out)]
-        start = time.monotonic()
-        record: dict[str, Any] = {"ended": run_limited(command, limit, say, environment)}
-        record["seconds"] = round(time.monotonic() - start, 1)
-        if out.exists():
-            record["measured"] = read_json(out)
-    return record
+    if not dry:
+        return environment
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    if part.name != SMOKE:  # compilation is tried in one part only
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    return environment if part.name == SHARDS else hide_packages(environment)  # shards may be made elsewhere
 
 
-class UnfinishedParts(NamedTuple):
-    """Names of parts that are not done."""
+class PartRunner:
+    """Runs parts one after another, and keeps what each has measured."""
 
-    bad: list[str]
-    """Failed, or out of time."""
-    later: list[str]
-    """Not started, for lack of time."""
+    def __init__(self, settings: GpuRun, measured: PartResults, say: Callable[[str], None]) -> None:
+        self._settings, self._measured, self._say = settings, measured, say
+        begun = time.time() if settings.since is None else settings.since
+        self._end = math.inf if settings.minutes is None else begun + 60 * settings.minutes - ENDING
+        self._made: dict[tuple[str, ...], dict[str, Any]] = {}
+        """What commands have measured: in a dry run, several parts have the same tiny model."""
+        self.bad: list[str] = []
+        """Parts that failed or ran out of time."""
+        self.later: list[str] = []
+        """Parts that were not started, for lack of time."""
+
+    def run(self, parts: Sequence[GpuPart]) -> None:
+        """Runs the parts that are not done."""
+        for part in parts:
+            if self._is_left_out(part):
+                continue
+            self._say(f"== {part.name}: {part.what}")
+            command = part.build_command(self._settings.shards, self._settings.out, self._settings.dry)
+            if command in self._made:
+                self._measured.add(part, self._made[command])
+                self._say(f"== {part.name}: the same command as before")
+                continue
+            record = self._made[command] = self._run_command(part, command)
+            if part.name == SETUP and self._measured.set_others_aside(record.get("measured")):
+                told = "another GPU, torch or commit than that of the results: they are set aside"
+                self._say(f"{told}, and all is measured anew")
+            self._measured.add(part, record)
+            self._say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
+            if record["ended"] != "done":
+                self.bad.append(part.name)
+                if part.name in FIRST:  # all others need it
+                    break
+
+    def _is_left_out(self, part: GpuPart) -> bool:
+        """Whether a part is not run now, which is said: it is done, lacks a package, or takes too long."""
+        lacking = [name for name in part.needs if name in self._measured.setup.get("missing", {})]
+        why = f"left out, for want of {', '.join(lacking)}" if lacking else ""
+        if self._measured.is_done(part) and not self._settings.again:
+            why = "done already"
+        elif not why and part.name not in FIRST and self._end - time.time() < 60 * part.minutes:
+            why = f"left for the next time: it takes {part.minutes:g} minutes, about"
+            self.later.append(part.name)
+        if why:
+            self._say(f"== {part.name}: {why}")
+        return bool(why)
+
+    def _run_command(self, part: GpuPart, command: Sequence[str]) -> dict[str, Any]:
+        """Runs the command of a part for a limited time; returns how it ended, and its results."""
+        limit = min(self._settings.limit, max(1.0, self._end - time.time()))
+        with tempfile.TemporaryDirectory() as scratch:
+            out = Path(scratch) / "measured.json"
+            script, *options = command
+            words = [sys.executable, str(BENCHMARKS / script), *options, "--out", str(out)]
+            start = time.monotonic()
+            ended = run_limited(words, limit, self._say, build_environment(part, self._settings.dry))
+            record: dict[str, Any] = {"ended": ended, "seconds": round(time.monotonic() - start, 1)}
+            if out.exists():
+                record["measured"] = read_json(out)
+        return record
 
 
-def find_end(settings: GpuRun) -> float:
-    """Returns the time at which the minutes for parts are over."""
-    begun = time.time() if settings.since is None else settings.since
-    return math.inf if settings.minutes is None else begun + 60 * settings.minutes - ENDING
-
-
-def run_parts(
-    parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun, say: Callable[[str], None]
-) -> UnfinishedParts:
-    """Runs the parts that are not done; returns those that remain."""
-    bad: list[str] = []
-    later: list[str] = []
-    made: dict[tuple[str, ...], dict[str, Any]] = {}
-    end = find_end(settings)
-    for part in parts:
-        if measured.is_done(part) and not settings.again:
-            say(f"== {part.name}: done already")
-            continue
-        lacking = part.lacks(measured.missing())
-        if lacking:
-            say(f"== {part.name}: left out, for want of {', '.join(lacking)}")
-            continue
-        if part.name not in FIRST and end - time.time() < 60 * part.minutes:
-            say(f"== {part.name}: left for the next time: it takes {part.minutes:g} minutes, about")
-            later.append(part.name)
-            continue
-        say(f"== {part.name}: {part.what}")
-        if part.command in made:  # in a dry run, several parts have the same tiny model
-            measured.add(part, made[part.command])
-            say(f"== {part.name}: the same command as before")
-            continue
-        record = run_part(part, settings, min(settings.limit, max(1.0, end - time.time())), say)
-        made[part.command] = record
-        if part.name == SETUP and "measured" in record and measured.set_others_aside(record["measured"]):
-            say("another GPU, torch or commit than that of the results: they are set aside, and all is measured anew")
-        measured.add(part, record)
-        say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
-        if record["ended"] != "done":
-            bad.append(part.name)
-            if part.name in FIRST:  # all others need it
-                break
-    return UnfinishedParts(bad, later)
-
-
-def summarise(measured: PartResults, left: UnfinishedParts, say: Callable[[str], None]) -> None:
+def summarise(measured: PartResults, runner: PartRunner, say: Callable[[str], None]) -> None:
     """Prints how the goals were met, and the parts that are not done."""
     for line in format_goals(measured.parts, measured.content["dry"]):
         say(line)
-    gpu = measured.parts.get(SETUP, {}).get("measured", {}).get("gpu")
+    gpu = measured.setup.get("gpu")
     if gpu and MEANT_FOR not in gpu:
         say(f"the goals are for one {MEANT_FOR}; this is {gpu}")
     say(f"kept in {measured.path}")
-    for name in left.bad:
+    for name in runner.bad:
         say(f"{name} {measured.parts[name]['ended']}; once more: make gpu PARTS={name}")
-    if left.later:
-        say(f"left for the next time: {', '.join(left.later)}; the same command goes on with them")
+    if runner.later:
+        say(f"left for the next time: {', '.join(runner.later)}; the same command goes on with them")
 
 
 def keep(folder: Path) -> Path:
@@ -205,11 +278,10 @@ def measure(settings: GpuRun, console: Console) -> int:
     if settings.keep:
         console.print(f"kept in {keep(settings.out)}")
         return 0
-    parts = build_parts(settings.shards, settings.out, settings.dry)
     if settings.list:
-        console.print("\n".join(f"{part.name:22} {part.what}" for part in parts))
+        console.print("\n".join(f"{part.name:22} {part.what}" for part in load_parts()))
         return 0
-    chosen = choose(parts, settings.parts)
+    chosen = choose(load_parts(), settings.parts)
     settings.out.mkdir(parents=True, exist_ok=True)
     copy_earlier_results(settings.earlier, settings.out)
     measured = PartResults(settings.out, settings.dry, settings.copies)
@@ -220,10 +292,11 @@ def measure(settings: GpuRun, console: Console) -> int:
             log.write(line + "\n")
             log.flush()
 
-        left = run_parts(chosen, measured, settings, say)
-        summarise(measured, left, say)
+        runner = PartRunner(settings, measured, say)
+        runner.run(chosen)
+        summarise(measured, runner, say)
     measured.copy()
-    return Code.MISTAKE if left.bad else Code.STOPPED if left.later else Code.DONE
+    return Code.MISTAKE if runner.bad else Code.STOPPED if runner.later else Code.DONE
 
 
 if __name__ == "__main__":

@@ -21,10 +21,8 @@ import os
 import subprocess
 import tarfile
 import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,11 +30,11 @@ import tyro
 from rich.console import Console
 
 from benchmarks.measure import DATA, ROOT, run_command
-from benchmarks.processes import end_group, pass_on, start
+from benchmarks.processes import Child
 from benchmarks.reproduce import Reproduce, conclude
 from benchmarks.reproduction.commands import CellLister
 from benchmarks.reproduction.declaration import ScaleName, load_table
-from benchmarks.reproduction.ledger import Ledger
+from benchmarks.reproduction.running import Ledger
 from benchmarks.reproduction.summing import TableSummary
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
@@ -107,25 +105,22 @@ def run(settings: GpuTables, console: Console) -> int:
     root, results = settings.out / "made", settings.copies or settings.out
     command = [sys.executable, str(ROOT / "benchmarks/reproduce.py"), "--table", str(TABLE), "--scale", settings.scale]
     names = [f"{number}/{settings.shares}" for number in range(1, settings.shares + 1)]
-    shares = [start([*command, "--out", str(root), "--share", name], os.environ) for name in names]
-    said = [deque[str](maxlen=LAST_LINES) for _ in shares]
-    readers = [
-        threading.Thread(target=pass_on, args=(share, lines.append), daemon=True)
-        for share, lines in zip(shares, said, strict=True)
+    said = [deque[str](maxlen=LAST_LINES) for _ in names]
+    shares = [
+        Child([*command, "--out", str(root), "--share", name], lines.append)
+        for name, lines in zip(names, said, strict=True)
     ]
-    for reader in readers:
-        reader.start()
-    wait_for(readers, end)
-    late = [share for share in shares if share.poll() is None]
+    late = [share for share in shares if share.wait(end - time.monotonic()) is None]
     for share in late:
-        share.terminate()  # all at the same time: they save
-    wait_for(readers, end + ENDING / 2)
+        share.process.terminate()  # all at the same time: they save
+    for share in late:
+        share.wait(end + ENDING / 2 - time.monotonic())
     for share in shares:
-        end_group(share)
+        share.end()
     failed = [
-        f"share {name} failed with {share.returncode}: {' '.join(lines)}"
+        f"share {name} failed with {share.process.returncode}: {' '.join(lines)}"
         for name, share, lines in zip(names, shares, said, strict=True)
-        if share not in late and share.returncode
+        if share not in late and share.process.returncode
     ]
     table = load_table(f"table{TABLE}", settings.scale)
     results.mkdir(parents=True, exist_ok=True)
@@ -148,12 +143,6 @@ def unpack(folder: Path) -> dict[str, str]:
             tar.extractall(Path(scratch) / "data", filter="data")
             (Path(scratch) / "data").rename(data)
     return {"CLOZE_DATA": str(data.resolve())}
-
-
-def wait_for(threads: Sequence[threading.Thread], end: float) -> None:
-    """Waits for threads, until `end` by `time.monotonic` at the latest."""
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ if __name__ == "__main__":
 import os
 import signal
 import statistics
-import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.measure import ROOT, run_command, write_results
-from benchmarks.processes import end_group, pass_on, start
+from benchmarks.processes import Child
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import list_finished, parse_step
@@ -77,9 +75,7 @@ class TrainerRun:
     def begin(self) -> None:
         """Starts the command."""
         self.begun = time.time()
-        self.process = start(self.command, os.environ)
-        self._reader = threading.Thread(target=pass_on, args=(self.process, self._hear), daemon=True)
-        self._reader.start()
+        self.child = Child(self.command, self._hear)
 
     def _hear(self, line: str) -> None:
         self.lines.append(line)
@@ -101,24 +97,21 @@ class TrainerRun:
         while time.monotonic() < deadline:
             if what():
                 return True
-            if self.process.poll() is not None:
-                self._reader.join()
-                raise UserError(f"the run ended with {self.process.returncode}: {self.lines[-1:]}")
+            if self.child.process.poll() is not None:
+                self.child.end()
+                raise UserError(f"the run ended with {self.child.process.returncode}: {self.lines[-1:]}")
             time.sleep(0.2)
         return False
 
     def kill(self) -> None:
         """Kills the run, as a power cut does."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        os.killpg(self.child.process.pid, signal.SIGKILL)
+        self.child.process.wait()
 
     def stop(self) -> int | None:
         """Asks the run to save and stop; returns the exit code, or None if it does not end in time."""
-        self.process.terminate()
-        try:
-            return self.process.wait(STOPS_IN)
-        except subprocess.TimeoutExpired:
-            return None
+        self.child.process.terminate()
+        return self.child.wait(STOPS_IN)
 
 
 def summarise_speed(steps: Iterable[dict[str, Any]]) -> dict[str, float]:
@@ -173,7 +166,7 @@ def measure(settings: Trainer, console: Console) -> int:
         try:
             found = train_twice(training, settings.seconds)
         finally:
-            end_group(training.process)
+            training.child.end()
     if settings.out is not None:
         write_results(settings.out, found)
     console.print("\n".join(f"{name}: {value}" for name, value in found.items()), markup=False)

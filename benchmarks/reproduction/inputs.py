@@ -1,22 +1,23 @@
-"""Checksums of the inputs of a command: recipes, text, and data of tasks."""
+"""The inputs of a command with their checksums: recipes, text, and the files of tasks and pairs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.measure import DATA
-from benchmarks.reproduction.data import find_files
-from benchmarks.reproduction.declaration import TableColumn
+from benchmarks.reproduction.declaration import Declared, TableColumn
 from data_prep.common.errors import UserError
 from data_prep.common.files import sha256
 from data_prep.common.reading import find_recipe
 from data_prep.common.toml_text import read_toml
+from finetuning.files.splits import FOLDERS, LABELLED, find_ner, find_swag, find_task
+from finetuning.session.flags import find_data
 from finetuning.settings import FORM as FINE_TUNING
 from pretraining.config.overrides import FORM as PRE_TRAINING
 
@@ -79,3 +80,46 @@ def checksum_file(path: Path) -> str:
     if known not in CHECKSUMS:
         CHECKSUMS[known] = sha256(path)[:DIGITS]
     return CHECKSUMS[known]
+
+
+FINDERS: Mapping[str, Callable[[Path, str], dict[str, list[Path]]]] = {
+    "glue": find_task,
+    "swag": lambda place, _: find_swag(place),
+    "ner": lambda place, _: find_ner(place),
+}
+"""Functions that find the files of a task as its command does."""
+
+
+def find_files(column: TableColumn) -> dict[str, Path]:
+    """Finds the files that a column reads, by names that are equal on all machines. Raises UserError with the cure if
+    one is missing."""
+    if column.entry in FINDERS:
+        place = find_data(None, column.entry, column.cure)
+        folder = f"glue/{FOLDERS[column.task]}" if column.entry == "glue" else column.entry
+        splits = FINDERS[column.entry](place, column.task)
+        labelled = [path for split, paths in splits.items() if split.startswith(LABELLED) for path in paths]
+        return {f"{folder}/{path.name}": path for path in labelled}
+    found: dict[str, Path] = {}
+    for pattern in column.files:
+        folder, _, name = pattern.partition("/")
+        place = find_data(None, folder, column.cure)
+        files = {f"{folder}/{path.name}": path for path in sorted(place.glob(name)) if path.is_file()}
+        if not files:
+            raise UserError(f"{place}: no {name}; {column.cure}")
+        found |= files
+    return found
+
+
+def find_missing(column: TableColumn) -> str:
+    """Describes missing data of a column, with the cure; empty if it is complete."""
+    try:
+        find_files(column)
+    except UserError as error:
+        return str(error).removeprefix("--data: ")
+    return ""
+
+
+def find_lacking(declared: Declared) -> dict[str, str]:
+    """Returns the columns whose data is missing, with descriptions."""
+    found = {name: find_missing(column) for name, column in declared.measured.items()}
+    return {name: lacks for name, lacks in found.items() if lacks}

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.reproduction.commands import Command, join_flags, split_flags
 from benchmarks.reproduction.declaration import Declared
-from benchmarks.reproduction.ledger import SETTLED, Ledger, strip_seed
-from benchmarks.reproduction.running import count_ranks
+from benchmarks.reproduction.running import SETTLED, Ledger, count_ranks, strip_seed
 from benchmarks.tables import ResultTable
 from data_prep.common.errors import UserError
 from data_prep.common.progress import duration

@@ -1,15 +1,23 @@
-"""The results file of a table: measured scores beside the paper's."""
+"""A measured table beside the paper's: its results file, and how it is shown as text and as a chart."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from benchmarks.measure import read_results
 from benchmarks.reproduction.outcomes import CommandOutcome
 from benchmarks.reproduction.verdicts import ClaimVerdict
+from benchmarks.tables import ResultTable
 from finetuning.results import JsonRecord
+from pretraining.reporting.figures import GREY, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NO_BREAK = "\u00a0"
 """Keeps a figure and its spread on one line."""
@@ -82,3 +90,93 @@ class TableResult(JsonRecord):
     def read(cls, path: Path) -> TableResult:
         """Reads the table from a results file."""
         return cls.model_validate(read_results(path), strict=False)
+
+
+AVERAGE = "average"
+"""The title of the column of means."""
+
+
+def build_tables(result: TableResult) -> Iterator[ResultTable]:
+    """Yields three tables: our scores beside the paper's, the verdicts on its claims, and notes."""
+    yield build_scores_table(result)
+    yield build_claims_table(result)
+    yield ResultTable("", ["notes"], [[note] for note in [*result.notes, *list_troubles(result)]])
+
+
+def build_scores_table(result: TableResult) -> ResultTable:
+    """Builds the table of our scores beside the paper's, with a last row of signals."""
+    paper = {name: title for name, title in result.paper.items() if any(name in row.paper for row in result.rows)}
+    mean = [AVERAGE] if result.averaged else []
+    head = ["", *result.columns.values(), *mean, *(f"paper: {title}" for title in (*paper.values(), *mean))]
+    rows = [[row.name, *describe_cells(row, result), *describe_paper(row, paper, result)] for row in result.rows]
+    if any(result.signals.values()):
+        told = ["", *(result.signals.get(name) or "" for name in result.columns)]
+        rows.append([*told, *[""] * (len(head) - len(told))])
+    title = f"{result.title}, scale {result.scale}. Mean ± spread over {result.units}"
+    return ResultTable(title, head, rows)
+
+
+def build_claims_table(result: TableResult) -> ResultTable:
+    """Builds the table of verdicts on claims."""
+    rows, before = [], ""
+    for each in result.verdicts:
+        column = result.columns[each.column]
+        rows.append([each.claim * (each.claim != before), each.better, each.worse, column, each.finding, each.why])
+        before = each.claim
+    return ResultTable("What is claimed", ["claim", "better", "worse", "column", "found", "how sure"], rows)
+
+
+def describe_cells(row: RowResult, result: TableResult) -> Iterator[str]:
+    """Yields the texts of a row's cells, and their mean if the paper has one."""
+    for name in result.columns:
+        yield row.cells[name].text if name in row.cells else ""
+    if result.averaged:
+        yield format_mean([row.cells[name].mean if name in row.cells else None for name in result.averaged])
+
+
+def describe_paper(row: RowResult, paper: Mapping[str, str], result: TableResult) -> Iterator[str]:
+    """Yields the paper's values of a row, and their mean if the paper has one."""
+    for name in paper:
+        yield f"{row.paper[name]:g}" if name in row.paper else ""
+    if result.averaged:
+        yield format_mean([row.paper.get(name) for name in paper])
+
+
+def format_mean(values: Sequence[float | None]) -> str:
+    """Formats the mean of a row's columns; empty if one of them is missing."""
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.1f}" if known and len(known) == len(values) else ""
+
+
+def list_troubles(result: TableResult) -> list[str]:
+    """Lists errors in full, each once, with the rows in which they occurred."""
+    said: dict[str, dict[str, None]] = {}
+    for row in result.rows:
+        for cell in row.cells.values():
+            for note in cell.notes:
+                if not note.startswith(("no data", "to do", "one answer")):
+                    said.setdefault(note, {})[row.name] = None
+    return [f"{note} ({', '.join(rows)})" for note, rows in said.items()]
+
+
+def draw_curves(result: TableResult) -> Figure:
+    """Draws the scores of every column along the pre-training, with their spread: a curve for each kind of rows, and a
+    dashed line for fresh weights."""
+    figure = new_figure(3.0 * len(result.columns))
+    plots = figure.subplots(len(result.columns), squeeze=False)[:, 0]
+    for axes, (name, title) in zip(plots, result.columns.items(), strict=True):
+        scored = [(row, row.cells[name]) for row in result.rows if name in row.cells]
+        points: dict[str, list[tuple[float, float, float]]] = {}
+        for row, cell in scored:
+            if cell.mean is not None and row.fresh:
+                axes.axhline(cell.mean, color=GREY, linestyle="--", linewidth=1)
+            elif cell.mean is not None:
+                point = (100 * row.part, cell.mean, cell.spread or 0.0)
+                points.setdefault(row.name.rpartition(" ")[0], []).append(point)
+        for kind, of_kind in points.items():
+            parts, means, spreads = zip(*of_kind, strict=True)
+            axes.errorbar(parts, means, yerr=spreads, marker="o", capsize=3, label=kind)
+        axes.set(title=title, xlabel="pre-training done, %")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    return figure

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from benchmarks.reproduction.commands import TableCell, order_commands
-from benchmarks.reproduction.data import find_lacking
 from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Declared, Row, TableColumn
-from benchmarks.reproduction.ledger import Ledger
+from benchmarks.reproduction.inputs import find_lacking
 from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, CommandOutcome, Score
 from benchmarks.reproduction.results import CellResult, RowResult, TableResult
+from benchmarks.reproduction.running import Ledger
 from benchmarks.reproduction.verdicts import ClaimVerdict, compute_spread, has_signal, judge
 
 NOT_CHECKED = "not checked"

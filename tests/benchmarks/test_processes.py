@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,10 +27,13 @@ def test_a_run_that_is_interrupted_says_all_that_it_has_to_say(tmp_path: Path, m
     monkeypatch.setattr(processes, "SAVING", 5.0)
 
     def interrupt(line: str) -> None:
-        raise KeyboardInterrupt(line)
+        if line == "begun":
+            os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match="begun"):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
         processes.follow([sys.executable, "-c", SAVES], tmp_path / "log", interrupt)
+    signal.signal(signal.SIGINT, before)
     lines = (tmp_path / "log").read_text().split("\n")
     assert lines[0] == "begun"
     assert lines[-2].strip() == "at the end"

@@ -15,9 +15,8 @@ import torch
 from conftest import ROOT
 from support.shards import make_shards
 
-from benchmarks.charts import draw_scaling
 from benchmarks.scaling import Scaling, choose_batches, main, open_silent_group
-from benchmarks.scaling_report import SILENT, Note, conclude, find_points, read_notes
+from benchmarks.scaling_report import SILENT, Note, conclude, draw_scaling, find_points, read_notes
 from benchmarks.tables import summarise_scaling
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.reproduce import Reproduce, make
-from benchmarks.reproduction import data, results, running
+from benchmarks.reproduction import inputs, results, running
 from benchmarks.reproduction.declaration import ScaleName
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
@@ -139,7 +139,7 @@ class Place:
         self.lacks: set[str] = set()
         patch.setattr(os, "fsync", lambda descriptor: None)  # which waits for the disk, file by file
         patch.setattr(running, "count_ranks", lambda wanted: 1)
-        patch.setattr(data, "find_missing", lambda column: LACKING if column.title in self.lacks else "")
+        patch.setattr(inputs, "find_missing", lambda column: LACKING if column.title in self.lacks else "")
 
     def make(self, name: str, stand_in: StandIn, scale: ScaleName = "demo", **more: Any) -> int:
         """Makes a table; returns the exit code."""

@@ -16,7 +16,8 @@ from support.shards import make_shards
 from benchmarks.fine_tuning import FineTuningSpeed
 from benchmarks.gpu import basics
 from benchmarks.gpu.basics import OwnPart, list_marked_tests
-from benchmarks.gpu.parts import GpuPart, build_parts
+from benchmarks.gpu.install import NEEDED, PREPARING
+from benchmarks.gpu.parts import load_parts
 from benchmarks.gpu.smoke import Smoke
 from benchmarks.gpu.trainer import Trainer, summarise_speed
 from benchmarks.inference import Inference
@@ -37,14 +38,25 @@ INSTALLATION = 1.5
 """Minutes that pip takes, about."""
 
 
-def parts(dry: bool = False) -> list[GpuPart]:
-    return build_parts(Path("shards"), Path("out"), dry)
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of lengths 32 and 64."""
+    return make_shards(tmp_path_factory.mktemp("shards"))
+
+
+def measure(script: str, shards: Path, out: Path, *words: str) -> dict[str, Any]:
+    """Runs a command; returns what it has measured."""
+    done = run_program(f"benchmarks/{script}", ["--shards", str(shards), "--out", str(out), *words], ROOT, 200)
+    assert done.code == 0, done.errors + done.output
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
 
 
 @pytest.mark.parametrize("dry", [False, True])
 def test_every_part_is_a_command_that_its_script_understands(dry: bool) -> None:
-    for part in parts(dry):
-        script, *words = part.command
+    for part in load_parts():
+        assert {*part.needs} <= {*NEEDED, *PREPARING}
+        script, *words = part.build_command(Path("shards"), Path("out"), dry)
         read: Any = tyro.cli(KINDS[script], args=[*words, "--out", "x"], config=(tyro.conf.FlagCreatePairsOff,))
         assert (ROOT / "benchmarks" / script).is_file()
         if isinstance(read, Throughput):
@@ -53,11 +65,11 @@ def test_every_part_is_a_command_that_its_script_understands(dry: bool) -> None:
 
 
 def test_what_is_worth_most_fits_into_nine_minutes_and_all_into_a_rental() -> None:
-    names = [part.name for part in parts()]
-    first = parts()[: names.index("auto-128") + 1]
+    names = [part.name for part in load_parts()]
+    first = load_parts()[: names.index("auto-128") + 1]
     assert {"smoke", "large-128", "large-512", "profile"} <= {part.name for part in first}
     assert sum(part.minutes for part in first) < 9 - 0.25
-    assert INSTALLATION + sum(part.minutes for part in parts()) < 38
+    assert INSTALLATION + sum(part.minutes for part in load_parts()) < 38
 
 
 def test_the_tests_of_kernels_and_the_others_are_all() -> None:
@@ -88,15 +100,9 @@ def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_killed_and_goes_on(tmp_path: Path) -> None:
-    shards = make_shards(tmp_path / "shards")
-    words = ["--shards", str(shards), "--size", "tiny", "--seconds", "6", "--batch", "4", "--every", "3"]
-    lengths = ["--lengths", "32", "64"]
-    done = run_program(
-        "benchmarks/gpu/trainer.py", [*words, *lengths, "--out", str(tmp_path / "found.json")], ROOT, 200
-    )
-    assert done.code == 0, done.errors
-    found = json.loads((tmp_path / "found.json").read_text())
+def test_a_run_is_killed_and_goes_on(shards: Path, tmp_path: Path) -> None:
+    words = "--size tiny --seconds 6 --batch 4 --every 3 --lengths 32 64".split()
+    found = measure("gpu/trainer.py", shards, tmp_path / "found.json", *words)
     assert found["stopped_with"] == 75
     assert found["continued_with_step"] == found["newest_checkpoint"] + 1
     assert found["killed_after_step"] >= found["newest_checkpoint"] > 0
@@ -105,24 +111,17 @@ def test_a_run_is_killed_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_ways_to_train_are_tried(tmp_path: Path) -> None:
-    shards, out = make_shards(tmp_path / "shards"), tmp_path / "found.json"
-    words = ["--shards", str(shards), "--contest", "tiny-32-2", "--out", str(out)]
-    done = run_program("benchmarks/gpu/smoke.py", words, ROOT, 200)
-    assert done.code == 0, done.errors + done.output
-    found = json.loads(out.read_text())
+def test_all_ways_to_train_are_tried(shards: Path, tmp_path: Path) -> None:
+    found = measure("gpu/smoke.py", shards, tmp_path / "found.json", "--contest", "tiny-32-2")
     assert found["failed"] == 0
     assert {*found["ways"]} == {name for name in SIDES if name.startswith("cloze")}
     assert all(len(way["seconds"]) == 2 for way in found["ways"].values())
 
 
 @pytest.mark.slow
-def test_sides_have_the_device_to_themselves_with_as_many_sequences_as_fit(tmp_path: Path) -> None:
-    shards, out = make_shards(tmp_path / "shards"), tmp_path / "found.json"
-    words = ["--contests", "tiny-32-auto", "--apart", "--against", "cloze, LAMB", "--rounds", "1", "--out", str(out)]
-    done = run_program("benchmarks/throughput.py", ["--shards", str(shards), *words], ROOT, 200)
-    assert done.code == 0, done.errors
-    contest = json.loads(out.read_text())["contests"]["tiny-32-auto"]
+def test_sides_have_the_device_to_themselves_with_as_many_sequences_as_fit(shards: Path, tmp_path: Path) -> None:
+    words = ("--contests", "tiny-32-auto", "--apart", "--against", "cloze, LAMB", "--rounds", "1")
+    contest = measure("throughput.py", shards, tmp_path / "found.json", *words)["contests"]["tiny-32-auto"]
     assert contest["sequences"] == 128, "4,096 pieces, with which a CPU is fast"
     assert [*contest["sides"]] == ["cloze", "cloze, LAMB", "cloze, again"]
     assert 0 < contest["mean_length"] <= 32

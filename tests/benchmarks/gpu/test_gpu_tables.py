@@ -7,16 +7,15 @@ import os
 import sys
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from benchmarks import processes
 from benchmarks.gpu import tables
 from benchmarks.gpu.tables import GpuTables
+from benchmarks.processes import Child
 from data_prep.common.errors import UserError
 
 QUIET = Console(quiet=True)
@@ -48,36 +47,25 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def pack(data: Path, out: Path) -> None:
-    tables.pack(GpuTables("pack", out, text=(data / "wiki",)), QUIET)
-
-
 @pytest.mark.slow
-def test_documents_and_tasks_are_packed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pack(data, tmp_path / "out")
+def test_what_is_packed_is_enough_for_shares_of_which_late_ones_are_stopped(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here the first share saves when it is asked to end, the second fails, and the third is done."""
+    packing = GpuTables("pack", tmp_path / "out", text=(data / "wiki",))
+    tables.pack(packing, QUIET)
     with tarfile.open(tmp_path / "out" / "data.tar.xz") as tar:
         names = tar.getnames()
     assert {*tables.CARRIED, "documents/vocab.txt"} <= {*names}
     assert any(name.endswith(".arrow") for name in names)
-    monkeypatch.setattr(tables, "MOST", 0)
-    with pytest.raises(UserError, match="more than 0 MiB; give less text"):
-        pack(data, tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_shares_run_at_once_and_those_that_are_late_are_stopped(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Here the first share saves when it is asked to end, the second fails, and the third is done."""
-    pack(data, tmp_path / "out")
     begun: list[tuple[str, str]] = []
     saved = tmp_path / "saved"
 
-    def start_other(command: Sequence[str], environment: Mapping[str, str]) -> Any:
-        begun.append((command[-1], environment["CLOZE_DATA"]))
-        return processes.start([sys.executable, "-c", SHARE, command[-1], str(saved)], environment)
+    def start_other(command: Sequence[str], say: Callable[[str], None]) -> Child:
+        begun.append((command[-1], os.environ["CLOZE_DATA"]))
+        return Child([sys.executable, "-c", SHARE, command[-1], str(saved)], say)
 
-    monkeypatch.setattr(tables, "start", start_other)
+    monkeypatch.setattr(tables, "Child", start_other)
     monkeypatch.setattr(tables, "ENDING", 30.0)
     monkeypatch.setitem(os.environ, "CLOZE_DATA", "before")
     at = time.monotonic()
@@ -88,9 +76,11 @@ def test_shares_run_at_once_and_those_that_are_late_are_stopped(
     assert "1 of 3 shares were not done in time" in said
     assert saved.exists()
     assert time.monotonic() - at < 60
-    assert [share for share, _ in begun] == ["1/3", "2/3", "3/3"]
-    assert {place for _, place in begun} == {str(tmp_path / "out" / "data")}
+    assert begun == [(share, str(tmp_path / "out" / "data")) for share in ("1/3", "2/3", "3/3")]
     assert json.loads((tmp_path / "copies" / "table5-gpu.json").read_text())["rows"]
+    monkeypatch.setattr(tables, "MOST", 0)
+    with pytest.raises(UserError, match="more than 0 MiB; give less text"):
+        tables.pack(packing, QUIET)
 
 
 def test_without_data_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,21 +27,16 @@ def test_without_a_network_the_machines_packages_do(tmp_path: Path, capfd: pytes
     assert told.stdout.split() == [str(tmp_path / "venv"), torch.__file__, str(ROOT / "benchmarks" / "gpu")]
 
 
-def test_a_wheel_that_is_missing_is_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("package", ["nowhere-to-be-found", "torch>=99"])
+def test_a_wheel_that_is_missing_is_named_and_one_of_another_torch_not_taken(
+    package: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wheels").mkdir()
-    monkeypatch.setattr(install, "NEEDED", ("nowhere-to-be-found",))
+    monkeypatch.setattr(install, "NEEDED", (package,))
     assert install.main(tmp_path / "venv", tmp_path / "wheels") == 2
     said = capfd.readouterr()
-    assert "nowhere-to-be-found" in said.err
+    assert package in said.err
     assert "make gpu-wheels HAS='torch' gathers all" in said.out
-
-
-def test_a_wheel_of_another_torch_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "wheels").mkdir()
-    monkeypatch.setattr(install, "NEEDED", ("torch>=99",))
-    assert install.main(tmp_path / "venv", tmp_path / "wheels") == 2
 
 
 def test_a_python_without_torch_is_named(tmp_path: Path) -> None:

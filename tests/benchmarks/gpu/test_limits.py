@@ -10,19 +10,11 @@ import time
 import psutil
 import pytest
 
-from benchmarks.gpu import run
+from benchmarks import processes
 from benchmarks.gpu.run import run_limited
 
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(300)"
-)
-PARENT = f"""
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}])
-print(child.pid, flush=True)
-time.sleep(300)
-"""
-
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+LEAVES = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).pid)"
 TELLS = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
 RUNNER = """
 import signal, sys
@@ -39,22 +31,10 @@ def runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
-def test_a_command_that_hangs_ends_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "PATIENCE", 1.0)
+def test_what_a_command_leaves_behind_ends_with_it_however_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 1.0)
     lines: list[str] = []
-    ending = run_limited([sys.executable, "-c", PARENT], 5, lines.append)
-    assert ending == "ran out of time"
-    assert "deaf" in lines  # what it said until then is not lost
-    [child] = [int(line) for line in lines if line.isdigit()]
-    assert not runs(child)
-
-
-def test_what_a_command_leaves_behind_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "PATIENCE", 1.0)
-    lines: list[str] = []
-    leaves = "import subprocess; print(subprocess.Popen(['sleep', '300'], stdout=subprocess.DEVNULL).pid)"
-    assert run_limited([sys.executable, "-c", leaves], 60, lines.append) == "done"
+    assert run_limited([sys.executable, "-c", LEAVES], 60, lines.append) == "done"
     assert not runs(int(lines[0]))
 
 

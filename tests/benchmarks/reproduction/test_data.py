@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reproduction.data import find_files, find_missing
 from benchmarks.reproduction.declaration import load_table
+from benchmarks.reproduction.inputs import find_files, find_missing
 
 NEEDED = {
     "mnli": ["glue/MNLI/train.tsv", "glue/MNLI/dev_matched.tsv", "glue/MNLI/dev_mismatched.tsv"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
     monkeypatch.setattr(reproduce, "load_table", lambda name, scale: smallest(tmp_path))
     wanted = Reproduce(table=5, out=tmp_path / "made", results=tmp_path, ranks=1)
     console = Console(file=io.StringIO(), width=250)
-    threading.Timer(4.0, signal.raise_signal, [signal.SIGINT]).start()
+    threading.Timer(4.0, os.kill, [os.getpid(), signal.SIGINT]).start()
     assert make(wanted, console) == Code.INTERRUPTED
     assert make(wanted, console) == 0, console.file.getvalue()  # type: ignore[attr-defined]
     found = TableResult.read(tmp_path / "table5-demo.json")

@@ -16,7 +16,7 @@ from benchmarks.reproduce import Reproduce, make
 from benchmarks.reproduction import results
 from benchmarks.reproduction.declaration import list_tables, load_table
 from benchmarks.reproduction.outcomes import read_curve, read_ending
-from benchmarks.reproduction.showing import build_scores_table, build_tables, draw_curves
+from benchmarks.reproduction.results import build_scores_table, build_tables, draw_curves
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 

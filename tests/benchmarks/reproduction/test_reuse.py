@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.reproduction import Place, StandIn
 
-from benchmarks.reproduction import inputs, ledger
+from benchmarks.reproduction import inputs, running
 from benchmarks.reproduction.commands import CellLister, order_commands
 from benchmarks.reproduction.declaration import load_table
 from benchmarks.reproduction.inputs import RECIPES
@@ -96,7 +96,7 @@ def test_a_table_prefers_its_own_results(place: Place) -> None:
         step for step in order_commands([*CellLister(load_table("table5", "demo")).list_cells()]) if step.name == name
     )
     for table, day in (("table5", "2026-01-01"), ("table8", "2026-01-03")):
-        found = ledger.Ledger(place.folder / "demo", place.folder, table).find(step)[1]
+        found = running.Ledger(place.folder / "demo", place.folder, table).find(step)[1]
         assert found is not None
         assert found.date == day
 
@@ -182,7 +182,7 @@ def test_the_recipes_of_a_command_are_those_that_it_takes() -> None:
 def test_results_of_another_commit_are_used_and_said(place: Place) -> None:
     assert place.make("table5", StandIn()) == 0
     assert not any("another commit" in note for note in place.summarise("table5").notes)
-    place.patch.setattr(ledger, "find_commit", lambda: "another")
+    place.patch.setattr(running, "find_commit", lambda: "another")
     again = StandIn()
     assert place.make("table5", again) == 0
     assert again.ran == []
