@@ -151,6 +151,19 @@ class Place:
         self.shown = console.file.getvalue()  # type: ignore[attr-defined]
         return code
 
+    def complete(self, name: str, stand_in: StandIn | None = None, scale: ScaleName = "demo") -> results.TableResult:
+        """Makes a table to its end; returns what was kept of it."""
+        assert self.make(name, stand_in or StandIn(), scale) == 0
+        return self.summarise(name, scale)
+
+    def clone(self, *kept: Path) -> Place:
+        """Another folder, in which nothing but these results is."""
+        other = Place(self.folder / "clone", self.patch)
+        other.folder.mkdir()
+        for path in kept:
+            (other.folder / path.name).write_bytes(path.read_bytes())
+        return other
+
     def summarise(self, name: str, scale: str = "demo") -> results.TableResult:
         """What was kept of a table."""
         return results.TableResult.read(self.folder / f"{name}-{scale}.json")

@@ -32,40 +32,29 @@ def test_two_samples_are_compared_as_welch_did(first: list[float], second: list[
     assert (found.low, found.high) == pytest.approx((difference - reach, difference + reach), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "finding"),
-    [
-        ([80.0, 80.2, 80.1], [75.0, 75.3, 75.1], "holds"),
-        ([75.0, 75.3, 75.1], [80.0, 80.2, 80.1], "does not hold"),
-        ([80.0, 84.0, 76.0], [79.0, 83.0, 77.0], "not sure"),
-        ([80.0], [70.0], "nothing is claimed"),
-        ([80.0, 80.1], [70.0], "nothing is claimed"),
-        ([80.0, 80.0], [70.0, 70.0], "nothing is claimed"),  # two seeds alike by chance prove nothing
-    ],
-)
-def test_an_ordering(first: list[float], second: list[float], finding: str) -> None:
-    assert judge(first, second)[0] == finding
+HIGH, LOW, MIDDLE = [80.0, 80.2, 80.1], [75.0, 75.3, 75.1], ([80.0, 84.0, 76.0], [79.0, 83.0, 77.0])
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "finding"),
+    ("first", "second", "within", "finding", "why"),
     [
-        ([80.0, 80.2, 80.1], [80.1, 80.2, 80.0], "holds"),
-        ([80.0, 80.2, 80.1], [70.1, 70.2, 70.0], "does not hold"),
-        ([80.0, 84.0, 76.0], [79.0, 83.0, 77.0], "not sure"),
+        (HIGH, LOW, None, "holds", "+5.0, p = "),
+        (LOW, HIGH, None, "does not hold", "-5.0, p = "),
+        (*MIDDLE, None, "not sure", "+0.0, p = 1"),
+        ([80.0], [70.5], None, "nothing is claimed", "one seed: +9.5"),
+        ([80.0, 80.1], [70.0], None, "nothing is claimed", "one seed"),
+        ([80.0] * 3, [70.0] * 2, None, "nothing is claimed", "no spread: +10.0"),  # alike by chance proves nothing
+        (HIGH, [80.1, 80.2, 80.0], 1.0, "holds", "between "),
+        (HIGH, [70.1, 70.2, 70.0], 1.0, "does not hold", "between "),
+        (*MIDDLE, 1.0, "not sure", "between "),
     ],
 )
-def test_rows_that_are_alike(first: list[float], second: list[float], finding: str) -> None:
-    assert judge(first, second, within=1.0)[0] == finding
-
-
-def test_one_seed_claims_nothing_and_says_so() -> None:
-    assert judge([80.0], [70.5])[1] == "one seed: +9.5"
-    assert compute_spread([1.0]) is None
-
-
-def test_seeds_that_are_all_alike_claim_nothing() -> None:
-    assert judge([80.0] * 3, [70.0] * 3)[:2] == ("nothing is claimed", "no spread: +10.0")
+def test_an_ordering_or_a_likeness(
+    first: list[float], second: list[float], within: float | None, finding: str, why: str
+) -> None:
+    judged, told, _ = judge(first, second, within)
+    assert judged == finding
+    assert told.startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +71,4 @@ def test_a_signal_is_two_spreads_above_fresh_weights(
     base: list[float], fresh: list[float], errors: list[float], signal: bool
 ) -> None:
     assert has_signal(base, fresh, errors) is signal
+    assert compute_spread([1.0]) is None
