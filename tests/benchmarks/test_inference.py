@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT
 from support.mistakes import mistake_of
+from support.processes import run_program
 
 from benchmarks import inference
 from benchmarks.answerers import Replies
@@ -19,32 +17,23 @@ from benchmarks.inference import InferenceContest, count_repeats, find_deviation
 from benchmarks.measure import read_results
 from benchmarks.peer import pad_inputs
 
-ENTRY = [sys.executable, str(ROOT / "benchmarks" / "inference.py")]
-
-
 SMALL = ["--sizes", "tiny", "--batches", "2", "--sentences", "5", "--rounds", "2"]
-
-
-def run_contest(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command as a user types it, without real text."""
-    command = [*ENTRY, *SMALL, "--out", str(folder / "out.json"), *words]
-    environment = {**os.environ, "CLOZE_DATA": str(folder / "none")}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
 def test_the_command_measures_and_keeps_what_it_found(tmp_path: Path) -> None:
     sides = ["cloze fp32", "transformers fp32", "onnxruntime fp32"]
-    done = run_contest(tmp_path, "--lengths", "32", "128", "--sides", *sides)
-    assert done.returncode == 0, done.stderr
-    assert "lengths are those of sentences of the demo corpus" in done.stdout
+    words = [*SMALL, "--out", str(tmp_path / "out.json"), "--lengths", "32", "128", "--sides", *sides]
+    done = run_program("benchmarks/inference.py", words, ROOT, 300, CLOZE_DATA=str(tmp_path / "none"))
+    assert done.code == 0, done.errors
+    assert "lengths are those of sentences of the demo corpus" in done.output
     found = read_results(tmp_path / "out.json")["models"]["tiny"]
     contest = found["2 x 128"]
     assert found["2 x 32"]["sequences"] == 2
     for side in ("cloze fp32", "transformers fp32"):
         assert 0 < contest["sides"][side]["p50_ms"] <= contest["sides"][side]["p99_ms"]
     if "onnxruntime fp32" in found["absent"]:
-        assert "not installed: onnxruntime" in done.stdout
+        assert "not installed: onnxruntime" in done.output
     ratio = found["demo corpus, all at once"]["times_as_fast"]["cloze fp32"]["transformers fp32"]
     assert ratio["lowest"] <= ratio["median"] <= ratio["highest"]
 
@@ -61,12 +50,10 @@ def test_the_command_measures_and_keeps_what_it_found(tmp_path: Path) -> None:
 def test_mistakes_are_told_in_one_line(
     words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    errors = mistake_of(
-        inference.Inference, inference.measure, [*SMALL, "--out", str(tmp_path / "out.json"), *words], capsys
-    )
-    assert errors.startswith("error: ")
-    assert told in errors
-    assert len(errors.splitlines()) == 1
+    given = [*SMALL, "--out", str(tmp_path / "out.json"), *words]
+    [line] = mistake_of(inference.Inference, inference.measure, given, capsys).splitlines()
+    assert line.startswith("error: ")
+    assert told in line
 
 
 def test_whoever_says_something_else_is_named() -> None:

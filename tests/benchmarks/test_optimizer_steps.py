@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from support.mistakes import mistake_of
+from support.processes import run_program
 from support.shards import make_shards
 
 from benchmarks import optimizers
@@ -21,9 +20,8 @@ def test_optimizers_take_turns(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards")
     words = ["--size", "tiny", "--optimizers", "lamb", "--rounds", "2", "--dtype", "fp32", "--length", "32"]
     words += ["--shards", str(shards), "--out", str(tmp_path / "found.json")]
-    command = [sys.executable, str(ROOT / "benchmarks" / "optimizers.py"), *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_program("benchmarks/optimizers.py", words, ROOT, 120)
+    assert done.code == 0, done.output + done.errors
     adam, lamb = read_results(tmp_path / "found.json")["rows"]
     assert (adam["optimizer"], lamb["optimizer"]) == ("adamw", "lamb")
     assert adam["times_adamw"]["median"] == 1

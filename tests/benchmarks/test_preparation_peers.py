@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, write_wiki
 from hypothesis import given
 from hypothesis import strategies as st
+from support.processes import run_program
 
 from benchmarks.generators import ExamplesJob, generate_examples, split_pieces, split_words
 from benchmarks.preparation import SourceText
@@ -33,11 +32,10 @@ def job(tmp_path: Path) -> ExamplesJob:
     return ExamplesJob(tmp_path / "text", tmp_path / "vocab.txt", length=64, duplicates=2)
 
 
-@given(
-    st.lists(
-        st.sampled_from([*LETTERS, " ", "\t", "\x00", "\u200b", "é", "É", "中", "the", "ing", "\u3000", "a" * 120])
-    )
-)
+OTHERS = (" ", "\t", "\x00", "\u200b", "é", "É", "中", "the", "ing", "\u3000", "a" * 120)
+
+
+@given(st.lists(st.sampled_from([*LETTERS, *OTHERS])))
 def test_the_tokenizer_of_the_original_gives_the_pieces_of_tokenizers(parts: list[str]) -> None:
     ids = {piece: number for number, piece in enumerate(VOCABULARY.pieces)}
     text = "".join(parts)
@@ -66,17 +64,21 @@ def test_the_original_writes_padded_examples(job: ExamplesJob, tmp_path: Path) -
     assert {example["next_sentence_labels"][0] for example in examples} == {0, 1}
 
 
+def measure(place: Path, *words: str, **environment: str) -> dict[str, Any]:
+    """Runs the command on very little text; returns what it has measured."""
+    few = ("--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0", "--out", str(place / "found.json"))
+    done = run_program("benchmarks/preparation.py", (*few, *words), ROOT, 300, **environment)
+    assert done.code == 0, done.errors
+    found: dict[str, Any] = json.loads((place / "found.json").read_text())
+    return found
+
+
 @pytest.mark.slow
 def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
     VOCABULARY.write(write_wiki(tmp_path / "wiki" / "AA", documents=60).parent.parent)
     for number, path in enumerate(sorted((tmp_path / "wiki" / "AA").iterdir())):
         path.rename(path.parent / f"wiki_{number:02}")
-    options = ["--data", str(tmp_path), "--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0"]
-    options += ["--run-mb", "0.01"]
-    command = [sys.executable, "benchmarks/preparation.py", *options, "--out", str(tmp_path / "found.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = measure(tmp_path, "--data", str(tmp_path), "--run-mb", "0.01")
     assert found["benchmark"] == "preparation"
     assert len(found["contests"]) == 2
     for contest in found["contests"].values():
@@ -84,17 +86,8 @@ def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
         assert set(contest["times_as_fast_as"]) == {"original", "tokenizers alone"}
 
 
-def test_a_folder_without_text_is_a_message(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no wiki/"):
-        SourceText.find(tmp_path, tmp_path)
-
-
 @pytest.mark.slow
 def test_without_real_text_the_demo_corpus_is_prepared(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "CLOZE_DATA"}
-    options = ["--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0", "--run-mb", "0"]
-    options += ["--out", str(tmp_path / "found.json")]
-    command = [sys.executable, str(ROOT / "benchmarks/preparation.py"), *options]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "found.json").read_text())["text"] == "demo"
+    assert measure(tmp_path, "--run-mb", "0", CLOZE_DATA=str(tmp_path / "none"))["text"] == "demo"
+    with pytest.raises(UserError, match="has no wiki/"):
+        SourceText.find(tmp_path, tmp_path)

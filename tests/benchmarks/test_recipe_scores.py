@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,25 +51,24 @@ class StandIn:
         if script == "train.py":
             write_log(out)
         if script == "run_pairs.py":
-            write_json(
-                out / "results.json", {**SHARE, "data_sha256": "s", "chance": 0.5, "phenomena": {"binding": SHARE}}
-            )
+            about = {"data_sha256": "s", "chance": 0.5, "phenomena": {"binding": SHARE}}
+            write_json(out / "results.json", SHARE | about)
         if script == "run_glue.py":
             runs = {f"seed{number}": {"score": 0.6 + number / 10} for number in (1, 2, 3)} | {"lost": {"score": None}}
             write_json(out / "results.json", {"stsb": {"metric": "spearman", "runs": runs}})
         return 0
 
 
-def make(place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn, shown: io.StringIO) -> None:
+def make(place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:
     """Runs the command with a stand-in for those that it runs itself."""
     monkeypatch.setattr(recipe_scores, "follow", stand_in)
     monkeypatch.setattr(recipe_scores, "ROOT", place)
-    measure(RecipeScores(data=place / "data", out=place / "kept.json"), Console(file=shown, width=200))
+    measure(RecipeScores(data=place / "data", out=place / "kept.json"), Console(width=200))
 
 
 def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = StandIn()
-    make(tmp_path, monkeypatch, stand_in, io.StringIO())
+    make(tmp_path, monkeypatch, stand_in)
     assert [*stand_in.words] == ["shard.py", "train.py", "run_pairs.py", "run_glue.py"]
     assert "--lengths 32 64 128" in stand_in.words["shard.py"]
     found = read_results(tmp_path / "kept.json")
@@ -80,11 +78,12 @@ def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found["training"]["held_out"] == {"masked_loss": 3.0, "next_loss": 0.2}
 
 
-def test_a_command_that_fails_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
+def test_a_command_that_fails_is_named_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError, match="run_pairs has ended with code 2"):
-        make(tmp_path, monkeypatch, StandIn(fails="run_pairs.py"), shown)
-    assert "error: no room" in shown.getvalue()
+        make(tmp_path, monkeypatch, StandIn(fails="run_pairs.py"))
+    assert "error: no room" in capsys.readouterr().out
     assert not (tmp_path / "kept.json").exists()
 
 
@@ -96,12 +95,9 @@ def test_the_time_of_a_training_is_that_of_all_its_steps(tmp_path: Path) -> None
     assert found["minutes_at_the_median_speed_of_each_phase"] == pytest.approx(160 * 0.75 / 60, abs=0.05)
 
 
-def test_a_run_without_steps_is_named(tmp_path: Path) -> None:
+def test_a_run_without_validation_is_told_without_one_and_one_without_steps_refused(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(STEPS[1]) + "\n")
+    assert training_of(tmp_path)["held_out"] == {}
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match="has no steps"):
         training_of(tmp_path)
-
-
-def test_a_run_without_validation_is_told_without_one(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(STEPS[1]) + "\n")
-    assert training_of(tmp_path)["held_out"] == {}

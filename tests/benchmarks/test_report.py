@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
@@ -19,23 +18,19 @@ from data_prep.common.errors import UserError
 
 def results(benchmark: str = "throughput", **found: Any) -> dict[str, Any]:
     """A file of results."""
-    environment = {
-        "date": "2026-11-03",
-        "hardware": "avx2-2-cores",
-        "processor": "P",
-        "cores": 2,
-        "instruction_sets": ["avx2"],
-    }
+    machine = {"hardware": "avx2-2-cores", "processor": "P", "cores": 2, "instruction_sets": ["avx2"]}
+    environment = {"date": "2026-11-03", **machine}
     return {"format": 2, "benchmark": benchmark, "environment": environment, **found}
 
 
 def contest(**more: Any) -> dict[str, Any]:
     """A contest whose sides took no turns, unless more is said."""
+    speed = {"median": 10.0, "lowest": 9.0, "highest": 11.0}
     side = {
-        "sequences_per_second": {"median": 10.0, "lowest": 9.0, "highest": 11.0},
+        "sequences_per_second": speed,
         "share_of_ceiling": {"median": 0.5},
+        "real_pieces_per_second": {"median": 1e3},
     }
-    side["real_pieces_per_second"] = {"median": 1000.0}
     return {"sequences": 8, "sides": {"cloze": side, "transformers": side}, **more}
 
 
@@ -62,19 +57,14 @@ def test_a_ratio_is_printed_only_of_sides_in_turns() -> None:
     assert list_ratios(alone) == {}
 
 
-def test_results_are_printed(tmp_path: Path) -> None:
+def test_results_and_contests_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "new.json").write_text(json.dumps(results(contests={"base-128": contest(times_as_fast_as={"p": 3.0})})))
-    console = Console(file=io.StringIO(), width=200)
-    report(Report(tmp_path), console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    report(Report(tmp_path), Console(width=200))
+    shown = capsys.readouterr().out
     assert shown.startswith("2 cores of P (avx2), 3 November 2026 (`new.json`):")
     assert re.search(r"base at 128, 8 sequences +1,000 +50.0% +3\b", shown)
-
-
-def test_a_contest_is_printed_with_its_sides() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    show_contest(console, "base-128", contest(times_as_fast_as={"transformers": {"median": 3.0}}))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    show_contest(Console(width=200), "base-128", contest(times_as_fast_as={"transformers": {"median": 3.0}}))
+    shown = capsys.readouterr().out
     assert re.search(r"transformers +10 +50.0% +1,000", shown)
     assert re.search(r"times as fast *\n *transformers *\n *3\b", shown)
 

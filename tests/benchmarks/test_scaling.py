@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
+from support.processes import run_program
 from support.shards import make_shards
 
 from benchmarks.scaling import Scaling, choose_batches, main, open_silent_group
@@ -64,22 +62,21 @@ def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Pa
     two = note(2, (1.25, 0), (1.6, 0))
     steps = {kind: {what: step[what] for what in ("sequences", "seconds")} for kind, step in two.steps.items()}
     points = find_points([note(1, (1.0, 0), (2.0, 0)), replace(two, steps=steps)])
-    assert [(point["ideal"], point["communication"]) for point in points if point["processes"] == 2] == [
-        (None, None)
-    ] * 2
+    two_alone = [point for point in points if point["processes"] == 2]
+    assert [(point["ideal"], point["communication"]) for point in two_alone] == [(None, None)] * 2
     assert points[0]["communication"] == 0
     assert [row[-1] for row in next(summarise_scaling({"points": points})).rows] == ["0", "–", "0", "–"]
     save(draw_scaling(points), tmp_path / "plot.png")
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 4, 16, 48])
-def test_batches_are_shared_alike(processes: int) -> None:
+def test_batches_are_shared_alike() -> None:
     settings = Scaling(sequences=8, batch=96)
-    sizes = choose_batches(settings, CPU, processes)
-    assert sizes["weak"] == (8 * processes, 1)
-    batch, accumulation = sizes["strong"]
-    assert batch == 96
-    assert 0 < 96 / processes / accumulation <= 8
+    for processes in (1, 2, 3, 4, 16, 48):
+        sizes = choose_batches(settings, CPU, processes)
+        assert sizes["weak"] == (8 * processes, 1)
+        batch, accumulation = sizes["strong"]
+        assert batch == 96
+        assert 0 < 96 / processes / accumulation <= 8
     assert "strong" not in choose_batches(settings, CPU, 5)
 
 
@@ -87,10 +84,10 @@ def test_batches_are_shared_alike(processes: int) -> None:
 def test_a_rank_without_messages_has_its_share_of_the_work(zero: int) -> None:
     """And no more: half of the optimizer's state, where there are two."""
     shape = Shape(layers=1, hidden=16, heads=2, intermediate=32, vocabulary=50, positions=16)
-    parallel = EngineSettings().parallel.model_copy(update={"zero": zero})
+    settings = EngineSettings(parallel=EngineSettings().parallel.model_copy(update={"zero": zero}))
 
     def own_elements() -> int:
-        engine = Engine(build_model(shape).initialize(0), EngineSettings(parallel=parallel), CPU)
+        engine = Engine(build_model(shape).initialize(0), settings, CPU)
         found = sum(part.length for flat in engine.flat_tensors for part in flat.parts)
         engine.close()
         return found
@@ -133,13 +130,12 @@ def test_the_whole_command(tmp_path: Path) -> None:
     shards, out = make_shards(tmp_path / "data"), tmp_path / "found" / "scaling.json"
     sizes = ["--model.size", "tiny", "--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]
     options = ["--data", str(shards), "--out", str(out), "--processes", "1", "2", "--rounds", "1"]
-    command = [sys.executable, "benchmarks/scaling.py", *sizes, *options, "--compute.threads", "1"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_program("benchmarks/scaling.py", [*sizes, *options, "--compute.threads", "1"], ROOT, 300)
+    assert done.code == 0, done.errors
     found = json.loads(out.read_text())
     assert (found["benchmark"], found["model"]["size"], found["zero"]) == ("scaling", "tiny", 1)
     shown = [(point["scaling"], point["processes"], point["sequences"]) for point in found["points"]]
     assert shown == [("weak", 1, 4), ("weak", 2, 8), ("strong", 1, 8), ("strong", 2, 8)]
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert "processes: 2, threads of each: 1; weak" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith(f"kept in {out} and {out.with_suffix('.png')}")
+    assert "processes: 2, threads of each: 1; weak" in done.output
+    assert done.output.splitlines()[-1].endswith(f"kept in {out} and {out.with_suffix('.png')}")
