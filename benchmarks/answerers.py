@@ -73,7 +73,7 @@ class CutSequences:
 
 def load_ours(folder: Path, *, numbers: Any) -> Answerer:
     """Loads our model as predict.py does."""
-    set_threads()
+    torch.set_num_threads(CORES)
     model = load(folder, numbers)
     return Answerer(lambda request: model.logits(CutSequences(request)).values)
 
@@ -84,7 +84,7 @@ def load_transformers(folder: Path, *, numbers: str) -> Answerer:
     silence_transformers()
     from transformers import BertForSequenceClassification
 
-    set_threads()
+    torch.set_num_threads(CORES)
     device = torch.device(find_kind())
     dtype = torch.bfloat16 if numbers == "bf16" else torch.float32
     model: Any = BertForSequenceClassification.from_pretrained(folder, dtype=dtype)
@@ -127,32 +127,16 @@ def export(folder: Path) -> Path:
     from onnxruntime.transformers.optimizer import optimize_model
     from transformers import BertForSequenceClassification
 
-    raw, fused = folder / "raw.onnx", folder / "fused.onnx"
+    raw, fused = str(folder / "raw.onnx"), folder / "fused.onnx"
     if not fused.exists():
         model: Any = BertForSequenceClassification.from_pretrained(folder, attn_implementation="eager")
         example = {name: torch.from_numpy(each) for name, each in pad_inputs([np.arange(9), np.arange(7)]).items()}
         axes = {name: {0: "batch", 1: "length"} for name in example}
-        torch.onnx.export(
-            model.eval(),
-            (),
-            str(raw),
-            kwargs=example,
-            input_names=list(example),
-            output_names=["logits"],
-            dynamic_axes=axes,
-            dynamo=False,
-        )
-        config = model.config
-        made = optimize_model(
-            str(raw), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=0
-        )
-        made.save_model_to_file(str(fused))
+        names: dict[str, Any] = {"input_names": list(example), "output_names": ["logits"], "dynamic_axes": axes}
+        torch.onnx.export(model.eval(), (), raw, kwargs=example, **names, dynamo=False)
+        heads, hidden = model.config.num_attention_heads, model.config.hidden_size
+        optimize_model(raw, "bert", heads, hidden, opt_level=0).save_model_to_file(str(fused))
     return fused
-
-
-def set_threads() -> None:
-    """Limits PyTorch to the threads of a side."""
-    torch.set_num_threads(CORES)
 
 
 def is_ours(name: str) -> bool:

@@ -183,14 +183,11 @@ def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:
     """Loads a transformers model for a task, with the weights of a folder."""
     import transformers
 
-    dropout, attention = settings.dropout.hidden, settings.dropout.attention
-    chosen = {
-        "num_labels": head.outputs if head.kind in ("classes", "labels", "score", "tags") else None,
-        "hidden_dropout_prob": dropout,
-        "classifier_dropout": dropout,
-        "attention_probs_dropout_prob": attention,
-    }
-    given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    dropout = settings.dropout
+    given: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "classifier_dropout"), dropout.hidden)
+    given["attention_probs_dropout_prob"] = dropout.attention
+    if head.kind in ("classes", "labels", "score", "tags"):
+        given["num_labels"] = head.outputs
     transformers.set_seed(settings.seed)
     return getattr(transformers, head.architecture).from_pretrained(folder, dtype=torch.float32, **given)
 

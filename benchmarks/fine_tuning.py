@@ -111,22 +111,19 @@ def run_contest(name: str, numbers: Sequence[Numbers], exercise: Exercise, alone
 
 def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
     """Returns items a second of both sides, and how many times as fast we are."""
-    items, found = exercise.steps * exercise.batch, {}
+    items, found = exercise.steps * exercise.batch, dict[str, dict[str, Any]]()
     for what, turns in taken.items():
-        speeds = {
-            f"{side}_items_per_second": round(items / turns.summarise_side(side)["median"], 1) for side in turns.seconds
-        }
-        ratios = turns.compute_ratios()
-        found[what] = {**speeds, **({"times_as_fast": ratios["transformers"]} if ratios else {})}
+        medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
+        one = found[what] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
+        if ratios := turns.compute_ratios():
+            one["times_as_fast"] = ratios["transformers"]
     return found
 
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:
     """Runs the contests, and writes the results after each, since they take minutes."""
-    absent, keeper = (
-        find_missing_packages(*PEER),
-        ResultsFile("finetuning", ["torch", "deepspeed", *PEER], settings.out),
-    )
+    absent = find_missing_packages(*PEER)
+    keeper = ResultsFile("finetuning", ["torch", "deepspeed", *PEER], settings.out)
     models = keeper.earlier.get("models", {})
     if settings.rounds < 1 or (settings.steps or 1) < 1:
         raise UserError("--rounds and --steps: at least 1")

@@ -163,11 +163,9 @@ def open_silent_group(world: World) -> Iterator[None]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
     try:
-        with patch.dict(os.environ, LOCAL_RANK=str(world.local_rank)):  # DeepSpeed needs it
-            with patch(
-                "pretraining.engine.partition._check"
-            ):  # communicates to check that all ranks together hold all weights
-                yield
+        # DeepSpeed needs the rank; the check that all ranks together hold all weights communicates.
+        with patch.dict(os.environ, LOCAL_RANK=str(world.local_rank)), patch("pretraining.engine.partition._check"):
+            yield
     finally:
         disconnect()
 

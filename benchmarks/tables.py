@@ -154,12 +154,11 @@ def summarise_scaling(found: Results) -> Iterator[ResultTable]:
     names = ("scaling", *["nodes"] * several, "processes", "threads", "sequences")
     rows = []
     for point in found["points"]:
-        counted = {name: str(point[name]) for name in names}
-        shares = {name: point[name] for name in ("efficiency", "ideal", "communication")}
-        percent = {
-            name: "–" if share is None else share and f"{read_median(share):.0%}" for name, share in shares.items()
-        }
-        rows.append({**counted, "sequences/s": format_cell(point["sequences_per_second"]), **percent})
+        row = {name: str(point[name]) for name in names}
+        row["sequences/s"] = format_cell(point["sequences_per_second"])
+        for name in ("efficiency", "ideal", "communication"):
+            row[name] = "–" if point[name] is None else point[name] and f"{read_median(point[name]):.0%}"
+        rows.append(row)
     yield build_table("", rows)
 
 

@@ -112,16 +112,14 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Bench:
-    """Settings of all contests."""
+    """What all contests have in common."""
 
+    settings: Throughput
     shards: Path
     device: torch.device
     dtype: torch.dtype
     sides: tuple[str, ...]
-    rounds: int
-    profile: Path | None
     console: Console
-    apart: bool = False
 
 
 def choose_sides(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
@@ -156,7 +154,9 @@ Keep = Callable[[dict[str, Any]], object]
 def run_contest(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
     """Lets all sides make steps on the same batches: in turns, or `apart`, one side after another."""
     kinds = {name: SIDES[name] for name in bench.sides}
-    groups = [{name: kind} for name, kind in (kinds | {AGAIN: kinds[OURS]}).items()] if bench.apart else [kinds]
+    groups = [kinds]
+    if bench.settings.apart:
+        groups = [{name: kind} for name, kind in (kinds | {AGAIN: kinds[OURS]}).items()]
     run = ContestRun(contest, bench)
     for group in groups:
         run.measure(group)
@@ -170,7 +170,7 @@ class ContestRun:
     def __init__(self, contest: Contest, bench: Bench) -> None:
         self._contest, self._bench = contest, bench
         self._shape, read = contest.open(bench.shards)
-        self._batches = [read(step) for step in range(WARM_UP + bench.rounds)]
+        self._batches = [read(step) for step in range(WARM_UP + bench.settings.rounds)]
         self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
         self._peaks: dict[str, float] = {}
@@ -194,10 +194,10 @@ class ContestRun:
                 return side.turn("step")
 
             turns = {name: partial(take_turn, side, iter(self._batches)) for name, side in sides.items()}
-            self._seconds |= alternate(turns, bench.rounds, WARM_UP).seconds
+            self._seconds |= alternate(turns, bench.settings.rounds, WARM_UP).seconds
             self._peaks |= {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
-            if bench.profile is not None and OURS in sides:
-                sides[OURS].ask("write_profile", bench.profile / str(contest))
+            if bench.settings.profile is not None and OURS in sides:
+                sides[OURS].ask("write_profile", bench.settings.profile / str(contest))
 
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
@@ -209,7 +209,7 @@ class ContestRun:
             "matrix_gflops": round(ceiling / 1e9),
             **describe_lengths(self._batches),
             **({"gpu": clocks} if self._clocks_before else {}),
-            "apart": self._bench.apart,
+            "apart": self._bench.settings.apart,
             "sides": {name: {**each, "peak_memory_gib": self._peaks[name]} for name, each in figures.items()},
             "times_as_fast_as": Turns(self._seconds).compute_ratios(),
         }
@@ -280,7 +280,7 @@ def measure(settings: Throughput, console: Console) -> None:
     )
     shards = find_shards(settings.shards, settings.data, console.print)
     vocabulary = Manifest.read(shards).vocabulary_size
-    bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console, settings.apart)
+    bench = Bench(settings, shards, device, dtype, sides, console)
     keeper = ResultsFile("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
     kept = keeper.earlier.get("contests", {}) if given else keeper.readable.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}

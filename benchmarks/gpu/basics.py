@@ -151,7 +151,7 @@ def count(report: Path) -> dict[str, int]:
 
 def do_part(settings: OwnPart, console: Console) -> int:
     """Runs a part, prints and writes its results; returns the exit code."""
-    code, found = 0, {}
+    code, found = 0, dict[str, Any]()
     if settings.part == SETUP:
         found = describe_machine(settings.dry)
     elif settings.part == SHARDS:

@@ -76,16 +76,9 @@ def pack(settings: GpuTables, console: Console) -> None:
     archive = settings.out / ARCHIVE
     with tempfile.TemporaryDirectory() as scratch:
         documents = Path(scratch) / "documents"
-        words = [
-            "--docs",
-            *map(str, settings.text),
-            "--vocab-size",
-            "8192",
-            "--documents-only",
-            "--out",
-            str(documents),
-        ]
-        if subprocess.run([sys.executable, ROOT / "data_prep/shard.py", *words], check=False).returncode:
+        words = ["--docs", *settings.text, "--vocab-size", 8192, "--documents-only", "--out", documents]
+        command = [sys.executable, ROOT / "data_prep/shard.py", *map(str, words)]
+        if subprocess.run(command, check=False).returncode:
             raise UserError("no documents were made; the message above says why")
         settings.out.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive, "w:xz", preset=4) as tar:

@@ -41,7 +41,7 @@ def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: py
     assert json.loads(own.read_text()) == results("ours")
     assert write_results(path, results("ours", "onnxruntime", "another")) == path
     assert read_all(tmp_path).keys() == {path.stem}, "what is partial is on no page"
-    for models in ({"mini": {}}, {}):
+    for models in ({"mini": dict[str, Any]()}, dict[str, Any]()):
         assert write_results(path, {**results("ours"), "models": models}) == own
         assert "ours (models, mini, 1 x 128)" in capsys.readouterr().err
     write_results(tmp_path / "more", {**results("ours"), "growth": []})

@@ -24,7 +24,7 @@ from support.shards import make_shards
 from benchmarks import sides, throughput
 from benchmarks.measure import read_results
 from benchmarks.sides import Calls, NoMemoryError, SideFailedError, SideSpec, open_sides
-from benchmarks.throughput import Bench
+from benchmarks.throughput import Bench, Throughput
 from benchmarks.training_sides import Contest
 from data_prep.common.errors import UserError
 
@@ -140,13 +140,13 @@ def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) 
     ],
 )
 def test_a_users_mistake_is_told(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    errors = mistake_of(throughput.Throughput, throughput.measure, words, capsys)
+    errors = mistake_of(Throughput, throughput.measure, words, capsys)
     assert errors.startswith("error: ")
     assert told in errors
 
 
 def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, ("cloze",), 3, None, Console(quiet=True))
+    bench = Bench(Throughput(), tiny_shards, torch.device("cpu"), torch.float32, ("cloze",), Console(quiet=True))
 
     def run(contest: Contest, *_: object) -> dict[str, Any]:
         if contest.sequences > 2:
@@ -168,7 +168,8 @@ def test_what_is_measured_is_kept_before_the_next_side_begins(
     monkeypatch.setitem(throughput.SIDES, "broken", SideSpec(break_down))
     monkeypatch.setattr(throughput, "measure_flops", lambda *_: 1e9)
     names, keeps = ("cloze", "broken"), list[dict[str, Any]]()
-    bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, names, 1, None, Console(quiet=True), apart=True)
+    settings = Throughput(rounds=1, apart=True)
+    bench = Bench(settings, tiny_shards, torch.device("cpu"), torch.float32, names, Console(quiet=True))
     with pytest.raises(SideFailedError, match="no such side"):
         throughput.run_contest(Contest.parse("tiny-32-2"), bench, keeps.append)
     assert [[*found["sides"]] for found in keeps] == [["cloze"]]

@@ -40,7 +40,7 @@ HIGH, LOW, MIDDLE = [80.0, 80.2, 80.1], [75.0, 75.3, 75.1], ([80.0, 84.0, 76.0],
     [
         (HIGH, LOW, None, "holds", "+5.0, p = "),
         (LOW, HIGH, None, "does not hold", "-5.0, p = "),
-        (*MIDDLE, None, "not sure", "+0.0, p = 1"),
+        (*MIDDLE, None, "not sure", "+0.3, p = 0.91"),
         ([80.0], [70.5], None, "nothing is claimed", "one seed: +9.5"),
         ([80.0, 80.1], [70.0], None, "nothing is claimed", "one seed"),
         ([80.0] * 3, [70.0] * 2, None, "nothing is claimed", "no spread: +10.0"),  # alike by chance proves nothing
