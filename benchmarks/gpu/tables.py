@@ -75,9 +75,9 @@ def pack(settings: GpuTables, console: Console) -> None:
     """Makes documents of the text, and packs them with the tasks into one file."""
     archive = settings.out / ARCHIVE
     with tempfile.TemporaryDirectory() as scratch:
-        documents = Path(scratch) / "documents"
-        words = ["--docs", *settings.text, "--vocab-size", 8192, "--documents-only", "--out", documents]
-        command = [sys.executable, ROOT / "data_prep/shard.py", *map(str, words)]
+        documents = str(Path(scratch) / "documents")
+        words = ["--docs", *map(str, settings.text), "--vocab-size", "8192", "--documents-only", "--out", documents]
+        command = [sys.executable, str(ROOT / "data_prep/shard.py"), *words]
         if subprocess.run(command, check=False).returncode:
             raise UserError("no documents were made; the message above says why")
         settings.out.mkdir(parents=True, exist_ok=True)

@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT
-from support.mistakes import mistake_of
 from support.processes import run_program
 
 from benchmarks import inference
 from benchmarks.answerers import Replies
 from benchmarks.inference import InferenceContest, count_repeats, find_deviations, summarise
 from benchmarks.measure import read_results
-from benchmarks.peer import pad_inputs
 
 SMALL = ["--sizes", "tiny", "--batches", "2", "--sentences", "5", "--rounds", "2"]
 
@@ -38,24 +36,6 @@ def test_the_command_measures_and_keeps_what_it_found(tmp_path: Path) -> None:
     assert ratio["lowest"] <= ratio["median"] <= ratio["highest"]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--sizes", "huge"], "--sizes huge: is none of tiny"),
-        (["--sides", "nobody"], "--sides nobody: is none of"),
-        (["--rounds", "0"], "at least 1"),
-        (["--model", "nothing"], "nothing"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [*SMALL, "--out", str(tmp_path / "out.json"), *words]
-    [line] = mistake_of(inference.Inference, inference.measure, given, capsys).splitlines()
-    assert line.startswith("error: ")
-    assert told in line
-
-
 def test_whoever_says_something_else_is_named() -> None:
     right = np.array([[1.0, 2.0]])
     assert find_deviations({"cloze fp32": right, "cloze bf16": right + 0.01}) == {}
@@ -63,12 +43,6 @@ def test_whoever_says_something_else_is_named() -> None:
     assert wrong == {"cloze fp32": "logits of cloze fp32 are 0.01 away from those of onnxruntime fp32; 0.0002 may be"}
     assert "nan away" in find_deviations({"cloze fp32": right, "cloze int8": right * np.nan})["cloze int8"]
     assert find_deviations({"transformers fp32": right * np.nan, "cloze fp32": right}).keys() == {"transformers fp32"}
-
-
-def test_a_request_is_padded_to_its_longest() -> None:
-    given = pad_inputs([np.array([5, 6]), np.array([7, 8, 9])])
-    assert given["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
-    assert given["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
 def test_all_at_once_is_one_request_for_us_and_several_for_others() -> None:

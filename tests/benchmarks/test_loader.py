@@ -1,4 +1,4 @@
-"""The benchmark of the loader measures what it says, and tells mistakes in one line."""
+"""The benchmarks of the loader and of optimizers measure what they say."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import io
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from rich.console import Console
-from support.mistakes import mistake_of
+from support.processes import run_program
 from support.shards import make_shards
 
 from benchmarks import loader
@@ -43,18 +44,14 @@ def test_of_what_is_read_a_rank_counts_its_own_pieces(shards: Path) -> None:
     assert seconds > 0
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--ranks", "0"], "at least 1"),
-        (["--length", "4096"], "--length 4096: "),
-        (["--data", "benchmarks"], "benchmarks: no manifest.json"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(
-    words: list[str], told: str, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["--data", str(shards), "--out", str(tmp_path / "out.json"), *words]
-    [line] = mistake_of(Loader, loader.measure, given, capsys).splitlines()
-    assert line.startswith("error: ")
-    assert told in line
+@pytest.mark.slow
+def test_optimizers_take_turns(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "shards")
+    words = ["--size", "tiny", "--optimizers", "lamb", "--rounds", "2", "--dtype", "fp32", "--length", "32"]
+    words += ["--shards", str(shards), "--out", str(tmp_path / "found.json")]
+    done = run_program("benchmarks/optimizers.py", words, ROOT, 120)
+    assert done.code == 0, done.output + done.errors
+    adam, lamb = read_results(tmp_path / "found.json")["rows"]
+    assert (adam["optimizer"], lamb["optimizer"]) == ("adamw", "lamb")
+    assert adam["times_adamw"]["median"] == 1
+    assert lamb["times_adamw"]["lowest"] > 0

@@ -1,15 +1,19 @@
-"""Commands that a benchmark starts are read to their end."""
+"""Commands that a benchmark starts are read to their end, and end with all that they started."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import processes
+from benchmarks.gpu.run import run_limited
 
 SAVES = """
 import signal, sys
@@ -37,3 +41,42 @@ def test_a_run_that_is_interrupted_says_all_that_it_has_to_say(tmp_path: Path, m
     lines = (tmp_path / "log").read_text().split("\n")
     assert lines[0] == "begun"
     assert lines[-2].strip() == "at the end"
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+LEAVES = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).pid)"
+TELLS = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
+RUNNER = """
+import signal, sys
+from benchmarks.gpu.run import run_limited
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+say = lambda line: print(line, flush=True)
+"""
+
+
+def runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_a_command_leaves_behind_ends_with_it_however_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 1.0)
+    lines: list[str] = []
+    assert run_limited([sys.executable, "-c", LEAVES], 60, lines.append) == "done"
+    assert not runs(int(lines[0]))
+
+
+def test_a_command_does_not_outlive_who_runs_it() -> None:
+    code = f"{RUNNER}run_limited([sys.executable, '-c', {TELLS!r}], 300, say)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        command = int(runner.stdout.readline())
+        assert runs(command)
+        runner.send_signal(signal.SIGTERM)
+        assert runner.wait(60) == 143
+    deadline = time.monotonic() + 10
+    while runs(command) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(command)

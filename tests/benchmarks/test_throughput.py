@@ -17,18 +17,17 @@ import pytest
 import torch
 from conftest import ROOT
 from rich.console import Console
-from support.mistakes import mistake_of
+from support.pretraining_reference import SMALL, random_batch
 from support.processes import Done, run_program
 from support.shards import make_shards
 
-from benchmarks import sides, throughput
+from benchmarks import sides, throughput, training_sides
 from benchmarks.measure import read_results
 from benchmarks.sides import Calls, NoMemoryError, SideFailedError, SideSpec, open_sides
 from benchmarks.throughput import Bench, Throughput
-from benchmarks.training_sides import Contest
+from benchmarks.training_sides import Contest, TheirTraining
 from data_prep.common.errors import UserError
 
-GPU = torch.cuda.is_available()
 SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 MAKES_THE_PEER = f"""
@@ -53,6 +52,11 @@ def test_the_plain_peer_has_none_of_our_settings() -> None:
 def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of lengths 32 and 64."""
     return make_shards(tmp_path_factory.mktemp("shards"))
+
+
+def make_bench(shards: Path, *sides: str, **settings: Any) -> Bench:
+    """Contests of these sides on CPUs."""
+    return Bench(Throughput(**settings), shards, CPU, torch.float32, sides, Console(quiet=True))
 
 
 @pytest.fixture
@@ -130,46 +134,48 @@ def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) 
     assert read_results(out)["contests"]["tiny-32"]["dtype"] == "fp32"
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--shards", "benchmarks"), "benchmarks: no shards there"),
-        (("--contests", "huge-128-2"), "huge-128-2: no contest"),
-        (("--against", "bing"), "--against bing: is none of"),
-        pytest.param(("--device", "cuda"), "a GPU was asked for", marks=pytest.mark.skipif(GPU, reason="one is here")),
-    ],
-)
-def test_a_users_mistake_is_told(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    errors = mistake_of(Throughput, throughput.measure, words, capsys)
-    assert errors.startswith("error: ")
-    assert told in errors
-
-
 def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(Throughput(), tiny_shards, torch.device("cpu"), torch.float32, ("cloze",), Console(quiet=True))
-
     def run(contest: Contest, *_: object) -> dict[str, Any]:
         if contest.sequences > 2:
             raise NoMemoryError("peer: no memory for such a step")
         return {"ran": contest.sequences}
 
     monkeypatch.setattr(throughput, "run_contest", run)
+    bench = make_bench(tiny_shards, "cloze")
     assert throughput.run_smaller(Contest.parse("tiny-32-8"), bench, print)[1] == {"ran": 2}
-
-
-def break_down(*_: object) -> None:
-    raise UserError("no such side")
 
 
 @pytest.mark.slow
 def test_what_is_measured_is_kept_before_the_next_side_begins(
     tiny_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(throughput.SIDES, "broken", SideSpec(break_down))
+    monkeypatch.setitem(throughput.SIDES, "broken", SideSpec(partial(failing, UserError("no such side"))))
     monkeypatch.setattr(throughput, "measure_flops", lambda *_: 1e9)
-    names, keeps = ("cloze", "broken"), list[dict[str, Any]]()
-    settings = Throughput(rounds=1, apart=True)
-    bench = Bench(settings, tiny_shards, torch.device("cpu"), torch.float32, names, Console(quiet=True))
+    bench, keeps = make_bench(tiny_shards, "cloze", "broken", rounds=1, apart=True), list[dict[str, Any]]()
     with pytest.raises(SideFailedError, match="no such side"):
         throughput.run_contest(Contest.parse("tiny-32-2"), bench, keeps.append)
     assert [[*found["sides"]] for found in keeps] == [["cloze"]]
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def test_a_contest_is_read_from_its_words() -> None:
+    assert Contest.parse("large-512-64") == Contest("large", 512, 64)
+    assert Contest.parse("large-512-64").name == "large-512"
+
+
+@pytest.mark.parametrize("text", ["large-512", "huge-128-4", "base-128-many", "base-128-4-4", ""])
+def test_what_is_none_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(UserError, match="give SIZE-LENGTH-SEQUENCES, such as base-128-32"):
+        Contest.parse(text)
+
+
+def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its users pad in the workers of a DataLoader, while the step before is computed."""
+    theirs = TheirTraining(SMALL, CPU, torch.float32)
+    theirs.take(random_batch([7, 12], SMALL.vocabulary))
+    monkeypatch.setattr(training_sides, "pad_batch", None)  # nobody can call it now
+    before = [each.clone() for each in theirs.model.parameters()]
+    theirs.step()
+    assert not all(torch.equal(a, b) for a, b in zip(before, theirs.model.parameters(), strict=True))

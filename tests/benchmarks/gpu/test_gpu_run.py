@@ -71,18 +71,19 @@ def times_run(tmp_path: Path, name: str) -> int:
     return len((tmp_path / f"{name}.py.runs").read_text())
 
 
-def test_a_part_that_fails_takes_nothing_from_the_others(run_parts: Runner, folder: Path) -> None:
-    """And each is kept before the next begins."""
+def test_a_part_that_fails_or_hangs_takes_nothing_from_the_others(run_parts: Runner, folder: Path) -> None:
+    """And each is kept before the next begins, one that hangs with what it had at its limit."""
     looks = f"import json; assert json.load(open({str(folder / 'results.json')!r}))['parts']['one']['ended'] == 'done'"
-    assert run_parts({"one": GOOD, "two": BAD, "three": looks}) == 1
+    assert run_parts({"one": HANGS.replace("300", "0"), "two": BAD, "three": HANGS, "four": looks}, "--limit", "5") == 1
     found = results(folder)
-    assert [found[name]["ended"] for name in ("one", "two", "three")] == ["done", "failed", "done"]
-    assert found["one"]["measured"] == {"figure": 7}
+    assert [each["ended"] for each in found.values()] == ["done", "failed", "ran out of time", "done"]
+    assert found["one"]["measured"] == found["three"]["measured"] == {"figure": 7}
     log = (folder / "log.txt").read_text()
+    assert log.count("half way") == 2
     assert "no luck" in log
     assert "two failed; once more: make gpu PARTS=two" in log
-    assert run_parts({"setup": BAD, "four": GOOD}) == 1
-    assert "four" not in results(folder), "nothing is measured where the setup fails"
+    assert run_parts({"setup": BAD, "five": GOOD}) == 1
+    assert "five" not in results(folder), "nothing is measured where the setup fails"
 
 
 STARTED_THERE = """
@@ -108,15 +109,6 @@ def test_what_such_a_machine_lacks_is_not_found() -> None:
     assert {"numba", "zstandard", "seqeval", "scipy", "matplotlib"} <= {*list_hidden_modules()}
     find = "from importlib.util import find_spec; assert find_spec('safetensors') and not find_spec('numba')"
     assert "ModuleNotFoundError: No module named 'numba'" in run_bare(f"{find}\nimport numba").stderr
-
-
-def test_a_part_that_hangs_ends_at_its_limit_and_keeps_what_it_had(run_parts: Runner, folder: Path) -> None:
-    assert run_parts({"one": HANGS, "two": GOOD}, "--limit", "5") == 1
-    found = results(folder)
-    assert found["one"]["ended"] == "ran out of time"
-    assert found["one"]["measured"] == {"figure": 7}
-    assert found["two"]["ended"] == "done"
-    assert "half way" in (folder / "log.txt").read_text()
 
 
 def test_parts_that_are_done_are_not_run_again_unless_asked(run_parts: Runner, folder: Path, tmp_path: Path) -> None:
@@ -226,13 +218,7 @@ def test_parts_are_chosen_by_how_their_names_begin(run_parts: Runner, folder: Pa
         run_parts(parts, "--parts", "speed", "sped")
 
 
-def test_a_dry_run_and_a_real_one_never_share_a_folder(run_parts: Runner, folder: Path) -> None:
-    run_parts({"one": GOOD}, "--dry")
-    with pytest.raises(UserError, match="has results of a dry run; give another folder"):
-        run_parts({"one": GOOD})
-
-
-def test_results_of_a_gpu_alone_are_kept(
+def test_results_of_a_gpu_alone_are_kept_and_share_no_folder_with_a_dry_run(
     run_parts: Runner, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kept").mkdir()
@@ -245,6 +231,8 @@ def test_results_of_a_gpu_alone_are_kept(
     [path] = (tmp_path / "kept").glob("gpu-*.json")
     assert read_results(path)["parts"]["one"]["measured"] == {"figure": 7}
     assert read_results(path)["environment"] == {"gpu": "H200", "hardware": "h200", "instruction_sets": ["avx2"]}
+    with pytest.raises(UserError, match="has results of a GPU; give another folder"):
+        run_parts({"one": GOOD}, "--dry")
     (folder / "results.json").unlink()
     run_parts({"one": GOOD}, "--dry")
     with pytest.raises(UserError, match="no results of a GPU"):

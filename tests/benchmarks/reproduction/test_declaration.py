@@ -1,4 +1,4 @@
-"""The declarations of the paper's tables are whole, have the paper's values, and refuse what does not go together."""
+"""The declarations of the paper's tables are whole, have the paper's values and find their data."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from benchmarks.reproduction.declaration import (
     list_tables,
     load_table,
 )
+from benchmarks.reproduction.inputs import find_files, find_missing
 from data_prep.common.errors import UserError
 from data_prep.common.reading import Form, read_settings
 from finetuning.settings import load_settings
@@ -192,3 +193,38 @@ def test_an_unknown_table_is_refused_and_a_wrong_file_told(tmp_path: Path) -> No
     wrong.write_text('title = "x"\ncolums = []\nrows = [{ name = "a" }]\n')
     with pytest.raises(UserError, match="colums"):
         read_settings(Form(Table), wrong, find_faults=find_table_faults)
+
+
+NEEDED = {
+    "mnli": ["glue/MNLI/train.tsv", "glue/MNLI/dev_matched.tsv", "glue/MNLI/dev_mismatched.tsv"],
+    "stsb": ["glue/STS-B/train.tsv", "glue/STS-B/dev.tsv"],
+    "squad": ["squad/train-v1.1.json"],
+    "squad2": ["squad/train-v2.0.json"],
+    "swag": ["swag/train.csv", "swag/val.csv"],
+    "ner": ["ner/train.txt", "ner/valid.txt"],
+    "nerfeatures": ["ner/eng.train", "ner/eng.testa"],
+    "blimp": ["pairs/blimp.jsonl.xz"],
+}
+"""What a column needs: SQuAD's commands hold out a part of what there is."""
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_column_has_its_data_when_its_command_has(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLOZE_DATA", str(tmp_path / "given"))
+    column = load_table("table1", "base").columns[name]
+    assert find_missing(column)
+    for number, file in enumerate(NEEDED[name], 1):
+        path = tmp_path / "given" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+        assert bool(find_missing(column)) == (number < len(NEEDED[name]))
+    assert sorted(find_files(column)) == sorted(NEEDED[name])
+
+
+def test_a_lone_csv_serves_swag_as_it_serves_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLOZE_DATA", str(tmp_path))
+    (tmp_path / "swag").mkdir()
+    (tmp_path / "swag" / "some.csv").write_text("x")
+    assert not find_missing(load_table("table4", "base").columns["swag"])

@@ -1,0 +1,54 @@
+"""Mistakes in the words of benchmarks are told in one line, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from support.mistakes import mistake_of
+from support.shards import make_shards
+
+from benchmarks import inference, loader, optimizers, throughput
+
+ENTRIES: dict[str, tuple[type[Any], Callable[[Any, Console], int | None]]] = {
+    "inference": (inference.Inference, inference.measure),
+    "loader": (loader.Loader, loader.measure),
+    "optimizers": (optimizers.Optimizers, optimizers.measure),
+    "throughput": (throughput.Throughput, throughput.measure),
+}
+MISTAKES = {
+    "inference --sizes huge": "--sizes huge: is none of tiny",
+    "inference --sides nobody": "--sides nobody: is none of",
+    "inference --rounds 0": "at least 1",
+    "inference --model nothing": "nothing",
+    "loader --ranks 0": "at least 1",
+    "loader --length 4096 --data SHARDS": "--length 4096: ",
+    "loader --data benchmarks": "benchmarks: no manifest.json",
+    "optimizers --optimizers sgd": "--optimizers: of adamw, lamb, muon",
+    "optimizers --size huge": "--size: of tiny",
+    "optimizers --rounds 0": "--rounds from 1 on",
+    "throughput --shards benchmarks": "benchmarks: no shards there",
+    "throughput --contests huge-128-2": "huge-128-2: no contest",
+    "throughput --against bing": "--against bing: is none of",
+    **({} if torch.cuda.is_available() else {"throughput --device cuda": "a GPU was asked for"}),
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of lengths 32 and 64."""
+    return make_shards(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_told_in_one_line(
+    command: str, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry, *words = command.replace("SHARDS", str(shards)).split()
+    [line] = mistake_of(*ENTRIES[entry], [*words, "--out", str(tmp_path / "out.json")], capsys).splitlines()
+    assert line.startswith("error: ")
+    assert MISTAKES[command] in line
