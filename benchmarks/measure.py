@@ -155,11 +155,6 @@ def _cpu_line(name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
 
 
-def name_results_file(benchmark: str, with_gpu: bool = True) -> Path:
-    """Names the results file of a benchmark on this kind of hardware."""
-    return RESULTS / f"{benchmark}-{name_hardware(with_gpu)}.json"
-
-
 def write_results(path: Path, results: dict[str, Any]) -> Path:
     """Writes the numbers into a JSON file, or beside it if they lack what it has; returns the path."""
     if lost := _find_lost(path, results):
@@ -202,7 +197,7 @@ class ResultsFile:
 
     def __init__(self, benchmark: str, libraries: Sequence[str], out: Path | None, with_gpu: bool = True) -> None:
         self._benchmark, self._libraries, self._with_gpu = benchmark, libraries, with_gpu
-        self.path = out or name_results_file(benchmark, with_gpu)
+        self.path = out or RESULTS / f"{benchmark}-{name_hardware(with_gpu)}.json"
 
     @cached_property
     def earlier(self) -> dict[str, Any]:
@@ -240,12 +235,8 @@ def run_command(
 ) -> NoReturn:
     """Reads the command line of an entry, runs it, and ends with its exit code."""
     with handle_mistakes():
-        sys.exit(do(read_command(kind, words), open_console(soft_wrap=True)) or 0)
-
-
-def read_command(kind: type[Settings], words: Sequence[str] | None) -> Settings:
-    """Reads settings from the words of a command line."""
-    return tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS)
+        settings = tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS)
+        sys.exit(do(settings, open_console(soft_wrap=True)) or 0)
 
 
 def read_recipe_command(kind: type[Settings], words: Sequence[str]) -> tuple[Settings, list[str]]:

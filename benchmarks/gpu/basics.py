@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The parts of `make gpu` besides benchmarks: the setup of the machine, shards, and the tests that need a GPU.
+"""The parts of `make gpu` besides benchmarks: the setup, shards, a few steps, and the tests that need a GPU.
 
     python benchmarks/gpu/basics.py data --shards build/gpu-shards
+    python benchmarks/gpu/basics.py smoke --shards build/gpu-shards
     python benchmarks/gpu/basics.py tests --only kernels
 
 Shards are made of the text in the folder that CLOZE_DATA names, or else of the demo corpus.
@@ -19,6 +20,7 @@ if __name__ == "__main__":
 import importlib
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from shutil import which
@@ -29,7 +31,7 @@ import tyro
 from rich.console import Console
 
 from benchmarks.gpu.install import CORE, NEEDED, PREPARING
-from benchmarks.gpu.parts import SETUP, SHARDS
+from benchmarks.gpu.parts import SETUP, SHARDS, SMOKE
 from benchmarks.measure import DATA, ROOT, describe_environment, read_gpu_state, run_command, write_results
 from benchmarks.texts import LENGTHS, make_shards
 from data_prep.common.errors import UserError
@@ -44,6 +46,8 @@ PROGRAMS = {
     "nvidia-smi": "clocks, power and temperature stay unknown",
 }
 """Optional programs, and what their lack costs. Neither nvcc nor make is needed."""
+STEPS = 2
+"""Steps of smoke; the second one shows whether the first has left a valid state."""
 LEAST_MEMORY = 60
 """GiB of a GPU that the contests need."""
 KERNELS = (
@@ -58,14 +62,17 @@ KERNELS = (
 class OwnPart:
     """Runs a part of `make gpu` that is no benchmark."""
 
-    part: tyro.conf.Positional[Literal["setup", "data", "tests"]]
-    """setup: describe the machine and its packages; data: make shards; tests: run those that need a GPU."""
+    part: tyro.conf.Positional[Literal["setup", "data", "smoke", "tests"]]
+    """setup: describe the machine and its packages; data: make shards; smoke: make two steps of a small model in each
+    way of training, to find faults at once; tests: run those that need a GPU."""
     out: Path | None = None
     """File for the results."""
     shards: Path = Path("build/gpu-shards")
     """Folder of the shards, which are made if they are missing."""
     data: Path = DATA
     """Folder of real text with wiki/ and vocab.txt."""
+    contest: str = "mini-128-8"
+    """SIZE-LENGTH-SEQUENCES of smoke."""
     only: Literal["all", "kernels", "others"] = "all"
     """Which tests: those of kernels, or all others."""
     dry: bool = False
@@ -122,6 +129,42 @@ def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
     return {"vocabulary": manifest.vocabulary_size, "fingerprint": manifest.fingerprint, "mib": round(size / 2**20, 1)}
 
 
+def try_all(settings: OwnPart, say: Callable[[str], None]) -> dict[str, Any]:
+    """Makes steps in each way of training: the sides of throughput.py that are ours, and fp16 on a GPU. Each has a
+    process of its own, since a fault of the GPU ends its process."""
+    import torch
+
+    from benchmarks.contests import OURS
+    from benchmarks.sides import open_sides
+    from benchmarks.throughput import SIDES
+    from benchmarks.training_sides import Contest
+    from data_prep.common.launchers import World
+    from pretraining.engine.precision import choose_dtype
+    from pretraining.processes.group import choose_device
+
+    device = choose_device("auto", World())
+    shape, read = Contest.parse(settings.contest).open(settings.shards)
+    ways = {name: (side, choose_dtype("auto", device)) for name, side in SIDES.items() if name.startswith(OURS)}
+    if device.type == "cuda":
+        ways["fp16"] = SIDES[OURS], torch.float16
+    found: dict[str, dict[str, Any]] = {}
+    for name, (kind, dtype) in ways.items():
+        try:
+            with open_sides({name: kind}, shape, device, dtype) as sides:
+                seconds = []
+                for step in range(STEPS):
+                    sides[name].ask("take", read(step))
+                    seconds.append(round(sides[name].turn("step"), 4))
+                loss = sides[name].ask("last_loss")
+            found[name] = {"seconds": seconds, "loss": loss}
+            found[name] |= {} if loss == loss else {"failed": "the loss is no number"}
+        except UserError as error:
+            found[name] = {"failed": str(error)}
+        say(f"{name}: {found[name].get('failed') or seconds}")
+    failed = sum("failed" in each for each in found.values())
+    return {"ways": found, "passed": len(found) - failed, "failed": failed}
+
+
 def list_marked_tests(only: str) -> list[str]:
     """Lists the test files marked `gpu`: those of kernels, the others, or all."""
     marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
@@ -156,6 +199,9 @@ def do_part(settings: OwnPart, console: Console) -> int:
         found = describe_machine(settings.dry)
     elif settings.part == SHARDS:
         found = ensure_shards(settings.shards, settings.data)
+    elif settings.part == SMOKE:
+        found = try_all(settings, lambda line: console.print(line, markup=False))
+        code = 1 if found["failed"] else 0
     else:
         code, found = run_tests(settings.only)
     if found and settings.out is not None:

@@ -33,8 +33,8 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from benchmarks.gpu.bare_machine import hide_packages
 from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, SMOKE, GpuPart, choose, format_goals, load_parts
+from benchmarks.gpu.wheels import hide_packages
 from benchmarks.measure import FORMAT, RESULTS, find_commit, run_command, write_results
 from benchmarks.processes import Child
 from data_prep.common.codes import Code

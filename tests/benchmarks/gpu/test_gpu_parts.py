@@ -18,7 +18,6 @@ from benchmarks.gpu import basics
 from benchmarks.gpu.basics import OwnPart, list_marked_tests
 from benchmarks.gpu.install import NEEDED, PREPARING
 from benchmarks.gpu.parts import Goal, format_goals, load_parts
-from benchmarks.gpu.smoke import Smoke
 from benchmarks.gpu.trainer import Trainer, summarise_speed
 from benchmarks.inference import Inference
 from benchmarks.scaling import Scaling
@@ -27,7 +26,6 @@ from data_prep.common.errors import UserError
 
 KINDS = {
     "gpu/basics.py": OwnPart,
-    "gpu/smoke.py": Smoke,
     "gpu/trainer.py": Trainer,
     "fine_tuning.py": FineTuningSpeed,
     "inference.py": Inference,
@@ -112,7 +110,7 @@ def test_a_run_is_killed_and_goes_on(shards: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_ways_to_train_are_tried(shards: Path, tmp_path: Path) -> None:
-    found = measure("gpu/smoke.py", shards, tmp_path / "found.json", "--contest", "tiny-32-2")
+    found = measure("gpu/basics.py", shards, tmp_path / "found.json", "smoke", "--contest", "tiny-32-2")
     assert found["failed"] == 0
     assert {*found["ways"]} == {name for name in SIDES if name.startswith("cloze")}
     assert all(len(way["seconds"]) == 2 for way in found["ways"].values())

@@ -16,8 +16,8 @@ from conftest import ROOT
 
 from benchmarks import processes
 from benchmarks.gpu import run
-from benchmarks.gpu.bare_machine import hide_packages, list_hidden_modules
 from benchmarks.gpu.parts import GpuPart
+from benchmarks.gpu.wheels import hide_packages, list_hidden_modules
 from benchmarks.measure import read_results
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
@@ -87,7 +87,7 @@ def test_a_part_that_fails_or_hangs_takes_nothing_from_the_others(run_parts: Run
 
 
 STARTED_THERE = """
-benchmarks.gpu.run benchmarks.gpu.basics benchmarks.gpu.smoke benchmarks.gpu.trainer benchmarks.throughput
+benchmarks.gpu.run benchmarks.gpu.basics benchmarks.sides benchmarks.gpu.trainer benchmarks.throughput
 benchmarks.scaling benchmarks.fine_tuning benchmarks.inference pretraining.train pretraining.export
 finetuning.run_glue finetuning.predict data_prep.readers
 """.split()

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.gpu.bare_machine import collect_requirements
 from benchmarks.gpu.install import NEEDED
-from benchmarks.gpu.wheels import Wheels, describe_load, prepare, select_locked
+from benchmarks.gpu.wheels import Wheels, collect_requirements, describe_load, prepare, select_locked
 
 LOCK = """\
 deepspeed==0.19.8
