@@ -243,12 +243,8 @@ def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]])
     for name, answers in taken.items():
         milliseconds = [1000 * each for turn in answers for each in turn.seconds]
         half, most = np.percentile(milliseconds, (50, 99), method="inverted_cdf").round(2).tolist()  # measured values
-        found["sides"][name] = {
-            "p50_ms": half,
-            "p99_ms": most,
-            "requests": len(milliseconds),
-            "sentences_per_second": spread(speeds[name], 1),
-        }
+        side = found["sides"][name] = {"p50_ms": half, "p99_ms": most, "requests": len(milliseconds)}
+        side["sentences_per_second"] = spread(speeds[name], 1)
     for mine in filter(is_ours, taken):
         ratios = turns.compute_ratios(mine)
         found["times_as_fast"][mine] = {name: ratio for name, ratio in ratios.items() if not is_ours(name)}

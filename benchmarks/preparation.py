@@ -176,12 +176,9 @@ def run_tokenizers(job: ExamplesJob) -> None:
 
 def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
     """Lets all sides take turns on one core, each from the text to its output."""
+    docs = ((str(job.text),),)
     settings = Settings(
-        docs=((str(job.text),),),
-        format=(("sentences",),),
-        vocab=str(job.vocabulary),
-        lengths=(job.length,),
-        duplicates=job.duplicates,
+        docs=docs, format=(("sentences",),), vocab=str(job.vocabulary), lengths=(job.length,), duplicates=job.duplicates
     )
     with tempfile.TemporaryDirectory() as folder, pin_to_one_core():
         sides: dict[str, Callable[[], Any]] = {
@@ -191,16 +188,12 @@ def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, An
         }
         sides[OURS]()  # compiles
         turns = alternate(sides, rounds)
-    seconds = {name: turns.summarise_side(name) for name in turns.seconds}
-    return {
-        "text_mb": megabytes,
-        "length": job.length,
-        "duplicates": job.duplicates,
-        "sides": {
-            name: {"seconds": each, "mb_per_s": round(megabytes / each["median"], 2)} for name, each in seconds.items()
-        },
-        "times_as_fast_as": turns.compute_ratios(),
-    }
+    about = {"text_mb": megabytes, "length": job.length, "duplicates": job.duplicates}
+    figures = {}
+    for name in turns.seconds:
+        seconds = turns.summarise_side(name)
+        figures[name] = {"seconds": seconds, "mb_per_s": round(megabytes / seconds["median"], 2)}
+    return {**about, "sides": figures, "times_as_fast_as": turns.compute_ratios()}
 
 
 def run_contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -68,25 +69,20 @@ class RecipeScores:
     """File for the numbers (default: in benchmarks/results, by recipe and hardware)."""
 
 
-class Commands:
-    """Runs the commands of the project, one after another, in a folder of their own."""
+def run(folder: Path, threads: int, console: Console, script: str, *words: object) -> None:
+    """Runs a command of the project to its end, with its log in a folder; UserError where it does not come there."""
+    name = Path(script).stem
+    console.print(f"{name} …", markup=False)
 
-    def __init__(self, folder: Path, threads: int, console: Console) -> None:
-        self.folder, self._threads, self._console = folder, threads, console
-
-    def run(self, script: str, *words: object) -> None:
-        """Runs one to its end; UserError where it does not come there."""
-        name = Path(script).stem
-        self._console.print(f"{name} …", markup=False)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads), "PYTHONUNBUFFERED": "1"}
-        log = self.folder / f"{name}.log"
-        code = follow([sys.executable, str(ROOT / script), *map(str, words)], log, self._say, environment)
-        if code != Code.DONE:
-            raise UserError(f"{name} has ended with code {code}: {log} says why; the same command goes on from there")
-
-    def _say(self, line: str) -> None:
+    def say(line: str) -> None:
         if line.startswith(("error: ", "warning: ")):
-            self._console.print(f"    {line}", markup=False)
+            console.print(f"    {line}", markup=False)
+
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    log = folder / f"{name}.log"
+    code = follow([sys.executable, str(ROOT / script), *map(str, words)], log, say, environment)
+    if code != Code.DONE:
+        raise UserError(f"{name} has ended with code {code}: {log} says why; the same command goes on from there")
 
 
 def measure(wanted: RecipeScores, console: Console) -> None:
@@ -94,23 +90,23 @@ def measure(wanted: RecipeScores, console: Console) -> None:
     hear_signals()
     name = Path(wanted.recipe).stem
     folder = ROOT / "build" / f"recipe-{name}"
-    commands = Commands(folder, wanted.threads, console)
-    shards, run = wanted.shards or folder / "text", wanted.run or folder / "run"
+    do = partial(run, folder, wanted.threads, console)
+    shards, trained = wanted.shards or folder / "text", wanted.run or folder / "run"
     if wanted.shards is None:
         text = [wanted.data / part for part in TEXT]
         size = ("--vocab-size", 8192, "--lengths", *wanted.lengths, "--duplicates", 1)
-        commands.run("data_prep/shard.py", "--docs", *text, "--out", shards, *size)
-    commands.run("pretraining/train.py", "--recipe", wanted.recipe, "--data", shards, "--out", run)
+        do("data_prep/shard.py", "--docs", *text, "--out", shards, *size)
+    do("pretraining/train.py", "--recipe", wanted.recipe, "--data", shards, "--out", trained)
     kept = RESULTS / f"recipe-{name.replace('_', '-')}-{name_hardware(with_gpu=False)}.json"
     keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
     each = () if wanted.each is None else ("--each", wanted.each)
-    found: dict[str, Any] = {"recipe": name, "training": training_of(run)}
-    commands.run("finetuning/run_pairs.py", "--model", run, "--out", folder / "pairs", *each)
+    found: dict[str, Any] = {"recipe": name, "training": training_of(trained)}
+    do("finetuning/run_pairs.py", "--model", trained, "--out", folder / "pairs", *each)
     found["pairs"] = pairs_of(read_json(folder / "pairs" / "results.json"))
     keeper.keep(found)
     grid = ("--learning-rates", *wanted.learning_rates, "--seeds", wanted.seeds, "--epochs", wanted.epochs)
-    glue = ("--task", TASK, "--data", wanted.data / "glue", "--model", run, "--out", folder / "glue")
-    commands.run("finetuning/run_glue.py", *glue, *grid)
+    glue = ("--task", TASK, "--data", wanted.data / "glue", "--model", trained, "--out", folder / "glue")
+    do("finetuning/run_glue.py", *glue, *grid)
     found[TASK] = task_of(read_json(folder / "glue" / "results.json")[TASK])
     console.print_json(json.dumps(found))
     console.print(f"kept in {keeper.keep(found)}", markup=False)

@@ -195,19 +195,17 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
 
 def write_note(work: RankSteps, found: Mapping[str, Sequence[Mapping[str, float]]], world: World, path: Path) -> None:
     """Appends the means over all ranks of a launch to the notes."""
+    steps = {}
+    for kind, batches in work.batches.items():
+        means = {what: statistics.mean(rank[kind] for rank in ranks) for what, ranks in found.items()}
+        steps[kind] = {"sequences": batches[0].sequences, **means}
     note = Note(
         processes=world.size,
         nodes=world.size // world.local_size,
         threads=torch.get_num_threads(),
         device=work.device.type,
         dtype=name_dtype(work.dtype),
-        steps={
-            kind: {
-                "sequences": batches[0].sequences,
-                **{what: statistics.mean(rank[kind] for rank in ranks) for what, ranks in found.items()},
-            }
-            for kind, batches in work.batches.items()
-        },
+        steps=steps,
     )
     with path.open("a") as file:
         file.write(json.dumps(vars(note)) + "\n")
@@ -265,14 +263,9 @@ def main(arguments: list[str]) -> int:
     if settings.notes is None and (settings.report or world.size > 1):
         raise UserError("--notes: is missing; without a launcher, scaling.py launches ranks by itself and needs none")
     notes = read_notes(settings.notes) if settings.notes else measure_here(settings, recipe, arguments, console)
-    described = {
-        "recipe": name.stem,
-        "model": recipe.model.as_dict(),
-        "optimizer": recipe.optimizer.name,
-        "zero": recipe.parallel.zero,
-        "length": settings.length,
-    }
-    report(notes, described, settings.out, console)
+    described = {"recipe": name.stem, "model": recipe.model.as_dict(), "optimizer": recipe.optimizer.name}
+    lengths = {"zero": recipe.parallel.zero, "length": settings.length}
+    report(notes, {**described, **lengths}, settings.out, console)
     return 0
 
 

@@ -68,13 +68,9 @@ class Ledger:
     def list_unfinished(self, cells: Sequence[TableCell]) -> list[Command]:
         """Returns the commands to run, in order: those without an outcome, and those that they need whose results are
         missing."""
-        commands = order_commands(cells)
-        shown = {cell.command.name for cell in cells} | {
-            command.name for command in commands if command.kind == "train"
-        }
-        wanted = {
-            command.name for command in commands if command.name in shown and self.find(command)[0] not in SETTLED
-        }
+        commands, shown = order_commands(cells), {cell.command.name for cell in cells}
+        used = [command for command in commands if command.name in shown or command.kind == "train"]
+        wanted = {command.name for command in used if self.find(command)[0] not in SETTLED}
         for command in reversed(commands):
             if command.name in wanted:
                 wanted |= {need.name for need in command.needs if not self._serves(need)}

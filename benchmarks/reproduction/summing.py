@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import fmean
 
 from benchmarks.reproduction.commands import TableCell, order_commands
@@ -71,11 +72,11 @@ class TableSummary:
         for cell in cells:
             own = []
             for score, trouble in self._scores(cell):
-                value = read_figure(score, column) if score else None
                 notes += [trouble] * bool(trouble)
-                if score and value is not None:
+                value, error = read_figure(score, column) if score else (None, None)
+                if value is not None:
                     own.append(value)
-                    errors.append(read_error(score, column))
+                    errors.append(error)
             values += [fmean(own)] if several and own else own
         known = [error for error in errors if error is not None]
         return CellResult(
@@ -148,32 +149,23 @@ class TableSummary:
         self, claim: Claim, rows: tuple[str, str], name: str, first: CellResult, second: CellResult, signal: str
     ) -> ClaimVerdict:
         """Returns the verdict on a claim about two rows in a column."""
-        verdict = ClaimVerdict(
-            claim=claim.text,
-            better=rows[0],
-            worse=rows[1],
-            column=name,
-            finding="nothing is claimed",
-            why="not measured",
-        )
+        about = partial(ClaimVerdict, claim=claim.text, better=rows[0], worse=rows[1], column=name)
         lost = next((note for cell in (first, second) for note in cell.notes), "")
         no_signal = signal if signal != NOT_CHECKED else ""
         if no_signal or lost or not first.values or not second.values:
-            return verdict.model_copy(update={"why": no_signal or lost or "not measured"})
+            return about(finding="nothing is claimed", why=no_signal or lost or "not measured")
         sign = -1.0 if self._declared.columns[name].lower_is_better else 1.0
         own, others = ([sign * value for value in cell.values] for cell in (first, second))
         judged, how, found = judge(own, others, claim.within)
         scope = " of this model" if self._same_model(*rows) else " of these two models"
         is_of_all = self._declared.seeds > 1 or judged in ("not sure", "nothing is claimed")
-        why = f"{how}; signal {NOT_CHECKED}" if signal else how
-        update = {
-            "finding": judged if is_of_all else judged + scope,
-            "why": why,
-            "difference": fmean(own) - fmean(others),
-        }
-        if found is not None:
-            update |= {"interval": [found.low, found.high], "p": found.p}
-        return verdict.model_copy(update=update)
+        return about(
+            finding=judged if is_of_all else judged + scope,
+            why=f"{how}; signal {NOT_CHECKED}" if signal else how,
+            difference=fmean(own) - fmean(others),
+            interval=[found.low, found.high] if found else None,
+            p=found.p if found else None,
+        )
 
     def _notes(self) -> list[str]:
         """Lists the differences from the paper."""
@@ -184,19 +176,15 @@ class TableSummary:
             instead.setdefault(told, []).append(d.columns[name].title)
         notes = [f"{', '.join(titles)}: {told}" for told, titles in instead.items()]
         notes += [f"{d.columns[name].title}: no data: {lacks}" for name, lacks in self._lacking.items()]
-        pairs = [
-            f"{column.title}: run_pairs.py {' '.join(d.scale.pairs)}"
-            for column in d.measured.values()
-            if column.entry == "pairs"
-        ]
-        notes += pairs if d.scale.pairs else []
+        if d.scale.pairs:
+            words = " ".join(d.scale.pairs)
+            pairs = [column for column in d.measured.values() if column.entry == "pairs"]
+            notes += [f"{column.title}: run_pairs.py {words}" for column in pairs]
+        if d.seeds > 1:
+            notes += [f"{row.name}: {d.restarts} fine-tunings of fresh weights" for row in d.rows if row.fresh]
         there = {row.name for row in d.rows}
-        several = d.seeds > 1
-        notes += [f"{row.name}: {d.restarts} fine-tunings of fresh weights" for row in d.rows if several and row.fresh]
-        notes += [
-            f"not asked at this scale: {claim.text}" for claim in d.table.claims if len(there & {*claim.rows}) < 2
-        ]
-        return notes
+        left_out = [claim.text for claim in d.table.claims if len(there & {*claim.rows}) < 2]
+        return notes + [f"not asked at this scale: {text}" for text in left_out]
 
 
 def describe_trouble(outcome: CommandOutcome) -> str:
@@ -204,22 +192,11 @@ def describe_trouble(outcome: CommandOutcome) -> str:
     return outcome.said if outcome.diverged else f"failed: {outcome.label}: {outcome.said}"
 
 
-def locate_figure(score: Score, column: TableColumn) -> tuple[str, str]:
-    """Returns the split and the figure of a score that a column shows."""
+def read_figure(score: Score, column: TableColumn) -> tuple[float | None, float | None]:
+    """Reads the figure that a column shows, and its standard error over items, in the units shown."""
     split, figure = FIGURES.get(column.entry, (column.split or next(iter(score.figures), ""), column.figure))
-    own = score.figures.get(split, {})
-    return split, figure or next(reversed(own), "")
-
-
-def read_figure(score: Score, column: TableColumn) -> float | None:
-    """Reads the figure that a column shows, in its units."""
-    split, figure = locate_figure(score, column)
-    value = score.figures.get(split, {}).get(figure)
-    return None if value is None else column.unit * value
-
-
-def read_error(score: Score, column: TableColumn) -> float | None:
-    """Reads the standard error of that figure over items."""
-    split, figure = locate_figure(score, column)
-    value = score.errors.get(split, {}).get(figure)
-    return None if value is None else column.unit * value
+    figures = score.figures.get(split, {})
+    name = figure or next(reversed(figures), "")
+    found = (figures.get(name), score.errors.get(split, {}).get(name))
+    value, error = (None if each is None else column.unit * each for each in found)
+    return value, error
