@@ -115,7 +115,8 @@ def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
     for what, turns in taken.items():
         medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
         one = found[what] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
-        if ratios := turns.compute_ratios():
+        ratios = turns.compute_ratios()
+        if ratios:
             one["times_as_fast"] = ratios["transformers"]
     return found
 
