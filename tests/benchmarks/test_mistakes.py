@@ -49,6 +49,7 @@ def test_a_mistake_is_told_in_one_line(
     command: str, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry, *words = command.replace("SHARDS", str(shards)).split()
-    [line] = mistake_of(*ENTRIES[entry], [*words, "--out", str(tmp_path / "out.json")], capsys).splitlines()
+    line, *cure = mistake_of(*ENTRIES[entry], [*words, "--out", str(tmp_path / "out.json")], capsys).splitlines()
     assert line.startswith("error: ")
     assert MISTAKES[command] in line
+    assert bool(cure) == ("cuda" in words)

@@ -122,7 +122,6 @@ FAULTS = {
     f"--nodes 1251 {BATCHES}": "10,008 GPUs; plans go from 1 to 10,000",
     "--nodes -3 --gpu-memory 0": "^--nodes -3: at least 1\n--gpu-memory 0: a number above 0$",
     "--nodes 0 --gpu h1000 --model.siz base": "^--nodes 0: .*\n--gpu h1000: .*\n--model.siz: ",
-    "--gpu h100": r"^--gpu h100: unknown, did you mean h100-80\?; there is v100-16,",
     "--network hdr100x4": r"^--network hdr100x4: unknown, did you mean hdr200\?",
     "--network x8": "^--network x8: unknown",
     "--gpu v100-16 --precision.dtype bf16": 'precision.dtype = "bf16": v100-16 has none',

@@ -11,7 +11,7 @@ from support.reproduction import Place, StandIn
 
 from benchmarks.reproduction import inputs, running
 from benchmarks.reproduction.commands import CellLister, order_commands
-from benchmarks.reproduction.declaration import load_table
+from benchmarks.reproduction.declaration import ScaleName, load_table
 from benchmarks.reproduction.inputs import RECIPES
 from data_prep.common.codes import Code
 from finetuning.run_glue import RunGlue
@@ -93,53 +93,49 @@ def test_a_run_that_has_failed_in_kept_results_is_tried_again(place: Place) -> N
     assert name in again.ran
 
 
-def test_another_recipe_makes_all_anew_beside_what_is_there(place: Place) -> None:
-    place.complete("table5")
-    checksum, anew = inputs.checksum_recipe, StandIn()
-    place.patch.setattr(inputs, "checksum_recipe", lambda path: f"{'pre' in path.parts[-3]}{checksum(path)}")
-    assert place.make("table5", anew, plan=True) == 0
-    assert "11 runs are left" in place.shown  # three models, what is made of them, and no text and no task
-    place.complete("table5", anew)
-    assert len(anew.ran) == 11
-    assert len([*(place.folder / "made" / "demo" / "train").glob("base-*/metrics.jsonl")]) == 2
+def names_of(scale: ScaleName) -> set[str]:
+    """The names of all that table 5 needs: what has another name is made anew, beside what is there."""
+    return {step.name for step in order_commands([*CellLister(load_table("table5", scale)).list_cells()])}
 
 
-def test_another_text_makes_all_anew(place: Place) -> None:
-    ran = []
+def test_another_recipe_makes_all_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, checksum = names_of("demo"), inputs.checksum_recipe
+    monkeypatch.setattr(inputs, "checksum_recipe", lambda path: f"{'pre' in path.parts[-3]}{checksum(path)}")
+    kept = before & names_of("demo")
+    assert {name.partition("/")[0] for name in kept} == {"shards", "task"}
+    assert (len(before), len(kept)) == (13, 2)
+
+
+def test_another_text_makes_all_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
     for name, text in (("one", "text"), ("same", "text"), ("other", "another text")):
-        folder = place.folder / name / "wiki"
-        folder.mkdir(parents=True)
-        (folder / "wiki_00").write_text(text)
-        place.patch.setattr(inputs, "DATA", folder.parent)
-        stand_in = StandIn()
-        place.complete("table5", stand_in, "mini")
-        ran.append(len(stand_in.ran))
-    assert ran == [17, 0, 17]
+        (tmp_path / name / "wiki").mkdir(parents=True)
+        (tmp_path / name / "wiki" / "wiki_00").write_text(text)
+        monkeypatch.setattr(inputs, "DATA", tmp_path / name)
+        found.append(names_of("mini"))
+    assert found[0] == found[1]
+    assert found[0].isdisjoint(found[2])
 
 
 def test_what_a_recipe_says_counts_and_not_its_comments(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
-    found = []
+    path, found = tmp_path / "recipe.toml", []
     for text in ("epochs = 3", "# three\nepochs = 3", "epochs = 4"):
         path.write_text(text)
         found.append(inputs.checksum_recipe(path))
     assert found[0] == found[1] != found[2]
 
 
-def test_other_files_of_tasks_and_pairs_give_other_results(place: Place) -> None:
-    given = place.folder / "given"
-    place.patch.setenv("CLOZE_DATA", str(given))
-    files = [given / "glue" / "STS-B" / f"{split}.tsv" for split in ("train", "dev", "test")]
-    files.append(given / "pairs" / "blimp.jsonl")
-    for path in files:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(path.name)
-    place.complete("table5", scale="mini")
-    for path, prefix, count in zip(files, ("tune/stsb", "tune/stsb", "", "pairs/"), (5, 5, 0, 3), strict=True):
-        path.write_text("other")
-        again = StandIn()
-        place.complete("table5", again, "mini")
-        assert (len(again.ran), {name.startswith(prefix) for name in again.ran} - {True}) == (count, set())
+def test_other_files_of_tasks_and_pairs_give_other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOZE_DATA", str(tmp_path))
+    files = [*(f"glue/STS-B/{split}.tsv" for split in ("train", "dev", "test")), "pairs/blimp.jsonl"]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(file)
+    for file, prefix, count in zip(files, ("tune/stsb", "tune/stsb", "", "pairs/"), (5, 5, 0, 3), strict=True):
+        before = names_of("mini")
+        (tmp_path / file).write_text("other")
+        other = names_of("mini") - before
+        assert (len(other), {name.startswith(prefix) for name in other} - {True}) == (count, set())
 
 
 def test_the_recipes_of_a_command_are_those_that_it_takes() -> None:
