@@ -60,15 +60,7 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatches
-from pretraining.processes.group import (
-    choose_device,
-    connect,
-    default_threads,
-    disconnect,
-    gather,
-    open_stores,
-    shared_errors,
-)
+from pretraining.processes import group
 from pretraining.reporting.hardware import synchronize
 
 WARM_UP = 2
@@ -167,23 +159,23 @@ def open_silent_group(world: World) -> Iterator[None]:
         with patch.dict(os.environ, LOCAL_RANK=str(world.local_rank)), patch("pretraining.engine.partition._check"):
             yield
     finally:
-        disconnect()
+        group.disconnect()
 
 
 def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
     """Runs one rank of a launch; rank 0 appends the results of all."""
     assert settings.notes is not None
-    device = choose_device(settings.device, world)
-    connect(world, device, folder=settings.notes.parent)
-    with shared_errors():
+    device = group.choose_device(settings.device, world)
+    group.connect(world, device, folder=settings.notes.parent)
+    with group.shared_errors():
         if world.rank == 0 and settings.data is None:
             make_demo(print)
-    torch.set_num_threads(recipe.compute.threads or default_threads(world))
-    with shared_errors():
+    torch.set_num_threads(recipe.compute.threads or group.default_threads(world))
+    with group.shared_errors():
         work = RankSteps(settings, recipe, world, device)
-    found = {"seconds": gather(work.measure())}
-    store, _ = open_stores()
-    disconnect()
+    found = {"seconds": group.gather(work.measure())}
+    store, _ = group.open_stores()
+    group.disconnect()
     if world.size > 1 and recipe.parallel.zero < 3:  # ZeRO 3 needs messages for the weights
         with open_silent_group(world):
             store.set(f"silent/{world.rank}", json.dumps(work.measure()))
@@ -222,7 +214,7 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
     if settings.data is not None:
         Manifest.read(settings.data)  # fails before anything is launched
     most = max(counts)
-    device = choose_device(settings.device, World(0, most, 0, most))
+    device = group.choose_device(settings.device, World(0, most, 0, most))
     threads = recipe.compute.threads or max(1, num_cores() // most)
     launches = [(processes, threads) for processes in counts]
     if device.type == "cpu":

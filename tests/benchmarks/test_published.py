@@ -7,22 +7,11 @@ from statistics import mean
 
 import pytest
 from conftest import ROOT
-from support.published import (
-    Comparison,
-    compare,
-    cover,
-    fit_margin,
-    fit_paces,
-    fit_reach,
-    fit_slowest,
-    foretell,
-    is_single,
-    modelled_speed,
-    read_published,
-)
+from support import published
 
 from pretraining.planning.cost import PUBLISHED, REACH, SLOWEST
 
+CONTENT = published.read_published()
 PAGE = (ROOT / "docs" / "planning.md").read_text()
 RUNS = {"PyTorch, A100", "Paddle, A100", "TensorFlow 2, A100", "PyTorch, DGX-2H", "DeepSpeed, DGX-2"}
 OTHERS = ("1, A100", "1, A100, TF32", "1, DGX-2H", "2, A100, TF32", "2, DGX-2H")
@@ -30,14 +19,10 @@ HELD_OUT = {f"TensorFlow {name}" for name in OTHERS}
 """Runs whose rows fit no constant."""
 
 
-@pytest.fixture(scope="module")
-def comparisons() -> list[Comparison]:
-    return list(compare(read_published()))
-
-
-def test_the_model_errs_at_most_half_as_much_as_linear_scaling(comparisons: list[Comparison]) -> None:
+def test_the_model_errs_at_most_half_as_much_as_linear_scaling() -> None:
     by_run = defaultdict(list)
     print(f"\n{'run':20}{'what':22}{'GPUs':>6}{'published':>12}{'modelled':>12}{'error':>8}{'linear':>8}")
+    comparisons = list(published.compare(CONTENT))
     for each in comparisons:
         by_run[each.run].append(each)
         numbers = f"{each.published:12,.2f}{each.modelled:12,.2f}{each.error:8.1%}{each.linear_error:8.1%}"
@@ -51,35 +36,35 @@ def test_the_model_errs_at_most_half_as_much_as_linear_scaling(comparisons: list
         assert f" | {ours:.1%} | {linear:.1%} | {ours / linear:.2f} |" in PAGE, f"docs/planning.md is stale: {run}"
 
 
-def test_every_row_of_several_nodes_is_compared_and_none_of_them_calibrates(comparisons: list[Comparison]) -> None:
-    content = read_published()
-    assert all(row["source"] in content["sources"] for row in [*content["rows"], *content["hours"]])
-    rows = [row for row in content["rows"] if "accumulation" in row]
-    hours = [row for row in content["hours"] if "phases" in row]
-    assert len(comparisons) == len([row for row in [*rows, *hours] if not is_single(row)])
-    others = [{**row, "sequences_per_second": 1.0} if not is_single(row) else row for row in rows]
-    assert fit_paces(others) == fit_paces(rows)
+def test_every_row_of_several_nodes_is_compared_and_none_of_them_calibrates() -> None:
+    assert all(row["source"] in CONTENT["sources"] for row in [*CONTENT["rows"], *CONTENT["hours"]])
+    rows = [row for row in CONTENT["rows"] if "accumulation" in row]
+    hours = [row for row in CONTENT["hours"] if "phases" in row]
+    several = [row for row in [*rows, *hours] if not published.is_single(row)]
+    assert len(list(published.compare(CONTENT))) == len(several)
+    others = [{**row, "sequences_per_second": 1.0} if not published.is_single(row) else row for row in rows]
+    assert published.fit_paces(others) == published.fit_paces(rows)
 
 
 def test_the_constants_are_those_of_rows_of_one_node_that_are_not_held_out() -> None:
-    rows = [row for row in read_published()["rows"] if row["gpus"] <= row["gpus_per_node"]]
-    assert fit_reach(rows) == pytest.approx(REACH, abs=0.005)
-    assert fit_slowest(rows) == pytest.approx(SLOWEST, abs=0.0005)
+    rows = [row for row in CONTENT["rows"] if row["gpus"] <= row["gpus_per_node"]]
+    assert published.fit_reach(rows) == pytest.approx(REACH, abs=0.005)
+    assert published.fit_slowest(rows) == pytest.approx(SLOWEST, abs=0.0005)
     slower = [{**row, "sequences_per_second": 1.0} if "held_out" in row else row for row in rows]
-    assert (fit_reach(slower), fit_slowest(slower)) == (fit_reach(rows), fit_slowest(rows))
+    assert published.fit_reach(slower) == published.fit_reach(rows)
+    assert published.fit_slowest(slower) == published.fit_slowest(rows)
 
 
 def test_the_range_of_a_plan_is_that_of_runs_which_the_model_was_fitted_without() -> None:
-    content = read_published()
-    found = sorted(foretell(content).items(), key=lambda item: item[1])
+    found = sorted(published.foretell(CONTENT).items(), key=lambda item: item[1])
     for (run, what), times in found:
         print(f"{run:20}{what:10}{times:6.2f} times as long as the model says that was fitted without it")
         assert f"| {run} | {what} | {times:.2f} |" in PAGE, f"docs/planning.md is stale: {run} {what} {times:.2f}"
-    assert fit_margin(content) == pytest.approx(PUBLISHED, abs=0.005)
+    assert published.fit_margin(CONTENT) == pytest.approx(PUBLISHED, abs=0.005)
 
 
 def test_the_range_without_a_source_has_eight_of_ten_of_its_rows() -> None:
-    covered = cover(read_published())
+    covered = published.cover(CONTENT)
     for source, (within, rows) in covered.items():
         print(f"{source:20}{within:3} of {rows:3} rows within the range of all other sources")
         assert f"| {source} | {within} of {rows} |" in PAGE, f"docs/planning.md is stale: {source}"
@@ -88,16 +73,15 @@ def test_the_range_without_a_source_has_eight_of_ten_of_its_rows() -> None:
 
 
 def test_a_row_in_tf32_is_modelled_in_tf32() -> None:
-    rows, run = read_published()["rows"], "TensorFlow 2, A100, TF32"
+    rows, run = CONTENT["rows"], "TensorFlow 2, A100, TF32"
     [row] = [row for row in rows if (row.get("run"), row["gpus"], row["length"]) == (run, 1, 128)]
     mixed = {name: value for name, value in row.items() if name != "precision"}
-    assert 0.4 < modelled_speed(row, 1.0) / modelled_speed(mixed, 1.0) < 0.55
+    assert 0.4 < published.modelled_speed(row, 1.0) / published.modelled_speed(mixed, 1.0) < 0.55
 
 
 def test_what_a_source_says_is_not_used_to_foretell_it() -> None:
-    content = read_published()
-    before = foretell(content)
+    before = published.foretell(CONTENT)
     run, source, speed = "TensorFlow 2, A100", "TensorFlow 2021", "sequences_per_second"
-    rows = [{**row, speed: 2 * row[speed]} if row["source"] == source else row for row in content["rows"]]
-    after = foretell({**content, "rows": rows})
+    rows = [{**row, speed: 2 * row[speed]} if row["source"] == source else row for row in CONTENT["rows"]]
+    after = published.foretell({**CONTENT, "rows": rows})
     assert after[run, "at 128"] == pytest.approx(before[run, "at 128"] / 2)
