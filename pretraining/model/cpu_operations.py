@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.cpu_kernels import Masks
-from pretraining.model.own_backward import Forward, Gradients, with_backward
+from pretraining.model.own_backward import Forward, Gradients, Losses, with_backward
 
 
 @with_backward
@@ -59,9 +59,7 @@ def _drop_rows(masks: Masks, x: Tensor) -> Tensor:
     return out
 
 
-def cross_entropies(
-    logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
-) -> tuple[Tensor, Tensor]:
+def cross_entropies(logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool) -> Losses:
     """Computes the cross-entropy of every row, and whether its prediction is right. The bias is added to the logits
     here. With `slopes`, their gradient replaces the logits; otherwise they stay."""
     losses, right = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)

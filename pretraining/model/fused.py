@@ -19,7 +19,7 @@ from data_prep.common.hashing import hash_key
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.own_backward import Forward, ForwardOfLoss, Gradients, with_backward
+from pretraining.model.own_backward import Forward, ForwardOfLoss, Gradients, Losses, with_backward
 from pretraining.model.products import pad_to_tiles
 
 TAKES_ROWS = "takes_rows"
@@ -166,7 +166,7 @@ def _embed_backward(sizes: tuple[int, int, int], takes_rows: bool, grad: Tensor,
     return words, *(sums(*each).to(grad.dtype) for each in zip(sizes[1:], ids[1:], strict=True))
 
 
-def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Losses:
     """Computes the sum of the cross-entropies of the predictions, and the number of right ones.
 
     `weight` and `bias` may have more rows than the vocabulary, which are ignored.
@@ -185,9 +185,7 @@ def has_loss_kernel(hidden: Tensor) -> bool:
     return _find_operations("cross_entropy", hidden) is not None
 
 
-def cross_entropies(
-    logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
-) -> tuple[Tensor, Tensor]:
+def cross_entropies(logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool) -> Losses:
     """Calls the kernel for `cpu_operations.cross_entropies`, or that of a GPU."""
     ours = cpu_operations if kernels.usable(logits) else gpu
     return ours.cross_entropies(logits, bias, labels, vocabulary, slopes)
@@ -229,7 +227,7 @@ def _masked_loss_backward(
 
 def loss_in_chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
-) -> tuple[Tensor, Tensor]:
+) -> Losses:
     """Computes the same as `masked_loss`, so that the logits of only `at_once` predictions are in memory together.
 
     In training, the forward pass of a chunk computes its gradients too: no logits are kept or computed again. The

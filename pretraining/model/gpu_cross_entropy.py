@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pretraining.model.gpu_kernels import _read
+from pretraining.model.own_backward import Losses
 
 CHUNK = 4096
 """The most logits of a row that a program holds at a time."""
@@ -54,9 +55,7 @@ def _cross_entropy(
             tl.store(logits + begin + column, share - (column == label).to(tl.float32), mask=there)
 
 
-def cross_entropies(
-    logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
-) -> tuple[Tensor, Tensor]:
+def cross_entropies(logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool) -> Losses:
     """Computes the loss of every row, (m,) in fp32, and whether its prediction is right. The bias is added here.
     With `slopes`, the gradient of the logits replaces them."""
     rows, width = logits.shape

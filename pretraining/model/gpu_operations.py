@@ -20,7 +20,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from data_prep.common.private_folders import keep_compiled
 from pretraining.model.cpu_kernels import Masks, may_use_kernels
-from pretraining.model.own_backward import Forward, Gradients, with_backward
+from pretraining.model.own_backward import Forward, Gradients, Losses, with_backward
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_WIDTH = 1 << 14
@@ -84,9 +84,7 @@ def make_row_keys(dropout_seed: int, examples: Array, positions: Tensor, starts:
     return gpu_row_keys.make_row_keys(hash_key(dropout_seed, *examples.T), positions, starts, longest)
 
 
-def cross_entropies(
-    logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
-) -> tuple[Tensor, Tensor]:
+def cross_entropies(logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool) -> Losses:
     """Computes the same as `cpu_operations.cross_entropies`."""
     from pretraining.model import gpu_cross_entropy
 

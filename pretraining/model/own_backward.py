@@ -13,11 +13,13 @@ from torch.autograd.function import once_differentiable
 Inputs = ParamSpec("Inputs")
 Saved = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
-Result = TypeVar("Result", Tensor, tuple[Tensor, Tensor])
+Losses = tuple[Tensor, Tensor]
+"""Losses of predictions and which of them are right, or the sum and the number of these."""
+Result = TypeVar("Result", Tensor, Losses)
 Forward = tuple[Tensor, Saved, Callable[..., Gradients]]
 """The result of a forward pass, the tensors to save, and the backward pass."""
-ForwardOfLoss = tuple[tuple[Tensor, Tensor], Saved, Callable[..., Gradients]]
-"""The same for a loss and a count, which has no gradient."""
+ForwardOfLoss = tuple[Losses, Saved, Callable[..., Gradients]]
+"""The same for losses; which or how many are right has no gradient."""
 
 
 class _OwnBackward(torch.autograd.Function):
