@@ -66,19 +66,15 @@ def step_batches(
 
 
 def training_batches(
-    dataset: Dataset,
-    order: BatchOrder,
-    steps: Iterable[int],
-    rank: int = 0,
-    ranks: int = 1,
-    accumulation: int = 1,
-    device: torch.device = CPU,
+    dataset: Dataset, order: BatchOrder, steps: Iterable[int], accumulation: int = 1, device: torch.device = CPU
 ) -> Generator[tuple[PretrainingBatches, float], None, None]:
-    """Prepares one rank's parts of the batches of steps in a thread, ahead of training; close it to end the thread.
+    """Prepares the parts of the dataset's rank of the batches of steps in a thread, ahead of training; close it to end
+    the thread.
 
     For a GPU they are in pinned memory. Each comes with the seconds that training waited for it.
     """
-    read = (step_batches(dataset, order, step, rank, ranks, accumulation).pin_for(device) for step in steps)
+    where = (dataset.rank, dataset.ranks, accumulation)
+    read = (step_batches(dataset, order, step, *where).pin_for(device) for step in steps)
     return prepare_in_thread(read, AHEAD)
 
 

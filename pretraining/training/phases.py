@@ -70,11 +70,10 @@ class TrainingPhase:
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:
         """Starts the clock, and yields this rank's batches to the end of the phase, each with the seconds spent waiting
         for it."""
-        end, world = self._schedule.steps, self._world
+        end = self._schedule.steps
         steps = count(state.phase_step) if end is None else range(state.phase_step, end)
         self.clock = Clock(state.phase_seconds, self._device)
-        where = (world.rank, world.size, self.accumulation, self._device)
-        return closing(training_batches(self._dataset, self._order, steps, *where))
+        return closing(training_batches(self._dataset, self._order, steps, self.accumulation, self._device))
 
     def batch_number(self, step: int) -> int:
         """Number, in the order of the phase, of the batch of a step."""
