@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("house")
 
-Told = Callable[..., str]
-"""What the fixture of this name is."""
 ROOT = Path(__file__).parent.parent
 HANDLERS = {
     number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -220,26 +218,15 @@ def leaves_group() -> Iterator[None]:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """Calls an entry in this process, which ends with `code`; returns what it prints, or why it refuses."""
-
-    def run(main: Callable[[list[str]], int], *words: object, code: int = 0) -> str:
-        assert main([str(word) for word in words]) == code
-        printed = capsys.readouterr()
-        return printed.err if code else printed.out
-
-    return run
-
-
-@pytest.fixture
-def tune(told: Told, leaves_group: None) -> Tune:
-    """The same of an entry of finetuning/, run_task.py or another."""
+def tune(leaves_group: None) -> Tune:
+    """`run_main` of an entry of finetuning/, run_task.py or another, which leaves the process group."""
+    from support.commands import run_main
     from support.finetuning import call
 
     from pretraining.processes.group import disconnect
 
     def run(words: Sequence[object], entry: str = "run_task", code: int = 0) -> str:
         disconnect()
-        return told(partial(call, entry), *words, code=code)
+        return run_main(partial(call, entry), *words, code=code)
 
     return run

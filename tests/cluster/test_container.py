@@ -43,7 +43,6 @@ def test_scripts_and_the_dockerfile_have_no_faults(linter: str) -> None:
     scripts = [INSTALL, *(path for place in SCRIPTS for path in sorted(ROOT.glob(place)))]
     files = ["-x", *scripts] if linter == "shellcheck" else [FOLDER / "Dockerfile"]
     run([program, *files], ROOT, os.environ)
-    assert os.access(INSTALL, os.X_OK)
 
 
 def test_both_recipes_make_the_same_image() -> None:
@@ -107,9 +106,8 @@ SCRIPT = ROOT / "cluster" / "offline.sh"
 
 
 def fails(folder: Path, *arguments: str, **variables: str) -> str:
-    return refuse(
-        [SCRIPT, *arguments], {**os.environ, "WHEELS": str(folder / "wheels"), "PYTHON": sys.executable, **variables}
-    )
+    given = {**os.environ, "WHEELS": str(folder / "wheels"), "PYTHON": sys.executable, **variables}
+    return refuse([SCRIPT, *arguments], given)
 
 
 @pytest.mark.parametrize("step", [(), ("install",)])

@@ -18,8 +18,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from conftest import ROOT, Told
+from conftest import ROOT
 from rich.console import Console
+from support.commands import run_main
 from support.processes import wait_for
 from support.run_folders import Look, Squeue, end, make_running, note, shown, start, status, strip
 from support.training import records
@@ -61,19 +62,19 @@ def test_without_a_name_those_below_runs(run: Path, look: Look, monkeypatch: pyt
     assert look().startswith("runs/one  done")
 
 
-def test_a_folder_without_runs_and_options_that_make_no_sense_are_refused(run: Path, told: Told) -> None:
+def test_a_folder_without_runs_and_options_that_make_no_sense_are_refused(run: Path) -> None:
     none = run.with_name("none")
     for _ in range(2):
-        said = told(main, none, code=2)
+        said = run_main(main, none, code=2)
         assert said.startswith(f"error: {none}: no ")
         assert "name the folder that train.py had as --out" in said
         none.mkdir(exist_ok=True)
     for more in (["--every", 0], ["--json"]):
-        assert told(main, run, "--watch", *more, code=2).startswith("error: ")
+        assert run_main(main, run, "--watch", *more, code=2).startswith("error: ")
 
 
-def test_losses_are_drawn_at_the_end_and_when_asked_for(run: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    told(main, run, "--charts")
+def test_losses_are_drawn_at_the_end_and_when_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_main(main, run, "--charts")
     drawn = (run / "loss.png").read_bytes()
     assert drawn.startswith(b"\x89PNG\r\n\x1a\n")
     (run / "loss.png").unlink()
@@ -85,7 +86,7 @@ def test_losses_are_drawn_at_the_end_and_when_asked_for(run: Path, told: Told, m
     finish_run(request, context, trained_now=False)
     assert (run / "loss.png").read_bytes() == drawn
     (run / METRICS).write_text("")
-    assert f"{run}/loss.png: not drawn: 0 logged steps" in told(main, run, "--charts")
+    assert f"{run}/loss.png: not drawn: 0 logged steps" in run_main(main, run, "--charts")
 
 
 def test_json_has_the_same_for_scripts(run: Path, look: Look) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Told, write_wiki
-from support.commands import write_program
+from conftest import ROOT, write_wiki
+from support.commands import run_main, write_program
 from support.training import RECIPE
 
 from cluster.submit import main
@@ -66,9 +66,8 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 def shell(folder: Path, script: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Runs a script of bash in Cloze's folder."""
-    words = ["bash", "-c", script]
     given = environment(folder, **more)
-    return subprocess.run(words, cwd=folder, env=given, capture_output=True, text=True, check=False)
+    return subprocess.run(["bash", "-c", script], cwd=folder, env=given, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -266,9 +265,9 @@ def test_what_would_fail_later_is_refused_now(folder: Path, submit: Submit, word
     assert not calls(folder)
 
 
-def test_it_is_at_home_in_clozes_folder_alone(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_at_home_in_clozes_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "is not Cloze's folder" in told(main, "pipeline", code=2)
+    assert "is not Cloze's folder" in run_main(main, "pipeline", code=2)
 
 
 def test_a_job_says_what_it_does_not_use_and_what_it_could(folder: Path) -> None:

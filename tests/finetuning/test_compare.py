@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Told
+from support.commands import run_main
 
 from finetuning.averages import collect_averages, compute_averages
 from finetuning.compare import main
@@ -33,10 +33,10 @@ def write(folder: Path, runs: int = 1, dev: str = "200 rows, checksum 12", **sco
     return str(folder)
 
 
-def test_scores_stand_beside_each_other(tmp_path: Path, told: Told) -> None:
+def test_scores_stand_beside_each_other(tmp_path: Path) -> None:
     one = write(tmp_path / "mini" / "glue", sst2=0.801, rte=0.5, mrpc=0.9)
     other = write(tmp_path / "base" / "glue", sst2=0.9, cola=None, mrpc=0.905)
-    assert [line.split() for line in told(main, one, other).splitlines()] == [
+    assert [line.split() for line in run_main(main, one, other).splitlines()] == [
         ["task", "metric", "mini/glue", "base/glue", "difference", "by", "chance"],
         ["sst2", "accuracy", "80.1", "90.0", "+9.9", "±", "2.8"],
         ["rte", "accuracy", "50.0"],
@@ -49,22 +49,22 @@ def test_scores_stand_beside_each_other(tmp_path: Path, told: Told) -> None:
     ("unlike", "named"),
     [({"runs": 5}, "the best of 5 runs"), ({"dev": "180 rows, checksum 56"}, "other items in dev (200 rows")],
 )
-def test_what_is_not_alike_has_no_difference(unlike: dict[str, Any], named: str, tmp_path: Path, told: Told) -> None:
-    said = told(main, write(tmp_path / "a", sst2=0.8), write(tmp_path / "b", sst2=0.9, **unlike))
+def test_what_is_not_alike_has_no_difference(unlike: dict[str, Any], named: str, tmp_path: Path) -> None:
+    said = run_main(main, write(tmp_path / "a", sst2=0.8), write(tmp_path / "b", sst2=0.9, **unlike))
     _, row, note = said.splitlines()
     assert row.split() == ["sst2", "accuracy", "80.0", "90.0"]
     assert note.startswith("sst2: not alike")
     assert named in note
 
 
-def test_what_has_no_results_is_told(tmp_path: Path, told: Told) -> None:
-    assert f"{tmp_path}: no results.json" in told(main, tmp_path, code=2)
+def test_what_has_no_results_is_told(tmp_path: Path) -> None:
+    assert f"{tmp_path}: no results.json" in run_main(main, tmp_path, code=2)
     (tmp_path / "results.json").write_text('{"task": "sst2", "metric": "accuracy", "score": 0.5}')
-    assert "name the folder above it" in told(main, tmp_path, code=2)
-    assert "python finetuning/compare.py runs/" in told(main, code=2)
+    assert "name the folder above it" in run_main(main, tmp_path, code=2)
+    assert "python finetuning/compare.py runs/" in run_main(main, code=2)
 
 
-def test_damaged_results_are_named(tmp_path: Path, told: Told) -> None:
+def test_damaged_results_are_named(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "a", sst2=0.8)) / "results.json"
     whole = json.loads(path.read_text())
     wrong: list[dict[str, Any]] = [{"score": "x"}, {"score": float("nan")}, {"runs": []}, {"spreads": []}]
@@ -72,13 +72,13 @@ def test_damaged_results_are_named(tmp_path: Path, told: Told) -> None:
     contents: list[Any] = [[], "x", None, {}, *({"sst2": {**whole["sst2"], **each}} for each in wrong)]
     for content in contents:
         path.write_text(json.dumps(content))
-        assert f"{path}: no results of a command of finetuning/, or damaged" in told(main, tmp_path / "a", code=2)
+        assert f"{path}: no results of a command of finetuning/, or damaged" in run_main(main, tmp_path / "a", code=2)
 
 
-def test_names_are_shown_as_they_are_and_files_lead_to_their_folders(tmp_path: Path, told: Told) -> None:
+def test_names_are_shown_as_they_are_and_files_lead_to_their_folders(tmp_path: Path) -> None:
     names = [write(tmp_path / name, runs=runs, sst2=0.8) for name, runs in (("a", 1), ("[bold]b", 1), ("c", 2))]
-    assert told(main, names[0]).splitlines()[1].split() == ["sst2", "accuracy", "80.0"]
-    head, _, note = told(main, f"{names[0]}/results.json", *names[1:]).splitlines()
+    assert run_main(main, names[0]).splitlines()[1].split() == ["sst2", "accuracy", "80.0"]
+    head, _, note = run_main(main, f"{names[0]}/results.json", *names[1:]).splitlines()
     assert "[bold]b" in head
     assert note.startswith("sst2: not alike (c): one run and the best of 2")
 
@@ -143,14 +143,14 @@ def test_the_console_has_averages_and_says_what_they_lack() -> None:
     assert list(describe_averages([glue(row)["rte"]])) == [], "who asks for one task wants no average"
 
 
-def test_averages_of_folders_stand_beside_each_other(tmp_path: Path, told: Told) -> None:
+def test_averages_of_folders_stand_beside_each_other(tmp_path: Path) -> None:
     for name, row in PAPERS.items():
         (tmp_path / name).mkdir()
         write_results([*glue(row, wnli=None if name == "gpt" else 65.1).values()], tmp_path / name)
         kept = json.loads((tmp_path / name / "results.json").read_text())
         assert kept["averages"]["average as in the paper"] == pytest.approx(row[-1] / 100, abs=5e-4)
         assert kept["rte"]["score"] == row[8] / 100
-    lines = told(main, *(tmp_path / name for name in PAPERS)).splitlines()
+    lines = run_main(main, *(tmp_path / name for name in PAPERS)).splitlines()
     paper = ["average", "as", "in", "the", "paper", "75.2", "79.6", "81.9", "+6.7", "±", "0.9"]
     assert [line.split() for line in lines if "paper" in line] == [paper]
     assert "average: gpt has none: wnli missing" in lines

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Told
+from support.commands import run_main
 from support.hub import publish_dataset
 from support.tasks import CUTTER
 from support.website import CONTENT, OTHER, Site, arguments, names
@@ -63,9 +63,9 @@ def publish(site: Site, monkeypatch: pytest.MonkeyPatch) -> Publish:
 
 
 @pytest.fixture
-def fetched(site: Site, told: Told) -> Fetch:
+def fetched(site: Site) -> Fetch:
     def run(words: str, code: int = 0, mirror: str = site.url) -> str:
-        return told(fetch.main, *arguments(*words.split(), "--mirror", mirror), code=code)
+        return run_main(fetch.main, *arguments(*words.split(), "--mirror", mirror), code=code)
 
     return run
 
@@ -283,11 +283,11 @@ def test_splits_are_balanced_of_different_modules_and_say_no_answer(packages: Pa
     assert (len(task.train), len(task.dev["dev"])) == (80, 40)
 
 
-def test_too_little_text_is_said(packages: Path, tmp_path: Path, told: Told) -> None:
-    said = told(main, "demo", "--out", tmp_path / "task", "--train", 40, "--dev", 20, code=2)
+def test_too_little_text_is_said(packages: Path, tmp_path: Path) -> None:
+    said = run_main(main, "demo", "--out", tmp_path / "task", "--train", 40, "--dev", 20, code=2)
     assert "2 of the installed packages have 40 and 20 texts" in said
     assert not (tmp_path / "task").exists()
-    said = told(main, "demo", "--packages", 1, "--train", 0, code=2)
+    said = run_main(main, "demo", "--packages", 1, "--train", 0, code=2)
     assert all(fault in said for fault in ("--packages 1", "--train 0"))
 
 
@@ -297,11 +297,11 @@ def test_packages_are_told_by_where_modules_lie() -> None:
     assert find_package(Path("/usr/lib/python3/json/decoder.py")) == "python"
 
 
-def test_files_of_somebody_else_stay(packages: Path, tmp_path: Path, told: Told) -> None:
+def test_files_of_somebody_else_stay(packages: Path, tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     (tmp_path / "task/train.jsonl").write_text("mine")
     command = ["demo", "--out", tmp_path / "task", "--packages", 2, "--train", 40, "--dev", 20]
-    assert f"{tmp_path / 'task/train.jsonl'}: exists" in told(main, *command, code=2)
+    assert f"{tmp_path / 'task/train.jsonl'}: exists" in run_main(main, *command, code=2)
     assert [path.read_text() for path in (tmp_path / "task").iterdir()] == ["mine"]
-    told(main, *command, "--replace")
-    told(main, *command)  # of the same packages once more
+    run_main(main, *command, "--replace")
+    run_main(main, *command)  # of the same packages once more

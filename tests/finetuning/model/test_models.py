@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,8 +14,8 @@ import pytest
 import torch
 from support.base_models import write_bert
 from support.commands import refusal
-from support.hub import downloads, publish_model
-from support.processes import ROOT, start
+from support.hub import downloads, publish_model, read_settings_anew
+from support.processes import start
 from support.ranks import take_part
 from support.task_models import HEADS, MNLI, compute_logits, task_weights
 from support.transformers_models import PIECES, SHAPE, same, their_model
@@ -173,40 +172,31 @@ def test_the_newest_export_is_taken_where_none_is_named(tmp_path: Path, monkeypa
     assert "runs/none/export: no such folder, and not the name of a model" in refusal(find_model, "runs/none/export")
 
 
-def find_together(folder: Path, world: World) -> None:
-    """A rank that says what it has found in a folder."""
-    os.chdir(folder)
-    model = find_model()
-    sys.stdout.write(f"{world.rank} {model.name} {len(model.encoder)}\n")
+def find_together(folder: Path, name: str | None, world: World) -> None:
+    """A rank that says what it has found in a folder, or on the hub, whose settings it reads anew."""
+    read_settings_anew(folder)
+    model = find_model(name)
+    sys.stdout.write(f"{world.rank} {model.name} {len(model.encoder)} {model.summary().hub_model}\n")
 
 
 def test_ranks_find_the_same(straight: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mini").symlink_to(straight)
-    done = start(2, take_part, partial(find_together, tmp_path)).wait(60)
+    done = start(2, take_part, partial(find_together, tmp_path, None)).wait(60)
     assert [rank.errors for rank in done] == ["", ""]
-    assert [rank.output for rank in done] == [f"{number} runs/mini/export 31\n" for number in (0, 1)]
+    assert [rank.output for rank in done] == [f"{number} runs/mini/export 31 None\n" for number in (0, 1)]
     (tmp_path / "runs" / "mini").unlink()
-    done = start(2, take_part, partial(find_together, tmp_path)).wait(60)
+    done = start(2, take_part, partial(find_together, tmp_path, None)).wait(60)
     assert [rank.code for rank in done] == [2, 2]
     assert done[0].errors.count("there is no exported model here") == 1
 
 
-FIND = """
-from finetuning.model.models import find_model
-model = find_model("owner/bert")
-print(model.on_hub, len(model.encoder), model.summary().hub_model)
-"""
-
-
 @pytest.mark.usefixtures("surroundings")
 def test_a_name_on_the_hub(bert: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process that has not loaded the hub's library yet, which reads its settings only once."""
     publish_model(site, "owner/bert", bert)
     monkeypatch.setenv("HF_ENDPOINT", site.url)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    done = subprocess.run([sys.executable, "-c", FIND], capture_output=True, text=True, check=False)
-    assert done.stdout == "True 31 owner/bert\n", done.stderr
+    [done] = start(1, take_part, partial(find_together, Path.cwd(), "owner/bert")).wait(60)
+    assert (done.errors, done.output) == ("", "0 owner/bert 31 owner/bert\n")
     assert downloads(site, "model.safetensors") == 1
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Told
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from support.commands import run_main
 from support.finetuning import call, results, write_toy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -231,14 +231,14 @@ def test_a_grid_is_drawn_beside_its_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_drawn_fails_nothing(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_drawn_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
         raise RuntimeError("no font")
 
     toy = write_toy(tmp_path / "toy")
     monkeypatch.setattr(charts, "draw_curves", broken)
     monkeypatch.setattr(figures, "save", broken)
-    said = told(partial(call, "run_task", charts=True), *toy.command("out"))
+    said = run_main(partial(call, "run_task", charts=True), *toy.command("out"))
     for name in ("curves", "answers_dev"):
         assert f"{name}.png: not drawn: RuntimeError: no font" in said
     assert results(toy.folder / "out")["score"] is not None

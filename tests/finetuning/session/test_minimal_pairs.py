@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Told
 from support.base_models import write_bert
+from support.commands import run_main
 from support.tasks import VOCABULARY
 
 from finetuning import run_pairs
@@ -34,12 +34,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def score(model: Path, tmp_path: Path, told: Told) -> Score:
-    def run(rows: Sequence[tuple[str, ...]], code: int = 0) -> str:
+def score(model: Path, tmp_path: Path) -> Score:
+    def run(rows: Sequence[tuple[str, ...]], out: str = "out", code: int = 0) -> str:
         lines = [dict(zip(("phenomenon", "paradigm", "good"), row, strict=False)) for row in rows]
         pairs = tmp_path / "pairs.jsonl"
         pairs.write_text("".join(json.dumps({**PAIR, **line}) + "\n" for line in lines))
-        return told(run_pairs.main, "--model", model, "--pairs", pairs, "--out", tmp_path / "out", code=code)
+        return run_main(run_pairs.main, "--model", model, "--pairs", pairs, "--out", tmp_path / out, code=code)
 
     return run
 
@@ -66,12 +66,8 @@ def test_paradigms_of_one_name_are_told_apart_by_their_phenomena(score: Score, t
 
 @pytest.mark.usefixtures("quick")
 def test_groups_without_names_are_shown_beside_others(score: Score) -> None:
+    assert table(score([("", ""), ("", "")], "alone")) == [["all", "2"]]
     assert [name for name, _ in table(score([("", "p"), ("", "")]))] == ["(none", "p", "(none", "all"]
-
-
-@pytest.mark.usefixtures("quick")
-def test_pairs_without_groups_are_shown_together(score: Score) -> None:
-    assert table(score([("", ""), ("", "")])) == [["all", "2"]]
 
 
 @pytest.mark.usefixtures("quick")
@@ -85,12 +81,12 @@ def test_pairs_that_are_too_long_are_named_before_scoring(score: Score, tmp_path
 
 @pytest.mark.usefixtures("quick")
 def test_the_usual_pairs_are_found_compressed_or_not(
-    model: Path, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "data" / "pairs").mkdir(parents=True)
     command = ["--model", model, "--out", tmp_path / "out"]
-    assert "blimp.jsonl.xz" in told(run_pairs.main, *command, code=2)
+    assert "blimp.jsonl.xz" in run_main(run_pairs.main, *command, code=2)
     (folder / "blimp.jsonl.xz").write_bytes(b"not read")
     (folder / "blimp.jsonl.gz").write_bytes(gzip.compress(json.dumps(PAIR).encode()))
-    assert "1 pairs of data/pairs/blimp.jsonl.gz" in told(run_pairs.main, *command)
+    assert "1 pairs of data/pairs/blimp.jsonl.gz" in run_main(run_pairs.main, *command)
