@@ -162,7 +162,7 @@ def test_a_document_of_a_hundred_megabytes_on_one_line_takes_less_than_a_gigabyt
     assert corpus.sentences > 1_000_000
 
 
-@pytest.mark.parametrize("text", ["x" * 10_000_000, "中文" * 1_000_000, "é" * 1_000_000, "." * 3_000_000])
+@pytest.mark.parametrize("text", ["x" * 3_000_000, "中文" * 300_000, "é" * 300_000, "." * 1_000_000])
 def test_text_without_any_space_is_no_trouble(text: str, tmp_path: Path) -> None:
     (tmp_path / "odd.txt").write_text("An ordinary sentence. And another one.\n\n" + text)
     run(tmp_path / "odd.txt", tmp_path / "out")

@@ -113,14 +113,8 @@ def _cut(document: Document) -> list[list[int]]:
     return [list(document[begin:end]) for begin, end in itertools.pairwise([*starts, len(document)])]
 
 
-def mark(
-    folder: Path,
-    tokens: Iterable[TokensRecord],
-    threshold: float,
-    workers: Workers | None = None,
-    vocabulary: Vocabulary = VOCABULARY,
-) -> Array:
+def mark(folder: Path, tokens: Iterable[TokensRecord], threshold: float, workers: Workers | None = None) -> Array:
     """Finds near copies in a folder; returns the documents that are some."""
     runner = Runner(WorkFolder(folder), workers or Workers(), Console(quiet=True))
-    mark_near_copies(runner, tokens, vocabulary, threshold)
+    mark_near_copies(runner, tokens, VOCABULARY, threshold)
     return np.flatnonzero(np.fromfile(folder / NEAR_COPIES, np.uint8))
