@@ -28,15 +28,16 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, replacing
 from data_prep.examples import sifting
-from data_prep.examples.parts import HELD_OUT, write_parts
+from data_prep.examples.parts import HELD_OUT, PARTS
 from data_prep.examples.sifting import SiftTask
 from data_prep.examples.validation import choose_held_out
 from data_prep.near_copies.finding import mark_near_copies
 from data_prep.running import Runner, Step
 from data_prep.settings import Settings
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, WORK
+from data_prep.vocabulary.tokens import list_token_files
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import TokensRecord, WorkFolder
+from data_prep.work import TokensRecord, WorkFolder, sum_by_source
 
 LEAVE_OUT_COPIES = Step("unique", sifting.leave_out_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
 LEAVE_OUT_NEAR = Step("distinct", sifting.leave_out_near_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
@@ -89,8 +90,7 @@ class Choosing:
         if self.settings.weights:
             tokens, held_out = self._weighed(once, held_out)
         self._save(HELD_OUT, held_out)
-        filled = (record for record in tokens if record.documents)
-        write_parts(self.folder, ((record.path, record.documents, record.pieces) for record in filled))
+        list_token_files(self.folder, PARTS, tokens)
         return Chosen(once, tokens, len(held_out))
 
     def write_documents(self, chosen: Tokens) -> FileRecord:
@@ -112,7 +112,7 @@ class Choosing:
             firsts = accumulate((record.documents for record in tokens), initial=0)
             for number, (record, first, extra) in enumerate(zip(tokens, firsts, more(), strict=False)):
                 own = {"first": first, "seed": self.settings.seed, **extra}
-                yield SiftTask(self.folder, step.name, number, record, unknown, **own)
+                yield SiftTask(self.folder, number, record.pieces, step.name, record, unknown, **own)
 
         return self.runner.run(step, tasks)
 
@@ -141,10 +141,7 @@ class Choosing:
     def _within_shares(self, tokens: Tokens) -> Tokens:
         if not self.settings.max_shares:
             return tokens
-        pieces: Counter[str] = Counter()
-        for record in tokens:
-            pieces[record.source] += record.pieces
-        shares = sifting.compute_shares(pieces, self.settings.max_shares)
+        shares = sifting.compute_shares(sum_by_source(tokens, "pieces"), self.settings.max_shares)
         return self._sift(LEAVE_OUT_SHARE, tokens, lambda: ({"kept_share": shares[one.source]} for one in tokens))
 
     def _with_passages(self, tokens: Tokens) -> Tokens:
@@ -183,7 +180,8 @@ class Choosing:
                 files, special, seed = math.ceil(times), self.vocabulary.special, self.settings.seed
                 own: dict[str, Any] = {"times": times, "trained": trained, "held_out": rows, "seed": seed}
                 for share in range(files):
-                    yield SiftTask(self.folder, WEIGH.name, number, record, special.unk, share=(share, files), **own)
+                    own["share"] = (share, files)
+                    yield SiftTask(self.folder, number, record.pieces, WEIGH.name, record, special.unk, **own)
                     number += 1
 
         weighed = self.runner.run(WEIGH, tasks)
@@ -195,14 +193,11 @@ class Choosing:
 
     def _say_weights(self, tokens: Tokens, weighed: Tokens) -> None:
         """Prints by which factor weights changed the pieces of each source, since documents differ in length."""
-        before, after = Counter[str](), Counter[str]()
-        for record in tokens:
-            before[record.source] += record.pieces
-        for record in weighed:
-            before[record.source] -= record.held_out_pieces
-            after[record.source] += record.pieces - record.held_out_pieces
+        all_before, all_after = sum_by_source(tokens, "pieces"), sum_by_source(weighed, "pieces")
+        held_out = sum_by_source(weighed, "held_out_pieces")
         for source, weight in ((name, weight) for name, weight in self.settings.weights.items() if weight != 1):
-            real = f"{after[source] / max(before[source], 1):.4g} times its {before[source]:,} pieces for training"
+            before, after = (pieces[source] - held_out[source] for pieces in (all_before, all_after))
+            real = f"{after / max(before, 1):.4g} times its {before:,} pieces for training"
             line = f"weight of {source}: {real} (asked for, by documents: {weight:g})"
             self.runner.console.print(line, markup=False, soft_wrap=True)
 

@@ -1,22 +1,24 @@
-"""Makes the parts of a manifest: the settings and sources of a run, and the figures of its text."""
+"""Makes the parts of a manifest: the settings and sources of a run, and the figures of its text; compares them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_prep.choosing import Chosen
+from data_prep.common.errors import UserError
 from data_prep.origins import Faults, Origins, sum_filtered
-from data_prep.readers.filters import describe_words
+from data_prep.readers.filters import add_up, describe_words
 from data_prep.readers.reader import Problems, replace_path
-from data_prep.readers.sieve import add_up
 from data_prep.readers.sources import SourceFile
+from data_prep.seals import UNUSED, name_language
 from data_prep.settings import BY_SOURCE, CUTTING, Settings
 from data_prep.shards import CorpusFigures, Ingredients, RecordedSettings, SourceRecord, VocabularyFigures
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import DocumentsRecord
+from data_prep.work import DocumentsRecord, spell_value
 
 COUNTED = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes", "copies", "near_copies", "over_share")
 """Counts that are added up over the files of token documents."""
@@ -45,7 +47,7 @@ def describe_with_origins(plan: Ingredients, origins: Origins, out: Path) -> Ing
         theirs[name] = named if named.keys() - {""} else named.get("")
     changed: dict[str, Any] = {
         "settings": plan.settings.model_copy(update=theirs),
-        "sources": [*origins.sources, *plan.sources],
+        "sources": [*(file for origin in origins.folders for file in origin.sources), *plan.sources],
         "origins": [origin.record(out) for origin in origins.folders],
     }
     if alone:
@@ -92,3 +94,48 @@ def sum_corpus(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> Cor
         skipped=[*(fault for one in faults for fault in one.skipped), *lost],
         replaced=sum(one.replaced for one in faults),
     )
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Compares the settings and sources that a folder was begun with to those of now."""
+
+    before: Ingredients
+    now: Ingredients
+
+    def refuse(self, folder: Path) -> None:
+        """Raises UserError if a setting or source of the folder is another one."""
+        changes, names = self.list_settings(), self.list_sources()
+        if names is not None:
+            changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
+        if changes:
+            raise UserError(
+                f"{folder} was made with other settings:\n" + "\n".join(changes) + "\n"
+                "give the same settings to continue, another --out, or remove the folder"
+            )
+
+    def list_settings(self) -> list[str]:
+        """Lists the settings that are others."""
+        theirs, ours = {**UNUSED, **self.before.settings.as_json()}, self.now.settings.as_json()
+        changes = [
+            f"  --{name.replace('_', '-')} was {spell_value(theirs.get(name))}, now {spell_value(ours[name])}"
+            for name, value in name_language(ours).items()
+            if name_language(theirs).get(name) != value
+        ]
+        if self.before.given_vocabulary != self.now.given_vocabulary:
+            changes.append("  --vocab: another vocabulary")
+        if [origin.key for origin in self.before.origins] != [origin.key for origin in self.now.origins]:
+            changes.append("  --from: other documents")
+        return changes
+
+    def list_sources(self) -> list[str] | None:
+        """Names the files that were added, are gone or have another content; None where all is as it was, and an empty
+        list where only their order is another."""
+        if self.before.sources == self.now.sources:
+            return None
+        return sorted({file.name for file in {*self.before.sources} ^ {*self.now.sources}})
+
+    def list_missing(self) -> list[str]:
+        """Names the files that are gone."""
+        old, new = ({(file.source, file.name) for file in plan.sources} for plan in (self.before, self.now))
+        return sorted(name for _, name in old - new)

@@ -21,20 +21,19 @@ from rich.table import Table
 from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
 from data_prep.examples.making import TOGETHER
-from data_prep.examples.merging import merging_rounds
+from data_prep.examples.merging import SortedFiles, merging_rounds
 from data_prep.examples.parts import FEW_PARTS, PARTNER_PARTS
-from data_prep.examples.sorted_files import SortedFiles
-from data_prep.near_copies.corpus import MOST_STRETCHES
-from data_prep.near_copies.finding import STEPS as NEAR_STEPS
+from data_prep.near_copies.finding import NEAR_STEPS, mark_near_copies
+from data_prep.near_copies.signatures import MOST_STRETCHES
 from data_prep.origins import Origins, TakeTask, take_file
 from data_prep.readers.extraction import extract
+from data_prep.readers.filters import none_left
 from data_prep.readers.reader import COMPRESSED
-from data_prep.readers.sieve import none_left
 from data_prep.readers.sources import Bundle, SourceFile, make_bundles
 from data_prep.settings import Settings
 from data_prep.shards import example_schema
 from data_prep.steps import COUNT, ENCODE, READ, Steps, estimate_bytes
-from data_prep.trial import look_for_near_copies, open_trial, rehearse
+from data_prep.trial import open_trial, rehearse
 from data_prep.vocabulary.tokens import encode_part
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, Joined
@@ -156,15 +155,10 @@ def make_usual_costs(settings: Settings) -> Costs:
     return Costs(shards=shards, examples={length: shards[length] + keys[length] for length in settings.lengths})
 
 
-def count_free_bytes(folder: Path) -> int:
-    """Counts the free bytes for a folder, with those that an earlier run uses in it."""
-    used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
-    return shutil.disk_usage(find_existing_folder(folder)).free + used
-
-
 def describe_disk_need(folder: Path, steps: list[StepForecast]) -> str:
-    """Warns if a run needs more room on the disk than there is; returns "" if there is enough."""
-    needed, free = max(step.disk for step in steps), count_free_bytes(folder)
+    """Warns if a run needs more room on the disk than there is, with what an earlier one uses in the folder; or ""."""
+    used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
+    needed, free = max(step.disk for step in steps), shutil.disk_usage(find_existing_folder(folder)).free + used
     if needed <= free:
         return ""
     return f"the run will need some {format_size(needed)} in {folder} at its largest, and {format_size(free)} are free"
@@ -197,7 +191,7 @@ def measure_costs(settings: Settings, given: Vocabulary | None, text: Text, fold
             encode_part(task)  # as a worker that has learned the words of the text
         cut = steps.cut_documents(documents, vocabulary)
         tokens = Joined((taken, cut))
-        look_for_near_copies(steps, tokens, vocabulary, settings)
+        mark_near_copies(steps.runner, tokens, vocabulary, settings.near_copies)
         made = steps.make_shards(tokens, vocabulary)
     everything = size + sum(record.text_bytes for record in taken)
     shards: Counter[int] = Counter()

@@ -104,11 +104,6 @@ class Origins:
         """Lists the files of their documents."""
         return [file for manifest in self.manifests for file in manifest.kept]
 
-    @property
-    def sources(self) -> list[SourceRecord]:
-        """Lists the files of the text that the documents come from."""
-        return [file for origin in self.folders for file in origin.sources]
-
     def load_vocabulary(self) -> Vocabulary:
         """Loads the vocabulary that all of them were cut with."""
         first = self.folders[0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import shlex
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,54 +22,33 @@ from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
-from data_prep.description import collect_faults, describe, describe_vocabulary, describe_with_origins, sum_corpus
+from data_prep.description import (
+    Changes,
+    collect_faults,
+    describe,
+    describe_vocabulary,
+    describe_with_origins,
+    sum_corpus,
+)
 from data_prep.examples.sifting import SHARES_TOO_SMALL
 from data_prep.forecast import Amount, Text, describe_disk_need, make_usual_costs, plan_steps, print_forecast
 from data_prep.inspection.figures import describe_vocabulary_size
 from data_prep.near_copies.finding import FOUND
 from data_prep.origins import TAKE, Origins, find_origins, look_for_repeated, make_kept_file
+from data_prep.readers import sources
 from data_prep.readers.extraction import try_first_records
-from data_prep.readers.filters import make_filters
+from data_prep.readers.filters import make_filters, none_left, write_report
 from data_prep.readers.reader import Problems
-from data_prep.readers.sieve import none_left, write_report
-from data_prep.readers.sources import (
-    LARGEST_BUNDLE,
-    Bundle,
-    SourceFile,
-    check_names,
-    find_changed,
-    find_files,
-    group_sources,
-    make_bundles,
-)
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
 from data_prep.seals import FIELDED, FILTERED_REPORT
 from data_prep.settings import Settings, join_values
-from data_prep.shards import (
-    FORMAT,
-    KEPT,
-    KEPT_FORMAT,
-    MANIFEST,
-    Ingredients,
-    Manifest,
-    VocabularyFigures,
-    name_length_folder,
-)
+from data_prep.shards import FORMAT, KEPT_FORMAT, MANIFEST, Ingredients, Manifest, VocabularyFigures
 from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
 from data_prep.vocabulary.source import find_vocabulary, shorten_name
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import (
-    DocumentsRecord,
-    Joined,
-    WorkFolder,
-    find_changed_settings,
-    find_changed_sources,
-    find_missing_sources,
-    refuse_changes,
-    refuse_foreign,
-)
+from data_prep.work import DocumentsRecord, Joined, WorkFolder
 
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
 NAMED = ("format", "text_field")  # settings that are in the names of tasks
@@ -101,7 +79,7 @@ class Pipeline:
         plan = self._describe(files, given)
         if (self.folder / MANIFEST).exists():
             return self._finished(plan)
-        refuse_foreign(self.work)
+        self.work.refuse_foreign()
         with locked(self.work.path / "lock", str(self.folder), REFUSAL, unknown="unknown") as protected:
             if not protected:
                 self._say(f"note: {NO_LOCKS}")
@@ -133,19 +111,19 @@ class Pipeline:
         self.settings = self.settings.model_copy(update={"cased": given.cased})
         return given
 
-    def _find_files(self) -> tuple[list[SourceFile], Problems]:
+    def _find_files(self) -> tuple[list[sources.SourceFile], Problems]:
         """Finds the files to read, and those to leave out; prints both."""
         s, problems = self.settings, Problems(self.settings.errors)
         self._refuse_read("--format", s.formats)
-        files = find_files(s.sources, s.formats, self.folder, problems)
-        sources = [*(file.source for file in self.origins.kept_files), *(file.source for file in files)]
+        files = sources.find_files(s.sources, s.formats, self.folder, problems)
+        known = [*(file.source for file in self.origins.kept_files), *(file.source for file in files)]
         of_text: dict[str, Mapping[str, object]] = {"--text-field": s.text_fields, "--language": s.languages}
         for flag, named in of_text.items():
             self._refuse_read(flag, named)
-            check_names(flag, named, [file.source for file in files])
-        check_names("--max-share", s.max_shares, sources)
-        check_names("--weight", s.weights, sources)
-        if {*sources} <= s.max_shares.keys() and sum(s.max_shares.values()) <= 1:
+            sources.check_names(flag, named, [file.source for file in files])
+        sources.check_names("--max-share", s.max_shares, known)
+        sources.check_names("--weight", s.weights, known)
+        if {*known} <= s.max_shares.keys() and sum(s.max_shares.values()) <= 1:
             raise UserError(SHARES_TOO_SMALL)
         for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
             self._say(line)
@@ -157,7 +135,7 @@ class Pipeline:
     def _refuse_read(self, flag: str, named: Mapping[str, object]) -> None:
         """Raises UserError where a flag that needs the text names a source whose documents are in pieces already."""
         read = {file.source for file in self.origins.kept_files} - {
-            name for name, _ in group_sources(self.settings.sources)
+            name for name, _ in sources.group_sources(self.settings.sources)
         }
         for name in named.keys() & read:
             raise UserError(
@@ -167,7 +145,7 @@ class Pipeline:
     def _finished(self, plan: Ingredients) -> Manifest:
         """Returns the manifest of a folder that an earlier run has finished, if that was to do the same."""
         manifest = Manifest.read(self.folder)
-        refuse_changes(self.folder, manifest, plan)
+        Changes(manifest, plan).refuse(self.folder)
         if not (manifest.figures or self.settings.documents_only):
             raise UserError(
                 f"{self.folder}: has documents alone\nmake shards of them: --from {self.folder} --out ANOTHER"
@@ -179,14 +157,14 @@ class Pipeline:
         self._say(f"{self.folder} is complete already; nothing to do")
         if manifest.kept and self.settings.no_documents:
             self._say("note: its documents stay, since it was made without --no-documents")
-        self.work.keep_only(KEPT, manifest.kept)
+        self.work.keep_documents(manifest.kept)
         self.work.remove()
         return manifest
 
-    def _note_disk(self, files: list[SourceFile]) -> None:
+    def _note_disk(self, files: list[sources.SourceFile]) -> None:
         """Warns if the disk likely has too little room for the run."""
         amount = Amount.from_text(self.settings, Text(files, self.origins))
-        parts = max(1, round((amount.sources + amount.taken) / LARGEST_BUNDLE))
+        parts = max(1, round((amount.sources + amount.taken) / sources.LARGEST_BUNDLE))
         if note := describe_disk_need(
             self.folder, plan_steps(self.settings, make_usual_costs(self.settings), amount, parts)
         ):
@@ -205,15 +183,16 @@ class Pipeline:
             if theirs["errors"] == "fail":  # what was read without a fault is the same under any policy
                 taken["errors"] = ours["errors"]
             before = before.model_copy(update={"settings": before.settings.model_copy(update=taken)})
-            if find_changed_settings(before, plan):
-                refuse_changes(self.folder, before, plan)
-            if self.work.is_finished(SPLIT) and (gone := find_missing_sources(before, plan)):
+            changes = Changes(before, plan)
+            if changes.list_settings():
+                changes.refuse(self.folder)
+            if self.work.is_finished(SPLIT) and (gone := changes.list_missing()):
                 raise UserError(
                     f"{self.folder}: {len(gone)} of the files that it was begun with are gone, such as {gone[0]}\n"
                     "bring them back, or start anew in another --out: all examples would be others without them"
                 )
             self.console.print(f"continuing in {self.folder}", markup=False)
-            names = find_changed_sources(before, plan)
+            names = changes.list_sources()
             moved = [one.folder for one in plan.origins if one.folder not in {old.folder for old in before.origins}]
             drawn = ["how --weight draws"] if is_weighed_by_older(self.work) else []
             lost = {task for task, _, record in self.work.journal(TAKE.name, TAKE.kind).read() if record.lost}
@@ -230,14 +209,13 @@ class Pipeline:
         kept = (READ.name, COUNT.name, ENCODE.name)
         self.work.reopen(*kept)
         self.work.undo(MARKED, FOUND, SPLIT, *(step for step in self.work.list_steps() if step not in kept))
-        for length in self.settings.lengths:
-            shutil.rmtree(self.folder / name_length_folder(length), ignore_errors=True)
+        self.work.remove_shards(self.settings.lengths)
 
     def _run_steps(
-        self, plan: Ingredients, files: list[SourceFile], given: Vocabulary | None, left_out: Problems
+        self, plan: Ingredients, files: list[sources.SourceFile], given: Vocabulary | None, left_out: Problems
     ) -> Manifest:
         """Runs the steps in their order and writes the manifest, which makes the folder a finished one."""
-        s, work, bundles = self.settings, self.work, make_bundles(files)
+        s, work, bundles = self.settings, self.work, sources.make_bundles(files)
         # every task has the settings, in which the names of files may be many
         lean = s.model_copy(update={"docs": (), "origins": ()})
         steps = Steps(Runner(work, self.workers, self.console), lean)
@@ -275,18 +253,18 @@ class Pipeline:
             versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         )
         manifest.write(self.folder)
-        work.keep_only(KEPT, manifest.kept)  # a start that finds the manifest does the rest
+        work.keep_documents(manifest.kept)  # a start that finds the manifest does the rest
         work.remove()
         return manifest
 
-    def _warn_of_changed(self, files: list[SourceFile]) -> None:
+    def _warn_of_changed(self, files: list[sources.SourceFile]) -> None:
         """Warns where files changed while they were read, since the manifest has the sizes and keys from before."""
-        if changed := find_changed(files):
+        if changed := sources.find_changed(files):
             others = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
             what = f"{changed[0]}{others} changed while it was read: the shards may not have what the manifest says"
             self._warn(f"{what}; once nobody writes to it, start anew with another --out")
 
-    def _refuse_barren(self, bundles: list[Bundle], records: Iterable[DocumentsRecord]) -> None:
+    def _refuse_barren(self, bundles: list[sources.Bundle], records: Iterable[DocumentsRecord]) -> None:
         """Raises UserError where all files of a source that have one format have no document in them.
 
         It is likely read as the wrong format. Where the user wants what cannot be read left out, and the source has
@@ -337,7 +315,7 @@ class Pipeline:
             return self.origins.manifests[0].vocabulary_source
         return shorten_name(str(self.origins.folders[0].folder))
 
-    def _describe(self, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
+    def _describe(self, files: list[sources.SourceFile], given: Vocabulary | None) -> Ingredients:
         """Makes the plan of the run; prints which texts are there twice."""
         plan = describe(self.settings, files, given)
         if not self.origins.folders:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from rich.console import Console
@@ -31,6 +32,23 @@ class StepTask(Protocol):
         """The size of the task, for the progress of its step."""
 
 
+@dataclass(frozen=True)
+class NumberedTask:
+    """Asks a worker for one part of a step: a file, a range of keys or the like, which has a number."""
+
+    folder: Path
+    """The output folder."""
+    number: int
+    """The number of the part."""
+    weight: int
+    """How much work it is: pieces, keys or documents, by the step."""
+
+    @property
+    def name(self) -> str:
+        """Spells the number, in which the tasks of a step differ."""
+        return f"{self.number:07}"
+
+
 Task = TypeVar("Task", bound=StepTask)
 
 
@@ -49,10 +67,6 @@ class Step(Generic[Task, Kind]):
     """Counts the documents of a task, for the progress of the step."""
     after: Callable[[Task], None] = lambda _: None
     """Called with a task once its record is kept: it may delete what the task has consumed."""
-
-    def rename(self, name: str) -> Step[Task, Kind]:
-        """Gives the step by another name, where it is done several times in a run."""
-        return replace(self, name=name)
 
 
 def leave_to_keeper(function: Callable[[Task], Kind], task: Task) -> Kind:
@@ -78,18 +92,16 @@ class Keeper(Generic[Task, Kind]):
         self.places: dict[str, int] = {}
         """Where the record of every task begins."""
 
-    def __enter__(self) -> Keeper[Task, Kind]:
+    @contextmanager
+    def start(self) -> Iterator[None]:
+        """Keeps records as they come; in the end waits until all are kept, also where the run was interrupted."""
         self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Waits until all is kept, also where the run was interrupted."""
-        self._done.put(None)
-        self._thread.join()
-        if error is None:
-            self._raise_fault()
+        try:
+            yield
+        finally:
+            self._done.put(None)
+            self._thread.join()
+        self._raise_fault()
 
     def add(self, task: Task, record: Kind) -> None:
         """Has the record of a task kept; raises what went wrong with an earlier one."""
@@ -154,7 +166,7 @@ class Runner:
             done += task.weight if task.name in places else 0
         progress = StepProgress(self.console, step.name.replace("-", " "), step.unit, total, done)
         keeper = Keeper[Task, Kind](self.work, journal, step.after)
-        with progress.show(), keeper:
+        with progress.show(), keeper.start():
             waiting = (task for task in tasks() if task.name not in places)
             for task, record in self.workers.run(partial(leave_to_keeper, step.function), waiting):
                 keeper.add(task, record)

@@ -12,20 +12,9 @@ from data_prep.common.languages import DEFAULT
 NOT_IN_THE_FINGERPRINT = ("fingerprint", "versions", "vocabulary_source", "checksum", "kept", "kept_format", "origins")
 """Keys of a manifest that describe no content of the shards."""
 FILTERED_REPORT = "filtered.csv"  # some documents that filters left out; shards of kept documents have none
-UNUSED = {
-    "extend": 0,
-    "formulas": "drop",
-    "min_words": None,
-    "max_words": None,
-    "min_letters": None,
-    "max_repeated_lines": None,
-    "without_words": None,
-    "only_language": None,
-    "drop_copies": False,
-    "near_copies": None,
-    "max_share": {},
-    "weight": {},
-}
+NOT_GIVEN = "min_words max_words min_letters max_repeated_lines without_words only_language near_copies".split()
+UNUSED: dict[str, Any] = {"extend": 0, "formulas": "drop", "drop_copies": False, "max_share": {}, "weight": {}}
+UNUSED |= dict.fromkeys(NOT_GIVEN)
 """Settings that are in the fingerprint only where they are used."""
 FOLLOWING = ("text", "own", "lost_parted", "parted")
 """Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""

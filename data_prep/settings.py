@@ -250,16 +250,7 @@ def spell_flag(name: str) -> str:
 
 def find_faults(settings: Settings) -> list[str]:
     """Lists all settings that cannot be, with what they can be instead, so that a user corrects them in one go."""
-    checks = (
-        _check_text,
-        _check_filters,
-        _check_documents,
-        _check_sources,
-        _check_lengths,
-        _check_masking,
-        _check_numbers,
-        _check_size,
-    )
+    checks = (_check_text, _check_documents, _check_sources, _check_examples, _check_numbers)
     return [message for check in checks for holds, message in check(settings) if not holds]
 
 
@@ -279,8 +270,8 @@ def _check_text(s: Settings) -> Checks:
         yield not fault, f"--language {said}: {fault}"
 
 
-def _check_filters(s: Settings) -> Checks:
-    """Checks the thresholds by which documents are left out while they are read."""
+def _check_documents(s: Settings) -> Checks:
+    """Checks by which thresholds documents are left out, what is kept of them in pieces, and where they come from."""
     for flag, number in (("--min-words", s.min_words), ("--max-words", s.max_words)):
         yield number is None or number >= 1, f"{flag} {number}: at least 1"
     between = s.min_words is None or s.max_words is None or s.min_words <= s.max_words
@@ -289,10 +280,6 @@ def _check_filters(s: Settings) -> Checks:
     yield letters is None or 0 < letters <= 1, f"--min-letters {letters}: a share above 0, up to 1; 0.8 is usual"
     fit = repeated is None or 0 <= repeated < 1
     yield fit, f"--max-repeated-lines {repeated}: a share from 0, below 1; 0.3 is usual"
-
-
-def _check_documents(s: Settings) -> Checks:
-    """Checks what is kept of documents in pieces, where they come from, and which are left out."""
     yield not (s.documents_only and s.no_documents), "--no-documents: leaves nothing of --documents-only"
     yield s.out or not s.origins, "--from: name the folder of the new shards: --out FOLDER"
     both = s.documents_only and s.origins
@@ -322,8 +309,8 @@ def _is_between(text: str, low: float, high: float) -> bool:
         return False
 
 
-def _check_lengths(s: Settings) -> Checks:
-    """Checks the lengths of examples, and the numbers that there are for every length."""
+def _check_examples(s: Settings) -> Checks:
+    """Checks the lengths of examples, how many pieces of them are masked, and how."""
     yield bool(s.lengths), "--lengths: give at least one, such as 128"
     for length in s.lengths:
         allowed = SHORTEST <= length <= LONGEST
@@ -333,10 +320,6 @@ def _check_lengths(s: Settings) -> Checks:
     yield fit, f"--max-predictions: one number for each of the {len(s.lengths)} lengths"
     for number, length in zip(s.max_predictions, s.lengths, strict=False):
         yield 0 < number <= length - 3, f"--max-predictions {number}: from 1 to {length - 3} at length {length}"
-
-
-def _check_masking(s: Settings) -> Checks:
-    """Checks how often, how much and how the pieces of examples are masked."""
     yield 1 <= s.duplicates <= 1000, f"--duplicates {s.duplicates}: from 1 to 1000"
     yield len(s.mask_split) == 3, "--mask-split: three shares, such as 80 10 10"
     yield 0 < s.mask_rate < 1, f"--mask-rate {s.mask_rate}: a share between 0 and 1"
@@ -353,10 +336,6 @@ def _check_numbers(s: Settings) -> Checks:
     yield 0 <= s.extend <= 10**6, f"--extend {s.extend}: from 0 to 1000000"
     yield s.vocab or not s.extend, f"--extend {s.extend}: extends a vocabulary that exists; name it: --vocab"
     yield s.vocab_size >= 100, f"--vocab-size {s.vocab_size}: at least 100; 30522 is usual"
-
-
-def _check_size(s: Settings) -> Checks:
-    """Checks the size of a shard."""
     try:
         yield 64_000 <= s.shard_bytes <= 10**9, f"--shard-size {s.shard_size}: from 64KB to 1GB"
     except ValueError:

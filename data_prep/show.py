@@ -25,9 +25,7 @@ from data_prep.common.capacity import limit_memory
 from data_prep.common.errors import UserError
 from data_prep.common.files import is_stream
 from data_prep.common.terminal import open_console
-from data_prep.inspection.documents import find_document
-from data_prep.inspection.lookup import Wanted, find_example
-from data_prep.inspection.marking import describe_example, format_example
+from data_prep.inspection.lookup import Wanted, describe_example, find_document, find_example, format_example
 from data_prep.inspection.page.writing import write_page
 
 ABOUT = "Prints a training example, with what is masked, replaced or kept; or a document; or makes a page of a folder."

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -35,19 +34,17 @@ from data_prep.common.languages import DEFAULT
 from data_prep.common.progress import StepProgress
 from data_prep.examples import merging
 from data_prep.examples.making import ExamplesPlan, ExamplesTask, list_shard_sets, make_examples
-from data_prep.examples.merging import ShardTask
+from data_prep.examples.merging import MOST_FILES, ShardTask, SortedFiles
 from data_prep.examples.parts import HELD_OUT, PARTS, read_parts
-from data_prep.examples.sorted_files import MOST_FILES, SortedFiles
 from data_prep.origins import TAKE, Origins
 from data_prep.readers.extraction import ExtractTask, extract
 from data_prep.readers.filters import Filter, make_filters
 from data_prep.readers.sources import Bundle
 from data_prep.running import Runner, Step
 from data_prep.settings import Settings
-from data_prep.shards import DOCUMENTS, NEAR_REPORT, Counts, SetFigures, example_schema, name_length_folder
-from data_prep.vocabulary.extension import extend_vocabulary
+from data_prep.shards import DOCUMENTS, NEAR_REPORT, Counts, SetFigures, example_schema
 from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
-from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
+from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, extend_vocabulary, load_vocabulary, train_vocabulary
 from data_prep.work import DocumentsRecord, ExamplesRecord, Record, Records, TokensRecord
 
 READ = Step("documents", extract, DocumentsRecord, "B", items=lambda record: record.documents)
@@ -164,8 +161,7 @@ class Steps:
     def keep(self, tokens: Iterable[TokensRecord], vocabulary: Vocabulary) -> Made:
         """Makes nothing of documents in pieces but their vocabulary; what an earlier start made of them goes."""
         require_text(tokens)
-        for length in self.settings.lengths:
-            shutil.rmtree(self.folder / name_length_folder(length), ignore_errors=True)
+        self.runner.work.remove_shards(self.settings.lengths)
         for name in (DOCUMENTS, NEAR_REPORT):
             (self.folder / name).unlink(missing_ok=True)
         return Made(vocabulary.write(self.folder), Chosen(tokens, tokens, 0), [])
@@ -190,9 +186,9 @@ class Steps:
         plan = ExamplesPlan(self.folder, corpus_key, made, s)
 
         def example_tasks() -> Iterator[ExamplesTask]:
-            return (ExamplesTask(plan, part, pieces) for part, pieces in enumerate(parts.pieces.tolist()))
+            return (ExamplesTask(self.folder, part, pieces, plan) for part, pieces in enumerate(parts.pieces.tolist()))
 
-        examples = self.runner.run(MAKE_EXAMPLES.rename(made.step), example_tasks)
+        examples = self.runner.run(replace(MAKE_EXAMPLES, name=made.step), example_tasks)
         totals = add_counts(record.counts for record in examples)
         schema = example_schema(length, vocabulary_size, parts.num_documents)
         sizes = [estimate_bytes(total, schema) for total in totals]
@@ -238,7 +234,7 @@ class Steps:
         """Merges files of examples in as many rounds as it takes, and deletes each as soon as it is merged."""
         for source, fan_in, target in self.rounds(files, total_bytes, num_sets):
             tasks = partial(merging.merge_tasks, self.folder, source, fan_in, target, num_sets, total_bytes)
-            self.runner.run(MERGE.rename(target.step), tasks)
+            self.runner.run(replace(MERGE, name=target.step), tasks)
             self.runner.work.forget(source.step)
             files = target
         return files

@@ -17,16 +17,15 @@ from data_prep.common.compiled import compiled_before, remember_compiled
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
 from data_prep.examples.making import open_maker
-from data_prep.examples.sorted_files import SortedFiles
-from data_prep.near_copies.finding import STEPS as NEAR_STEPS
-from data_prep.near_copies.finding import mark_near_copies
+from data_prep.examples.merging import SortedFiles
+from data_prep.near_copies.finding import NEAR_STEPS, mark_near_copies
 from data_prep.readers.extraction import SCHEMA
 from data_prep.running import Runner, Step, Task
 from data_prep.settings import Settings
 from data_prep.shards import WORK, example_schema
 from data_prep.steps import Rounds, Steps
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
-from data_prep.work import DocumentsRecord, Kind, Records, TextFile, TokensRecord, WorkFolder
+from data_prep.work import DocumentsRecord, Kind, Records, TextFile, WorkFolder
 
 DOCUMENTS = [["A small text: 10 words, é and 中.", "It is read once.", "Then it goes."] * 50] * 4
 MANY_WORDS = " ".join(map(str, range(40_000)))  # so many that the table of words grows
@@ -95,18 +94,10 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console, said: 
         documents = [write_documents(steps.folder)]
         steps.count([*steps.part_tasks(documents)])
         tokens = steps.cut_documents(documents, vocabulary)
-        look_for_near_copies(steps, tokens, vocabulary, settings)
+        mark_near_copies(steps.runner, tokens, vocabulary, settings.near_copies)
         steps.make_shards(tokens, vocabulary)
     remember_compiled(kinds)
     return True
-
-
-def look_for_near_copies(
-    steps: Steps, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, settings: Settings
-) -> None:
-    """Finds near copies where the settings of a run ask for it, and leaves none of them out."""
-    if settings.near_copies is not None:
-        mark_near_copies(steps.runner, tokens, vocabulary, settings.near_copies)
 
 
 def write_documents(folder: Path) -> DocumentsRecord:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,8 +34,7 @@ from pydantic import Field
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, write_json
-from data_prep.seals import UNUSED, name_language
-from data_prep.shards import PLAN, WORK, Counts, Ingredients, JsonObject
+from data_prep.shards import KEPT, PLAN, WORK, Counts, Ingredients, JsonObject, name_length_folder
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
 IN_PLANS = {"lengths", "duplicates", "cased"}
@@ -144,6 +144,14 @@ class TokensRecord(Record):
     def path(self) -> str:
         """Names the file, as it is found from the output folder."""
         return self.elsewhere if self.elsewhere and not self.files else super().path
+
+
+def sum_by_source(tokens: Iterable[TokensRecord], name: str) -> Counter[str]:
+    """Adds up a count of files of token documents by their sources."""
+    sums: Counter[str] = Counter()
+    for record in tokens:
+        sums[record.source] += getattr(record, name)
+    return sums
 
 
 class ExamplesRecord(Record):
@@ -311,14 +319,24 @@ class WorkFolder:
         for step in steps:
             shutil.rmtree(self.path / step, ignore_errors=True)
 
-    def keep_only(self, folder: str, files: Iterable[FileRecord]) -> None:
-        """Deletes what is in a folder of the output folder beside some files: what an earlier start left, or all."""
+    def keep_documents(self, files: Iterable[FileRecord]) -> None:
+        """Deletes the documents in pieces that are not in some files: what an earlier start left, or all."""
         kept = {self.out / file.path for file in files}
-        for path in (self.out / folder).rglob("*"):
+        for path in (self.out / KEPT).rglob("*"):
             if path.is_file() and path not in kept:
                 path.unlink()
         if not kept:
-            shutil.rmtree(self.out / folder, ignore_errors=True)
+            shutil.rmtree(self.out / KEPT, ignore_errors=True)
+
+    def remove_shards(self, lengths: Iterable[int]) -> None:
+        """Deletes the shards of some lengths."""
+        for length in lengths:
+            shutil.rmtree(self.out / name_length_folder(length), ignore_errors=True)
+
+    def refuse_foreign(self) -> None:
+        """Raises UserError if the folder has files of somebody else: runs write into empty folders and their own."""
+        if self.out.is_dir() and any(self.out.iterdir()) and not self.path.is_dir():
+            raise UserError(f"{self.out}: holds other files already; give --out a new folder")
 
     def remove(self) -> None:
         """Deletes the work folder, as far as that goes: on NFS, its lock stays until the process ends."""
@@ -333,56 +351,10 @@ def make_numbered_path(step: str, number: int) -> str:
     return f"{WORK}/{step}/{number // 1000:04}/{number:07}.arrow"
 
 
-def refuse_changes(folder: Path, before: Ingredients, now: Ingredients) -> None:
-    """Raises UserError if a folder was begun with other settings or sources."""
-    changes = find_changed_settings(before, now)
-    names = find_changed_sources(before, now)
-    if names is not None:
-        changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
-    if changes:
-        raise UserError(
-            f"{folder} was made with other settings:\n" + "\n".join(changes) + "\n"
-            "give the same settings to continue, another --out, or remove the folder"
-        )
-
-
-def find_changed_settings(before: Ingredients, now: Ingredients) -> list[str]:
-    """Lists the settings that are not those that a folder was begun with."""
-    theirs, ours = {**UNUSED, **before.settings.as_json()}, now.settings.as_json()
-    changes = [
-        f"  --{name.replace('_', '-')} was {_spelled(theirs.get(name))}, now {_spelled(ours[name])}"
-        for name, value in name_language(ours).items()
-        if name_language(theirs).get(name) != value
-    ]
-    if before.given_vocabulary != now.given_vocabulary:
-        changes.append("  --vocab: another vocabulary")
-    if [origin.key for origin in before.origins] != [origin.key for origin in now.origins]:
-        changes.append("  --from: other documents")
-    return changes
-
-
-def find_changed_sources(before: Ingredients, now: Ingredients) -> list[str] | None:
-    """Names the files that were added, are gone or have another content since a folder was begun; None where all is
-    as it was, and an empty list where only their order is another."""
-    if before.sources == now.sources:
-        return None
-    return sorted({file.name for file in {*before.sources} ^ {*now.sources}})
-
-
-def find_missing_sources(before: Ingredients, now: Ingredients) -> list[str]:
-    """Names the files that are gone since a folder was begun."""
-    old, new = ({(file.source, file.name) for file in plan.sources} for plan in (before, now))
-    return sorted(name for _, name in old - new)
-
-
-def _spelled(value: Any) -> str:
+def spell_value(value: Any) -> str:
     """Spells the value of a setting as its user gives it."""
     if isinstance(value, dict):
-        return " ".join(f"{name}={one}" if name else str(one) for name, one in value.items())
-    return "not given" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def refuse_foreign(work: WorkFolder) -> None:
-    """Raises UserError if the output folder has files of somebody else: runs write into empty folders and their own."""
-    if work.out.is_dir() and any(work.out.iterdir()) and not work.path.is_dir():
-        raise UserError(f"{work.out}: holds other files already; give --out a new folder")
+        return " ".join(f"{name}={spell_value(one)}" if name else spell_value(one) for name, one in value.items())
+    if isinstance(value, list):
+        return " ".join(map(spell_value, value))
+    return "not given" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

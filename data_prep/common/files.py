@@ -5,15 +5,17 @@ Storage that is gone for a while, such as a file system that its server mounts a
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
@@ -213,6 +215,15 @@ def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file whole or not at all."""
     with replacing(path) as file:
         file.write(json_bytes(content))
+
+
+def write_csv(folder: Path, name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> FileRecord:
+    """Writes a table as CSV, whole or not at all; returns its record."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows((columns, *rows))
+    with replacing(folder / name) as file:
+        file.write(text.getvalue().encode())
+    return FileRecord.from_file(folder, name)
 
 
 def json_bytes(content: Any) -> bytes:

@@ -1,4 +1,9 @@
-"""Step 4, examples: plans them, finds their partners, truncates, masks and sorts them."""
+"""Step 4, examples: plans them, finds their partners, truncates, masks and sorts them by random keys.
+
+The keys make the global shuffle: every example has one from its own stream of random numbers, the examples of a file
+are stored in its order, and a shard is all the examples of the corpus in one range of keys, sorted (merging.py). So
+shards come out uniformly shuffled over the whole corpus, and the corpus is never in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,21 @@ import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import write_batches
-from data_prep.examples.assembly import Draft, Finished, add_keys, finish_examples
-from data_prep.examples.masking import Masking, count_predictions
-from data_prep.examples.pairs import fill_second, plan_pairs, plan_sentences, take_partners
-from data_prep.examples.parting import Parted, part_sentences
+from data_prep.arrow_files import Lists, make_example_batch, write_batches
+from data_prep.common.arrays import Array
+from data_prep.common.compiled import compiled, copy_items
+from data_prep.examples.masking import Masking, count_predictions, mask_example
+from data_prep.examples.merging import SortedFiles, add_keys
+from data_prep.examples.pairs import Segments, fill_second, plan_segments, take_partners
+from data_prep.examples.parting import Parted, count_use, part_sentences
 from data_prep.examples.parts import read_parts
-from data_prep.examples.sorted_files import SortedFiles
+from data_prep.examples.streams import draw_bits
+from data_prep.running import NumberedTask
 from data_prep.settings import Settings
 from data_prep.shards import Counts, ShardSet, example_schema
 from data_prep.vocabulary.tokens import Corpus, read_corpus
@@ -41,29 +50,36 @@ class ExamplesPlan:
 
 
 @dataclass(frozen=True)
-class ExamplesTask:
+class ExamplesTask(NumberedTask):
     """Asks a worker for all examples of one length of the documents of one part, for every duplicate."""
 
     plan: ExamplesPlan
-    part: int
-    """The number of the part."""
-    weight: int
-    """How many pieces the documents have."""
 
-    @property
-    def name(self) -> str:
-        """Identifies the task within its step."""
-        return f"{self.part:07}"
+
+class Draft(NamedTuple):
+    """The examples of one set of shards, from one file of documents, when their segments are known."""
+
+    shards: ShardSet
+    rows: Array  # the documents that they are made of
+    segments: Segments
+    second: Array  # (examples, room) the pieces of segment B
+
+
+class Finished(NamedTuple):
+    """The examples of one set of shards, from one file of documents, and what they count."""
+
+    batch: pa.RecordBatch
+    counts: Counts
 
 
 def make_examples(task: ExamplesTask) -> ExamplesRecord:
     """Writes a file of examples, with a record batch for every set of shards, or a file for each."""
-    folder, files, maker = task.plan.folder, task.plan.files, open_maker(task.plan)
+    files, maker = task.plan.files, open_maker(task.plan)
     counts: list[Counts] = []
-    finished = maker.make(task.part)
+    finished = maker.make(task.number)
     groups: Iterable[Iterable[Finished]] = ([one] for one in finished) if files.apart else [finished]
     written = [
-        write_batches(folder, files.path(task.part, number), maker.schema, _count_and_pass(group, counts))
+        write_batches(task.folder, files.path(task.number, number), maker.schema, _count_and_pass(group, counts))
         for number, group in enumerate(groups)
     ]
     return ExamplesRecord(files=written, counts=counts)
@@ -123,7 +139,7 @@ class ExampleMaker:
             if self.pairs:
                 self._add_partners(part, own.corpus, drafts)
             for draft in drafts:
-                yield finish_examples(draft, own, self.vocabulary.special, self.rules, self.schema, self.pairs)
+                yield self._finish(draft, own)
 
     def _read(self, part: int) -> Parted:
         """Reads a part of the corpus, with its sentences parted so that all fit into an example."""
@@ -134,11 +150,9 @@ class ExampleMaker:
         """Plans the examples of one set of shards; what their segments B hold is filled in later."""
         settings, held_out = self.settings, self.parts.validation_rows(part)
         rows = held_out if shards.validation else np.delete(np.arange(corpus.document_ends.size), held_out)
+        pool = self.parts.pool(part, settings.seed, shards.validation) if self.pairs else None
         key = (shards.length, shards.duplicate, settings.seed, settings.short_probability)
-        if self.pairs:
-            segments = plan_pairs(corpus, rows, self.parts.pool(part, settings.seed, shards.validation), *key)
-        else:
-            segments = plan_sentences(corpus, rows, *key)
+        segments = plan_segments(corpus, rows, pool, *key)
         second = np.empty((len(segments.row), self.room if self.pairs else 0), corpus.pieces.dtype)
         return Draft(shards, rows, segments, second)
 
@@ -151,7 +165,8 @@ class ExampleMaker:
             order = np.argsort(home, kind="stable")
             bounds = np.searchsorted(home[order], np.arange(len(self.parts.paths) + 1))
             homes.append((draft, order, bounds.tolist()))
-        self._close_others(self.parts.neighbours(own_part))
+        if self._neighbours != (neighbours := self.parts.neighbours(own_part)):  # which have their partners elsewhere
+            self._open, self._open_sentences, self._neighbours = {}, 0, neighbours
         for part in range(len(self.parts.paths)):
             wanted = [(draft, order[bounds[part] : bounds[part + 1]]) for draft, order, bounds in homes]
             if not any(len(chosen) for _, chosen in wanted):
@@ -171,13 +186,82 @@ class ExampleMaker:
             self._open_sentences += corpus.sentence_ends.size
         return corpus
 
-    def _close_others(self, neighbours: int) -> None:
-        """Closes the parts that are open for other neighbours, which have their partners elsewhere."""
-        if neighbours != self._neighbours:
-            self._open, self._open_sentences, self._neighbours = {}, 0, neighbours
+    def _finish(self, draft: Draft, own: Parted) -> Finished:
+        """Puts the segments of examples together, masks them, and sorts the examples by their keys."""
+        segments, corpus = draft.segments, own.corpus
+        num_specials = 3 if self.pairs else 2
+        sizes = (segments.a_end - segments.a_start) + (segments.b_end - segments.b_start) + num_specials
+        position = self.schema.field("masked").type.value_type.field("position").type.to_pandas_dtype()
+        pieces = np.empty(sizes.sum(), self.schema.field("pieces").type.value_type.to_pandas_dtype())
+        most = int(self.rules.predictions[sizes].sum())
+        positions = np.empty(most, np.uint16)  # of one type, so that the loop is compiled once for all lengths
+        labels = np.empty(most, pieces.dtype)
+        keys = _keys(segments.state)
+        order = np.argsort(keys, kind="stable")
+        rules, special = self.rules, self.vocabulary.special
+        ends, masked_ends, boundary, split = _assemble(
+            order, segments, corpus, draft.second, special, rules, self.pairs, pieces, positions, labels
+        )
+        masked = int(masked_ends[-1]) if len(order) else 0
+        random_next = segments.partner[order] >= 0
+        lists = Lists(pieces, ends), positions[:masked].astype(position), Lists(labels[:masked], masked_ends)
+        columns = boundary, random_next, corpus.first + segments.row[order], keys[order]
+        counts = Counts(
+            examples=len(order),
+            pieces=len(pieces),
+            masked=masked,
+            split=split.tolist(),
+            random_next=int(random_next.sum()),
+            histogram=np.bincount(sizes, minlength=draft.shards.length + 1).tolist(),
+            **count_use(segments, draft.rows, own),
+        )
+        return Finished(make_example_batch(self.schema, *lists, *columns), counts)
 
 
 @functools.lru_cache(maxsize=1)
 def open_maker(plan: ExamplesPlan) -> ExampleMaker:
     """Returns the maker of a plan's examples, which is kept for the next tasks of this process."""
     return ExampleMaker(plan)
+
+
+@compiled
+def _keys(states):
+    """Draws the keys of all examples from their streams of random numbers."""
+    keys = np.empty(states.size, np.uint64)
+    for example in range(states.size):
+        keys[example] = draw_bits(states[example : example + 1])
+    return keys
+
+
+@compiled
+def _assemble(order, segments, corpus, second, special, masking, pairs, pieces, positions, labels):
+    """Writes the examples into `pieces`, `positions` and `labels`.
+
+    Returns where the pieces and the labels of every example end, where its segment B begins, and how many pieces were
+    masked, replaced and kept.
+    """
+    ends, masked_ends = np.empty(order.size, np.int64), np.empty(order.size, np.int64)
+    boundaries = np.empty(order.size, np.int64)
+    split = np.zeros(3, np.int64)
+    candidates = np.empty(masking.predictions.size, np.int64)
+    words = np.empty(masking.predictions.size + 1, np.int64)
+    at, masked = 0, 0
+    for index in range(order.size):
+        example = order[index]
+        start, size = at, segments.a_end[example] - segments.a_start[example]
+        pieces[at] = special.cls
+        copy_items(pieces, at + 1, corpus.pieces, segments.a_start[example], segments.a_end[example])
+        pieces[at + 1 + size] = special.sep
+        at += size + 2
+        boundary = at - start
+        if pairs:
+            size = segments.b_end[example] - segments.b_start[example]
+            copy_items(pieces, at, second[example], 0, size)
+            pieces[at + size] = special.sep
+            at += size + 1
+        state = segments.state[example : example + 1]
+        masked += mask_example(
+            state, pieces[start:at], boundary, masking, candidates, words, positions[masked:], labels[masked:], split
+        )
+        ends[index], masked_ends[index], boundaries[index] = at, masked, boundary
+    return ends, masked_ends, boundaries, split

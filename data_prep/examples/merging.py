@@ -5,30 +5,92 @@ A shard takes some examples of every part, so the slices of all shards are as ma
 FAN_IN files into one, in as many rounds as it takes until MOST_FILES are left, reads and writes every example once a
 round: the rounds grow with the logarithm of the parts, and everything else with the text.
 
-What the files hold: sorted_files.py.
+A sorted file has the examples of a set of shards in ranges of keys that are as wide as each other, a record batch each:
+one range in what a part becomes, more in what files are merged to, for which a range is as much as is sorted in memory
+at once. Files to be merged hold all sets of a length, one after another. Files to make shards of hold one set each, so
+that a set can be deleted as soon as its shards are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import Lists, make_example_batch, write_batches
+from data_prep.arrow_files import Lists, make_example_batch, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
-from data_prep.examples.assembly import KEY
-from data_prep.examples.sorted_files import MOST_FILES, SortedFiles, SortedSet
 from data_prep.shards import ShardSet
-from data_prep.work import Record
+from data_prep.work import Record, make_numbered_path
 
+KEY = "key"  # the column of the keys
 KEYS = 1 << 64  # how many keys there can be
+MOST_FILES = 256  # most sorted files that a shard is made of
 FAN_IN = 256  # most files that are merged into one
 FILES_LEFT = 64  # files after a last round of merging: work for as many workers
 RANGE_BYTES = 32 << 20  # size of the examples that are sorted in memory at once, about
+
+
+def add_keys(schema: pa.Schema) -> pa.Schema:
+    """Adds the keys to the columns of examples, which have them until they are in shards."""
+    return schema.append(pa.field(KEY, pa.uint64(), nullable=False))
+
+
+@dataclass(frozen=True)
+class SortedSet:
+    """The examples of one set of shards in a sorted file."""
+
+    reader: pa.RecordBatchFileReader
+    first: int
+    """The number of the record batch with its first range of keys."""
+
+    def range(self, number: int) -> pa.RecordBatch:
+        """Gives the examples of a range of keys."""
+        return self.reader.get_batch(self.first + number)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Gives the columns of the examples."""
+        return self.reader.schema
+
+
+@dataclass(frozen=True)
+class SortedFiles:
+    """Sorted files of the examples of one length: those of the parts, or what they were merged to."""
+
+    length: int
+    num_files: int
+    num_ranges: int = 1
+    """How many ranges of keys every set has in a file."""
+    round: int = 0
+    """In which round they were merged; 0 for those of the parts."""
+    apart: bool = False
+    """Whether each set has files of its own."""
+
+    @property
+    def step(self) -> str:
+        """Names the step that makes the files, and their folder."""
+        return f"merged-{self.length}-{self.round}" if self.round else f"examples-{self.length}"
+
+    def folder_of(self, set_index: int) -> str:
+        """Names the folder of a set that has files of its own, in the work folder."""
+        return f"{self.step}/set-{set_index}"
+
+    def path(self, number: int, set_index: int) -> str:
+        """Names the file with a set, relative to the output folder."""
+        return make_numbered_path(self.folder_of(set_index) if self.apart else self.step, number)
+
+    def paths(self, number: int, num_sets: int) -> list[str]:
+        """Names all files of a number, that of the first set first."""
+        return [self.path(number, set_index) for set_index in range(num_sets if self.apart else 1)]
+
+    def open(self, folder: Path, number: int, set_index: int) -> SortedSet:
+        """Opens a file at the examples of a set."""
+        reader = map_batches(folder / self.path(number, set_index))
+        return SortedSet(reader, 0 if self.apart else set_index * self.num_ranges)
 
 
 @dataclass(frozen=True)
@@ -187,9 +249,11 @@ def gather(slices: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatc
     row = 0
     for examples in slices:
         end = row + examples.num_rows
-        _scatter(*_flat(examples["pieces"], lambda values: values), piece_starts[row:end], pieces)
-        _scatter(*_flat(examples["masked"], lambda values: values.field("piece")), masked_starts[row:end], labels)
-        _scatter(*_flat(examples["masked"], lambda values: values.field("position")), masked_starts[row:end], positions)
+        column, masked = examples["pieces"], examples["masked"]
+        _scatter(np.asarray(column.values), np.asarray(column.offsets), piece_starts[row:end], pieces)
+        for name, target in (("piece", labels), ("position", positions)):
+            values = np.asarray(masked.values.field(name))
+            _scatter(values, np.asarray(masked.offsets), masked_starts[row:end], target)
         row = end
     lists = Lists(pieces, piece_ends), positions, Lists(labels, masked_ends)
     return make_example_batch(schema, *lists, *(column[order] for column in others))
@@ -201,11 +265,6 @@ def _places(sizes: Array, order: Array) -> tuple[Array, Array]:
     starts = np.empty_like(ends)
     starts[order] = ends - sizes[order]
     return starts, ends
-
-
-def _flat(column: pa.ListArray, part: Callable[[pa.Array], pa.Array]) -> tuple[Array, Array]:
-    """Returns the values of lists and their offsets."""
-    return np.asarray(part(column.values)), np.asarray(column.offsets)
 
 
 @compiled

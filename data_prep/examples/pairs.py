@@ -5,10 +5,10 @@ A in the document; in the other half it is drawn from another document, and the 
 back. What is too long loses pieces from the longer part, at its front or its back.
 
 Two passes, because a partner can be any document of the corpus and so lies in another file:
-`plan_pairs` decides everything that depends on the document itself, `place_partners` finds the partners' sentences,
+`plan_segments` decides everything that depends on the document itself, `place_partners` finds the partners' sentences,
 for all the examples whose partner lies in one file, in one sweep. A segment is a range of pieces in its file.
 
-`plan_sentences` is the other way of making examples, without pairs: whole sentences, as many as fit.
+The other way of making examples is without pairs: whole sentences, as many as fit.
 """
 
 from __future__ import annotations
@@ -45,18 +45,16 @@ class Segments(NamedTuple):
         return cls._make([*columns[:-1], columns[-1].view(np.uint64)])
 
 
-def plan_pairs(
-    corpus: Corpus, rows: Array, pool: Pool, length: int, duplicate: int, seed: int, short: float
+def plan_segments(
+    corpus: Corpus, rows: Array, pool: Pool | None, length: int, duplicate: int, seed: int, short: float
 ) -> Segments:
-    """Plans the examples of the documents `rows`, whose partners are drawn from a pool."""
-    limits = (length - 3, seed, length, duplicate, short)
-    return Segments.from_columns(_plan_pairs(corpus, rows, pool, limits))
+    """Plans the examples of the documents `rows`: pairs, whose partners are drawn from a pool.
 
-
-def plan_sentences(corpus: Corpus, rows: Array, length: int, duplicate: int, seed: int, short: float) -> Segments:
-    """Plans examples of one segment: whole sentences up to the length; a sentence that is longer is cut."""
-    limits = (length - 2, seed, length, duplicate, short)
-    return Segments.from_columns(_plan_sentences(corpus, rows, limits))
+    Without a pool they have one segment: whole sentences up to the length; a sentence that is longer is cut.
+    """
+    limits = (length - (3 if pool else 2), seed, length, duplicate, short)
+    columns = _plan_pairs(corpus, rows, pool, limits) if pool else _plan_sentences(corpus, rows, limits)
+    return Segments.from_columns(columns)
 
 
 @compiled

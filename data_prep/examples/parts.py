@@ -8,27 +8,22 @@ and what a worker opens and reads for its partners does not grow with the corpus
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
-from data_prep.common.files import FileRecord
 from data_prep.examples.streams import begin_stream, draw_below
 from data_prep.shards import WORK
+from data_prep.vocabulary.tokens import TokenFiles
 
 PARTS = f"{WORK}/parts.arrow"
 HELD_OUT = f"{WORK}/held-out.npy"  # the numbers of the documents held out, ascending
 FEW_PARTS = 256  # up to this number of parts, a partner may be in any part
 PARTNER_PARTS = 64  # parts to draw partners from, if there are more: half a million documents of Wikipedia
 NEIGHBOURS = 256  # parts that draw from the same ones, which the machine then has in memory
-SCHEMA = make_schema(path=pa.string(), documents=pa.int64(), pieces=pa.int64())
 TRAINING, VALIDATION = 0, 1
 MOST_POOLS = 8  # pools that a worker keeps
 
@@ -49,35 +44,12 @@ class Pool(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
-    """All files of token documents, in the order of the corpus."""
+class Parts(TokenFiles):
+    """All files of token documents, and which of the documents are held out."""
 
-    paths: pa.StringArray
-    pieces: Array
-    """How many pieces every part has."""
-    firsts: Array
-    """The numbers of the documents with which the parts begin; at the end, how many documents there are."""
     held_out: Array
     pools: dict[tuple[int, int, bool], Pool] = field(default_factory=dict)
     """Cache of pools, since parts that follow each other share one."""
-
-    @cached_property
-    def held_out_before(self) -> Array:
-        """Counts for every part how many documents held out are before it."""
-        return np.searchsorted(self.held_out, self.firsts)
-
-    @property
-    def num_documents(self) -> int:
-        """Counts all documents."""
-        return int(self.firsts[-1])
-
-    def path(self, part: int) -> str:
-        """Names the file of a part, relative to the output folder."""
-        return str(self.paths[part].as_py())
-
-    def find(self, documents: Array) -> Array:
-        """Finds the parts that documents are in."""
-        return np.searchsorted(self.firsts, documents, side="right") - 1
 
     def validation_rows(self, part: int) -> Array:
         """Finds the rows of a part that are held out."""
@@ -100,7 +72,7 @@ class Parts:
 
     def _draw_pool(self, neighbours: int, seed: int, validation: bool) -> Pool:
         """Takes all documents where parts are few, or draws some parts."""
-        before = self.held_out_before
+        before = np.searchsorted(self.held_out, self.firsts)  # documents held out that are before each part
         ranks = np.asarray(before if validation else self.firsts - before, np.int64)
         if len(self.paths) <= FEW_PARTS:
             firsts, sizes = np.zeros(1, np.int64), ranks[-1:]
@@ -112,16 +84,6 @@ class Parts:
         return Pool(firsts, sizes, self.held_out, not validation)
 
 
-def write_parts(folder: Path, parts: Iterable[tuple[str, int, int]]) -> FileRecord:
-    """Keeps the paths of the parts, and how many documents and pieces each has."""
-    columns = [pa.array(values, field.type) for values, field in zip(zip(*parts, strict=True), SCHEMA, strict=True)]
-    return write_batches(folder, PARTS, SCHEMA, [pa.record_batch(columns, schema=SCHEMA)])
-
-
 def read_parts(folder: Path) -> Parts:
     """Maps the parts into memory."""
-    batch = map_batches(folder / PARTS).get_batch(0)
-    firsts = np.concatenate([[0], np.cumsum(np.asarray(batch["documents"]))]).astype(np.int64)
-    return Parts(
-        batch["path"], np.asarray(batch["pieces"]), firsts, np.asarray(np.load(folder / HELD_OUT, mmap_mode="r"))
-    )
+    return Parts.read(folder / PARTS, np.asarray(np.load(folder / HELD_OUT, mmap_mode="r")))

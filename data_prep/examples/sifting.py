@@ -27,6 +27,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.hashing import hash_key
 from data_prep.near_copies.finding import NEAR_COPIES
+from data_prep.running import NumberedTask
 from data_prep.settings import FEWEST_HELD_OUT, LARGEST_SHARE
 from data_prep.shards import WORK
 from data_prep.vocabulary.tokens import hash_documents
@@ -45,14 +46,10 @@ SHARES_TOO_SMALL = "--max-share: the shares of all sources make no more than 100
 
 
 @dataclass(frozen=True)
-class SiftTask:
+class SiftTask(NumberedTask):
     """Asks a worker for what is left of one file of token documents."""
 
-    folder: Path
-    """The output folder."""
     step: str
-    number: int
-    """The number of the file."""
     record: TokensRecord
     """The record of the file."""
     unknown: int
@@ -76,19 +73,9 @@ class SiftTask:
     """The digests of documents that have copies, from which no passage is taken: the copy would be in training."""
 
     @property
-    def name(self) -> str:
-        """Identifies the task within its step."""
-        return f"{self.number:07}"
-
-    @property
     def target(self) -> str:
         """Names the file that is written where anything changes, relative to the output folder."""
         return make_numbered_path(self.step, self.number)
-
-    @property
-    def weight(self) -> int:
-        """Counts the pieces of the documents."""
-        return self.record.pieces
 
 
 def leave_out_marked(marks: str, cause: str, task: SiftTask) -> TokensRecord:

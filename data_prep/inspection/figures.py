@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rich.table import Table
 
@@ -47,19 +48,12 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     yield "documents", f"{corpus.documents:,}"
     if manifest.figures:
         yield "  held out", f"{corpus.validation_documents:,}", describe_held_out(manifest)
-    for name in filter((corpus.filtered or {}).__contains__, FILTERS):
-        see = f"; see {FILTERED_REPORT}" if any(file.path == FILTERED_REPORT for file in manifest.tables) else ""
-        yield f"  {spell_flag(name)}", f"{(corpus.filtered or {})[name]:,}", f"left out while the text was read{see}"
-    if corpus.copies is not None:
-        yield "  copies", f"{corpus.copies:,}", "left out, as an earlier document has their text"
-    if corpus.near_copies is not None:
-        share = f"{format_percent(manifest.settings.near_copies or 1)} in common with an earlier one"
-        yield "  near copies", f"{corpus.near_copies:,}", f"left out: {share}; see {NEAR_REPORT}"
+    for reason in list_reasons(manifest):
+        name = spell_flag(reason.name) if reason.name in FILTERS else reason.name
+        yield f"  {name}", f"{reason.count:,}", reason.meaning
     if corpus.weighed is not None:
         weights = ", ".join(f"{name} {weight:g} times" for name, weight in manifest.settings.weight.items())
         yield "  weighed", f"{corpus.weighed:,}", f"rows of documents once they are repeated: {weights}"
-    if corpus.over_share is not None:
-        yield "  over share", f"{corpus.over_share:,}", f"left out: {describe_limits(manifest)}"
     unreadable = len(corpus.skipped)
     if unreadable or corpus.empty or corpus.replaced:
         places = f"{unreadable:,} unreadable places, each a document or more, up to a whole file; " * bool(unreadable)
@@ -67,6 +61,35 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
         yield "  left out", f"{unreadable + corpus.empty:,}{'+' * bool(unreadable)}", faults
     yield "sentences", f"{corpus.sentences:,}", f"{corpus.pieces / max(corpus.sentences, 1):.1f} pieces each"
     yield "pieces", f"{corpus.pieces:,}", f"{100 * corpus.unknown / max(corpus.pieces, 1):.3f}% of them [UNK]"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason for which something was left out."""
+
+    name: str
+    count: int
+    meaning: str
+    of: str = "documents"
+    """The unit of the count: documents or places."""
+
+
+def list_reasons(manifest: Manifest) -> Iterator[Reason]:
+    """Goes through the reasons for which documents with text were left out, in the order in which it was done."""
+    corpus = manifest.corpus
+    see = f"; see {FILTERED_REPORT}" if any(file.path == FILTERED_REPORT for file in manifest.tables) else ""
+    for name, count in (corpus.filtered or {}).items():
+        yield Reason(name, count, f"left out while the text was read{see}")
+    if corpus.copies is not None:
+        yield Reason("copies", corpus.copies, "left out, as an earlier document has their text")
+    if corpus.near_copies is not None:
+        share = format_percent(manifest.settings.near_copies or 1)
+        meaning = f"left out: {share} in common with an earlier one; see {NEAR_REPORT}"
+        yield Reason("near copies", corpus.near_copies, meaning)
+    if corpus.over_share is not None:
+        limits = manifest.settings.max_share.items()
+        spelled = ", ".join(f"{name} at most {format_percent(share)}" for name, share in limits)
+        yield Reason("over share", corpus.over_share, f"left out, drawn at random: {spelled}")
 
 
 def _set_row(figures: SetFigures) -> tuple[str, ...]:
@@ -103,12 +126,6 @@ def describe_held_out(manifest: Manifest) -> str:
     share = f"{format_percent(_validation_share(manifest))} of the text ({format_percent(asked)} asked for)"
     what = "for validation" if corpus.passages is None else "passages for validation, out of all documents"
     return f"{what}, {share}; examples: {examples}"
-
-
-def describe_limits(manifest: Manifest) -> str:
-    """Spells the largest shares that sources may have."""
-    limits = manifest.settings.max_share.items()
-    return ", ".join(f"{name} at most {format_percent(share)}" for name, share in limits)
 
 
 def format_percent(share: float) -> str:

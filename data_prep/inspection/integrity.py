@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,16 +21,7 @@ from data_prep.common.files import FileRecord
 from data_prep.inspection.lookup import read_examples
 from data_prep.origins import find_origins_of_folder
 from data_prep.seals import find_broken_seal
-from data_prep.shards import (
-    DOCUMENTS,
-    DOCUMENTS_SCHEMA,
-    KEPT,
-    MANIFEST,
-    REPORT,
-    KeptFile,
-    Manifest,
-    SetFigures,
-)
+from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, KEPT, MANIFEST, REPORT, KeptFile, Manifest, SetFigures
 from data_prep.vocabulary.tokens import hash_documents, make_token_schema, read_corpus
 from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
 from data_prep.work import WorkFolder
@@ -177,8 +167,7 @@ def _checked_counts(path: Path, rows: int, length: int, manifest: Manifest, spec
     }
 
 
-@dataclass(frozen=True)
-class FlatExamples:
+class FlatExamples(NamedTuple):
     """The columns of examples as flat arrays, in which many examples are compared at once."""
 
     pieces: Array
@@ -216,10 +205,11 @@ def find_example_fault(
     """
     flat = FlatExamples.from_batch(batch)
     sizes, boundary = np.diff(flat.ends), flat.boundary
+    is_whole = flat.ends[0] == 0 and flat.ends[-1] == len(flat.pieces) and flat.num_masked.sum() == len(flat.positions)
     checks = [
         ("is longer than its length", (sizes > length) | (sizes < 3)),
         ("has a boundary outside of it", (boundary < 3) | (boundary > sizes)),
-        ("has pieces of no example beside it", _stray(flat)),
+        ("has pieces of no example beside it", np.full(len(boundary), not is_whole)),
         ("has no masked piece", flat.num_masked < (0 if may_be_unmasked else 1)),
     ]
     for fault, wrong in checks:
@@ -227,13 +217,6 @@ def find_example_fault(
             return f"example {np.argmax(wrong)} {fault}"
     misplaced = None if special is None else _misplaced_special(flat, special)
     return misplaced or _mask_fault(flat, vocabulary_size)
-
-
-def _stray(flat: FlatExamples) -> Array:
-    """Checks for pieces or masks before the first or after the last example; all examples get the same answer."""
-    ends, masked = flat.ends, flat.num_masked
-    whole = ends[0] == 0 and ends[-1] == len(flat.pieces) and masked.sum() == len(flat.positions)
-    return np.full(len(flat.boundary), not whole)
 
 
 def _misplaced_special(flat: FlatExamples, special: Special) -> str | None:

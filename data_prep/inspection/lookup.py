@@ -1,28 +1,28 @@
-"""Finds a training example in a folder of shards, finished or not, with what is known of its document."""
+"""Finds what show.py shows of a folder: a training example, laid out as a reader would mark it, or a document.
+
+An example is found in a finished folder or in one that is not finished, a document among those kept in pieces, by its
+title or its number. Masked, replaced and kept pieces have colours of their own.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import tyro
+from rich.text import Text
 
 from data_prep.arrow_files import map_batches, read_batch, read_shard
 from data_prep.common.errors import DamageError, UserError
-from data_prep.shards import (
-    DOCUMENTS,
-    DOCUMENTS_SCHEMA,
-    PLAN,
-    Manifest,
-    ShardSet,
-    example_schema,
-    is_unfinished,
-)
-from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
+from data_prep.origins import Origin, find_origins_of_folder
+from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, PLAN, Manifest, ShardSet, example_schema, is_unfinished
+from data_prep.vocabulary.vocabulary import MASK, VOCABULARY, Vocabulary, load_vocabulary
 from data_prep.work import Record, WorkFolder
 
 SIZES = (1 << 8, 1 << 16, 1 << 32, 1 << 62)  # sizes of vocabularies and corpora, one for each type of number
@@ -194,3 +194,153 @@ def read_document_rows(folder: Path, numbers: Iterable[int]) -> dict[int, dict[s
         found |= zip(here, rows, strict=True)
         first += batch.num_rows
     return found
+
+
+STYLES = {"masked": "bold magenta", "replaced": "bold red", "kept": "bold green", "special": "dim"}
+
+
+def describe_example(index: int, example: Example) -> str:
+    """Describes an example: its size, its masks, its segment B and its document."""
+    size = len(example.pieces)
+    follows = "no B" if example.boundary == size else "B is random" if example.random_next else "B follows A"
+    figures = f"example {index}: {size} pieces, {len(example.labels)} masked, {follows}"
+    return f"{figures}; document {example.document} {example.source}".rstrip()
+
+
+class MarkedPiece(NamedTuple):
+    """A piece of an example, and whether it was masked, replaced or kept."""
+
+    segment: Literal["A", "B"]
+    style: str
+    """A key of STYLES; "" for plain text."""
+    now: str
+    was: str
+    """The original piece."""
+    begins: bool
+    """Whether it is the first of its segment."""
+
+    @property
+    def spelling(self) -> str:
+        """Spells the piece; one that is to be predicted with what the model reads in its place."""
+        signs = {"masked": f"{self.was}→{self.now}", "replaced": f"{self.was}→{self.now}", "kept": f"={self.was}="}
+        return signs.get(self.style) or self.now.removeprefix("##")
+
+    @property
+    def is_glued(self) -> bool:
+        """Whether the piece stands close to the one before it, whose word it continues."""
+        spelled = self.now if self.style in ("", "special") else self.spelling
+        return self.begins or spelled.startswith("##")
+
+
+def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
+    """Yields the pieces of an example with their styles."""
+    for position, piece in enumerate(example.pieces):
+        now, label = vocabulary.pieces[piece], example.labels.get(position)
+        was = None if label is None else vocabulary.pieces[label]
+        style = _style(position, now, was, example)
+        segment: Literal["A", "B"] = "A" if position < example.boundary else "B"
+        begins = position in (0, example.boundary)
+        yield MarkedPiece(segment, style, now, now if was is None else was, begins)
+
+
+def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
+    """Writes the segments on a line each, with what stood at masked positions, and a legend."""
+    segments = {"A": Text("A  "), "B": Text("B  ")}
+    for piece in mark_pieces(example, vocabulary):
+        segments[piece.segment].append("" if piece.is_glued else " ").append(piece.spelling, STYLES.get(piece.style))
+    legend = Text("")
+    for style, sample in (("masked", "word→[MASK]"), ("replaced", "word→other"), ("kept", "=word=")):
+        legend.append(f"{style} " if not legend else f"  {style} ").append(sample, STYLES[style])
+    return [segments["A"], *([segments["B"]] if len(segments["B"]) > 3 else []), legend]
+
+
+def _style(position: int, now: str, was: str | None, example: Example) -> str:
+    """Returns the key of STYLES for a piece; "" for plain text."""
+    if was is None:
+        return "special" if position in (0, example.boundary - 1, len(example.pieces) - 1) else ""
+    return "masked" if now == MASK else "kept" if now == was else "replaced"
+
+
+MOST_LISTED = 10  # documents of one title that are listed
+
+
+@dataclass(frozen=True)
+class KeptDocument:
+    """A document in pieces."""
+
+    source: str
+    id: str
+    title: str
+    sentences: list[list[int]]
+
+    def lines(self, vocabulary: Vocabulary) -> Iterator[str]:
+        """Yields a heading, then the sentences, with the pieces of a word joined."""
+        count = sum(map(len, self.sentences))
+        case = "with case" if vocabulary.cased else "in lower case"
+        name = " ".join(filter(None, (self.source, self.id, self.title)))
+        yield f"{name}: {len(self.sentences):,} sentences, {count:,} pieces, {case}"
+        for sentence in self.sentences:
+            yield " ".join(vocabulary.pieces[piece] for piece in sentence).replace(" ##", "")
+
+
+def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
+    """Finds the document of a title, or of a number as examples and the table of documents have it."""
+    manifest = Manifest.read(folder)
+    origins = list(find_origins_of_folder(folder, str(folder)))
+    found = list(_find_rows(_map_documents(origins), title=wanted))
+    if not found and wanted.isdigit():
+        found = _by_number(folder, manifest, origins, int(wanted))
+    if not found:
+        raise UserError(f"--document {wanted}: {folder} has no document of just this title")
+    documents = [_read_document(*place) for place in found[:MOST_LISTED]]
+    if len(found) > 1 and not wanted.isdigit():
+        names = "\n".join(f"  {document.source} {document.id}" for document in documents)
+        more = f"\n  and {len(found) - MOST_LISTED:,} more" if len(found) > MOST_LISTED else ""
+        raise UserError(f"--document {wanted}: {len(found):,} documents have this title; give a number\n{names}{more}")
+    vocabulary = load_vocabulary(folder / VOCABULARY, manifest.vocabulary.cased)
+    if max((max(sentence, default=0) for sentence in documents[0].sentences), default=0) >= len(vocabulary):
+        raise DamageError(f"{folder}: document {wanted} has a piece beyond its {VOCABULARY}")
+    return documents[0], vocabulary
+
+
+Place = tuple[Path, str, int]  # a file of documents, its source, and a row of it
+
+
+def _by_number(folder: Path, manifest: Manifest, origins: list[Origin], number: int) -> list[Place]:
+    """Finds the document of a number, by the table of documents if some were left out, cut or repeated."""
+    if manifest.figures and not 0 <= number < manifest.num_documents:
+        raise UserError(f"--document {number}: {folder} has {manifest.num_documents:,} documents, from 0")
+    total = sum(file.rows for origin in origins for file in origin.manifest.kept)
+    if not manifest.figures or total == manifest.num_documents:
+        for path, source, batch in _map_documents(origins):
+            if number < batch.num_rows:
+                return [(path, source, number)]
+            number -= batch.num_rows
+        return []
+    row = read_document_row(folder, number)
+    wanted = {name: row[name] for name in ("id", "title")}
+    files = ((path, source, batch) for path, source, batch in _map_documents(origins) if source == row["source"])
+    return list(_find_rows(files, **wanted))
+
+
+def _map_documents(origins: list[Origin]) -> Iterator[tuple[Path, str, pa.RecordBatch]]:
+    """Goes through the files of documents, in the order of the corpus."""
+    for origin in origins:
+        for record in origin.manifest.kept:
+            path = record.find(origin.folder)
+            yield path, record.source, map_batches(path).get_batch(0)
+
+
+def _find_rows(files: Iterable[tuple[Path, str, pa.RecordBatch]], **wanted: str) -> Iterator[Place]:
+    """Finds the rows of files that have all the values that are wanted."""
+    for path, source, batch in files:
+        fits = np.ones(batch.num_rows, bool)
+        for name, value in wanted.items():
+            fits &= np.asarray(pc.equal(batch[name], value))
+        yield from ((path, source, row) for row in np.flatnonzero(fits).tolist())
+
+
+def _read_document(path: Path, source: str, row: int) -> KeptDocument:
+    """Reads a document."""
+    batch = read_batch(map_batches(path), 0, path)
+    return KeptDocument(source, *(batch[name][row].as_py() for name in ("id", "title", "sentences")))

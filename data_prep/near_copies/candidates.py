@@ -20,7 +20,8 @@ import pyarrow as pa
 from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.near_copies import signatures
-from data_prep.near_copies.corpus import NumberedTask, read_parts
+from data_prep.near_copies.signatures import read_stretches
+from data_prep.running import NumberedTask
 from data_prep.work import Record, make_numbered_path
 
 STEP = "candidates"
@@ -66,7 +67,7 @@ def _find_pairs(task: FindTask) -> Iterator[pa.RecordBatch]:
 
 def _read_range(task: FindTask) -> Iterator[tuple[Array, Array]]:
     """Reads the keys of a range and the numbers of their documents, about KEYS at a time, as the corpus has them."""
-    parts = read_parts(task.folder)
+    parts = read_stretches(task.folder)
     bounds = [(number << 64) // task.num_ranges for number in (task.number, task.number + 1)]
     waiting: list[tuple[Array, Array]] = []
     for stretch in range(parts.num_stretches):

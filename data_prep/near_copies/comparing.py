@@ -22,20 +22,11 @@ import pyarrow as pa
 
 from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
-from data_prep.common.compiled import compiled
 from data_prep.near_copies import candidates
 from data_prep.near_copies.candidates import sort_pairs
-from data_prep.near_copies.corpus import NumberedTask, Parts, read_parts
-from data_prep.near_copies.shingles import (
-    Texts,
-    count_slots,
-    fill_shingles,
-    find_longest,
-    find_start,
-    jaccard,
-    load_continues,
-    read_texts,
-)
+from data_prep.near_copies.shingles import Texts, compare_pairs, load_continues, read_texts
+from data_prep.near_copies.signatures import Stretches, read_stretches
+from data_prep.running import NumberedTask
 from data_prep.work import Record, make_numbered_path
 
 STEP = "near-copies"
@@ -61,7 +52,7 @@ class CompareTask(NumberedTask):
 
 
 def make_compare_tasks(
-    folder: Path, parts: Parts, num_ranges: int, threshold: float, vocabulary_sha256: str
+    folder: Path, parts: Stretches, num_ranges: int, threshold: float, vocabulary_sha256: str
 ) -> Iterator[CompareTask]:
     """Makes a task of every stretch."""
     for number in range(parts.num_stretches):
@@ -71,12 +62,12 @@ def make_compare_tasks(
 
 def compare(task: CompareTask) -> ComparedRecord:
     """Writes which documents of a stretch are near copies, of which earlier one each, and how alike the two are."""
-    parts, continues = read_parts(task.folder), load_continues(task.folder, task.vocabulary_sha256)
+    parts, continues = read_stretches(task.folder), load_continues(task.folder, task.vocabulary_sha256)
     first, end = parts.find_documents(task.number)
     originals, indices, compared = np.full(end - first, -1, np.int64), np.zeros(end - first), 0
     for earlier, later, pairs in _open_pairs(task, parts):
         begin, stop = parts.firsts[later.part : later.part + 2] - first
-        compared += _compare(
+        compared += compare_pairs(
             later.texts,
             earlier.texts,
             pairs[0] - parts.firsts[later.part],
@@ -100,7 +91,7 @@ class Opened(NamedTuple):
     texts: Texts
 
 
-def _open_pairs(task: CompareTask, parts: Parts) -> Iterator[tuple[Opened, Opened, tuple[Array, Array]]]:
+def _open_pairs(task: CompareTask, parts: Stretches) -> Iterator[tuple[Opened, Opened, tuple[Array, Array]]]:
     """Yields the pairs of a stretch by their files: the earlier file, the later one, and the pairs to compare.
 
     The earlier files ascend.
@@ -121,7 +112,7 @@ def _open_pairs(task: CompareTask, parts: Parts) -> Iterator[tuple[Opened, Opene
                 yield there, own[own_part], (later[whole][some], earlier[whole][some])
 
 
-def _divide_stretch(task: CompareTask, parts: Parts) -> Iterator[range]:
+def _divide_stretch(task: CompareTask, parts: Stretches) -> Iterator[range]:
     """Divides a stretch into ranges of files, each of one file or of at most PAIRS candidates."""
     files = parts.stretch(task.number)
     bounds = parts.firsts[files.start : files.stop + 1]
@@ -158,27 +149,3 @@ def _find_runs(values: Array) -> Iterator[tuple[int, slice]]:
     bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)] if len(values) else [0]
     for begin, end in itertools.pairwise(bounds):
         yield int(values[begin]), slice(begin, end)
-
-
-@compiled
-def _compare(later, earlier, later_rows, earlier_rows, continues, threshold, originals, indices, first):
-    """Compares pairs of documents of two files, unless the later one is known to be a near copy; counts these pairs.
-
-    Notes near copies in `originals` and `indices`; `first` is the number of the first document of the earlier file.
-    """
-    most = find_longest(later.ends) + find_longest(earlier.ends)
-    shingles, slots = np.empty(most, np.uint64), np.empty(count_slots(most), np.uint64)
-    owners = np.empty(slots.size, np.uint8)
-    compared = 0
-    for pair in range(later_rows.size):
-        row, other = later_rows[pair], earlier_rows[pair]
-        if originals[row] >= 0:
-            continue
-        count = fill_shingles(shingles, later.pieces, find_start(later.ends, row), later.ends[row], continues)
-        rest = shingles[count:]
-        more = fill_shingles(rest, earlier.pieces, find_start(earlier.ends, other), earlier.ends[other], continues)
-        compared += 1
-        index = jaccard(shingles[:count], rest[:more], slots, owners)
-        if index >= threshold:
-            originals[row], indices[row] = other + first, index
-    return compared

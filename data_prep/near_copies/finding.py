@@ -15,8 +15,6 @@ keys are opened once for each range of half a million keys, those of candidates 
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 from collections.abc import Iterable
 from functools import partial
@@ -26,14 +24,14 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.arrow_files import map_batches
-from data_prep.common.files import replacing
+from data_prep.common.files import replacing, write_csv
 from data_prep.near_copies import candidates, comparing, signatures
 from data_prep.near_copies.candidates import find_candidates, make_find_tasks
 from data_prep.near_copies.comparing import ComparedRecord, compare, make_compare_tasks
-from data_prep.near_copies.corpus import Parts, read_parts, write_parts
-from data_prep.near_copies.signatures import choose_banding, make_sign_tasks, sign
+from data_prep.near_copies.signatures import PATH, Stretches, choose_banding, make_sign_tasks, read_stretches, sign
 from data_prep.running import Runner, Step
 from data_prep.shards import NEAR_REPORT, WORK
+from data_prep.vocabulary.tokens import list_token_files
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import Record, TokensRecord
 
@@ -46,15 +44,22 @@ FOUND = "near-found"
 SIGN = Step(signatures.STEP, sign, Record, "pieces")
 FIND = Step(candidates.STEP, find_candidates, Record, "keys")
 COMPARE = Step(comparing.STEP, compare, ComparedRecord, "documents")
-STEPS = (SIGN.name, FIND.name, COMPARE.name)
+NEAR_STEPS = (SIGN.name, FIND.name, COMPARE.name)
 
 
-def mark_near_copies(runner: Runner, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, threshold: float) -> None:
-    """Marks in NEAR_COPIES every document that is a near copy of an earlier one, and writes the report."""
+def mark_near_copies(
+    runner: Runner, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, threshold: float | None
+) -> None:
+    """Marks in NEAR_COPIES every document that is a near copy of an earlier one, and writes the report.
+
+    Nothing is done where no threshold is given.
+    """
+    if threshold is None:
+        return
     work = runner.work
     if not work.is_finished(FOUND):
-        write_parts(work.out, tokens)
-        parts, banding = read_parts(work.out), choose_banding(threshold)
+        list_token_files(work.out, PATH, tokens)
+        parts, banding = read_stretches(work.out), choose_banding(threshold)
         runner.run(SIGN, partial(make_sign_tasks, work.out, parts, banding, vocabulary.sha256))
         found = runner.run(FIND, partial(make_find_tasks, work.out, banding.bands * parts.num_documents))
         options = len(found.places), threshold, vocabulary.sha256
@@ -62,10 +67,10 @@ def mark_near_copies(runner: Runner, tokens: Iterable[TokensRecord], vocabulary:
         _write_marks(work.out, parts, near)
         _write_report(work.out, parts, near)
         work.finish(FOUND)
-    work.forget(*STEPS)
+    work.forget(*NEAR_STEPS)
 
 
-def _write_marks(folder: Path, parts: Parts, near: Iterable[ComparedRecord]) -> None:
+def _write_marks(folder: Path, parts: Stretches, near: Iterable[ComparedRecord]) -> None:
     """Writes a byte for each document, a stretch at a time."""
     with replacing(folder / NEAR_COPIES) as file:
         for number, record in enumerate(near):
@@ -75,26 +80,22 @@ def _write_marks(folder: Path, parts: Parts, near: Iterable[ComparedRecord]) -> 
             file.write(marks.tobytes())
 
 
-def _write_report(folder: Path, parts: Parts, near: Iterable[ComparedRecord]) -> None:
+def _write_report(folder: Path, parts: Stretches, near: Iterable[ComparedRecord]) -> None:
     """Writes a table of EXAMPLES near copies, evenly spaced, with the earlier documents that they are like."""
     total = sum(record.files[0].rows for record in near)
     places = np.unique(np.arange(EXAMPLES) * total // EXAMPLES) if total else np.empty(0, np.int64)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    before = 0
+    rows, before = [], 0
     for record in near:
         batch = map_batches(folder / record.path).get_batch(0)
         own = places[(before <= places) & (places < before + batch.num_rows)] - before
         for row in batch.take(pa.array(own)).to_pylist():
             names = (_look_up_names(folder, parts, row[name]) for name in ("later", "earlier"))
-            table.writerow((f"{row['jaccard']:.4f}", *itertools.chain.from_iterable(names)))
+            rows.append((f"{row['jaccard']:.4f}", *itertools.chain.from_iterable(names)))
         before += batch.num_rows
-    with replacing(folder / NEAR_REPORT) as file:
-        file.write(text.getvalue().encode())
+    write_csv(folder, NEAR_REPORT, COLUMNS, rows)
 
 
-def _look_up_names(folder: Path, parts: Parts, document: int) -> tuple[str, str, str]:
+def _look_up_names(folder: Path, parts: Stretches, document: int) -> tuple[str, str, str]:
     """Looks up the source, the id and the title of a document."""
     part = int(parts.find(np.array(document)))
     batch = map_batches(folder / parts.path(part)).get_batch(0)

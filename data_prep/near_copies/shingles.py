@@ -127,3 +127,27 @@ def jaccard(first, second, slots, owners):
             owners[slot] = BOTH
             common += 1
     return common / union
+
+
+@compiled
+def compare_pairs(later, earlier, later_rows, earlier_rows, continues, threshold, originals, indices, first):
+    """Compares pairs of documents of two files, unless the later one is known to be a near copy; counts these pairs.
+
+    Notes near copies in `originals` and `indices`; `first` is the number of the first document of the earlier file.
+    """
+    most = find_longest(later.ends) + find_longest(earlier.ends)
+    shingles, slots = np.empty(most, np.uint64), np.empty(count_slots(most), np.uint64)
+    owners = np.empty(slots.size, np.uint8)
+    compared = 0
+    for pair in range(later_rows.size):
+        row, other = later_rows[pair], earlier_rows[pair]
+        if originals[row] >= 0:
+            continue
+        count = fill_shingles(shingles, later.pieces, find_start(later.ends, row), later.ends[row], continues)
+        rest = shingles[count:]
+        more = fill_shingles(rest, earlier.pieces, find_start(earlier.ends, other), earlier.ends[other], continues)
+        compared += 1
+        index = jaccard(shingles[:count], rest[:more], slots, owners)
+        if index >= threshold:
+            originals[row], indices[row] = other + first, index
+    return compared

@@ -7,6 +7,10 @@ key with the chance 1 - (1 - jaccard^rows)^bands, which leaps from near 0 to nea
 
 Time grows with the words, and so does the disk: 12 bytes for each band of a document. A worker holds the keys of one
 file of token documents, and every such file is opened once.
+
+The files of a corpus are divided into stretches: some files that follow each other, one where there are few, more where
+there are more than MOST_STRETCHES. So a corpus has a bounded number of stretches, however large it is, and a file that
+is opened once for each of them is opened a bounded number of times.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,16 +29,51 @@ from data_prep.arrow_files import make_schema, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import hash_key
-from data_prep.near_copies.corpus import NumberedTask, Parts, read_parts
-from data_prep.near_copies.shingles import (
-    Texts,
-    fill_shingles,
-    find_longest,
-    load_continues,
-    read_texts,
-)
-from data_prep.vocabulary.tokens import INCREMENT, scramble
+from data_prep.near_copies.shingles import Texts, fill_shingles, find_longest, load_continues, read_texts
+from data_prep.running import NumberedTask
+from data_prep.shards import WORK
+from data_prep.vocabulary.tokens import INCREMENT, TokenFiles, scramble
 from data_prep.work import Record, make_numbered_path
+
+PATH = f"{WORK}/near-parts.arrow"
+MOST_STRETCHES = 128
+
+
+@dataclass(frozen=True)
+class Stretches(TokenFiles):
+    """The files of token documents, divided into stretches of files that follow each other."""
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """Lists the files with which the stretches begin; at the end, how many files there are."""
+        count = len(self.paths)
+        size = max(1, -(-count // MOST_STRETCHES))
+        return [*range(0, count, size), count]
+
+    @property
+    def num_stretches(self) -> int:
+        """Counts the stretches."""
+        return len(self.bounds) - 1
+
+    def stretch(self, number: int) -> range:
+        """Returns the numbers of the files of a stretch."""
+        return range(self.bounds[number], self.bounds[number + 1])
+
+    def find_documents(self, number: int) -> tuple[int, int]:
+        """Returns the numbers of the first document of a stretch and of the first one after it."""
+        files = self.stretch(number)
+        return int(self.firsts[files.start]), int(self.firsts[files.stop])
+
+    def count_pieces(self, number: int) -> int:
+        """Counts the pieces of a stretch."""
+        files = self.stretch(number)
+        return int(self.pieces[files.start : files.stop].sum())
+
+
+def read_stretches(folder: Path) -> Stretches:
+    """Reads the list of files in an output folder."""
+    return Stretches.read(folder / PATH)
+
 
 STEP = "signatures"
 SCHEMA = make_schema(key=pa.uint64(), row=pa.uint32())
@@ -77,7 +117,7 @@ class SignTask(NumberedTask):
     vocabulary_sha256: str
 
 
-def make_sign_tasks(folder: Path, parts: Parts, banding: Banding, vocabulary_sha256: str) -> Iterator[SignTask]:
+def make_sign_tasks(folder: Path, parts: Stretches, banding: Banding, vocabulary_sha256: str) -> Iterator[SignTask]:
     """Makes a task of every stretch."""
     for number in range(parts.num_stretches):
         yield SignTask(folder, number, parts.count_pieces(number), banding, vocabulary_sha256)
@@ -85,7 +125,7 @@ def make_sign_tasks(folder: Path, parts: Parts, banding: Banding, vocabulary_sha
 
 def sign(task: SignTask) -> Record:
     """Writes the keys of a stretch: a record batch for each of its files, sorted by key and then by document."""
-    parts, continues = read_parts(task.folder), load_continues(task.folder, task.vocabulary_sha256)
+    parts, continues = read_stretches(task.folder), load_continues(task.folder, task.vocabulary_sha256)
     paths = (task.folder / parts.path(part) for part in parts.stretch(task.number))
     batches = (_sort_keys(compute_keys(read_texts(path), continues, task.banding)) for path in paths)
     return Record(files=[write_batches(task.folder, make_numbered_path(STEP, task.number), SCHEMA, batches)])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from data_prep.readers.parquet import read, spans
+from data_prep.readers.parquet import is_arrow, read, spans
 from data_prep.readers.reader import Reader
-from data_prep.readers.record_batches import is_arrow
 
 READER = Reader("arrow", lambda name, head: is_arrow(head), read, spans)

@@ -14,9 +14,8 @@ import pyarrow as pa
 from data_prep.arrow_files import make_list_type, make_schema, write_batches
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
-from data_prep.readers.filters import Filter
-from data_prep.readers.reader import Document, Options, Problems, replace_path
-from data_prep.readers.sieve import Sieve
+from data_prep.readers.filters import Filter, Sieve
+from data_prep.readers.reader import Document, Options, Problems, group_documents, replace_path
 from data_prep.readers.sources import Bundle, SourceFile
 from data_prep.readers.splitting import split_sentences
 from data_prep.seals import FIELDED
@@ -86,7 +85,7 @@ def extract(task: ExtractTask) -> DocumentsRecord:
             for document in reader.read(span, options):
                 if size >= task.limit:
                     return
-                size += sum(map(len, document.passages))
+                size += document.size
                 yield document
 
     def in_sentences(documents: Iterable[Document]) -> Iterator[Document]:
@@ -99,9 +98,10 @@ def extract(task: ExtractTask) -> DocumentsRecord:
     sieve = Sieve(task.name, task.filters)
     passed = sieve.sift(documents()) if task.filters else documents()
     parts = []
-    for number, batch in enumerate(_group_batches(in_sentences(passed), task.bundle.part_bytes)):
+    for number, group in enumerate(group_documents(in_sentences(passed), task.bundle.part_bytes)):
+        batch = _make_batch(group)
         name = f"{WORK}/documents/{task.name[:3]}/{task.name}-{number:04}.arrow"
-        record = write_batches(task.folder, name, SCHEMA, iter([batch]))
+        record = write_batches(task.folder, name, SCHEMA, [batch])
         parts.append(TextFile(**record.as_json(), text_bytes=batch["sentences"].values.nbytes))
     return DocumentsRecord(
         files=parts,
@@ -111,20 +111,6 @@ def extract(task: ExtractTask) -> DocumentsRecord:
         replaced=problems.num_replaced,
         filtered=sieve.record(),
     )
-
-
-def _group_batches(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Groups documents into record batches of about so many characters."""
-    group: list[Document] = []
-    size = 0
-    for document in documents:
-        group.append(document)
-        size += sum(map(len, document.passages))
-        if size >= part_bytes:
-            yield _make_batch(group)
-            group, size = [], 0
-    if group:
-        yield _make_batch(group)
 
 
 def _make_batch(group: list[Document]) -> pa.RecordBatch:

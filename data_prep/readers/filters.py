@@ -1,19 +1,22 @@
-"""Filters of documents; those that fail are left out while they are read.
+"""Filters of documents; those that fail are left out while they are read, and counted, and some of them are shown.
 
 Thresholds that are usual, and the papers that they come from, are in docs/preparation.md.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +24,11 @@ import pyarrow.compute as pc
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from data_prep.readers.reader import Document
-from data_prep.settings import Settings
+from data_prep.common.files import FileRecord, write_csv
+from data_prep.readers.reader import Document, group_documents
+from data_prep.seals import FILTERED_REPORT
+from data_prep.settings import Settings, spell_flag
+from data_prep.work import DocumentsRecord, Filtered, FilteredExample
 
 WHITE, LETTER, OTHER = 0, 1, 2  # kinds of characters
 SLICE = 1 << 15  # characters that are looked up at once, few enough for the cache of a processor
@@ -226,19 +232,117 @@ def _one_language(code: str) -> OneLanguage:
     return OneLanguage(code)
 
 
+LIMITS: dict[str, tuple[Callable[[Sequence[Document]], Array], str]] = {
+    "min_words": (count_words, "low"),
+    "max_words": (count_words, "high"),
+    "min_letters": (measure_lettered_share, "low"),
+    "max_repeated_lines": (measure_repeated_share, "high"),
+}
+"""By the name of a setting that is a limit: what it limits, and at which side."""
+
+
 def make_filters(settings: Settings) -> tuple[Filter, ...]:
     """Makes the filters that settings ask for, in the order in which documents are asked."""
     s, filters = settings, list[Filter]()
-    if s.min_words is not None:
-        filters.append(Limit("min_words", count_words, low=s.min_words))
-    if s.max_words is not None:
-        filters.append(Limit("max_words", count_words, high=s.max_words))
-    if s.min_letters is not None:
-        filters.append(Limit("min_letters", measure_lettered_share, low=s.min_letters))
-    if s.max_repeated_lines is not None:
-        filters.append(Limit("max_repeated_lines", measure_repeated_share, high=s.max_repeated_lines))
+    for name, (measure, side) in LIMITS.items():
+        if (limit := getattr(s, name)) is not None:
+            filters.append(Limit(name, measure, **{side: limit}))
     if s.without_words is not None:
         filters.append(ForbiddenWords(read_words(s.without_words)))
     if s.only_language is not None:
         filters.append(_one_language(s.only_language))
     return tuple(filters)
+
+
+BLOCK = 1 << 22  # characters of documents that a filter is asked about at once
+MOST_EXAMPLES = 20  # documents that the report shows of each filter
+BEGINNING = 200  # characters that it shows of each
+COLUMNS = ("filter", "figure", "source", "id", "title", "beginning")
+
+
+@dataclass
+class Sieve:
+    """The filters of a task, and what each has left out of its documents so far."""
+
+    task: str
+    """The name of the task."""
+    filters: Sequence[Filter]
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[FilteredExample]] = field(default_factory=dict)
+    _read: int = 0
+
+    def sift(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Yields the documents that pass all filters; another is counted by the first that it fails.
+
+        Documents without any text are passed over.
+        """
+        for block in group_documents(filter(attrgetter("passages"), documents), BLOCK):
+            numbered = list(enumerate(block, self._read))
+            self._read += len(block)
+            for one in self.filters:
+                failed = one.fail([document for _, document in numbered])
+                for (number, document), fails in zip(numbered, failed, strict=True):
+                    if fails:
+                        self._leave_out(one, number, document)
+                numbered = [entry for entry, fails in zip(numbered, failed, strict=True) if not fails]
+            yield from (document for _, document in numbered)
+
+    def _leave_out(self, asked: Filter, number: int, document: Document) -> None:
+        """Counts a document that fails, and keeps it as an example where its rank is among the smallest."""
+        self.counts[asked.name] += 1
+        examples = self.examples.setdefault(asked.name, [])
+        rank = hashlib.sha256(f"{self.task}/{number}".encode()).hexdigest()[:16]
+        if len(examples) == MOST_EXAMPLES and rank > examples[-1].rank:
+            return
+        beginning = " ".join(passage[:BEGINNING] for passage in document.passages[:BEGINNING])[:BEGINNING]
+        own = FilteredExample(rank, number, asked.figure(document), document.id, document.title, beginning)
+        bisect.insort(examples, own, key=attrgetter("rank"))
+        del examples[MOST_EXAMPLES:]
+
+    def record(self) -> dict[str, Filtered]:
+        """Tells what each filter has left out."""
+        return {one.name: Filtered(self.counts[one.name], self.examples.get(one.name, [])) for one in self.filters}
+
+
+class Total(NamedTuple):
+    """What a filter left out of the whole text."""
+
+    number: int
+    examples: list[tuple[str, FilteredExample]]
+    """Examples with their sources, in the order of the corpus."""
+
+
+def add_up(records: Iterable[DocumentsRecord]) -> dict[str, Total]:
+    """Adds up what each filter left out in all tasks, and draws examples from those of all, whoever did which task."""
+    counts: Counter[str] = Counter()
+    drawn: dict[str, list[tuple[int, str, FilteredExample]]] = {}
+    for task, record in enumerate(records):
+        for name, filtered in record.filtered.items():
+            counts[name] += filtered.count
+            found = [*drawn.get(name, []), *((task, record.source, example) for example in filtered.examples)]
+            drawn[name] = sorted(found, key=lambda entry: (entry[2].rank, entry[0]))[:MOST_EXAMPLES]
+    return {
+        name: Total(counts[name], [entry[1:] for entry in sorted(found, key=lambda one: (one[0], one[2].number))])
+        for name, found in drawn.items()
+    }
+
+
+def write_report(folder: Path, records: Iterable[DocumentsRecord]) -> FileRecord:
+    """Writes a table of some documents that filters left out, from all over the corpus."""
+    rows = [
+        (spell_flag(name), one.figure, source, one.id, one.title, one.beginning)
+        for name, total in add_up(records).items()
+        for source, one in total.examples
+    ]
+    return write_csv(folder, FILTERED_REPORT, COLUMNS, rows)
+
+
+def none_left(records: Iterable[DocumentsRecord], settings: Settings) -> str:
+    """Says that no document is left and which filters left them out, each with an example."""
+    lines = ["the filters leave no document:"]
+    for name, total in add_up(records).items():
+        if total.number:
+            _, first = total.examples[0]
+            said = f"{total.number:,}, such as {first.title or first.id} ({first.figure})"
+            lines.append(f"  {spell_flag(name)} {getattr(settings, name)} left out {said}")
+    return "\n".join([*lines, "give other thresholds"])

@@ -12,8 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 
 from data_prep.common.errors import UserError
-from data_prep.readers.cutting import bz2_ranges, records
-from data_prep.readers.identity import EDGE, look
+from data_prep.readers.cutting import EDGE, bz2_ranges, look, records
 from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 

@@ -10,7 +10,7 @@ import datetime
 import re
 from collections.abc import Iterable
 
-from data_prep.readers.tidying import BREAK, NOTHING, RAISED
+from data_prep.readers.tidying import NOTHING, Sign
 
 LONGEST_NUMBER = 30
 NUMBER = re.compile(r"[-−+]?(?:\d[\d.,]*|\.\d+)(?:e[-+]?\d+)?(?:[ +⁄-]?\d+)?(?:(?://?|⁄)\d+)?\Z", re.ASCII)
@@ -49,7 +49,7 @@ class Arguments:
             if not equals:
                 place += 1
                 name, value = str(place), part
-            self._values[name.strip()] = value.strip(" \t\n" + NOTHING + BREAK)
+            self._values[name.strip()] = value.strip(" \t\n" + NOTHING + Sign.BREAK)
 
     def first(self, *names: str) -> str:
         """Finds the first of these arguments that says something; "" if none does."""
@@ -101,7 +101,7 @@ def value(given: Arguments) -> str | None:
         plus, minus = errors[0], errors[1] if len(errors) > 1 else ""
         number += f"+{plus}−{minus.lstrip('-−')}" if minus else f"±{plus}" if plus[0] != "(" else plus
     if power := given.first("e", "10"):
-        number = f"{f'({number})' if errors else number}×" * bool(number) + f"10{RAISED}{power}"
+        number = f"{f'({number})' if errors else number}×" * bool(number) + f"10{Sign.RAISED}{power}"
     unit, per = given.first("u", "ul"), given.first("up", "upl")
     unit += f"/{per}" if per else ""
     spaced = unit if unit[:1] in ("%", "°", "/") else f" {unit}" * bool(unit)
@@ -119,7 +119,7 @@ def fraction(given: Arguments) -> str | None:
 
 def power_of_ten(given: Arguments) -> str | None:
     """Writes a power of ten that multiplies the number before it."""
-    return f"×10{RAISED}{power}" if (power := given.first("1")) else None
+    return f"×10{Sign.RAISED}{power}" if (power := given.first("1")) else None
 
 
 def height(given: Arguments) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,25 @@ class Document:
     title: str
     passages: list[str]
     """The paragraphs in their order, or the sentences where the format has one on every line."""
+
+    @property
+    def size(self) -> int:
+        """Counts the characters of the text."""
+        return sum(map(len, self.passages))
+
+
+def group_documents(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
+    """Groups documents that follow each other; a group ends with the one by which it has `most` characters."""
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += document.size
+        if size >= most:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
 from data_prep.readers.books import SUFFIXES
+from data_prep.readers.cutting import Look, look
 from data_prep.readers.foreign import NOT_WHOLE, OVER_LINES, Foreign, not_text, unknown_text, web_page
-from data_prep.readers.identity import Look, look
 from data_prep.readers.jsonlines import goes_over_lines
 from data_prep.readers.listing import list_files
 from data_prep.readers.parquet import is_whole
@@ -98,7 +98,7 @@ class SourceFile:
     how: str = BY_CONTENT
     """How the format was found."""
     content: str = ""
-    """The key of the content (identity.py), by which a file of the same size is told that has changed."""
+    """The key of the content (`look`), by which a file of the same size is told that has changed."""
     place: tuple[int, int] = (0, 0)
     """Where the file system has the file, however it is named: its device and its number there."""
     written: int = 0

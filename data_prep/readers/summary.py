@@ -25,8 +25,9 @@ def source_lines(files: Sequence[SourceFile], settings: Settings) -> Iterator[st
         sources[file.source].append(file)
     for name, own in list(sources.items())[:MOST_SOURCES]:
         kinds = Counter((file.format, file.how) for file in own)
+        field = f", text in {settings.text_field_of(name)!r}"
         formats = ", ".join(
-            (f"{count:,} " if len(kinds) > 1 else "") + f"{format} ({_details(name, format, how, settings)})"
+            (f"{count:,} " if len(kinds) > 1 else "") + f"{format} ({how}{field if format in FIELDED else ''})"
             for (format, how), count in kinds.items()
         )
         unsplit = all(READERS[file.format].has_sentences for file in own)
@@ -48,10 +49,3 @@ def left_out_lines(skipped: Sequence[str]) -> Iterator[str]:
 def _size(number: int) -> str:
     """Spells a number of bytes in a unit that fits it."""
     return f"{number:,} bytes" if number < 10_000 else f"{number / 1e6:,.2f} MB"
-
-
-def _details(source: str, format: str, how: str, settings: Settings) -> str:
-    """Says how a format was found, and in which field its records have their text."""
-    if format not in FIELDED:
-        return how
-    return f"{how}, text in {settings.text_field_of(source)!r}"

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from data_prep.readers.compression import expanded
 from data_prep.readers.csv_tables import find_delimiter
+from data_prep.readers.cutting import read_content
 from data_prep.readers.foreign import not_text
-from data_prep.readers.reader import COMPRESSED, UnreadableError, unpacked_name
+from data_prep.readers.reader import UnreadableError, unpacked_name
 
 HEAD = 4096  # bytes that tell what a file is
 LONGEST_FIELD = 2**31 - 1  # csv refuses more than 131,072 characters by itself
@@ -83,28 +81,17 @@ def read_tsv(path: Path, names: Sequence[str] | None = None, *, skip_short: bool
     `names` are those of the columns of a file whose first line does not have them. `skip_short` leaves out rows with
     fewer columns, and counts them.
     """
-    text = read_text(path).rstrip("\n")
-    widths = _widths(text)
-    lines: Sequence[int] = range(1, len(widths) + 1)
+    lines = read_text(path).rstrip("\n").split("\n")
+    numbers: Sequence[int] = range(1, len(lines) + 1)
     if names is None:
-        first, _, text = text.partition("\n")
-        names, widths, lines = first.split("\t"), widths[1:], lines[1:]
-    cells = text.replace("\n", "\t").split("\t")
-    kept = widths >= len(names)
-    skipped = int((~kept).sum()) if skip_short else 0
-    if skipped:
-        cells = list(itertools.compress(cells, np.repeat(kept, widths).tolist()))
-        widths, lines = widths[kept], list(itertools.compress(lines, kept.tolist()))
-    return _table(path, names, cells, widths, lines, skipped)
-
-
-def _widths(text: str) -> Array:
-    """How many columns every line of TSV has: a look at all bytes at once is faster than one at every line."""
-    characters = np.frombuffer(text.encode(), np.uint8)
-    tabulators, ends = (np.flatnonzero(characters == ord(mark)) for mark in "\t\n")
-    before_ends = np.append(np.searchsorted(tabulators, ends), len(tabulators))
-    widths: Array = 1 + np.diff(before_ends, prepend=0)
-    return widths
+        names, lines, numbers = lines[0].split("\t"), lines[1:], numbers[1:]
+    total = len(lines)
+    if skip_short:
+        is_whole = [line.count("\t") + 1 >= len(names) for line in lines]
+        lines, numbers = list(itertools.compress(lines, is_whole)), list(itertools.compress(numbers, is_whole))
+    widths = [line.count("\t") + 1 for line in lines]
+    # one look at all of the text is faster than one at each line
+    return _table(path, names, "\t".join(lines).split("\t"), widths, numbers, total - len(lines))
 
 
 def read_csv(path: Path) -> TextTable:
@@ -114,7 +101,7 @@ def read_csv(path: Path) -> TextTable:
         cells += row
         widths.append(len(row))
         lines.append(line)
-    return _table(path, cells[: widths[0]], cells[widths[0] :], np.array(widths[1:], np.int64), lines[1:])
+    return _table(path, cells[: widths[0]], cells[widths[0] :], widths[1:], lines[1:])
 
 
 def parse_csv(text: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
@@ -136,16 +123,16 @@ def parse_csv(text: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]
 
 
 def _table(
-    path: Path, names: Sequence[str], cells: list[str], widths: Array, lines: Sequence[int], skipped: int = 0
+    path: Path, names: Sequence[str], cells: list[str], widths: list[int], lines: Sequence[int], skipped: int = 0
 ) -> TextTable:
     """Makes a table of the values of all rows, one after another; all rows must be as wide as there are names."""
-    if not len(widths):
+    if not widths:
         raise UserError(f"{path}: no rows after the names of the columns ({', '.join(names)})")
     columns = [cells[at :: len(names)] for at in range(len(names))]
     table = TextTable(path, tuple(names), columns, lines, skipped)
-    wrong = np.flatnonzero(widths != len(names))
-    if len(wrong):
-        table.fail(int(wrong[0]), f"{_count(int(widths[wrong[0]]))} where there are {len(names)}: {', '.join(names)}")
+    for row, width in enumerate(widths):
+        if width != len(names):
+            table.fail(row, f"{_count(width)} where there are {len(names)}: {', '.join(names)}")
     return table
 
 
@@ -236,13 +223,10 @@ def not_utf8(path: Path | str, line: int, head: bytes, error: UnicodeDecodeError
 def read_text(path: Path) -> str:
     """Reads a text file that is not empty, without its byte-order mark and with `\\n` alone at the ends of lines."""
     try:
-        content = _read_bytes(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        content = b"".join(read_content(path))
     except UnreadableError as error:
-        raise UserError(error.what) from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        is_missing = isinstance(error.__cause__, FileNotFoundError)
+        raise UserError(f"{path}: no such file" if is_missing else error.what) from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -250,11 +234,3 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise UserError(f"{path}: the file is empty")
     return text.replace("\r\n", "\n")
-
-
-def _read_bytes(path: Path) -> bytes:
-    """Reads a file, which is expanded where its name says that it is compressed."""
-    if path.suffix not in COMPRESSED:
-        return path.read_bytes()
-    with path.open("rb") as file:
-        return b"".join(block for block, _ in expanded(file, path))

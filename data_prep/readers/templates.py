@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 
 from data_prep.readers import quantities
 from data_prep.readers.quantities import Arguments
-from data_prep.readers.tidying import BREAK, FORMULA, GONE, LOWERED, RAISED
+from data_prep.readers.tidying import Sign
 
 Writer = Callable[[Arguments], "str | None"]
 """Writes a template: None where its text is not known, "" where it shows nothing in the text."""
-PARAGRAPH = f"\n\n{GONE}"  # the mark keeps what follows from being a list
+PARAGRAPH = f"\n\n{Sign.GONE}"  # the mark keeps what follows from being a list
 FRACTION = re.compile(r"[0-9]{1,3}/[0-9]{1,3}\Z")
 SHORT_LANGUAGE = re.compile(r"[a-z]{2,3}s\Z")  # {{enS|…}} of the German Wikipedia
 SHIP = re.compile(r"(?:uss|hms|ss|ms|mv|rms|hmas|hmcs|hmnzs|usns|uscgc|usat|ins|sms|hnlms|hdms|orp|rv|gts)\Z")
@@ -190,7 +190,7 @@ def _ship_class(given: Arguments) -> str | None:
 
 def _molecule(given: Arguments) -> str | None:
     """Writes a chemical formula that is given element by element, with its charge at the end."""
-    return "".join(RAISED * bool(CHARGE.match(part)) + part for part in given.places()) or None
+    return "".join(Sign.RAISED * bool(CHARGE.match(part)) + part for part in given.places()) or None
 
 
 def _cited(form: str) -> Writer:
@@ -224,7 +224,7 @@ CHARACTERS = {
     "\"'": "\" '|\"'",
     '"': '-"|"-',
     PARAGRAPH: "pb|paragraph break|parabr|para|paragraph|p",
-    BREAK: "br|break|crlf",
+    Sign.BREAK: "br|break|crlf",
     "&#124;": "!|pipe",
     "&#61;": "=|equals",
     "&#42;": "*|asterisk",
@@ -240,7 +240,7 @@ CHARACTERS = {
     "°": "degree",
     "♯": "sharp",
     "♭": "flat",
-    FORMULA: "math|bigmath|equation|numblk|math block|intmath|tmath",
+    Sign.FORMULA: "math|bigmath|equation|numblk|math block|intmath|tmath",
 }
 """Templates that always stand for the same characters."""
 
@@ -257,8 +257,8 @@ BEFORE = {
     "pp. ": "pp.",
     "vol. ": "vol.",
     "No. ": "numero|no.",
-    LOWERED: "sub",
-    RAISED: "sup|exp|exposant",
+    Sign.LOWERED: "sub",
+    Sign.RAISED: "sup|exp|exposant",
 }
 """Templates that set something before their text."""
 

@@ -10,12 +10,21 @@ from __future__ import annotations
 import html
 import re
 
-GONE, REMARK, BREAK = "\x00", "\x01", "\x02"  # stand for what shows nothing, a comment, a <br>; XML has none of them
-HOLE, FORMULA = "\x03", "\x04"  # stand for what the reader of the page sees and we do not know, and for a formula
-RAISED, LOWERED = "\x05", "\x06"  # begin what stands above or below the line: 10^6 is not 106
-JOINT = "\x07"  # keeps the quotes inside and outside of a template apart
-NOTHING = GONE + HOLE + JOINT  # what a line without text may have
-MARKS_OF_OURS = (GONE, REMARK, BREAK, HOLE, FORMULA, RAISED, LOWERED, JOINT)
+
+class Sign:
+    """Characters that stand for something in the text until it is tidy; XML has none of them."""
+
+    GONE = "\x00"  # what shows nothing
+    REMARK = "\x01"  # a comment
+    BREAK = "\x02"  # a <br>
+    HOLE = "\x03"  # what the reader of the page sees and we do not know
+    FORMULA = "\x04"
+    RAISED, LOWERED = "\x05", "\x06"  # begin what stands above or below the line: 10^6 is not 106
+    JOINT = "\x07"  # keeps the quotes inside and outside of a template apart
+
+
+SIGNS = "\x00\x01\x02\x03\x04\x05\x06\x07"
+NOTHING = Sign.GONE + Sign.HOLE + Sign.JOINT  # what a line without text may have
 
 QUOTES = re.compile("''+")
 MAGIC_WORD = re.compile(r"__[A-Z]+__")
@@ -24,19 +33,19 @@ STRAY_PAIRS = ("{{", "}}", "[[", "]]")
 STRAY = re.compile(r"\{\{+|\}\}+|\[\[+|\]\]+")
 WORD = re.compile(r"[^\W_]")
 
-POWER = re.compile(rf"(?<=\d)([{RAISED}{LOWERED}])(?=[-−–+]?\d)")
-SHIFTS = str.maketrans("", "", RAISED + LOWERED)
-FORMULAS = re.compile(rf"{FORMULA}(?: ?{FORMULA})*")
-GLUED = re.compile(rf"(?<=\w)(?={FORMULA})|(?<={FORMULA})(?=\w)")
+POWER = re.compile(rf"(?<=\d)([{Sign.RAISED}{Sign.LOWERED}])(?=[-−–+]?\d)")
+SHIFTS = str.maketrans("", "", Sign.RAISED + Sign.LOWERED)
+FORMULAS = re.compile(rf"{Sign.FORMULA}(?: ?{Sign.FORMULA})*")
+GLUED = re.compile(rf"(?<=\w)(?={Sign.FORMULA})|(?<={Sign.FORMULA})(?=\w)")
 
-RUN = re.compile(f"([{GONE}{HOLE}](?: ?[{GONE}{HOLE}])* ?)")
+RUN = re.compile(f"([{Sign.GONE}{Sign.HOLE}](?: ?[{Sign.GONE}{Sign.HOLE}])* ?)")
 PRICE = re.compile(r"(?:\b(?:US|AU|NZ|A|C|NT|HK))?[$£€¥₹] ?\Z")
 PAIRS = frozenset("() [] （） “” „” „“ «» »« ‘’ ‚‘ ‹› 「」 『』 \"\" ''".split())
 DEEPEST_PAIR = 3  # levels of brackets and quotes around nothing; each level copies what is before it
 OPENING, CURRENCIES, COMMAS = tuple("(（[“„«"), tuple("$£€¥₹"), ",;、，"
 NEXT_MARK = re.compile(r"[,;.:)）\]、，](?!\d)|\Z")
 BRACKETS = re.compile(r"\(([^()]*)\)")
-HOLE_IN_SENTENCE = re.compile(rf"(?:\w:?|[(=≈~$£€¥₹]) {HOLE}|[=≈~$£€¥₹]{HOLE}")
+HOLE_IN_SENTENCE = re.compile(rf"(?:\w:?|[(=≈~$£€¥₹]) {Sign.HOLE}|[=≈~$£€¥₹]{Sign.HOLE}")
 EMPTY_BRACKETS = re.compile(r"[(（][\s,;:、，–-]*[)）]")
 EMPTY_WITH_SPACE = re.compile(f" ?{EMPTY_BRACKETS.pattern}")
 DANGLING = re.compile(r"(?<=[(（])[\s,;]+(?=\S)|(?<![\s,;])[\s,;]+(?=[)）])")
@@ -59,17 +68,17 @@ def tidy(text: str, word: str) -> str:
 
     A paragraph of formulas alone is none.
     """
-    text = MAGIC_WORD.sub("", plain_quotes(text).replace(JOINT, "").replace(BREAK, " "))
+    text = MAGIC_WORD.sub("", plain_quotes(text).replace(Sign.JOINT, "").replace(Sign.BREAK, " "))
     if any(pair in text for pair in STRAY_PAIRS):
         text = STRAY.sub("", text)
     text = " ".join(unescape(text).split())
-    if FORMULA in text:
-        if not word or not WORD.search(text.replace(FORMULA, "")):
+    if Sign.FORMULA in text:
+        if not word or not WORD.search(text.replace(Sign.FORMULA, "")):
             return ""
         text = FORMULAS.sub(word, GLUED.sub(" ", text))
-    if RAISED in text or LOWERED in text:
-        text = POWER.sub(lambda shift: "^" if shift[1] == RAISED else "_", text).translate(SHIFTS)
-    if GONE in text or HOLE in text:
+    if Sign.RAISED in text or Sign.LOWERED in text:
+        text = POWER.sub(lambda shift: "^" if shift[1] == Sign.RAISED else "_", text).translate(SHIFTS)
+    if Sign.GONE in text or Sign.HOLE in text:
         text = _without_marks(text)
     return _without_remains(text).strip()
 
@@ -90,7 +99,7 @@ def _without_remains(text: str) -> str:
 
 def _without_marks(text: str) -> str:
     """Takes away what was left out, with the quotes, brackets and commas that were there for it."""
-    if HOLE in text:
+    if Sign.HOLE in text:
         text = BRACKETS.sub(_remark, text)
     first, *others = RUN.split(text)
     written = [first]
@@ -98,7 +107,7 @@ def _without_marks(text: str) -> str:
         before = written.pop()
         if written and not before.strip():
             before = written.pop() + before
-        written += _around(before, HOLE in run, " " in run, after)
+        written += _around(before, Sign.HOLE in run, " " in run, after)
     return " ".join("".join(written).split())
 
 
@@ -123,7 +132,7 @@ def _around(before: str, is_hole: bool, spaced: bool, after: str) -> tuple[str, 
 
 def _remark(bracket: re.Match[str]) -> str:
     """Leaves out what stands in brackets where something is missing in the middle of it: it can be spared."""
-    return HOLE if HOLE_IN_SENTENCE.search(bracket[0]) else bracket[0]
+    return Sign.HOLE if HOLE_IN_SENTENCE.search(bracket[0]) else bracket[0]
 
 
 def _apostrophes(run: re.Match[str]) -> str:

@@ -11,21 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from data_prep.readers.templates import expand
-from data_prep.readers.tidying import (
-    BREAK,
-    FORMULA,
-    GONE,
-    HOLE,
-    JOINT,
-    LOWERED,
-    MARKS_OF_OURS,
-    NOTHING,
-    RAISED,
-    REMARK,
-    plain_quotes,
-    tidy,
-    unescape,
-)
+from data_prep.readers.tidying import NOTHING, SIGNS, Sign, plain_quotes, tidy, unescape
 from data_prep.settings import Formulas
 
 SKIPPED_PREFIXES = frozenset(
@@ -72,8 +58,8 @@ REFERENCE = re.compile(r"<ref(?![\w-])[^<>]*(?<!/)>", re.IGNORECASE)
 HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-REMARK_LINE = re.compile(rf"\n[ \t]*{REMARK}[ \t{REMARK}]*(?=\n)")
-TWO_BREAKS = re.compile(f"{BREAK}(?:[ {NOTHING}]*{BREAK})+")
+REMARK_LINE = re.compile(rf"\n[ \t]*{Sign.REMARK}[ \t{Sign.REMARK}]*(?=\n)")
+TWO_BREAKS = re.compile(f"{Sign.BREAK}(?:[ {NOTHING}]*{Sign.BREAK})+")
 ARGUMENT = re.compile(r"\{\{\{[^{}]*\}\}\}")
 EXTERNAL_LINK = re.compile(r"\[(?<!\[\[)((?:(?:https?:|ftps?:|news:|irc:)?//|mailto:)[^\[\]\n]*)\]", re.IGNORECASE)
 NO_PASSAGE = re.compile(r"[*#:;|]|!(?!\w)|----|\{[{|]")
@@ -108,10 +94,10 @@ class Wikitext:
     def passages(self, text: str) -> list[str]:
         """Lists the paragraphs of a page."""
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-        for mark in MARKS_OF_OURS:
-            text = text.replace(mark, "")
-        text = REMARK_LINE.sub("", "\n" + COMMENT.sub(REMARK, text) + "\n").replace(REMARK, "")
-        text = EXTERNAL_LINK.sub(_link_title, ARGUMENT.sub(GONE, text))
+        for sign in SIGNS:
+            text = text.replace(sign, "")
+        text = REMARK_LINE.sub("", "\n" + COMMENT.sub(Sign.REMARK, text) + "\n").replace(Sign.REMARK, "")
+        text = EXTERNAL_LINK.sub(_link_title, ARGUMENT.sub(Sign.GONE, text))
         plain = EXTERNAL_LINK.sub(_link_title, _Page(self._skipped).plain(text))  # those with links in their titles
         if "-{" in plain:
             plain = VARIANT.sub(_variant, VARIANT.sub(_variant, plain))  # they may be nested
@@ -127,7 +113,7 @@ def _paragraphs(plain: str) -> Iterator[str]:
         line = line.strip(" \t")
         in_list = line.startswith(";") or (in_list and line.startswith(":"))
         indented = "" if in_list or not line.startswith(":") else line.lstrip(": \t")
-        if FORMULA in indented and len(indented.split()) < FEWEST_WORDS and not NO_PASSAGE.match(indented):
+        if Sign.FORMULA in indented and len(indented.split()) < FEWEST_WORDS and not NO_PASSAGE.match(indented):
             line = indented  # stands in the sentence before it
         if line.strip(NOTHING) and not NO_PASSAGE.match(line) and not _is_heading(line):
             lines.append(line)
@@ -188,7 +174,7 @@ class _Page:
             if kind == "]]":
                 self._out.append(self._link("".join(content)[2:]))
             else:
-                self._out.append(self._template(content[1:]) if kind == "}}" else GONE)
+                self._out.append(self._template(content[1:]) if kind == "}}" else Sign.GONE)
 
     def _push(self, kind: str) -> None:
         """Opens a mark at the present end of what is written."""
@@ -213,7 +199,7 @@ class _Page:
             return content  # the brackets belong to different links
         prefix = " ".join(prefix.replace("_", " ").split())  # which MediaWiki takes for spaces
         if colon and (prefix.lower() in self._skipped or (not pipe and OTHER_WIKI.match(prefix))):
-            return GONE
+            return Sign.GONE
         if pipe or not colon:
             return title if pipe else target.strip()
         return SISTER.sub("", target.strip(), 1).removeprefix(":")
@@ -222,12 +208,12 @@ class _Page:
         """Writes a template as its text, as far as that is known."""
         text = expand(pieces) if self._count["{{"] < DEEPEST_TEMPLATE else None
         if not text:
-            return HOLE if text is None else GONE
+            return Sign.HOLE if text is None else Sign.GONE
         if text[0] in "*#:;" and "\n" in text:
             text = f"\n{text}"  # a list
         if self._count["{{"]:
             text = text.replace("|", "&#124;").replace("=", "&#61;")  # these part no arguments of those around it
-        return f"{JOINT}{text}{JOINT}"
+        return f"{Sign.JOINT}{text}{Sign.JOINT}"
 
     def _tag(self, text: str, tag: re.Match[str], done: int) -> int:
         """Writes what a tag stands for; returns where to read on."""
@@ -235,18 +221,18 @@ class _Page:
         if closing:
             if self._count[name]:
                 self._pop(name)
-                self._out.append(GONE)
+                self._out.append(Sign.GONE)
         elif not rest.endswith("/"):
             if name in OPAQUE:
                 return self._opaque(text, name, done)
             if name in DROPPED or self._count[name] or HIDDEN.search(rest):
                 self._push(name)
         if name == "br":
-            self._out.append(BREAK)
+            self._out.append(Sign.BREAK)
         elif name in ("sub", "sup") and not closing:
-            self._out.append(RAISED if name == "sup" else LOWERED)
+            self._out.append(Sign.RAISED if name == "sup" else Sign.LOWERED)
         elif name in BLOCKS:
-            self._out.append("\n\n" + GONE)  # what follows begins no list
+            self._out.append("\n\n" + Sign.GONE)  # what follows begins no list
         return done
 
     def _opaque(self, text: str, name: str, done: int) -> int:
@@ -258,9 +244,9 @@ class _Page:
             return done  # never closed; or what is closed next is another one, as references do not nest
         if name in FORMULAS:
             letter = LETTER.match(text, done, end.start())
-            content = letter[1] if letter else FORMULA
+            content = letter[1] if letter else Sign.FORMULA
         else:
-            content = unescape(text[done : end.start()]) if name == "nowiki" else GONE
+            content = unescape(text[done : end.start()]) if name == "nowiki" else Sign.GONE
         self._out.append("".join(f"&#{ord(c)};" if c in MARKUP else c for c in content))
         return end.end()
 
@@ -279,5 +265,5 @@ def _is_heading(line: str) -> bool:
 def _variant(choice: re.Match[str]) -> str:
     """Writes the first of several spellings, one for each variant of a language."""
     if choice[1] and HIDDEN_VARIANT.search(choice[1]):
-        return GONE
-    return OF_VARIANT.sub("", NEXT_VARIANT.split(choice[2], 1)[0], 1) or GONE
+        return Sign.GONE
+    return OF_VARIANT.sub("", NEXT_VARIANT.split(choice[2], 1)[0], 1) or Sign.GONE

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,11 @@ from data_prep.work import Record, TokensRecord
 
 MOST_WORDS = 2_000_000  # different words that the vocabulary is trained from
 COUNTS_SCHEMA = make_schema(word=pa.string(), count=pa.int64())
+LIST_SCHEMA = make_schema(path=pa.string(), source=pa.string(), documents=pa.int64(), pieces=pa.int64())
 
 scramble = compiled(scramble_bits)
 INCREMENT = np.uint64(GOLDEN)
+Kind = TypeVar("Kind", bound="TokenFiles")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,39 @@ class PartTask:
     def target(self, folder: str) -> str:
         """Names the file that the task writes, which lies in a folder as the file of documents does in its own."""
         return f"{folder}/{Path(self.path).parent.name}/{self.name}.arrow"
+
+
+@dataclass(frozen=True)
+class TokenFiles:
+    """All files of token documents that have any, in the order of the corpus."""
+
+    paths: pa.StringArray
+    sources: pa.StringArray
+    """The names of the sources that their texts are from."""
+    firsts: Array
+    """The numbers of the documents with which the files begin; at the end, how many documents there are."""
+    pieces: Array
+    """The number of pieces of every file."""
+
+    @classmethod
+    def read(cls: type[Kind], path: Path, *more: Any) -> Kind:
+        """Maps the list into memory; `more` are the further fields of the class."""
+        batch = map_batches(path).get_batch(0)
+        firsts = np.concatenate([[0], np.cumsum(np.asarray(batch["documents"]))]).astype(np.int64)
+        return cls(batch["path"], batch["source"], firsts, np.asarray(batch["pieces"]), *more)
+
+    @property
+    def num_documents(self) -> int:
+        """Counts all documents."""
+        return int(self.firsts[-1])
+
+    def path(self, number: int) -> str:
+        """Returns the path of a file, relative to the output folder."""
+        return str(self.paths[number].as_py())
+
+    def find(self, documents: Array) -> Array:
+        """Finds the files that documents are in."""
+        return np.searchsorted(self.firsts, documents, side="right") - 1
 
 
 class Corpus(NamedTuple):
@@ -137,6 +172,15 @@ def read_corpus(path: Path, first: int) -> Corpus:
     books = np.array(batch["book"]) if "book" in batch.schema.names else np.arange(len(column), dtype=np.uint32)
     ends = np.asarray(sentences.offsets)[1:], np.asarray(column.offsets)[1:]
     return Corpus(np.asarray(sentences.values), *ends, np.int64(first), books)
+
+
+def list_token_files(folder: Path, name: str, tokens: Iterable[TokensRecord]) -> None:
+    """Writes the paths, sources and sizes of the files of token documents, for all tasks."""
+    filled = [(one.path, one.source, one.documents, one.pieces) for one in tokens if one.documents]
+    columns = [
+        pa.array(values, field.type) for values, field in zip(zip(*filled, strict=True), LIST_SCHEMA, strict=True)
+    ]
+    write_batches(folder, name, LIST_SCHEMA, [pa.record_batch(columns, schema=LIST_SCHEMA)])
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,7 +8,6 @@ and again. The other words, which are few, are cut so once `tokenizers` has norm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +24,7 @@ TABLE_BYTES = 16 << 20  # the table of words starts anew beyond this, so that me
 HASH = ord("#")  # a piece that goes on with a word begins with two of them
 
 
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(NamedTuple):
     """The pieces of several sentences, one sentence after another."""
 
     ids: Array  # (pieces,) int32

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.shards import Manifest
-from data_prep.vocabulary.extension import find_replaced_pieces
 from data_prep.vocabulary.source import read_vocabulary
-from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
+from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, find_replaced_pieces
 from pretraining.checkpoint.models import StoredModel, find_model_folder
 from pretraining.checkpoint.record import list_finished, read_record
 from pretraining.checkpoint.state import RunState, Saved

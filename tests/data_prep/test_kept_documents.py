@@ -193,7 +193,7 @@ def test_a_run_goes_on_that_is_killed_when_all_is_made(
     kept: list[str], docs: list[str], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, out = ["--docs", *docs, *ASKED, "--vocab-size", "400", *kept], tmp_path / "out"
-    for place, name in ((Manifest, "write"), (WorkFolder, "keep_only")):
+    for place, name in ((Manifest, "write"), (WorkFolder, "keep_documents")):
         with monkeypatch.context() as patched:
             patched.setattr(place, name, Mock(side_effect=KeyboardInterrupt))
             make(out, *words, code=130)

@@ -20,7 +20,7 @@ from support.sharding import interrupted_at, tree, write_sources
 from data_prep import shard
 from data_prep.arrow_files import map_batches
 from data_prep.examples import sifting
-from data_prep.examples.pairs import plan_pairs
+from data_prep.examples.pairs import plan_segments
 from data_prep.examples.sifting import GROUP, draw_times
 from data_prep.shards import DOCUMENTS, MANIFEST, Manifest
 from data_prep.work import TokensRecord
@@ -152,7 +152,7 @@ def test_the_rows_of_a_document_are_never_partners(times: list[int], duplicate: 
     """However much of the corpus they are, as long as there is another document; one that is there once may be its own
     partner after ten draws, as in the original."""
     corpus = corpus_of([[3, 4, 3]] * sum(times))._replace(books=np.repeat(np.arange(len(times)), times))
-    plan = plan_pairs(corpus, all_rows(corpus), pool_of(corpus), 16, duplicate, SEED, 0.0)
+    plan = plan_segments(corpus, all_rows(corpus), pool_of(corpus), 16, duplicate, SEED, 0.0)
     drawn = plan.partner >= 0
     repeated = np.repeat(times, times)[plan.row[drawn]] > 1
     same = corpus.books[plan.row[drawn]] == corpus.books[plan.partner[drawn]]

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from data_prep.common.arrays import Array
-from data_prep.examples.pairs import Segments, place_partners, plan_pairs, truncate
+from data_prep.examples.pairs import Segments, place_partners, plan_segments, truncate
 from data_prep.examples.parts import Pool
 from data_prep.vocabulary.tokens import Corpus
 
@@ -55,7 +55,7 @@ class Made(NamedTuple):
 
 def make(corpus: Corpus, length: int, duplicate: int = 0, seed: int = SEED, short: float = 0.0) -> Made:
     """Makes all examples of all documents, which are in one file."""
-    whole = plan_pairs(corpus, all_rows(corpus), pool_of(corpus), length, duplicate, seed, short)
+    whole = plan_segments(corpus, all_rows(corpus), pool_of(corpus), length, duplicate, seed, short)
     place_partners(np.flatnonzero(whole.partner >= 0), whole, corpus)
     plan = copied(whole)
     truncate(np.arange(plan.row.size), plan, length - 3)

@@ -9,8 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.common.errors import DamageError
-from data_prep.inspection.lookup import name_document, read_document_rows, read_example, read_examples
-from data_prep.inspection.marking import MarkedPiece, describe_example, mark_pieces
+from data_prep.inspection.lookup import (
+    MarkedPiece,
+    describe_example,
+    mark_pieces,
+    name_document,
+    read_document_rows,
+    read_example,
+    read_examples,
+)
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
 

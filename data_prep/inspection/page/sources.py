@@ -1,12 +1,19 @@
-"""Makes the table of the sources of a folder: their text, before and after documents were left out."""
+"""Makes the tables of the sources of a folder: their text, before and after documents were left out, and why.
+
+Counts are from the manifest, and examples of what was left out from the tables of the folder.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path, PurePosixPath
 
-from data_prep.inspection.figures import format_percent
+from data_prep.common.errors import DamageError
+from data_prep.inspection.figures import Reason, describe_held_out, format_percent, list_reasons
 from data_prep.shards import KeptFile, Manifest, RecordedSettings
 
 MOST_SOURCES = 50
@@ -77,3 +84,58 @@ def _with_others(rows: list[SourceRow]) -> list[SourceRow]:
         examples=sum(shares) if shares else None,
     )
     return [*(rows[at] for at in own), joined]
+
+
+MOST_ROWS = 20
+LONGEST_CELL = 300
+"""Characters of a value of a table that are shown."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A table of what was left out, or of the first of it."""
+
+    name: str
+    file: str
+    head: list[str]
+    shown: list[list[str]]
+
+
+def list_all_reasons(manifest: Manifest) -> list[Reason]:
+    """Lists the reasons for which anything was left out, in the order in which it was done."""
+    corpus = manifest.corpus
+    unreadable = f"could not be read (--errors {manifest.settings.errors})"
+    return [
+        Reason("unreadable", len(corpus.skipped), unreadable, of="places"),
+        Reason("without text", corpus.empty, "no piece was left once they were cut"),
+        *list_reasons(manifest),
+    ]
+
+
+def describe_validation(manifest: Manifest) -> str:
+    """Describes the documents held out for validation; "" if there are none."""
+    corpus = manifest.corpus
+    what = "documents " if corpus.passages is None else ""
+    return f"{corpus.validation_documents:,} {what}{describe_held_out(manifest)}" if corpus.validation_documents else ""
+
+
+def read_example_tables(folder: Path, manifest: Manifest) -> list[Examples]:
+    """Reads the first rows of every CSV file among the tables of a folder."""
+    records = [record for record in manifest.tables if record.path.endswith(".csv")]
+    return [_read_table(record.find(folder), record.path) for record in records]
+
+
+def _read_table(path: Path, name: str) -> Examples:
+    """Reads the head and the first rows of a table, with long values cut."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            lines = [[_shortened(value) for value in row] for row in islice(csv.reader(file), MOST_ROWS + 1)]
+    except (csv.Error, OSError) as error:
+        raise DamageError(f"{path}: cannot be read: {error}") from error
+    head, shown = (lines[0], lines[1:]) if lines else ([], [])
+    return Examples(PurePosixPath(name).stem.replace("-", " "), name, head, shown)
+
+
+def _shortened(value: str) -> str:
+    """Cuts a long text, and shows that it goes on."""
+    return value if len(value) <= LONGEST_CELL else f"{value[:LONGEST_CELL]}…"

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError
-from data_prep.inspection.page.kept import Documents, KeptDocuments
+from data_prep.inspection.page.lengths import Documents, KeptDocuments
 from data_prep.vocabulary.vocabulary import UNK, VOCABULARY, Vocabulary
 
 MOST_PIECES = 2_000_000

@@ -14,16 +14,16 @@ import jinja2
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import is_stream, replacing
-from data_prep.inspection.figures import find_use_of_text, find_warnings, format_percent
-from data_prep.inspection.page import left_out, lengths
-from data_prep.inspection.page.kept import find_kept
+from data_prep.inspection.figures import find_use_of_text, find_warnings, format_percent, list_reasons
+from data_prep.inspection.page import lengths, sources
+from data_prep.inspection.page.lengths import find_kept
 from data_prep.inspection.page.masks import read_masks
-from data_prep.inspection.page.sources import make_source_rows
 from data_prep.inspection.page.words import count_word_cuts
 from data_prep.seals import find_broken_seal
 from data_prep.settings import Settings, spell_flag
 from data_prep.shards import MANIFEST, REPORT, Manifest
 from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
+from data_prep.work import spell_value
 
 TEMPLATE = Path(__file__).with_name("report.html")
 FIRST_LINES = "<!doctype html>\n<!-- made by show.py of a folder of shards -->"
@@ -60,14 +60,14 @@ def make_page(folder: Path) -> str:
         vocabulary=describe_vocabulary(manifest),
         settings=list(list_unusual_settings(manifest)),
         warnings=list(find_warnings(manifest)),
-        sources=make_source_rows(manifest, (record for _, record in kept.files), masks.by_source),
+        sources=sources.make_source_rows(manifest, (record for _, record in kept.files), masks.by_source),
         documents=lengths.measure_documents(kept),
         sets=lengths.make_set_rows(manifest),
         uses=find_use_of_text(manifest),
-        reasons=list(left_out.list_reasons(manifest)),
-        before=left_out.count_documents_before(manifest.corpus),
-        held_out=left_out.describe_validation(manifest) if manifest.figures else "",
-        tables=left_out.read_example_tables(folder, manifest),
+        reasons=sources.list_all_reasons(manifest),
+        before=manifest.corpus.documents + sum(reason.count for reason in list_reasons(manifest)),
+        held_out=sources.describe_validation(manifest) if manifest.figures else "",
+        tables=sources.read_example_tables(folder, manifest),
         words=count_word_cuts(folder, kept, vocabulary),
         masks=masks,
     )
@@ -82,13 +82,9 @@ def _rendered(**parts: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"count": "{:,}".format, "percent": format_percent, "megabytes": _megabytes}
+    environment.filters |= {"count": "{:,}".format, "percent": format_percent}
+    environment.filters["megabytes"] = lambda size: f"{size / 1e6:,.1f} MB"
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(parts)
-
-
-def _megabytes(size: int) -> str:
-    """Spells a number of bytes as people compare them."""
-    return f"{size / 1e6:,.1f} MB"
 
 
 def _refuse_taken(folder: Path, place: Path) -> None:
@@ -105,9 +101,9 @@ def _refuse_taken(folder: Path, place: Path) -> None:
 
 def make_title(manifest: Manifest) -> str:
     """Names a folder by its sources, which it has wherever it lies."""
-    sources = list(dict.fromkeys(file.source for file in manifest.sources))
-    more = len(sources) - MOST_NAMED
-    return ", ".join(sources[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    names = list(dict.fromkeys(file.source for file in manifest.sources))
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def describe_vocabulary(manifest: Manifest) -> str:
@@ -127,15 +123,5 @@ def list_unusual_settings(manifest: Manifest) -> Iterator[str]:
     usual |= {"lengths": Settings().record_values()["lengths"], "mask_rate": Settings().mask_rate}
     for name, value in said.items():
         if value != usual.get(name) and (value or usual.get(name)):
-            yield f"{spell_flag(name)} {_spelled(value)}".rstrip()
-
-
-def _spelled(value: Any) -> str:
-    """Spells the value of a setting as it is given on a command line."""
-    if isinstance(value, dict):
-        return " ".join(f"{name}={_spelled(one)}" if name else _spelled(one) for name, one in value.items())
-    if isinstance(value, list):
-        return " ".join(map(_spelled, value))
-    if isinstance(value, bool):
-        return "" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+            spelled = spell_value(value) if not isinstance(value, bool) else "" if value else "off"
+            yield f"{spell_flag(name)} {spelled}".rstrip()

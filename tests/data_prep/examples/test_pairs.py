@@ -33,7 +33,7 @@ from support.segments import (
 )
 
 from data_prep.common.arrays import Array
-from data_prep.examples.pairs import Segments, fill_second, place_partners, plan_pairs, truncate
+from data_prep.examples.pairs import Segments, fill_second, place_partners, plan_segments, truncate
 from data_prep.examples.parts import Pool
 
 
@@ -145,13 +145,13 @@ def test_the_plan_of_a_document_depends_on_no_other_document(
     corpus = corpus_of(documents)
     members = pool_of(corpus)
     key = (members, length, duplicate, SEED, short)
-    together = plan_pairs(corpus, all_rows(corpus), *key)
+    together = plan_segments(corpus, all_rows(corpus), *key)
     row = data.draw(st.integers(0, len(documents) - 1))
     begin = data.draw(st.integers(0, row))
     stop = data.draw(st.integers(row + 1, len(documents)))
     part = corpus_of(documents[begin:stop], begin)
     others = np.array([row - begin, *data.draw(st.permutations(range(stop - begin)))])
-    alone, elsewhere = plan_pairs(corpus, np.array([row]), *key), plan_pairs(part, others[:2], *key)
+    alone, elsewhere = plan_segments(corpus, np.array([row]), *key), plan_segments(part, others[:2], *key)
     pieces_before = sum(sum(document) for document in documents[:begin])
     for name in Segments._fields:
         expected = getattr(together, name)[together.row == row]
@@ -170,7 +170,7 @@ def test_the_plan_depends_on_the_seed_the_length_and_the_duplicate(part: str) ->
     corpus = corpus_of([[3] * 50] * 3)
     key = {"length": 20, "duplicate": 1, "seed": 7}
     plans = [
-        plan_pairs(corpus, all_rows(corpus), pool_of(corpus), short=0.0, **{**key, part: key[part] + more})
+        plan_segments(corpus, all_rows(corpus), pool_of(corpus), short=0.0, **{**key, part: key[part] + more})
         for more in (0, 0, 1)
     ]
     assert all(np.array_equal(one, same) for one, same in zip(plans[0], plans[1], strict=True))
@@ -189,10 +189,10 @@ def test_partners_are_members() -> None:
     corpus = corpus_of([[5, 5, 5]] * 50, first=70)
     held_out = np.array([71, 90, 113])
     validation = Pool(np.zeros(1, np.int64), np.array([3]), held_out, training=False)
-    plan = plan_pairs(corpus, all_rows(corpus), validation, 13, 0, SEED, 0.0)
+    plan = plan_segments(corpus, all_rows(corpus), validation, 13, 0, SEED, 0.0)
     assert set(plan.partner.tolist()) == {-1, *held_out.tolist()}
     training = Pool(np.zeros(1, np.int64), np.array([47]), held_out - 70, training=True)
-    plan = plan_pairs(corpus_of([[5, 5, 5]] * 50), np.arange(50), training, 13, 0, SEED, 0.0)
+    plan = plan_segments(corpus_of([[5, 5, 5]] * 50), np.arange(50), training, 13, 0, SEED, 0.0)
     assert set(plan.partner.tolist()) <= {-1, *range(50)} - {1, 20, 43}
     assert len(set(plan.partner.tolist())) > 25
 
@@ -200,7 +200,7 @@ def test_partners_are_members() -> None:
 def test_a_random_next_is_the_same_whichever_file_its_document_is_in() -> None:
     documents = varied(60)
     corpus, whole = corpus_of(documents), make(corpus_of(documents), 48).whole
-    plan = plan_pairs(corpus, all_rows(corpus), pool_of(corpus), 48, 0, SEED, 0.0)
+    plan = plan_segments(corpus, all_rows(corpus), pool_of(corpus), 48, 0, SEED, 0.0)
     place_partners(np.flatnonzero((plan.partner >= 0) & (plan.partner < 25)), plan, corpus_of(documents[:25]))
     later = np.flatnonzero(plan.partner >= 25)
     place_partners(later, plan, corpus_of(documents[25:], 25))
@@ -248,7 +248,7 @@ def test_ten_draws_are_made_for_another_document() -> None:
     corpus = corpus_of([[5]] * 2)
     times = 80_000
     members = pool_of(corpus)
-    plans = [plan_pairs(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times // 2)]
+    plans = [plan_segments(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times // 2)]
     own = sum(int((plan.partner == plan.row).sum()) for plan in plans)
     assert stats.binomtest(own, times, 2**-10).pvalue > CHANCE
 
@@ -299,7 +299,7 @@ def test_half_of_the_examples_have_a_random_next() -> None:
 def test_partners_are_uniform_over_the_other_documents() -> None:
     corpus = corpus_of([[3]] * 12)
     members, times = pool_of(corpus), 500
-    plans = [plan_pairs(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times)]
+    plans = [plan_segments(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times)]
     apart = np.concatenate([(plan.partner - plan.row) % 12 for plan in plans])
     counts = np.bincount(apart, minlength=12)
     assert counts[0] == 0

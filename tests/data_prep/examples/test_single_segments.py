@@ -29,7 +29,7 @@ from support.segments import (
 from support.sharding import run
 
 from data_prep.arrow_files import read_shard
-from data_prep.examples.pairs import plan_sentences
+from data_prep.examples.pairs import plan_segments
 from data_prep.examples.parting import part_sentences
 from data_prep.shards import Manifest, ShardSet
 from data_prep.vocabulary.tokens import Corpus
@@ -40,7 +40,7 @@ from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 @given(document_sizes(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
 def test_without_pairs_nothing_of_a_document_is_lost(documents: Sizes, length: int, short: float, seed: int) -> None:
     corpus = corpus_of(documents)
-    plan = plan_sentences(corpus, all_rows(corpus), length, 0, seed, short)
+    plan = plan_segments(corpus, all_rows(corpus), None, length, 0, seed, short)
     for row in all_rows(corpus):
         mine = plan.row == row
         parts = [range(*bounds) for bounds in zip(plan.a_start[mine], plan.a_end[mine], strict=True)]
@@ -56,7 +56,7 @@ def test_without_pairs_nothing_of_a_document_is_lost(documents: Sizes, length: i
 def test_without_pairs_as_many_sentences_as_fit_make_an_example(documents: Sizes, length: int, seed: int) -> None:
     """A sentence is cut only where it is longer than the room, and what is left of it begins the next example."""
     corpus, room = corpus_of(documents), length - 2
-    plan = plan_sentences(corpus, all_rows(corpus), length, 0, seed, 0.0)
+    plan = plan_segments(corpus, all_rows(corpus), None, length, 0, seed, 0.0)
     starts, ends = starts_of(corpus.sentence_ends), corpus.sentence_ends
     for row, start, end in zip(plan.row, plan.a_start, plan.a_end, strict=True):
         if end not in ends:
@@ -67,7 +67,7 @@ def test_without_pairs_as_many_sentences_as_fit_make_an_example(documents: Sizes
 
 
 def test_without_pairs_short_targets_are_as_with_them() -> None:
-    plan = plan_sentences(corpus_of(ONE_PIECE_SENTENCES), np.arange(3000), 15, 0, SEED, 1.0)
+    plan = plan_segments(corpus_of(ONE_PIECE_SENTENCES), np.arange(3000), None, 15, 0, SEED, 1.0)
     targets = (plan.a_end - plan.a_start)[first_of_each(plan.row)]
     assert (targets.min(), targets.max()) == (2, 13)
     assert stats.chisquare(np.bincount(targets - 2, minlength=12)).pvalue > CHANCE
@@ -76,8 +76,8 @@ def test_without_pairs_short_targets_are_as_with_them() -> None:
 def test_without_pairs_the_examples_of_a_document_depend_on_no_other() -> None:
     documents = varied(30)
     corpus = corpus_of(documents)
-    together = plan_sentences(corpus, all_rows(corpus), 32, 1, SEED, 0.5)
-    alone = plan_sentences(corpus_of(documents[20:], 20), np.array([5]), 32, 1, SEED, 0.5)
+    together = plan_segments(corpus, all_rows(corpus), None, 32, 1, SEED, 0.5)
+    alone = plan_segments(corpus_of(documents[20:], 20), np.array([5]), None, 32, 1, SEED, 0.5)
     mine = together.row == 25
     np.testing.assert_array_equal(alone.state, together.state[mine])
     before = sum(sum(document) for document in documents[:20])

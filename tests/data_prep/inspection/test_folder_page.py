@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from data_prep import shard, show, verify
 from data_prep.arrow_files import read_shard
-from data_prep.inspection.page import kept
+from data_prep.inspection.page import lengths
 from data_prep.shards import MANIFEST, REPORT, Manifest
 
 EVIL = "<script>alert('x')</script> \"quoted\" & more"
@@ -244,7 +244,7 @@ def test_a_folder_of_documents_alone_has_a_page_without_examples(tmp_path: Path)
 
 
 def test_of_many_files_a_sample_is_read_and_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MOST_FILES", 2)
+    monkeypatch.setattr(lengths, "MOST_FILES", 2)
     page = page_of(data)
     assert "a sample: those in 2 of 3 files from all over the corpus" in page.text
     words = page.column("Table of words by their number of pieces", "words")

@@ -19,10 +19,10 @@ from support.near_copies import draw_corpus, draw_document, exact, mark, write_t
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
-from data_prep.near_copies import candidates, comparing, corpus
+from data_prep.near_copies import candidates, comparing, signatures
 from data_prep.near_copies.candidates import FEW
 from data_prep.near_copies.comparing import ComparedRecord
-from data_prep.near_copies.finding import COMPARE, NEAR_COPIES, STEPS
+from data_prep.near_copies.finding import COMPARE, NEAR_COPIES, NEAR_STEPS
 from data_prep.shards import NEAR_REPORT, WORK
 from data_prep.work import WorkFolder
 
@@ -83,7 +83,7 @@ def expected(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactor
 def test_workers_files_little_memory_and_few_stretches_change_nothing(
     size: int, per_file: int, limits: dict[str, int], documents: list[list[int]], expected: Array, tmp_path: Path
 ) -> None:
-    places = {"KEYS": candidates, "MOST_STRETCHES": corpus, "PAIRS": comparing}
+    places = {"KEYS": candidates, "MOST_STRETCHES": signatures, "PAIRS": comparing}
     with pytest.MonkeyPatch.context() as patched:
         for name, limit in limits.items():
             patched.setattr(places[name], name, limit)
@@ -116,13 +116,13 @@ def test_short_documents_are_near_copies_of_the_same_alone(short: list[int], tmp
     np.testing.assert_array_equal(search(tmp_path, documents, 0.6, 2), [4])
 
 
-PLACES = (*(f"/{step}/" for step in STEPS), "near-parts.arrow", Path(NEAR_COPIES).name, NEAR_REPORT)
+PLACES = (*(f"/{step}/" for step in NEAR_STEPS), "near-parts.arrow", Path(NEAR_COPIES).name, NEAR_REPORT)
 
 
 def at_writing(place: str, then: Callable[[], None]) -> Callable[[int], None]:
     """Makes an os.fsync that does something in the midst of a step, or of a file that there is one of."""
     usual, seen = os.fsync, list[str]()
-    last = 1 if place in ("/candidates/", *PLACES[len(STEPS) :]) else 3
+    last = 1 if place in ("/candidates/", *PLACES[len(NEAR_STEPS) :]) else 3
 
     def fsync(descriptor: int) -> None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -165,7 +165,7 @@ def test_near_copies_outlive_their_texts(documents: list[list[int]], expected: A
     """Later steps delete token documents, and a run that goes on from there looks for nothing anew."""
     tokens = write_tokens(tmp_path, documents, 90)
     mark(tmp_path, tokens, 0.7)
-    assert not any((tmp_path / WORK / step).exists() for step in STEPS)
+    assert not any((tmp_path / WORK / step).exists() for step in NEAR_STEPS)
     shutil.rmtree(tmp_path / WORK / "tokens")
     np.testing.assert_array_equal(mark(tmp_path, tokens, 0.7), expected)
 

@@ -26,19 +26,21 @@ from support.near_copies import (
 
 from data_prep.arrow_files import map_batches
 from data_prep.common.arrays import Array
-from data_prep.near_copies import candidates, corpus
+from data_prep.near_copies import candidates, signatures
 from data_prep.near_copies.candidates import FEW, find_candidates, make_find_tasks
-from data_prep.near_copies.corpus import read_parts, write_parts
 from data_prep.near_copies.shingles import Texts, count_slots, fill_shingles, jaccard, read_texts
 from data_prep.near_copies.signatures import (
     FOUND,
     MOST_MINIMA,
+    PATH,
     Banding,
     choose_banding,
     compute_keys,
     make_sign_tasks,
+    read_stretches,
     sign,
 )
+from data_prep.vocabulary.tokens import list_token_files
 
 few_words = st.integers(FIRST_WORD, FIRST_WORD + 2)  # so few that shingles repeat
 pieces = st.lists(few_words | st.integers(FIRST_ENDING, FIRST_ENDING + 1), min_size=1, max_size=60)
@@ -139,15 +141,15 @@ def prepare(folder: Path, num_documents: int, per_file: int) -> int:
     """Writes a corpus with its keys; returns how many keys there are."""
     documents = draw_corpus(1, num_documents // 2, num_documents // 2)
     documents[50:200:10] = [documents[40]] * 15
-    write_parts(folder, write_tokens(folder, documents, per_file))
-    for task in make_sign_tasks(folder, read_parts(folder), BANDING, VOCABULARY.sha256):
+    list_token_files(folder, PATH, write_tokens(folder, documents, per_file))
+    for task in make_sign_tasks(folder, read_stretches(folder), BANDING, VOCABULARY.sha256):
         sign(task)
     return BANDING.bands * num_documents
 
 
 def expected(folder: Path) -> Pairs:
     """Pairs by the definition, with all keys in memory."""
-    parts = read_parts(folder)
+    parts = read_stretches(folder)
     texts = [read_texts(folder / parts.path(part)) for part in range(len(parts.paths))]
     keys = np.concatenate([compute_keys(one, VOCABULARY.continues, BANDING) for one in texts])
     having = defaultdict(list)
@@ -164,9 +166,9 @@ def test_pairs_are_the_same_however_little_is_in_memory(
     keys: int, stretches: int, per_file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "KEYS", keys)
-    monkeypatch.setattr(corpus, "MOST_STRETCHES", stretches)
+    monkeypatch.setattr(signatures, "MOST_STRETCHES", stretches)
     num_keys = prepare(tmp_path, 240, per_file)
-    assert read_parts(tmp_path).num_stretches <= stretches
+    assert read_stretches(tmp_path).num_stretches <= stretches
     found: Pairs = set()
     for task in make_find_tasks(tmp_path, num_keys):
         [file] = find_candidates(task).files

@@ -23,8 +23,7 @@ from support.reading import COMPRESS, passages, read, write
 from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK
 from data_prep.readers import compression, cutting, jsonlines, mediawiki, sentences, wikiextractor
-from data_prep.readers.cutting import read_content
-from data_prep.readers.identity import HEAD, look
+from data_prep.readers.cutting import HEAD, look, read_content
 from data_prep.readers.reader import Problems, Span, UnreadableError
 
 OPENINGS = [mediawiki.OPENING, wikiextractor.OPENING, jsonlines.OPENING, sentences.OPENING]

@@ -15,10 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
-from data_prep.readers import sieve
-from data_prep.readers.filters import Filter, ForbiddenWords, describe_words, make_filters, read_words
+from data_prep.readers import filters
+from data_prep.readers.filters import (
+    MOST_EXAMPLES,
+    Filter,
+    ForbiddenWords,
+    Sieve,
+    add_up,
+    describe_words,
+    make_filters,
+    read_words,
+)
 from data_prep.readers.reader import Document
-from data_prep.readers.sieve import MOST_EXAMPLES, Sieve, add_up
 from data_prep.settings import Settings
 from data_prep.work import DocumentsRecord
 
@@ -177,7 +185,7 @@ def documents_of(sizes: list[int]) -> list[Document]:
 def sifted(sizes: list[int], block: int = 1 << 20) -> tuple[list[Document], DocumentsRecord]:
     one = Sieve("task", FILTERS)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sieve, "BLOCK", block)
+        patched.setattr(filters, "BLOCK", block)
         passed = list(one.sift(documents_of(sizes)))
     return passed, DocumentsRecord(files=[], source="", skipped=[], left_out=[], replaced=0, filtered=one.record())
 

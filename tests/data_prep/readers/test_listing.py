@@ -17,8 +17,8 @@ import pytest
 from support.reading import COMPRESS, read, write
 
 from data_prep.common.errors import UserError
-from data_prep.readers import READERS, demo, identity
-from data_prep.readers.identity import EDGE, look
+from data_prep.readers import READERS, cutting, demo
+from data_prep.readers.cutting import EDGE, look
 from data_prep.readers.reader import Problems
 from data_prep.readers.sources import SourceFile, find_files, make_bundles
 from data_prep.settings import Format
@@ -93,7 +93,7 @@ def test_files_and_folders_that_cannot_be_opened_are_listed(tmp_path: Path, monk
         return scan(path) if os.path.isdir(path) else open(path, "rb")
 
     monkeypatch.setattr(os, "scandir", refuse)
-    monkeypatch.setattr(identity, "open", refuse, raising=False)
+    monkeypatch.setattr(cutting, "open", refuse, raising=False)
     denied = "cannot be read: Permission denied"
     with pytest.raises(UserError, match=f"{folder}/closed: {denied}\n--errors skip leaves it out and lists it"):
         find_files([str(folder)])
@@ -167,7 +167,7 @@ def test_a_file_is_opened_once_before_it_is_read(tmp_path: Path, monkeypatch: py
         opened.append(str(path))
         return builtins.open(path, *arguments, **options)
 
-    monkeypatch.setattr(identity, "open", counting, raising=False)
+    monkeypatch.setattr(cutting, "open", counting, raising=False)
     monkeypatch.setattr(Path, "open", lambda path, *_: pytest.fail(f"{path} is opened otherwise"))
     assert len(find_files([str(tmp_path)])) == 6
     assert sorted(opened) == sorted(str(path) for path in tmp_path.iterdir())

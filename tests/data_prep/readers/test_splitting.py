@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep.common.languages import DEFAULT, NAMES, RULES, language_fault, language_label
 from data_prep.readers import splitting
-from data_prep.readers.abbreviations import ANYTHING, DATE, NAME, NAME_AT_START, NO_ENDS, NUMBER, rejoin
-from data_prep.readers.splitting import split_sentences
+from data_prep.readers.splitting import ANYTHING, DATE, NAME, NAME_AT_START, NO_ENDS, NUMBER, rejoin, split_sentences
 
 CHARACTERS = "aB .!?…—“”’é中。\xa0\u3000\u2003\u200b\u0301\n\t1"
 

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.extension import LEAST, extend_vocabulary, find_replaced_pieces
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary, load_vocabulary, train_vocabulary
+from data_prep.vocabulary.vocabulary import (
+    LEAST,
+    SPECIAL,
+    Vocabulary,
+    extend_vocabulary,
+    find_replaced_pieces,
+    load_vocabulary,
+    train_vocabulary,
+)
 
 
 def counts(seed: int = 1) -> Counter[str]:
