@@ -25,7 +25,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.launchers import World
 from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.model.models import find_model
-from finetuning.running.base import Base
+from finetuning.running.base import Base, Run
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import compute_outputs
 from finetuning.settings import FineTuning, load_settings
@@ -111,9 +111,8 @@ class OurFineTuning:
         set_arithmetic(settings.precision, settings.compute, device)
         self.task, base = exercise.open(), Base(find_model(str(exercise.model)))
         self.context = Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
-        shape, weights = base.build_shape(settings.dropout), base.select_weights(self.task)
         self.folder = tempfile.TemporaryDirectory()
-        self.run = UnscoredTuner(self.task, shape, weights, settings, Path(self.folder.name), self.context)
+        self.run = UnscoredTuner(Run(self.task, settings, Path(self.folder.name)), base, self.context)
         self.opened = ExitStack()
         self.opened.enter_context(self.run.log)
         self.run.meter.begin()

@@ -1,4 +1,4 @@
-"""The initial model of all runs of a command."""
+"""What a run begins with: its task, settings and folder, and the initial model of all runs of a command."""
 
 from __future__ import annotations
 
@@ -6,20 +6,48 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.model.features import EncoderWeights
-from finetuning.settings import DropoutShares
+from finetuning.model.features import EncoderWeights, FeatureModel
+from finetuning.model.heads import TaskModel
+from finetuning.results import RESULTS, Begun
+from finetuning.scale import Scale
+from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.models import StoredModel
-from pretraining.huggingface.weights import list_weights
+from pretraining.huggingface.weights import TaskHead
+from pretraining.model.encoder import INITIAL_RANGE
 from pretraining.model.shape import Shape
 
 SAMPLED = 1024
 """Numbers of each weight that enter a checksum."""
+UNKNOWN = Begun()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a task, with its settings, its seed and its folder."""
+
+    task: Task
+    settings: FineTuning
+    folder: Path
+    begun: Begun = UNKNOWN
+    """The settings, model and data that determine its outcome."""
+    trains: bool = True
+    """Whether it trains a model, rather than scoring one as it is."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def is_done(self) -> bool:
+        return (self.folder / RESULTS).exists()
 
 
 @dataclass(frozen=True)
@@ -31,26 +59,38 @@ class Base:
     backward: StoredModel | None = None
     """A second, right-to-left model whose frozen features are concatenated with those of the first."""
 
-    def build_shape(self, dropout: DropoutShares) -> Shape:
-        """Returns its shape with the dropout of the settings."""
-        given = {"dropout": dropout.hidden, "attention_dropout": dropout.attention}
+    def build_model(
+        self, head: TaskHead, settings: FineTuning, scale: Scale | None = None, fresh: bool = True
+    ) -> TaskModel | FeatureModel:
+        """Builds the model of a task; a `fresh` one takes the initial weights and draws missing ones by the seed."""
+        given = {"dropout": settings.dropout.hidden, "attention_dropout": settings.dropout.attention}
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return replace(self.model.shape, **values)
+        shape = replace(self.model.shape, **values)
+        if settings.features.layers:
+            return self._build_on_features(head, shape, settings, scale)
+        recompute = settings.compute.checkpoint_activations
+        model = TaskModel(shape, head, recompute, scale, settings.bilstm, settings.language_loss > 0)
+        model.initialize(settings.seed)
+        if fresh and not self.from_scratch:
+            known, own = dict(self.model.encoder), model.state_dict()
+            if settings.language_loss:
+                known |= self.model.language_head
+            model.load_state_dict({**own, **{name: weight for name, weight in known.items() if name in own}})
+        return model
 
-    @property
-    def beside(self) -> EncoderWeights | None:
-        """The second encoder, if there is one."""
-        if self.backward is None:
-            return None
-        return EncoderWeights(self.backward.shape, {} if self.from_scratch else self.backward.encoder)
-
-    def select_weights(self, task: Task, language: bool = False) -> Mapping[str, Tensor]:
-        """Selects the initial weights of a run, with those of the `language` head if it is trained on."""
-        if self.from_scratch:
-            return {}
-        wanted = {weight.ours for weight in list_weights(self.model.shape, task.head)}
-        known = {name: weight for name, weight in self.model.encoder.items() if name in wanted}
-        return {**known, **self.model.language_head} if language else known
+    def _build_on_features(
+        self, head: TaskHead, shape: Shape, settings: FineTuning, scale: Scale | None
+    ) -> FeatureModel:
+        """Builds a BiLSTM on frozen encoders; the weights of an encoder that are missing are drawn by the seed."""
+        encoders = [EncoderWeights(shape, self._read_encoder(self.model))]
+        if self.backward is not None:
+            encoders.append(EncoderWeights(self.backward.shape, self._read_encoder(self.backward)))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            known = [encoder.fill_missing(settings.seed + number) for number, encoder in enumerate(encoders)]
+            model = FeatureModel(known, head, settings.features, scale)
+            nn.init.normal_(model.head.weight, std=INITIAL_RANGE)
+        return model
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -59,7 +99,10 @@ class Base:
         return own if self.backward is None else {**own, "backward": self._checksum(self.backward)}
 
     def _checksum(self, model: StoredModel) -> str:
-        return compute_checksum(model.vocabulary, model.shape, {} if self.from_scratch else model.encoder)
+        return compute_checksum(model.vocabulary, model.shape, self._read_encoder(model))
+
+    def _read_encoder(self, model: StoredModel) -> Mapping[str, Tensor]:
+        return {} if self.from_scratch else model.encoder
 
 
 def compute_checksum(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:

@@ -22,9 +22,10 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel, compute_logits
 from finetuning.model.models import find_model, summarize_model
-from finetuning.results import MODEL
+from finetuning.results import MODEL, PREDICTIONS
 from finetuning.running.base import Base
-from finetuning.running.loop import Tuner, build_model
+from finetuning.running.loop import Tuner
+from finetuning.running.outputs import Outputs
 from finetuning.settings import BiLstm, FineTuning
 from pretraining.checkpoint.models import LANGUAGE, StoredModel
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, write_bare, write_fine_tuned
@@ -33,6 +34,7 @@ from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import TaskHead, check_finite
 from pretraining.huggingface.weights_file import read_weights
 from pretraining.model.shape import Shape
+from pretraining.processes.group import shared_errors
 
 TOLD = ("learning_rate", "batch", "epochs", "warmup", "seed")
 """Settings listed in a model card."""
@@ -48,22 +50,26 @@ Fine-tuned together. transformers has no class for it; task.json has its sizes. 
 """
 
 
-def write_learned(base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
-    """Writes the model of a run as a folder of transformers, or as one of ours where transformers has no class; `use`
-    goes into task.json."""
-    use, folder = {"task": tuner.task.name, **use}, tuner.folder / MODEL
+def keep_model(tuner: Tuner, outputs: Outputs) -> None:
+    """Writes the predictions of a run, and its model as a folder of transformers, or as one of ours where transformers
+    has no class. All ranks call it together."""
+    task, settings = tuner.task, tuner.settings
+    weights = task.scale.fold_into_head(dict(tuner.engine.weights()))
     weights = {name: weight for name, weight in weights.items() if not name.startswith(LANGUAGE)}
-    if tuner.settings.features.layers or tuner.settings.bilstm.hidden:
-        _write_without_class(folder, base, tuner, weights, use)
-    else:
-        _write_fine_tuned(folder, base, tuner, weights, use)
+    with shared_errors():
+        if tuner.context.world.rank == 0:
+            for split, output in outputs.items():
+                task.write_predictions(split, output, tuner.folder / PREDICTIONS)
+            use = {"task": task.name, **task.describe_use(next(iter(outputs.values())))}
+            if settings.features.layers or settings.bilstm.hidden:
+                _write_without_class(tuner, weights, use)
+            else:
+                _write_fine_tuned(tuner, weights, use)
 
 
-def _write_fine_tuned(
-    folder: Path, base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]
-) -> None:
+def _write_fine_tuned(tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
     """Writes a folder of transformers, and checks that it reads back with the same logits."""
-    task, shape, settings = tuner.task, tuner.engine.model.shape, tuner.settings
+    task, shape, settings, base = tuner.task, tuner.engine.model.shape, tuner.settings, tuner.base
     made = TaskProvenance(
         task.name,
         summarize_model(base.model),
@@ -77,15 +83,13 @@ def _write_fine_tuned(
     def check(folder: Path) -> None:
         verify_fine_tuned(folder, shape, task.head, weights, compute_logits)
 
-    vocabulary = base.model.vocabulary
+    folder, vocabulary = tuner.folder / MODEL, base.model.vocabulary
     write_fine_tuned(folder, shape, task.head, weights, vocabulary, card, use, settings.length, check=check)
 
 
-def _write_without_class(
-    folder: Path, base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]
-) -> None:
+def _write_without_class(tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
     """Writes a model that transformers has no class for: a BiLSTM on frozen features, or with its encoder."""
-    head, settings = tuner.task.head, tuner.settings
+    head, settings, base = tuner.task.head, tuner.settings, tuner.base
     content = {**use, "kind": head.kind, "labels": head.labels}
     if settings.features.layers:
         content |= {
@@ -100,7 +104,7 @@ def _write_without_class(
         content |= {"bilstm": settings.bilstm.model_dump(mode="json"), "shape": asdict(tuner.engine.model.shape)}
         card, vocabulary = BILSTM_CARD, base.model.vocabulary
     card = card.format(task=tuner.task.name, base=summarize_model(base.model).name)
-    write_bare(folder, weights, card, content, vocabulary)
+    write_bare(tuner.folder / MODEL, weights, card, content, vocabulary)
 
 
 def has_no_class(folder: Path) -> bool:
@@ -153,8 +157,7 @@ def _read_features(
     if any(checksums):
         changed = names[checksums.index(True)]
         raise UserError(f"{folder}: {changed} is not the model that it learned on; put that one back")
-    weights = {} if scratch else base.model.encoder
-    return build_model(head, base.model.shape, weights, settings, backward=base.beside), base.model.vocabulary
+    return base.build_model(head, settings), base.model.vocabulary
 
 
 def _find_lasting_name(model: StoredModel) -> str:

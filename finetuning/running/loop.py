@@ -7,17 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from pydantic import BaseModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from finetuning.inputs import Items
-from finetuning.model.features import EncoderWeights, FeatureModel
-from finetuning.model.heads import Output, TaskModel
+from finetuning.model.features import FeatureModel
+from finetuning.model.heads import Output
 from finetuning.results import ModelScores
+from finetuning.running.base import Base, Run
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.kept import Keeper
 from finetuning.running.outputs import (
@@ -29,23 +28,14 @@ from finetuning.running.outputs import (
     score_splits,
 )
 from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
-from finetuning.scale import Scale
-from finetuning.settings import FineTuning
-from finetuning.tasks.task import Task
 from pretraining.checkpoint.loop import Loop, is_due
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import CollapseError, Engine
 from pretraining.engine.step import GivenUpError, Seeds, train_step
-from pretraining.huggingface.weights import TaskHead
-from pretraining.model.encoder import INITIAL_RANGE
-from pretraining.model.shape import Shape
 from pretraining.processes.context import Context
 from pretraining.processes.stopping import Decision
 from pretraining.reporting.meter import Meter
-
-Weights = Mapping[str, Tensor]
-"""Initial weights, by their names in the model."""
 
 
 class TuningState(BaseModel):
@@ -71,62 +61,7 @@ class TuningState(BaseModel):
 
 
 SMALLER = "take a smaller model, or a narrower or shallower BiLSTM"
-
-
-def find_start(
-    task: Task,
-    shape: Shape,
-    weights: Weights,
-    settings: FineTuning,
-    folder: Path,
-    context: Context,
-    backward: EncoderWeights | None = None,
-) -> tuple[Engine, Meter, TuningState]:
-    """Builds the engine and model of a run, restored from the newest checkpoint in its folder if there is one."""
-    checkpoint = find_newest_whole(folder, context.warn)
-    of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
-    with report_shortage(SMALLER):
-        model = build_model(task.head, shape, weights, settings, checkpoint is None, task.scale, backward)
-        if checkpoint is not None:
-            restore_model(checkpoint, model)
-        engine = Engine(model, of_engine, context.device)
-    language = bool(settings.language_loss)
-    sums, counts = ["loss", *["language"] * language], ["labels", "items", *["predictions"] * language]
-    meter, state = Meter(engine.device, sums, counts), TuningState()
-    if checkpoint is not None:
-        record = restore_engine(checkpoint, engine)
-        meter.restore(record.rank_states, context.world.rank, context.world.size)
-        state = TuningState.model_validate(record.caller)
-    return engine, meter, state
-
-
-def build_model(
-    head: TaskHead,
-    shape: Shape,
-    weights: Weights,
-    settings: FineTuning,
-    fresh: bool = True,
-    scale: Scale | None = None,
-    backward: EncoderWeights | None = None,
-) -> TaskModel | FeatureModel:
-    """Builds the model of a task; a `fresh` one takes the given weights and draws missing ones by the seed. `backward`
-    is the second encoder of frozen features."""
-    if settings.features.layers:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            encoders = [EncoderWeights(shape, weights), *([] if backward is None else [backward])]
-            known = [encoder.fill_missing(settings.seed + number) for number, encoder in enumerate(encoders)]
-            model = FeatureModel(known, head, settings.features, scale)
-            nn.init.normal_(model.head.weight, std=INITIAL_RANGE)
-        return model
-    recompute = settings.compute.checkpoint_activations
-    whole = TaskModel(shape, head, recompute, scale, settings.bilstm, settings.language_loss > 0)
-    whole.initialize(settings.seed)
-    if fresh:
-        if whole.has_bilstm:  # it takes the place of the pooler
-            weights = {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
-        whole.load_state_dict({**whole.state_dict(), **weights})
-    return whole
+CONTINUES = "the same command goes on from the last checkpoint"
 
 
 def compute_minimised(output: Output, batches: TaskBatches, share: float) -> Tensor:
@@ -135,28 +70,29 @@ def compute_minimised(output: Output, batches: TaskBatches, share: float) -> Ten
     return own + share * output.language / max(batches.predictions, 1) if share else own
 
 
-CONTINUES = "the same command goes on from the last checkpoint"
-
-
 class Tuner(Loop):
     """Trains one run of a task. All ranks use it together."""
 
-    def __init__(
-        self,
-        task: Task,
-        shape: Shape,
-        weights: Weights,
-        settings: FineTuning,
-        folder: Path,
-        context: Context,
-        epochs_after: float = 0.0,
-        backward: EncoderWeights | None = None,
-    ) -> None:
-        """Starts from weights, or from the newest checkpoint in the run's `folder`. Other runs of the task have
-        `epochs_after` epochs left. `backward`: as for `build_model`."""
-        engine, meter, self.state = find_start(task, shape, weights, settings, folder, context, backward)
+    def __init__(self, run: Run, base: Base, context: Context, epochs_after: float = 0.0) -> None:
+        """Starts from the initial model, or from the newest checkpoint in the run's folder. Other runs of the task have
+        `epochs_after` epochs left."""
+        task, settings, folder = run.task, run.settings, run.folder
+        checkpoint = find_newest_whole(folder, context.warn)
+        of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
+        with report_shortage(SMALLER):
+            model = base.build_model(task.head, settings, task.scale, fresh=checkpoint is None)
+            if checkpoint is not None:
+                restore_model(checkpoint, model)
+            engine = Engine(model, of_engine, context.device)
+        language = bool(settings.language_loss)
+        sums, counts = ["loss", *["language"] * language], ["labels", "items", *["predictions"] * language]
+        meter, self.state = Meter(engine.device, sums, counts), TuningState()
+        if checkpoint is not None:
+            record = restore_engine(checkpoint, engine)
+            meter.restore(record.rank_states, context.world.rank, context.world.size)
+            self.state = TuningState.model_validate(record.caller)
         super().__init__(folder, context, engine, meter, self.state.step, settings.logging, settings.checkpoints)
-        self.task, self.settings, self.folder, self.fresh = task, settings, folder, not weights
+        self.task, self.settings, self.folder, self.base = task, settings, folder, base
         self.items: Mapping[str, Items] = {"train": task.train, **task.dev, **task.test}
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
@@ -189,7 +125,7 @@ class Tuner(Loop):
         """Caches the activations of frozen encoders if there is room."""
         model, settings, world = self.engine.model, self.settings, self.context.world
         if isinstance(model, FeatureModel):
-            called = f"-seed{settings.seed}" if self.fresh else ""
+            called = f"-seed{settings.seed}" if self.base.from_scratch else ""
             parts = (self.engine.dtype, self.folder.parent, settings.features.cache_gb, self.context, self.log.say)
             self.items = Keeper(model.frozen, *parts, called).keep(self.items)
             self.batches = TrainingBatches(self.items["train"], settings, world.rank, world.size)
@@ -212,10 +148,8 @@ class Tuner(Loop):
     def step(self, batches: TaskBatches, waited: float) -> None:
         """Makes one optimizer step."""
         step, context = self.state.step, self.context
-        learning_rate, seeds = (
-            self.schedule.learning_rate(step),
-            Seeds.derive(self.settings.seed, step, context.world.rank),
-        )
+        learning_rate = self.schedule.learning_rate(step)
+        seeds = Seeds.derive(self.settings.seed, step, context.world.rank)
         loss_of = partial(compute_minimised, share=self.settings.language_loss)
         mark, gives_up = context.watch.mark, context.control.stop_requested_anywhere
         with report_shortage():
@@ -249,19 +183,27 @@ class Tuner(Loop):
 
     def log_step(self) -> None:
         """Writes the record of the steps since the last one."""
-        record = TuningStep.from_meter(
-            self.meter,
+        steps, learning_rate, norm = self.meter.steps, self.meter.learning_rate, self.engine.gradient_norm
+        left, all_left = self.estimate_seconds_left()
+        totals, speed = self.meter.flush(seconds_left=left)
+        seconds, items = steps * speed.seconds_per_step, int(totals["items"])
+        language = totals["language"] / max(totals["predictions"], 1) if self.settings.language_loss else None
+        record = TuningStep(
             self.state.step,
-            self.steps,
             self.epoch,
-            self.engine.gradient_norm,
-            self.estimate_seconds_left(),
-            self.settings.language_loss > 0,
+            loss=totals["loss"] / max(totals["labels"], 1),
+            learning_rate=learning_rate,
+            gradient_norm=None if norm is None else float(norm),
+            items_per_second=items / seconds,
+            speed=speed,
+            total_steps=self.steps,
+            all_left=all_left,
+            language_loss=language,
         )
         if not math.isfinite(record.loss):
             raise BrokenError(f"the loss is {record.loss} at step {self.state.step}")
-        self.state.seconds += record.seconds
-        self.state.items += record.items
+        self.state.seconds += seconds
+        self.state.items += items
         self.log.write(record)
         self.logged = record
         self.look_at_cores()

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 from rich.console import Group
 from rich.text import Text
-from torch import Tensor
 
 from data_prep.common.progress import duration
 from finetuning.results import Figures, SplitScores
 from pretraining.reporting.console import crop, draw_progress, format_number, format_seconds_left
-from pretraining.reporting.meter import Meter, Speed
+from pretraining.reporting.meter import Speed
 from pretraining.reporting.records import format_steps
 from pretraining.reporting.run_log import Record
 
@@ -34,37 +33,12 @@ class TuningStep(Record):
     items_per_second: float
     """Items of the task over all ranks."""
     speed: Speed
-    items: int = 0
-    """Items of these steps, over all ranks. Not written, like the following fields."""
-    seconds: float = 0.0
-    """Seconds of these steps, without evaluation and saving."""
     total_steps: int = 0
-    """Steps of the whole run."""
+    """Steps of the whole run. Not written, like the next field."""
     all_left: float = 0.0
     """Seconds that all runs of the task will still take; 0 for the last run."""
     language_loss: float | None = None
     """Mean loss of a piece by the language head, written too; None if it is not trained."""
-
-    @classmethod
-    def from_meter(
-        cls,
-        meter: Meter,
-        step: int,
-        total: int,
-        epoch: float,
-        norm: Tensor | float | None,
-        left: tuple[float, float],
-        language: bool = False,
-    ) -> TuningStep:
-        """Makes the record of the steps since the last one, and resets the meter. `left`: seconds that the run, and all
-        runs of its task, will still take. All ranks call it together."""
-        steps, learning_rate = meter.steps, meter.learning_rate
-        totals, speed = meter.flush(seconds_left=left[0])
-        seconds, items = steps * speed.seconds_per_step, int(totals["items"])
-        norm, loss = None if norm is None else float(norm), totals["loss"] / max(totals["labels"], 1)
-        of_pieces = totals["language"] / max(totals["predictions"], 1) if language else None
-        pace = (learning_rate, norm, items / seconds, speed, items, seconds, total, left[1])
-        return cls(step, epoch, loss, *pace, language_loss=of_pieces)
 
     def figures(self) -> dict[str, float | None]:
         figures = {name: value for name, value in vars(self).items() if name not in UNWRITTEN}
@@ -180,5 +154,5 @@ def format_percent(figure: float | None, spread: float | None = None) -> str:
 
 PATIENCE = 5.0
 """Seconds of a run before its first line of progress where the output is not a terminal."""
-UNWRITTEN = ("speed", "items", "seconds", "total_steps", "all_left", "language_loss")
+UNWRITTEN = ("speed", "total_steps", "all_left", "language_loss")
 """Fields of a step that are not written under these names."""

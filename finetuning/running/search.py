@@ -6,8 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,13 @@ from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
 from finetuning.results import BEGUN, MODEL, PREDICTIONS, RESULTS, Begun, ModelScores, RunResult
-from finetuning.running.base import Base
+from finetuning.running.base import Base, Run
 from finetuning.running.batches import RULE
-from finetuning.running.folders import write_learned
+from finetuning.running.folders import keep_model
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, score_splits
 from finetuning.scale import Scale
-from finetuning.settings import VARIED, FineTuning
+from finetuning.settings import SEARCHED, VARIED, FineTuning
 from finetuning.tasks.task import Column, Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 from pretraining.engine.precision import name_dtype
@@ -42,39 +40,12 @@ NOT_COMPARED: dict[str, Any] = {
 NO_SCORES = ModelScores()
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of a task, with its settings, its seed and its folder."""
-
-    task: Task
-    settings: FineTuning
-    folder: Path
-    begun: Begun
-    """The settings, model and data that determine its outcome."""
-    trains: bool = True
-    """Whether it trains a model, rather than scoring one as it is."""
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
-    @property
-    def is_done(self) -> bool:
-        return (self.folder / RESULTS).exists()
-
-
 def list_run_settings(settings: FineTuning) -> dict[str, FineTuning]:
     """Lists the settings of a recipe's runs, by name; those of the first seed come first."""
-    search = settings.search
+    search, runs = settings.search, {}
     learning_rates, batches, epochs = (
-        given or (default,)
-        for given, default in (
-            (search.learning_rates, settings.learning_rate),
-            (search.batches, settings.batch),
-            (search.epochs, settings.epochs),
-        )
+        getattr(search, searched) or (getattr(settings, name),) for name, searched in SEARCHED.items()
     )
-    runs = {}
     for number, batch, epoch, learning_rate in product(range(search.seeds), batches, epochs, learning_rates):
         seed = settings.seed + number
         parts = [f"lr{learning_rate:g}"]
@@ -204,13 +175,12 @@ def remove_worse_models(task: Path) -> None:
 def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunResult:
     """Trains a run, from where it was stopped, and writes its results. Other runs of the task have `epochs_after`
     epochs left. All ranks call it together."""
-    task, settings, folder = run.task, run.settings, run.folder
+    task, folder = run.task, run.folder
     begin_run(run, context)
-    shape, weights = base.build_shape(settings.dropout), base.select_weights(task, settings.language_loss > 0)
-    tuner = Tuner(task, shape, weights, settings, folder, context, epochs_after, base.beside)
+    tuner = Tuner(run, base, context, epochs_after)
     predicted = [*task.dev, *task.test]
     try:
-        state = tuner.train(partial(keep_model, base=base))
+        state = tuner.train(keep_model)
     except BrokenError as error:
         result = _make_result(run, predicted, failed=str(error))
     else:
@@ -254,14 +224,3 @@ def _make_result(run: Run, predicted: list[str], scores: ModelScores = NO_SCORES
     score = next((table[metric] for table in scores.scores.values()), None)
     figures |= {"settings": run.begun.settings, "predicted": predicted, **scores.as_dict()}
     return RunResult(run=run.name, metric=metric, score=score, **figures)
-
-
-def keep_model(tuner: Tuner, outputs: Outputs, *, base: Base) -> None:
-    """Writes the predictions and the model of a run. All ranks call it together."""
-    weights = tuner.task.scale.fold_into_head(dict(tuner.engine.weights()))
-    with shared_errors():
-        if tuner.context.world.rank == 0:
-            for split, output in outputs.items():
-                tuner.task.write_predictions(split, output, tuner.folder / PREDICTIONS)
-            use = tuner.task.describe_use(next(iter(outputs.values())))
-            write_learned(base, tuner, weights, use)

@@ -16,9 +16,10 @@ from finetuning.averages import collect_averages, compute_averages
 from finetuning.files.splits import FOLDERS
 from finetuning.inputs import Items
 from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, RunResult, SplitScores, TaskResult
+from finetuning.running.base import Run
 from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe, format_percent
-from finetuning.running.search import Run, find_best, read_results, remove_worse_models
+from finetuning.running.search import find_best, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
 from finetuning.settings import VARIED, FineTuning
 from finetuning.tasks.spans import TextWindows

@@ -34,9 +34,8 @@ from finetuning.inputs import Cutter
 from finetuning.model.models import RUNS, find_model, find_order, get_fine_tuned_head, list_notes, summarize_model
 from finetuning.results import PLAN, RESULTS, RunResult
 from finetuning.running import search
-from finetuning.running.base import Base
+from finetuning.running.base import Base, Run
 from finetuning.running.outputs import answer_without_model, compute_model_outputs, list_layout_overrides
-from finetuning.running.search import Run
 from finetuning.session import workers
 from finetuning.session.charts import draw_task
 from finetuning.session.fit import list_doubts_of_fit, refuse_without_class, require_fit

@@ -25,9 +25,8 @@ from data_prep.common.launchers import World
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model
 from finetuning.ragged import Ragged
-from finetuning.running.base import Base
+from finetuning.running.base import Base, Run
 from finetuning.running.batches import TrainingBatches
-from finetuning.running.loop import build_model
 from finetuning.running.outputs import compute_outputs
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.glue import open_glue
@@ -98,7 +97,7 @@ class Trial:
     def start(self) -> Path:
         """A folder of transformers with the weights that both begin with, the head among them."""
         model, head = find_model(str(self.model)), self.task.head
-        weights = build_model(head, model.shape, Base(model).select_weights(self.task), self.settings).state_dict()
+        weights = Base(model).build_model(head, self.settings).state_dict()
         start = self.folder / "start"
         write_fine_tuned(start, model.shape, head, weights, model.vocabulary, "", {}, self.settings.length)
         return start
@@ -119,8 +118,7 @@ def our_losses(trial: Trial) -> list[float]:
     set_arithmetic(trial.settings.precision, trial.settings.compute, CPU)
     base = Base(find_model(str(trial.model)))
     with one_process() as context, tempfile.TemporaryDirectory() as folder:
-        shape, weights = base.build_shape(trial.settings.dropout), base.select_weights(trial.task)
-        run = NotedRun(trial.task, shape, weights, trial.settings, Path(folder), context)
+        run = NotedRun(Run(trial.task, trial.settings, Path(folder)), base, context)
         run.losses = []
         run.train(lambda *_: None)
         run.close()
@@ -182,9 +180,7 @@ def our_score(task: SentenceTask, model: Path, settings: FineTuning) -> float:
     set_arithmetic(settings.precision, settings.compute, CPU)
     base = Base(find_model(str(model)))
     with one_process() as context, tempfile.TemporaryDirectory() as folder:
-        run = UnscoredTuner(
-            task, base.build_shape(settings.dropout), base.select_weights(task), settings, Path(folder), context
-        )
+        run = UnscoredTuner(Run(task, settings, Path(folder)), base, context)
         run.train(lambda *_: None)
         outputs = compute_outputs(run.engine, task.head.kind, task.dev, context)
         run.close()
