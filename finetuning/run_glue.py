@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from data_prep.common.errors import UserError
+from finetuning.files.splits import find_glue
 from finetuning.results import PREDICTIONS
 from finetuning.session.flags import Suite, TuningFlags, find_data
 from finetuning.session.session import run
-from finetuning.tasks.glue import TASKS, find_glue, open_glue, write_submission
+from finetuning.tasks.glue import TASKS, open_glue, write_submission
 from finetuning.tasks.task import Setup, Task
 
 SUBMISSION = "submission.zip"

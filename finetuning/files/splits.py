@@ -111,6 +111,11 @@ def find_task(glue: Path, name: str, is_trained: bool = False) -> dict[str, list
     )
 
 
+def find_glue(folder: Path) -> tuple[str, ...]:
+    """Lists the tasks of GLUE with files in a folder, be it one split alone."""
+    return tuple(name for name in FOLDERS if find_splits(find_task_folder(folder, name), list_file_names(name)))
+
+
 SWAG_FILES = {
     "train": ("train.csv", *list_hub_names("train"), *list_hub_names("regular/train")),
     "dev": ("val.csv", "dev.csv", *list_hub_names("validation"), *list_hub_names("regular/validation")),

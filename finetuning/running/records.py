@@ -47,12 +47,7 @@ class TuningStep(Record):
         return {**figures, **own, **speed}
 
     def line(self) -> str:
-        parts = [
-            format_steps(self.step, self.total_steps),
-            f"epoch {self.epoch:.2f}",
-            *self._losses(),
-            *self._pace(),
-        ]
+        parts = [format_steps(self.step, self.total_steps), f"epoch {self.epoch:.2f}", *self._losses(), *self._pace()]
         return "  ".join([*parts, *format_seconds_left(self.speed.seconds_left), *self._all_left()])
 
     def panel(self, width: int) -> Group:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,19 +43,7 @@ from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.figures import draw
 from pretraining.reporting.hardware import measure_flops
-from pretraining.scoring.pairs import (
-    CHANCE,
-    Asked,
-    Pair,
-    Tally,
-    are_right,
-    are_scored,
-    count_right,
-    list_sentences,
-    read_pairs,
-    split_pairs,
-    take_pairs,
-)
+from pretraining.scoring import pairs as minimal
 from pretraining.scoring.sentences import Scorer
 
 PART = 1000
@@ -69,33 +57,24 @@ Where = Literal["auto", "cpu", "cuda"]
 BUSY = "{owner} is at work there; wait for it, or name another --out"
 
 
-@dataclass(frozen=True)
+Group = tuple[str, str]
+"""A phenomenon and one of its paradigms; either name may be empty."""
+
+
+@dataclass
 class Questions:
-    """A model and its minimal pairs."""
+    """A model, its minimal pairs and the folder of their scores."""
 
     model: StoredModel
     scorer: Scorer
     path: Path
-    pairs: Sequence[Pair]
-    counts: Asked
+    pairs: Sequence[minimal.Pair]
+    counts: minimal.Asked
     begun: Begun
-
-
-class Group(NamedTuple):
-    """A paradigm of a phenomenon; either name may be empty."""
-
-    phenomenon: str
-    paradigm: str
-
-    @classmethod
-    def from_pair(cls, pair: Pair) -> Group:
-        return cls(pair.phenomenon, pair.paradigm)
-
-
-class Took(NamedTuple):
-    """The cost of scoring pairs."""
-
-    pairs: int = 0
+    out: Path
+    console: Console
+    scored_now: int = 0
+    """Pairs that this start has scored."""
     seconds: float = 0.0
     flops: float = 0.0
 
@@ -110,23 +89,22 @@ def score_pairs(
     found = path or find_usual()
     model = find_model(name)
     out = out or Path(RUNS) / summarize_model(model).name / "pairs"
-    pairs = read_pairs(found)
+    pairs = minimal.read_pairs(found)
     if each is not None:
-        pairs = take_pairs(pairs, each)
+        pairs = minimal.take_pairs(pairs, each)
     bert = model.build_pretrained()
     checksum = compute_checksum(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
     scorer = Scorer(bert, model.vocabulary, choose_device(device, World()))
-    counts = Asked.from_pairs(pairs, scorer.cut_texts(list_sentences(pairs)), scorer.longest)
+    counts = minimal.Asked.from_pairs(pairs, scorer.cut_texts(minimal.list_sentences(pairs)), scorer.longest)
     counts.require_telling(f"--pairs {found}")
-    asked = Questions(model, scorer, found, pairs, counts, begun)
+    asked = Questions(model, scorer, found, pairs, counts, begun, out, console)
     print_part(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
     for note in (*list_notes(model), *list_doubts(asked)):
         print_part(console, note)
     with locked(out / LOCK, f"--out {out}", BUSY):
-        require_same(out, asked)
-        scores, took = score_missing(out, asked, console)
-        conclude(out, asked, scores, took, console)
+        require_same(asked)
+        conclude(asked, score_missing(asked))
 
 
 def find_usual() -> Path:
@@ -143,7 +121,7 @@ def list_doubts(asked: Questions) -> Iterator[str]:
     """Yields lines on pairs that are uninformative or too long, with the first of their sentences."""
     yield from asked.counts.list_doubts()
     if asked.counts.too_long or asked.counts.without_pieces:
-        sentences = list_sentences(asked.pairs)
+        sentences = minimal.list_sentences(asked.pairs)
         have_scores = asked.scorer.cut_texts(sentences).have_scores(asked.counts.longest)
         yield from list_first("left out", [sentences[number] for number in np.flatnonzero(~have_scores)])
     yield from list_first("equal", [pair.good for pair in asked.pairs if pair.good == pair.bad])
@@ -157,9 +135,9 @@ def list_first(what: str, sentences: Sequence[str]) -> Iterator[str]:
         yield f"    {what}: and {len(sentences) - LISTED:,} more"
 
 
-def require_same(out: Path, asked: Questions) -> None:
+def require_same(asked: Questions) -> None:
     """Refuses a folder with the scores of another model or of other pairs."""
-    before = Begun.read(out / BEGUN)
+    out, before = asked.out, Begun.read(asked.out / BEGUN)
     if before is None and any((out / name).exists() for name in (SCORED, RESULTS)):
         raise UserError(f"--out {out}: holds results of something else; name another --out")
     if before is not None and before.model != asked.begun.model:
@@ -169,35 +147,33 @@ def require_same(out: Path, asked: Questions) -> None:
     asked.begun.write(out / BEGUN)
 
 
-def score_missing(out: Path, asked: Questions, console: Console) -> tuple[Array, Took]:
-    """Scores the pairs without a score; returns the scores of all pairs (pairs, 2), and the cost."""
-    if (out / SCORED).exists():
-        return read_scores(out / SCORED, asked.pairs), Took()
-    parts = list(split_pairs(asked.pairs, PART))
-    places = [out / PARTS / f"{number:05}.jsonl" for number in range(len(parts))]
-    left = [(place, part) for place, part in zip(places, parts, strict=True) if not place.exists()]
-    now = sum(len(part) for _, part in left)
-    progress = StepProgress(console, "pairs", "", len(asked.pairs), len(asked.pairs) - now)
-    begin, done = time.monotonic(), len(asked.pairs) - now
+def score_missing(asked: Questions) -> Array:
+    """Scores the pairs without a score; returns the scores of all pairs (pairs, 2)."""
+    if (asked.out / SCORED).exists():
+        return read_scores(asked.out / SCORED, asked.pairs)
+    parts = {asked.out / PARTS / f"{n:05}.jsonl": part for n, part in enumerate(minimal.split_pairs(asked.pairs, PART))}
+    left = {place: part for place, part in parts.items() if not place.exists()}
+    total, done = len(asked.pairs), sum(len(part) for place, part in parts.items() if place not in left)
+    progress, begin = StepProgress(asked.console, "pairs", "", total, done), time.monotonic()
     if done:
-        print_part(console, f"{done:,} of {len(asked.pairs):,} pairs are scored already")
+        print_part(asked.console, f"{done:,} of {total:,} pairs are scored already")
+    asked.scored_now = total - done
     try:
         with progress.show():
-            for place, part in left:
-                write_scores(place, part, asked.scorer.score(list_sentences(part)).reshape(-1, 2))
+            for place, part in left.items():
+                write_scores(place, part, asked.scorer.score(minimal.list_sentences(part)).reshape(-1, 2))
                 progress.advance(len(part), 0)
                 done += len(part)
     except KeyboardInterrupt as error:
         cause = Decision.INTERRUPT if error.args[:1] in ((), (signal.SIGINT,)) else Decision.SIGNAL
-        kept = f"stopped by {cause.cause}: {done:,} of {len(asked.pairs):,} pairs are scored"
+        kept = f"stopped by {cause.cause}: {done:,} of {total:,} pairs are scored"
         raise StoppedError(f"{kept}; the same command goes on", cause) from None
-    seconds = time.monotonic() - begin
-    flops = sum(asked.scorer.flops(list_sentences(part)) for _, part in left)
-    scores = np.concatenate([read_scores(*each) for each in zip(places, parts, strict=True)])
-    return scores, Took(now, seconds, flops)
+    asked.seconds = time.monotonic() - begin
+    asked.flops = sum(asked.scorer.flops(minimal.list_sentences(part)) for part in left.values())
+    return np.concatenate([read_scores(place, part) for place, part in parts.items()])
 
 
-def write_scores(path: Path, pairs: Sequence[Pair], scores: Array) -> None:
+def write_scores(path: Path, pairs: Sequence[minimal.Pair], scores: Array) -> None:
     """Writes pairs with their scores, a JSON object a line; null for a missing score."""
     with replacing(path) as file:
         for pair, (good, bad) in zip(pairs, scores.tolist(), strict=True):
@@ -206,7 +182,7 @@ def write_scores(path: Path, pairs: Sequence[Pair], scores: Array) -> None:
             file.write((json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace"))
 
 
-def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
+def read_scores(path: Path, pairs: Sequence[minimal.Pair]) -> Array:
     """Reads the scores (pairs, 2) of these pairs."""
     try:
         with path.open("rb") as file:
@@ -219,31 +195,33 @@ def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
     return scores
 
 
-def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Console) -> None:
+def conclude(asked: Questions, scores: Array) -> None:
     """Writes and prints the results."""
-    scored, right = are_scored(scores), are_right(scores)
-    called = name_groups(asked.pairs)
+    out, scored, right = asked.out, minimal.are_scored(scores), minimal.are_right(scores)
+    groups_of_pairs = [(pair.phenomenon, pair.paradigm) for pair in asked.pairs]
+    called = name_groups(groups_of_pairs)
     phenomena, paradigms = (
-        {name: make_group_score(tally) for name, tally in count_right(names, right, scored).items()}
-        for names in zip(*((pair.phenomenon, called[Group.from_pair(pair)]) for pair in asked.pairs), strict=True)
+        {name: make_group_score(tally) for name, tally in minimal.count_right(names, right, scored).items()}
+        for names in zip(*((group[0], called[group]) for group in groups_of_pairs), strict=True)
     )
+    use = None
+    if asked.scored_now:
+        use = asked.flops / asked.seconds / measure_flops(asked.scorer.device, torch.float32)
     result = PairsResult(
-        **make_group_score(Tally(int((right & scored).sum()), int(scored.sum()))).as_dict(),
+        **make_group_score(minimal.Tally(int((right & scored).sum()), int(scored.sum()))).as_dict(),
         model=asked.model.name,
         checksum=asked.begun.model["checksum"],
         data=str(asked.path),
         data_sha256=asked.begun.data["pairs"].split()[1],
-        chance=CHANCE,
+        chance=minimal.CHANCE,
         equal=asked.counts.equal,
         too_long=asked.counts.too_long,
         without_pieces=asked.counts.without_pieces,
         phenomena=phenomena,
         paradigms=paradigms,
-        seconds=took.seconds,
-        scored_now=took.pairs,
-        utilisation=took.flops / took.seconds / measure_flops(asked.scorer.device, torch.float32)
-        if took.pairs
-        else None,
+        seconds=asked.seconds,
+        scored_now=asked.scored_now,
+        utilisation=use,
         dtype="fp32",
         device=asked.scorer.device.type,
         threads=torch.get_num_threads(),
@@ -251,43 +229,39 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
     )
     if not (out / SCORED).exists():
         write_scores(out / SCORED, asked.pairs, scores)
-    if took.pairs or not (out / RESULTS).exists():
+    if asked.scored_now or not (out / RESULTS).exists():
         result.write(out / RESULTS)
     shutil.rmtree(out / PARTS, ignore_errors=True)
     groups = group_scores(result, called)
-    for part in (
-        *draw(out / CHART, lambda: draw_pairs(result, groups)),
-        *build_summary(result, groups, asked.counts, out),
-    ):
-        print_part(console, part)
+    warnings = draw(out / CHART, lambda: draw_pairs(result, groups))
+    for part in (*warnings, *build_summary(result, groups, asked.counts, out)):
+        print_part(asked.console, part)
 
 
-def make_group_score(tally: Tally) -> GroupScore:
+def make_group_score(tally: minimal.Tally) -> GroupScore:
     """Makes the accuracy of a group with its standard error."""
     spread = estimate_share_spread(tally.right, tally.pairs)
     return GroupScore(accuracy=tally.accuracy, spread=spread, **asdict(tally))
 
 
-def name_groups(pairs: Sequence[Pair]) -> dict[Group, str]:
+def name_groups(groups: Sequence[Group]) -> dict[Group, str]:
     """Names every group in results: by its paradigm, or by phenomenon and paradigm where several have the name."""
-    groups = dict.fromkeys(map(Group.from_pair, pairs))
-    often = Counter(group.paradigm for group in groups)
-    return {
-        group: group.paradigm if often[group.paradigm] == 1 else ": ".join(name or NAMELESS for name in group)
-        for group in groups
-    }
+    different = dict.fromkeys(groups)
+    often = Counter(paradigm for _, paradigm in different)
+    spelled = {group: ": ".join(name or NAMELESS for name in group) for group in different}
+    return {group: group[1] if often[group[1]] == 1 else spelled[group] for group in different}
 
 
 def group_scores(result: PairsResult, called: Mapping[Group, str]) -> dict[str, dict[str, GroupScore]]:
     """Groups the scores of paradigms by phenomenon."""
     found: dict[str, dict[str, GroupScore]] = {phenomenon: {} for phenomenon in result.phenomena}
-    for group, name in called.items():
+    for (phenomenon, paradigm), name in called.items():
         if name in result.paradigms:  # not all of its pairs were too long
-            found[group.phenomenon][group.paradigm] = result.paradigms[name]
+            found[phenomenon][paradigm] = result.paradigms[name]
     return found
 
 
-def build_summary(result: PairsResult, groups: Groups, counts: Asked, out: Path) -> Iterator[RenderableType]:
+def build_summary(result: PairsResult, groups: Groups, counts: minimal.Asked, out: Path) -> Iterator[RenderableType]:
     """Yields the table by phenomenon and paradigm, and lines on it."""
     table = make_table("phenomenon", "paradigm", ">right", ">pairs")
     for phenomenon, paradigms in groups.items():

@@ -47,14 +47,7 @@ from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending
-from pretraining.processes.group import (
-    agree,
-    choose_device,
-    connect,
-    disconnect,
-    gather,
-    shared_errors,
-)
+from pretraining.processes.group import agree, choose_device, connect, disconnect, gather, shared_errors
 from pretraining.processes.stopping import Control, time_limit
 from pretraining.processes.watchdog import Watch
 from pretraining.reporting.metrics_file import METRICS

@@ -12,20 +12,8 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from data_prep.readers.tables import TextTable, read_parquet, read_tsv
-from finetuning.files.splits import (
-    AX,
-    AX_FOLDER,
-    FOLDERS,
-    LABELLED,
-    find_splits,
-    find_task,
-    find_task_folder,
-    list_file_names,
-    list_hub_names,
-    name_files,
-    normalize_name,
-)
+from data_prep.readers.tables import read_parquet, read_tsv
+from finetuning.files import splits
 from finetuning.ragged import Ragged
 from finetuning.tasks import scores
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_tsv, join_items, read_classes, read_scores
@@ -103,8 +91,8 @@ class GlueTask(SentenceTask):
 
 def name_leaderboard_file(name: str, split: str) -> str:
     """Returns the leaderboard's name of the file for a test split."""
-    special = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", AX: AX_FOLDER}
-    return f"{special.get(split, FOLDERS[name])}.tsv"
+    special = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", splits.AX: splits.AX_FOLDER}
+    return f"{special.get(split, splits.FOLDERS[name])}.tsv"
 
 
 def format_leaderboard_file(name: str, answers: Array) -> bytes:
@@ -117,58 +105,44 @@ def format_leaderboard_file(name: str, answers: Array) -> bytes:
     return format_tsv(("index", "prediction"), ((str(row), said) for row, said in enumerate(spelled)))
 
 
-def find_glue(folder: Path) -> tuple[str, ...]:
-    """Lists the tasks with files in a folder, be it one split alone."""
-    return tuple(name for name in TASKS if find_splits(find_task_folder(folder, name), list_file_names(name)))
-
-
 def open_glue(name: str, folder: Path, setup: Setup) -> GlueTask:
     """Reads a task from its folder in this one; `name` may have the folder's spelling."""
-    if (key := normalize_name(name)) not in TASKS:
+    if (key := splits.normalize_name(name)) not in TASKS:
         raise UserError(f"{name}: no task of GLUE; there is {', '.join(TASKS)}")
-    files, columns = find_task(folder, key, setup.trained is not None), TASKS[key]
+    files, columns = splits.find_task(folder, key, setup.trained is not None), TASKS[key]
     if key == "mnli":
-        files |= find_splits(
-            find_task_folder(folder, AX), {AX: (f"{AX_FOLDER}.tsv", "test.tsv", *list_hub_names("test"))}
-        )
-    items, notes = {}, [name_files(files)]
+        names = (f"{splits.AX_FOLDER}.tsv", "test.tsv", *splits.list_hub_names("test"))
+        files |= splits.find_splits(splits.find_task_folder(folder, splits.AX), {splits.AX: names})
+    items, notes = {}, [splits.name_files(files)]
     for split, paths in files.items():
         read = (_read(path, columns, split, notes) for path in paths)
         items[split] = join_items([SentenceItems(setup.cutter, setup.settings.length, *each) for each in read])
-    return GlueTask(
-        name=key,
-        head=TaskHead("classes" if columns.labels else "score", columns.labels),
-        metric=columns.metrics[-1],
-        metrics=columns.metrics,
-        fields=columns.fields,
-        items=items,
-        notes=tuple(notes),
-        majority=key == "wnli" and setup.settings.glue.wnli_majority and "train" in items,
-    )
+    head = TaskHead("classes" if columns.labels else "score", columns.labels)
+    majority = key == "wnli" and setup.settings.glue.wnli_majority and "train" in items
+    metrics, fields = columns.metrics, columns.fields
+    return GlueTask(key, head, metrics[-1], metrics, fields, items, tuple(notes), majority=majority)
 
 
 def _read(path: Path, columns: GlueFormat, split: str, notes: list[str]) -> tuple[tuple[list[str], ...], Array | None]:
     """Reads the texts of a split and its labels, if any; notes skipped rows."""
-    labelled = split.startswith(LABELLED)
+    labelled = split.startswith(splits.LABELLED)
     texts: Sequence[str | int] = columns.fields
     label: str | int = "label"
     if path.suffix == ".parquet":
         table = read_parquet(path)
     else:
         table = read_tsv(path, columns.names if labelled else None, skip_short=labelled and columns.short_rows)
-        texts, label = PAIR if split == AX else columns.texts if labelled else columns.test, columns.label
+        texts, label = PAIR if split == splits.AX else columns.texts if labelled else columns.test, columns.label
     if table.skipped:
         rows = "row with too few columns was" if table.skipped == 1 else "rows with too few columns were"
         notes.append(f"{path}: {table.skipped} {rows} skipped")
     found = tuple(map(table.column, texts))
-    return found, _read_labels(table, label, columns.labels) if labelled else None
-
-
-def _read_labels(table: TextTable, column: str | int, names: tuple[str, ...]) -> Array:
-    if not names:
-        return read_scores(table, column, SCORES)
-    spelled = {spelled: number for number, name in enumerate(names) for spelled in (name, str(number))}
-    return read_classes(table, column, spelled)
+    if not labelled:
+        return found, None
+    if not columns.labels:
+        return found, read_scores(table, label, SCORES)
+    spelled = {spelled: number for number, name in enumerate(columns.labels) for spelled in (name, str(number))}
+    return found, read_classes(table, label, spelled)
 
 
 TEST_ROWS = {
@@ -182,7 +156,7 @@ TEST_ROWS = {
     ("qqp", "test"): 390_965,
     ("rte", "test"): 3_000,
     ("wnli", "test"): 146,
-    ("mnli", AX): 1_104,
+    ("mnli", splits.AX): 1_104,
 }
 """Rows of the leaderboard's test splits."""
 MADE = (1980, 1, 1, 0, 0, 0)

@@ -42,11 +42,7 @@ def open_ner(folder: Path, setup: Setup) -> Task:
 
 
 def open_tags(
-    name: str,
-    files: Mapping[str, Sequence[Path]],
-    setup: Setup,
-    fields: Fields | None = None,
-    held_out: float = 0.0,
+    name: str, files: Mapping[str, Sequence[Path]], setup: Setup, fields: Fields | None = None, held_out: float = 0.0
 ) -> Task:
     """Reads the files of `train`, `dev` and perhaps `test`; `fields` is for Parquet and JSON lines.
 
@@ -65,12 +61,7 @@ class Tagging(Task):
     """A task with a tag for each word."""
 
     def __init__(
-        self,
-        name: str,
-        splits: Mapping[str, Sequence[Sentence]],
-        setup: Setup,
-        field: str,
-        notes: Sequence[str],
+        self, name: str, splits: Mapping[str, Sequence[Sentence]], setup: Setup, field: str, notes: Sequence[str]
     ) -> None:
         """`field` is the name of the words for predictions, `notes` are lines for the user on the files."""
         settings, labels = setup.settings, setup.trained.labels if setup.trained else ()

@@ -26,14 +26,7 @@ from finetuning.files.splits import name_files
 from finetuning.files.tag_files import Fields
 from finetuning.tasks import scores
 from finetuning.tasks.ner import open_tags
-from finetuning.tasks.sentences import (
-    SentenceItems,
-    SentenceTask,
-    hold_out,
-    read_classes,
-    read_labels,
-    read_scores,
-)
+from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, read_classes, read_labels, read_scores
 from finetuning.tasks.task import Setup, Task
 from pretraining.huggingface.weights import TaskHead
 
@@ -98,15 +91,7 @@ def open_own(path: Path, setup: Setup) -> Task:
     if "dev" not in items:
         items, note = hold_out(places["train"], items, own.held_out)
         notes.append(note)
-    return SentenceTask(
-        name=own.name,
-        head=head,
-        metric=own.metric or metrics[0],
-        metrics=metrics,
-        fields=fields,
-        items=items,
-        notes=tuple(notes),
-    )
+    return SentenceTask(own.name, head, own.metric or metrics[0], metrics, fields, items, tuple(notes))
 
 
 def read_own(path: Path) -> OwnTask:

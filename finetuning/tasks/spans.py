@@ -140,9 +140,9 @@ class Candidate:
     probability: float
     """Normalized over the candidates of the question."""
 
-    @property
-    def logit(self) -> float:
-        return self.start_logit + self.end_logit
+    def as_dict(self) -> dict[str, str | float]:
+        """Returns the fields that are written."""
+        return {name: value for name, value in vars(self).items() if name != "start"}
 
 
 @dataclass(frozen=True)

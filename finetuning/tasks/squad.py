@@ -17,19 +17,10 @@ from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.results import Figures
 from finetuning.settings import FineTuning
+from finetuning.tasks import squad_rules as rules
 from finetuning.tasks.scores import Certainty, bootstrap_spreads, estimate_share_spread
 from finetuning.tasks.spans import RankedAnswers, TextWindows, find_answers, find_pieces
-from finetuning.tasks.squad_rules import (
-    Gold,
-    Question,
-    SquadFile,
-    Version,
-    best_threshold,
-    evaluate_1,
-    evaluate_2,
-    read_squad,
-    score_answer,
-)
+from finetuning.tasks.squad_rules import Gold, Question, Version
 from finetuning.tasks.task import Column, Lengths, Seen, Setup, Task
 from pretraining.huggingface.weights import TaskHead
 
@@ -38,19 +29,12 @@ DEV = "dev"
 NAMED = 3
 """Named answers that are not at their offset."""
 PREDICTIONS, BEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
-WRITTEN = ("text", "probability", "start_logit", "end_logit")
-"""The written fields of a candidate."""
 HELD_OUT_BY = 0
 """Seed of the held-out articles: the same for all runs, so that they can be compared."""
 
 
 def open_squad(
-    version: Version,
-    train: Path | None,
-    dev: Path | None,
-    setup: Setup,
-    strict: bool = False,
-    held_out: float = 0.0,
+    version: Version, train: Path | None, dev: Path | None, setup: Setup, strict: bool = False, held_out: float = 0.0
 ) -> SquadTask:
     """Reads SQuAD's files. Answers that are not at their offset are left out of training, or refused where `strict`.
 
@@ -75,10 +59,10 @@ def open_squad(
 
 
 def _read(path: Path, version: Version) -> Sequence[Question]:
-    squad: SquadFile = read_squad(path)
-    if version == "1.1" and (empty := next((each for each in squad.questions if not each.golds), None)):
+    questions = rules.read_squad(path).questions
+    if version == "1.1" and (empty := next((each for each in questions if not each.golds), None)):
         raise UserError(f"{empty.where}: has no answer, as in SQuAD 2.0: use version 2.0")
-    return squad.questions
+    return questions
 
 
 def hold_out(questions: Sequence[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
@@ -135,9 +119,8 @@ class Lessons(TextWindows):
         encoded = super().encode(numbers)
         questions, begins, ends = (each[numbers] for each in self.places[1:])
         rows = self.find_offsets(self.context[questions])
-        spans = np.array([self._find_span(*each) for each in zip(questions, rows, strict=True)], np.int64).reshape(
-            -1, 2
-        )
+        found = [self._find_span(*each) for each in zip(questions, rows, strict=True)]
+        spans = np.array(found, np.int64).reshape(-1, 2)
         inside = (spans[:, 0] >= begins) & (spans[:, 1] < ends) & (spans[:, 0] <= spans[:, 1])
         labels = np.where(inside[:, None], spans + (self.count_before(numbers) - begins)[:, None], 0)
         return Encoded(encoded.sequences, Ragged.from_table(labels))
@@ -157,12 +140,7 @@ class SquadTask(Task):
     dev: Mapping[str, TextWindows]
 
     def __init__(
-        self,
-        version: Version,
-        train: Sequence[Question],
-        dev: Sequence[Question],
-        setup: Setup,
-        strict: bool,
+        self, version: Version, train: Sequence[Question], dev: Sequence[Question], setup: Setup, strict: bool
     ) -> None:
         cutter, settings = setup.cutter, setup.settings
         self.name, self.version, self.settings = f"squad{version[0]}", version, settings
@@ -217,8 +195,8 @@ class SquadTask(Task):
             return None
         odds = {name: each.odds for name, each in answers.items()}
         texts = {name: each.text() for name, each in answers.items()}
-        scores = {each.id: score_answer("2.0", each, texts[each.id])[1] for each in self.questions}
-        _, threshold = best_threshold(scores, {each.id: bool(each.golds) for each in self.questions}, texts, odds)
+        scores = {each.id: rules.score_answer("2.0", each, texts[each.id])[1] for each in self.questions}
+        _, threshold = rules.best_threshold(scores, {each.id: bool(each.golds) for each in self.questions}, texts, odds)
         return float(np.nextafter(min(odds.values()), -np.inf)) if threshold is None else threshold
 
     def score(self, split: str, outputs: Ragged) -> Figures:
@@ -226,48 +204,37 @@ class SquadTask(Task):
         `exact_at_zero`, `f1_at_zero` at 0, which is not tuned on dev."""
         answers = self._find_answers(split, outputs)
         if self.version == "1.1":
-            numbers = evaluate_1(self.questions, {name: each.text() for name, each in answers.items()})
+            numbers = rules.evaluate_1(self.questions, {name: each.text() for name, each in answers.items()})
             return {"exact": numbers["exact_match"] / 100, "f1": numbers["f1"] / 100}
         threshold, odds = self._find_threshold(answers), {name: each.odds for name, each in answers.items()}
         raw, best, plain = (
-            evaluate_2(self.questions, {name: each.text(limit) for name, each in answers.items()}, odds, np.inf)
+            rules.evaluate_2(self.questions, {name: each.text(limit) for name, each in answers.items()}, odds, np.inf)
             for limit in (None, threshold, 0.0)
         )
         chosen = best | {name: value for name, value in raw.items() if name.startswith("best_")}
-        scores = {
-            name: value if name.endswith("_thresh") else value / 100
-            for name, value in chosen.items()
-            if not name.endswith("total")
-        }
+        shares = {name: value for name, value in chosen.items() if not name.endswith("total")}
+        scores = {name: value if name.endswith("_thresh") else value / 100 for name, value in shares.items()}
         return scores | {f"{name}_at_zero": plain[name] / 100 for name in ("exact", "f1")}
 
     def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
         """Bootstraps questions, with the threshold of 2.0 fixed."""
         answers = self._find_answers(split, outputs)
         threshold = self._find_threshold(answers)
-        each = np.array(
-            [score_answer(self.version, each, answers[each.id].text(threshold)) for each in self.questions], np.float64
-        )
-        right, f1 = each.T
-        found = bootstrap_spreads(len(each), lambda chosen: {"f1": float(f1[chosen].mean())})
-        return Certainty(len(each), {"exact": estimate_share_spread(right.sum(), len(each)), **found})
+        texts = {name: each.text(threshold) for name, each in answers.items()}
+        scores = [rules.score_answer(self.version, each, texts[each.id]) for each in self.questions]
+        right, f1 = np.array(scores, np.float64).T
+        found = bootstrap_spreads(len(scores), lambda chosen: {"f1": float(f1[chosen].mean())})
+        return Certainty(len(scores), {"exact": estimate_share_spread(right.sum(), len(scores)), **found})
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         answers = self._find_answers(split, outputs)
         threshold = self._find_threshold(answers)
         write_json(folder / PREDICTIONS, {name: each.text(threshold) for name, each in answers.items()})
-        write_json(
-            folder / BEST,
-            {
-                name: [{figure: getattr(one, figure) for figure in WRITTEN} for one in each.candidates]
-                for name, each in answers.items()
-            },
-        )
+        best = {name: [one.as_dict() for one in each.candidates] for name, each in answers.items()}
+        write_json(folder / BEST, best)
         if self.version == "2.0":
             write_json(folder / ODDS, {name: each.odds for name, each in answers.items()})
 
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:
-        threshold = (
-            self._find_threshold(self._find_answers(DEV, outputs)) if self.dev else None
-        )  # 1.1 leaves no answer empty
+        threshold = self._find_threshold(self._find_answers(DEV, outputs)) if self.dev else None
         return {"length": self.settings.length, **self.settings.spans.model_dump(), "threshold": threshold}

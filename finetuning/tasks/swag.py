@@ -47,15 +47,7 @@ def open_swag(folder: Path, setup: Setup) -> SentenceTask:
     if "dev" not in items:
         items, note = hold_out(files["train"][0], items, HELD_OUT)
         notes.append(note)
-    return SentenceTask(
-        name="swag",
-        head=TaskHead("choice"),
-        metric="accuracy",
-        metrics=("accuracy",),
-        fields=FIELDS,
-        items=items,
-        notes=tuple(notes),
-    )
+    return SentenceTask("swag", TaskHead("choice"), "accuracy", ("accuracy",), FIELDS, items, tuple(notes))
 
 
 def _make_items(table: TextTable, labelled: bool, setup: Setup) -> Endings:

@@ -24,8 +24,8 @@ from finetuning import fetch
 from finetuning.fetch import main
 from finetuning.fetching import downloads
 from finetuning.fetching.demo_task import find_package
+from finetuning.files.splits import find_glue
 from finetuning.settings import FineTuning
-from finetuning.tasks.glue import find_glue
 from finetuning.tasks.own import open_own
 from finetuning.tasks.task import Setup
 

@@ -15,10 +15,10 @@ from support.commands import refusal
 from support.tasks import CUTTER, labels, laid_out, rows, saying
 
 from data_prep.common.errors import UserError
-from finetuning.files.splits import FOLDERS
+from finetuning.files.splits import FOLDERS, find_glue
 from finetuning.run_glue import RunGlue
 from finetuning.settings import FineTuning, GlueSettings, load_settings
-from finetuning.tasks.glue import TASKS, TEST_ROWS, GlueTask, find_glue, open_glue
+from finetuning.tasks.glue import TASKS, TEST_ROWS, GlueTask, open_glue
 from finetuning.tasks.task import Setup
 
 PAIRS = "index\tsentence1\tsentence2\tlabel\n"

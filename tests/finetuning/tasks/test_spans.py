@@ -106,12 +106,12 @@ def test_answers_are_those_that_trying_all_spans_finds(
         null = min(outputs.row(row)[0].astype(float).sum() for row in range(*windows.places.first[number : number + 2]))
         given = [each for each in answers.candidates if each.text]
         assert answers.text() == ranked[0]
-        assert [each.logit for each in given[:8]] == [best[words] for words in ranked[:8]]
+        assert [each.start_logit + each.end_logit for each in given[:8]] == [best[words] for words in ranked[:8]]
         assert answers.odds == null - best[ranked[0]]
         assert answers.text(threshold=answers.odds) == ranked[0]
         assert answers.text(threshold=answers.odds - 1e-6) == ""
         assert len(answers.candidates) - len(given) == optional
-        totals = np.array([each.logit for each in answers.candidates])
+        totals = np.array([each.start_logit + each.end_logit for each in answers.candidates])
         assert (np.diff(totals) <= 0).all()
         shares = np.exp(totals - totals[0]) / np.exp(totals - totals[0]).sum()
         assert [each.probability for each in answers.candidates] == pytest.approx(shares.tolist())
