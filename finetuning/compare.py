@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,8 +31,8 @@ from rich.table import Table
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.terminal import open_console
-from finetuning.averages import compute_averages
-from finetuning.results import AVERAGES, RESULTS, TaskResult
+from finetuning.averages import Average, compute_averages
+from finetuning.results import AVERAGES, RESULTS, TaskResult, format_percent
 
 RESULTS_OF_TASKS = TypeAdapter(dict[str, TaskResult])
 
@@ -72,73 +73,52 @@ def build_table(folders: tuple[Path, ...]) -> Group:
             "no folder is named; name those that commands of finetuning/ had as --out:\n"
             "    python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue"
         )
-    every = [read_results(folder) for folder in folders]
+    every, names = [read_results(folder) for folder in folders], shorten_names(folders)
     table, notes = Table(box=None, pad_edge=False), []
     for name in ("task", "metric"):
         table.add_column(name)
-    for name in [*shorten_names(folders), *["difference", "by chance"] * (len(folders) > 1)]:
+    for name in [*names, *["difference", "by chance"] * (len(folders) > 1)]:
         table.add_column(name, justify="right")
     for task in dict.fromkeys(task for results in every for task in results):
         found = [results.get(task) for results in every]
         metric = next(result.metric for result in found if result)
-        scores = [_spell(_get_score(result)[0]) for result in found]
-        if len(folders) > 1:
-            first, last = found[0], found[-1]
-            scores += _spell_difference(_get_score(first), _get_score(last), bool(find_unlike(first, last)))
-        table.add_row(task, metric, *scores)
-        for name, other in zip(shorten_names(folders)[1:], found[1:], strict=True):
+        table.add_row(task, metric, *_spell_scores(found, bool(find_unlike(found[0], found[-1]))))
+        for name, other in zip(names[1:], found[1:], strict=True):
             unlike = find_unlike(found[0], other)
             if unlike:
                 of_them = f" ({name})" * (len(folders) > 2)
                 notes.append(f"{task}: not alike{of_them}: {'; '.join(unlike)}")
-    return Group(table, *notes, *add_averages(table, every, shorten_names(folders)))
+    return Group(table, *notes, *add_averages(table, every, names))
 
 
 def add_averages(table: Table, every: list[dict[str, TaskResult]], names: list[str]) -> list[str]:
     """Adds rows for GLUE's averages where a folder has them; returns lines on what the others lack."""
     notes = []
+    unlike = any(find_unlike(every[0].get(task), result) for task, result in every[-1].items())
     for row in zip(*map(compute_averages, every), strict=True):
         if all(average.score is None for average in row):
             continue
-        scores = [_spell(average.score) for average in row]
-        if len(every) > 1:
-            unlike = any(find_unlike(every[0].get(task), result) for task, result in every[-1].items())
-            first, last = ((average.score, average.chance) for average in (row[0], row[-1]))
-            scores += _spell_difference(first, last, unlike)
-        table.add_row(row[0].name, "", *scores)
+        table.add_row(row[0].name, "", *_spell_scores(row, unlike))
         lacking = ((name, average.missing) for name, average in zip(names, row, strict=True) if average.missing)
         notes += [f"{row[0].name}: {name} has none: {', '.join(missing)} missing" for name, missing in lacking]
     return notes
 
 
-def _get_score(result: TaskResult | None) -> tuple[float | None, float | None]:
-    """Returns the score of a task with its standard error; None where a folder has none."""
-    return (
-        (None, None) if result is None else (result.score, result.get_spread(find_first_split(result), result.metric))
-    )
-
-
-def _spell(score: float | None) -> str:
-    return "" if score is None else f"{100 * score:.1f}"
-
-
-def _spell_difference(
-    first: tuple[float | None, float | None], last: tuple[float | None, float | None], unlike: bool
-) -> tuple[str, str]:
-    """Spells the difference of two scores and its standard error, from the scores with theirs. It is rather too large
-    for models that were asked about the same items."""
-    if first[0] is None or last[0] is None or unlike:
-        return "", ""
-    difference, spelled = last[0] - first[0], f"{100 * (last[0] - first[0]):+.1f}"
-    if first[1] is None or last[1] is None:
-        return spelled, ""
-    chance = math.hypot(first[1], last[1])
-    return spelled, f"± {100 * chance:.1f}" + ", within it" * (abs(difference) <= chance)
-
-
-def find_first_split(result: TaskResult) -> str:
-    """Returns the split by which runs are compared."""
-    return next(iter(result.scores), "")
+def _spell_scores(found: Sequence[TaskResult | Average | None], unlike: bool) -> list[str]:
+    """Spells the scores of all folders and, of several, the difference of the last from the first with its standard
+    error, which is rather too large for models that were asked about the same items."""
+    cells = [format_percent(each.score if each else None) for each in found]
+    if len(found) < 2:
+        return cells
+    first, last = found[0], found[-1]
+    if not first or not last or first.score is None or last.score is None or unlike:
+        return [*cells, "", ""]
+    difference = last.score - first.score
+    cells.append(f"{100 * difference:+.1f}")
+    if first.chance is None or last.chance is None:
+        return [*cells, ""]
+    chance = math.hypot(first.chance, last.chance)
+    return [*cells, f"± {100 * chance:.1f}" + ", within it" * (abs(difference) <= chance)]
 
 
 def find_unlike(first: TaskResult | None, other: TaskResult | None) -> list[str]:
@@ -146,7 +126,7 @@ def find_unlike(first: TaskResult | None, other: TaskResult | None) -> list[str]
     if not first or not other or first.score is None or other.score is None:
         return []
     faults = [f"{first.metric} and {other.metric}"] if first.metric != other.metric else []
-    split = find_first_split(first)
+    split = first.first_split
     items = [each.data.get(split) for each in (first, other)]
     if None not in items and items[0] != items[1]:
         faults.append(f"other items in {split} ({items[0]}, and {items[1]})")

@@ -119,8 +119,7 @@ def predict(wanted: Predict) -> None:
         out: BinaryIO = stack.enter_context(replacing(wanted.out)) if wanted.out else sys.stdout.buffer
         names: list[str] = []
         for path in wanted.files:
-            at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
-            for answers in answer_file(model, path, wanted.format, wanted.with_input, at_once):
+            for answers in answer_file(model, path, wanted):
                 if wanted.tsv and not names:
                     names = [*flatten_answer(answers[0])]
                     out.write(format_tsv(names))
@@ -129,24 +128,21 @@ def predict(wanted: Predict) -> None:
                 out.flush()
 
 
-def answer_file(
-    model: FineTuned, path: Path, wanted: Literal["auto"] | Format, with_input: bool = False, at_once: bool = False
-) -> Iterator[list[Answer]]:
-    """Yields the answers to the rows of a file in batches, or each `at_once`; `with_input` beside its input."""
+def answer_file(model: FineTuned, path: Path, wanted: Predict) -> Iterator[list[Answer]]:
+    """Yields the answers to the rows of a file in batches, or each at once where a program waits for it."""
     with ExitStack() as stack:
         stream: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else stack.enter_context(path.open("rb"))
+        at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
         rows: list[tuple[Asked, Texts]] = []
         characters = 0
-        if wanted == "auto":
-            wanted = FORMATS.get(path.suffix.lower(), "tabs" if len(model.name_fields()) > 1 else "lines")
-        for asked, texts in read_rows(model, stream, path, wanted):
+        for asked, texts in Rows(model, stream, path, wanted.format).read():
             rows.append((asked, texts))
             characters += sum(map(len, texts))
             if at_once or len(rows) == ROWS or characters >= CHARACTERS:
-                yield answer_rows(model, rows, with_input)
+                yield answer_rows(model, rows, wanted.with_input)
                 rows, characters = [], 0
         if rows:
-            yield answer_rows(model, rows, with_input)
+            yield answer_rows(model, rows, wanted.with_input)
 
 
 def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_input: bool) -> list[Answer]:
@@ -156,71 +152,77 @@ def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_inpu
     return [{"input": asked, **answer} for (asked, _), answer in pairs] if with_input else answers
 
 
-def read_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[Asked, Texts]]:
-    """Yields every row with its texts; UserError with file and line if a text is missing."""
-    fields: tuple[str, ...] = ()
-    for where, row in read_placed_rows(model, stream, path, kind):
-        with told_at(where):
-            if row is None:  # the texts of an empty line are empty
-                row = dict.fromkeys(fields or model.name_fields(), "")
-            elif not fields:
-                fields = model.name_fields(row)
-            texts = model.find_texts(row, fields or model.name_fields())
-        given = texts if len(texts) == len(fields) else [" ".join(texts)]  # of words, which are one text
-        yield row if isinstance(row, Mapping) else dict(zip(fields, given, strict=True)), texts
+class Rows:
+    """The rows of a file; faults are UserErrors with file and line."""
 
+    def __init__(self, model: FineTuned, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
+        self._model, self._stream, self._path = model, stream, path
+        self._name = "standard input" if path == STANDARD_INPUT else str(path)
+        usual: Format = "tabs" if len(model.name_fields()) > 1 else "lines"
+        self._kind: Format = FORMATS.get(path.suffix.lower(), usual) if kind == "auto" else kind
 
-def read_placed_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[str, Row | None]]:
-    """Yields the rows of a file, each with its place; None for an empty line."""
-    name = "standard input" if path == STANDARD_INPUT else str(path)
-    if kind == "parquet":
-        yield from read_parquet_rows(path)
-    elif kind == "csv":
-        yield from read_csv_rows(model, stream, name)
-    else:
-        yield from read_line_rows(model, stream, name, kind)
-
-
-def read_parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yields rows of Parquet, read in batches."""
-    if path == STANDARD_INPUT:
-        raise UserError("standard input: Parquet is read from its end, so name a file")
-    number = 0
-    with open_parquet(path) as file:
-        for batch in file.iter_batches(ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}: row {number}", row
-
-
-def read_csv_rows(model: FineTuned, stream: BinaryIO, name: str) -> Iterator[tuple[str, Row]]:
-    """Yields rows of CSV, whose first line names the columns."""
-    header: list[str] = []
-    for number, values in parse_csv((f"{line}\n" for line in decode_lines(stream, name)), name):
-        where = f"{name}:{number}"
-        if header:
-            yield where, name_values(header, values, where)
-        header = header or check_header(model, values, where, "csv")
-
-
-def read_line_rows(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -> Iterator[tuple[str, Row | None]]:
-    """Yields one row a line: a text, columns separated by tabs, or a JSON object."""
-    header: list[str] = []
-    for number, line in enumerate(decode_lines(stream, name), 1):
-        where, values = f"{name}:{number}", line.split("\t")
-        names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*model.name_fields()})
-        if number == 1 and names_columns:
-            header = check_header(model, values, where, kind)
-        elif not line:
-            yield where, dict.fromkeys(header, "") if header else None
-        elif kind == "jsonl":
+    def read(self) -> Iterator[tuple[Asked, Texts]]:
+        """Yields the columns of every row with its texts, which are empty for an empty line."""
+        fields: tuple[str, ...] = ()
+        placed = {"parquet": self._read_parquet, "csv": self._read_csv}.get(self._kind, self._read_lines)
+        for where, row in placed():
             with told_at(where):
-                row = parse_object(line)
-            yield where, row
-        elif kind == "lines" or (len(values) == 1 and not header):
-            yield where, line
-        else:
-            yield where, name_values(header, values, where) if header else values
+                if row is None:
+                    row = dict.fromkeys(fields or self._model.name_fields(), "")
+                elif not fields:
+                    fields = self._model.name_fields(row)
+                texts = self._model.find_texts(row, fields or self._model.name_fields())
+            given = texts if len(texts) == len(fields) else [" ".join(texts)]  # of words, which are one text
+            yield row if isinstance(row, Mapping) else dict(zip(fields, given, strict=True)), texts
+
+    def _read_parquet(self) -> Iterator[tuple[str, Row]]:
+        if self._path == STANDARD_INPUT:
+            raise UserError("standard input: Parquet is read from its end, so name a file")
+        with open_parquet(self._path) as file:
+            rows = (row for batch in file.iter_batches(ROWS) for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield f"{self._path}: row {number}", row
+
+    def _read_csv(self) -> Iterator[tuple[str, Row]]:
+        """Yields rows of CSV, whose first line names the columns."""
+        header: list[str] = []
+        for number, values in parse_csv((f"{line}\n" for line in decode_lines(self._stream, self._name)), self._name):
+            where = f"{self._name}:{number}"
+            if header:
+                yield where, name_values(header, values, where)
+            header = header or self._check_header(values, where)
+
+    def _read_lines(self) -> Iterator[tuple[str, Row | None]]:
+        """Yields one row a line: a text, columns separated by tabs, or a JSON object; None for an empty line."""
+        header: list[str] = []
+        for number, line in enumerate(decode_lines(self._stream, self._name), 1):
+            where, kind, values = f"{self._name}:{number}", self._kind, line.split("\t")
+            names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*self._model.name_fields()})
+            if number == 1 and names_columns:
+                header = self._check_header(values, where)
+            elif not line:
+                yield where, dict.fromkeys(header, "") if header else None
+            elif kind == "jsonl":
+                with told_at(where):
+                    row = parse_object(line)
+                yield where, row
+            elif kind == "lines" or (len(values) == 1 and not header):
+                yield where, line
+            else:
+                yield where, name_values(header, values, where) if header else values
+
+    def _check_header(self, header: list[str], where: str) -> list[str]:
+        """Returns the column names of a first line; UserError if a field is not among them, so that a row is not
+        mistaken for names."""
+        if twice := sorted({name for name in header if header.count(name) > 1}):
+            raise UserError(f"{where}: two columns have the name {twice[0]!r}; rename one")
+        fields = self._model.name_fields(dict.fromkeys(header, ""))
+        if missing := [name for name in fields if name not in header]:
+            raise UserError(
+                f"{where}: no field {missing[0]!r}; there is: {', '.join(header)}; the first line names the columns"
+                + " (rows of texts alone: --format tabs)" * (self._kind == "tsv")
+            )
+        return header
 
 
 def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
@@ -233,21 +235,6 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise not_utf8(name, number, head, error) from error
         yield text.removesuffix("\n").removesuffix("\r")
-
-
-def check_header(model: FineTuned, header: list[str], where: str, kind: Format) -> list[str]:
-    """Returns the column names of a first line; UserError if a field is not among them, so that a row is not mistaken
-    for names."""
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise UserError(f"{where}: two columns have the name {twice[0]!r}; rename one")
-    missing = [name for name in model.name_fields(dict.fromkeys(header, "")) if name not in header]
-    if missing:
-        raise UserError(
-            f"{where}: no field {missing[0]!r}; there is: {', '.join(header)}; the first line names the columns"
-            + " (rows of texts alone: --format tabs)" * (kind == "tsv")
-        )
-    return header
 
 
 def name_values(header: list[str], values: list[str], where: str) -> Row:

@@ -138,6 +138,16 @@ class TaskResult(SplitScores):
     failed: list[str] = []
     runs: dict[str, RunResult]
 
+    @property
+    def first_split(self) -> str:
+        """The split by which runs are compared."""
+        return next(iter(self.scores), "")
+
+    @property
+    def chance(self) -> float | None:
+        """The standard error of the score; None if unknown."""
+        return self.get_spread(self.first_split, self.metric)
+
 
 class GroupScore(JsonRecord):
     """The accuracy of a model on a group of minimal pairs."""
@@ -182,3 +192,10 @@ class PairsResult(GroupScore):
 def name_predictions_file(folder: Path, split: str, ending: str) -> Path:
     """Returns the path of the predictions for a split in this folder."""
     return folder / f"predictions_{split}{ending}"
+
+
+def format_percent(figure: float | None, spread: float | None = None) -> str:
+    """Formats a score in hundredths, with its standard error if that is known."""
+    if figure is None:
+        return ""
+    return f"{100 * figure:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")

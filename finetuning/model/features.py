@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from finetuning.model.bilstm import build_bilstm, read_both_ways, take_maximum
-from finetuning.model.heads import Output, TaskBatch, apply_in_fp32, compute_loss, make_zero_loss
+from finetuning.model import heads
+from finetuning.model.heads import Output, TaskBatch
 from finetuning.scale import Scale
 from finetuning.settings import Features, LayerChoice
 from pretraining.huggingface.weights import TaskHead
@@ -56,9 +56,8 @@ class FrozenEncoders:
         self.encoders = []
         for shape, weights in encoders:
             encoder = Encoder(shape)
-            encoder.load_state_dict(
-                {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
-            )
+            used = {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
+            encoder.load_state_dict(used)
             self.encoders.append(encoder.eval().requires_grad_(False))
 
     @torch.no_grad()
@@ -104,7 +103,7 @@ class FeatureModel(Trainable):
             self.mix = nn.Parameter(torch.zeros(frozen.count))
             self.scale = nn.Parameter(torch.ones(1))
         width = frozen.width * (frozen.count if self.joins else 1)
-        self.lstm = build_bilstm(width, features.hidden, features.depth)
+        self.lstm = heads.build_bilstm(width, features.hidden, features.depth)
         self.head = nn.Linear(features.hidden, head.outputs)
 
     @property
@@ -114,8 +113,8 @@ class FeatureModel(Trainable):
 
     def forward(self, batch: TaskBatch) -> Output:
         learned = self._compute_learned(batch)
-        loss = compute_loss(self.kind, learned, batch, self.task_scale)
-        return Output(loss, self.task_scale.unscale(learned), make_zero_loss(loss))
+        loss = heads.compute_loss(self.kind, learned, batch, self.task_scale)
+        return Output(loss, self.task_scale.unscale(learned), heads.make_zero_loss(loss))
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
@@ -123,21 +122,20 @@ class FeatureModel(Trainable):
 
     def _compute_learned(self, batch: TaskBatch) -> Tensor:
         lengths = batch.words_of_items if self.kind == "tags" else batch.lengths
-        read = read_both_ways(self.lstm, self.compute_features(batch), lengths)
+        read = heads.read_both_ways(self.lstm, self.compute_features(batch), lengths)
         if self.kind not in ("tags", "spans"):
-            read = take_maximum(read, lengths)
-        logits = apply_in_fp32(self.head, read)
+            read = heads.take_maximum(read, lengths)
+        logits = heads.apply_in_fp32(self.head, read)
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
     def compute_features(self, batch: TaskBatch) -> Tensor:
         """Computes the inputs (r, width) of the BiLSTM from cached or fresh states: γ·Σ softmax(s)_j·h_j over the
         layers, or the layers concatenated."""
         dtype = self.head.weight.dtype
-        rows = (
-            self.frozen.compute_rows(batch, dtype)
-            if batch.kept is None
-            else batch.kept().to(batch.pieces.device, dtype)
-        )
+        if batch.kept is None:
+            rows = self.frozen.compute_rows(batch, dtype)
+        else:
+            rows = batch.kept().to(batch.pieces.device, dtype)
         if rows.shape[1] == 1 or self.joins:
             return rows.flatten(1)
         return self.scale * torch.einsum("l,nlh->nh", torch.softmax(self.mix.float(), 0).to(dtype), rows)

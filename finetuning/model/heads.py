@@ -1,20 +1,23 @@
-"""Encoders with the head of a task, and their losses.
+"""Encoders with the head of a task, perhaps with a BiLSTM in between, and their losses.
 
-n pieces, s sequences, m tagged words, H hidden; an item of a task has one sequence, or several to choose from.
+n pieces, s sequences, m tagged words, H hidden; an item of a task has one sequence, or several to choose from. A BiLSTM
+reads the rows of sequences without padding, W values each, and gives H.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from finetuning.model.bilstm import build_bilstm, initialize_bilstm, read_both_ways, take_maximum
+from data_prep.common.arrays import ranges
 from finetuning.scale import Scale
 from finetuning.settings import BiLstm
 from pretraining.huggingface.weights import Kind, TaskHead
@@ -109,15 +112,10 @@ class TaskModel(Encoder):
         return moved.eval()
 
     def forward(self, batch: TaskBatch) -> Output:
-        if self.has_language and self.training:
-            hidden = self.encode(batch)
-            learned, language = (
-                self.apply_head(self.select_states(hidden, batch), batch),
-                self._language_loss(hidden, batch),
-            )
-        else:
-            learned = self.apply_head(self.compute_states(batch), batch)
-            language = make_zero_loss(learned)
+        hidden = self.encode(batch) if self.has_language and self.training else None
+        seen = self.compute_states(batch) if hidden is None else self.select_states(hidden, batch)
+        learned = self.apply_head(seen, batch)
+        language = make_zero_loss(learned) if hidden is None else self._language_loss(hidden, batch)
         return Output(compute_loss(self.kind, learned, batch, self.scale), self.scale.unscale(learned), language)
 
     def _language_loss(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
@@ -217,3 +215,39 @@ def pad_logits(logits: Tensor, batch: Batch) -> Tensor:
     lengths = batch.starts.diff().long()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=logits.device), lengths)
     return table.index_put((rows, batch.positions), logits)
+
+
+def build_bilstm(width: int, hidden: int, depth: int) -> nn.LSTM:
+    """Makes a BiLSTM of output width `hidden`, half of it for each direction."""
+    return nn.LSTM(width, hidden // 2, depth, bidirectional=True)
+
+
+def initialize_bilstm(lstm: nn.LSTM, seed: int) -> None:
+    """Draws weights uniformly up to 1/√(width of a direction), as PyTorch does; the same on all ranks for a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    bound = lstm.hidden_size**-0.5
+    for parameter in lstm.parameters():
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+
+def read_both_ways(lstm: nn.LSTM, rows: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Runs a BiLSTM over rows (n, W) of sequences of these lengths, some of them empty; returns (n, H)."""
+    if not len(rows):
+        return rows.new_zeros((0, 2 * lstm.hidden_size))
+    sizes = np.asarray(lengths)
+    places = np.empty_like(sizes)
+    places[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))  # long sequences first
+    times = ranges(np.zeros_like(sizes), sizes)
+    order = np.lexsort((np.repeat(places, sizes), times))  # the first rows of all sequences, then the second ones, …
+    packed = PackedSequence(rows[_move_index(order, rows)], torch.from_numpy(np.bincount(times)))
+    read: PackedSequence = lstm(packed)[0]
+    return read.data[_move_index(np.argsort(order), rows)]
+
+
+def _move_index(numbers: np.ndarray, rows: Tensor) -> Tensor:
+    return torch.from_numpy(numbers).to(rows.device, non_blocking=True)
+
+
+def take_maximum(rows: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Max-pools the rows of each sequence: (s, H)."""
+    return torch.segment_reduce(rows, "max", lengths=torch.tensor(lengths, device=rows.device))

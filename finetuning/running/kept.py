@@ -117,19 +117,13 @@ class ActivationFile:
             for numbers, encoded in _encode_in_order(items):
                 for chosen in split_by_pieces(np.arange(len(encoded)), count_pieces(encoded)):
                     batch = pack(encoded, chosen, numbers)
-                    rows = (
-                        frozen.compute_rows(batch.to(device), self.dtype)
-                        .cpu()
-                        .contiguous()
-                        .flatten(1)
-                        .view(torch.uint8)
-                    )
+                    computed = frozen.compute_rows(batch.to(device), self.dtype).cpu().contiguous()
+                    rows = computed.flatten(1).view(torch.uint8).numpy()
                     lengths = batch.words_of_items if frozen.words else count_pieces(encoded)[chosen]
-                    data = pa.FixedSizeBinaryArray.from_buffers(
-                        pa.binary(self.row), len(rows), [None, pa.py_buffer(rows.numpy())]
-                    )
+                    buffers = [None, pa.py_buffer(rows)]
+                    data = pa.FixedSizeBinaryArray.from_buffers(pa.binary(self.row), len(rows), buffers)
                     lists = pa.ListArray.from_arrays(make_list_offsets(np.cumsum(lengths)), data, type=schema[0].type)
-                    checksums = pa.array(_compute_checksums(rows.numpy(), lists.offsets.to_numpy()), pa.uint32())
+                    checksums = pa.array(_compute_checksums(rows, lists.offsets.to_numpy()), pa.uint32())
                     writer.write_batch(pa.record_batch([lists, checksums], schema=schema))
                     yield
 
@@ -237,10 +231,9 @@ class Keeper:
                 while not self._try_lock(stack):
                     yield
                 for split, file in files.items():
-                    fault = file.find_fault() if file.path.exists() else None
-                    if fault is None and file.path.exists():
-                        continue
-                    if fault is not None:
+                    if file.path.exists():
+                        if (fault := file.find_fault()) is None:
+                            continue
                         self.say(f"{fault}; written anew")
                     if what:
                         self.say(what)

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from data_prep.common.progress import duration
-from finetuning.results import Figures, SplitScores
+from finetuning.results import Figures, SplitScores, format_percent
 from pretraining.reporting.console import crop, draw_progress, format_number, format_seconds_left
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.records import format_steps
@@ -138,13 +138,6 @@ def describe(scored: SplitScores, metric: str) -> str:
         on = f" on {scored.items[split]:,}" if split in scored.items else ""
         shown.append(f"{split} {format_percent(figures[metric], scored.get_spread(split, metric))}{on}")
     return "  ".join(shown)
-
-
-def format_percent(figure: float | None, spread: float | None = None) -> str:
-    """Formats a score in hundredths, with its standard error if that is known."""
-    if figure is None:
-        return ""
-    return f"{100 * figure:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
 
 
 PATIENCE = 5.0

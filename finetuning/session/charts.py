@@ -91,8 +91,7 @@ def draw_confusion(right: Array, said: Array, names: Sequence[str], title: str) 
     longest = max(map(len, plain)) * font / LETTER  # inches
     cell = min(1.1, (WIDTH - 1.7 - longest - 8 * font / LETTER) / size)
     upright = longest > 0.9 * cell
-    figure = new_figure(size * cell + 0.9 + (longest if upright else 0.2))
-    axes = figure.subplots()
+    figure, axes = _open_chart(size * cell + 0.9 + (longest if upright else 0.2), title)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     digits = len(f"{counts.max():,}")
     inside = min(font, 25 * cell, 100 * cell / max(digits, 3))
@@ -104,14 +103,12 @@ def draw_confusion(right: Array, said: Array, names: Sequence[str], title: str) 
     axes.set_yticks(range(size), [f"{name} ({n:,})" for name, n in zip(plain, totals, strict=True)], fontsize=font)
     axes.set(xlabel="said", ylabel="right (items)")
     figure.colorbar(image, label="share of the class", shrink=0.8)
-    _set_title(figure, title)
     return figure
 
 
 def draw_scatter(right: Array, said: Array, title: str) -> Figure:
     """Draws the scores that a model gives against the right ones."""
-    figure = new_figure(6.4)
-    axes = figure.subplots()
+    figure, axes = _open_chart(6.4, title)
     known = np.isfinite(said)
     both = np.concatenate([right, said[known]])
     low, high = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
@@ -123,7 +120,6 @@ def draw_scatter(right: Array, said: Array, title: str) -> Figure:
     axes.legend(frameon=False, loc="upper left")
     axes.set(xlabel="right", ylabel="said", xlim=limits, ylim=limits, aspect="equal")
     axes.grid(alpha=0.3)
-    _set_title(figure, title)
     return figure
 
 
@@ -136,8 +132,9 @@ def draw_classes(classes: Mapping[str, ClassFigures], title: str) -> Figure:
     )
     known = np.where(items > 0, recall, np.inf)  # classes without items come last
     order = np.sort(np.argsort(known, kind="stable")[:MOST_CLASSES])
-    figure = new_figure(1.3 + 0.44 * len(order))
-    axes, places = figure.subplots(), -np.arange(len(order))
+    few = f"the {len(order)} of {len(names)} classes of which least is found" * (len(order) < len(names))
+    figure, axes = _open_chart(1.3 + 0.44 * len(order), title, few)
+    places = -np.arange(len(order))
     found = "recall: found of those that are"
     _draw_bars(axes, places + 0.2, recall[order], items[order], height=0.36, color=BLUE, label=found)
     correct = "precision: right of those said to be"
@@ -145,8 +142,6 @@ def draw_classes(classes: Mapping[str, ClassFigures], title: str) -> Figure:
     axes.set_yticks(places, [_shorten(names[number]) for number in order])
     axes.set(ylim=(0.6 - len(order), 0.6), xlabel="% (lines: 95% intervals of so many items)")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    few = f"the {len(order)} of {len(names)} classes of which least is found" * (len(order) < len(names))
-    _set_title(figure, title, few)
     return figure
 
 
@@ -159,16 +154,15 @@ def draw_pairs(result: PairsResult, groups: Groups) -> Figure:
         if len(result.paradigms) <= MOST_GROUPS and [*paradigms] != [""]:
             bars += [(name or NAMELESS, score, GREY) for name, score in paradigms.items()]
     names, scores, colors = zip(*bars, strict=True)
-    figure = new_figure(1.2 + 0.19 * len(bars))
-    axes, places = figure.subplots(), -np.arange(len(bars))
-    shares, pairs = (np.array([getattr(score, name) for score in scores]) for name in ("accuracy", "pairs"))
+    figure, axes = _open_chart(1.2 + 0.19 * len(bars), f"{result.model}: minimal pairs (dashed: chance)")
+    places = -np.arange(len(bars))
+    shares, pairs = np.array([(score.accuracy, score.pairs) for score in scores]).T
     _draw_bars(axes, places, shares, pairs, height=0.75, color=colors)
     axes.axvline(100 * result.chance, color=ORANGE, linewidth=1.2, linestyle="--", zorder=3)
     axes.set_yticks(places, [name.replace("_", " ").replace("$", r"\$") for name in names], fontsize=7)
     for label, color in zip(axes.get_yticklabels(), colors, strict=True):
         label.set_fontweight("bold" if color == BLUE else "normal")
     axes.set(ylim=(0.6 - len(bars), 0.6), xlabel="% of pairs whose good sentence is likelier (lines: 95%)")
-    _set_title(figure, f"{result.model}: minimal pairs (dashed: chance)")
     return figure
 
 
@@ -223,12 +217,14 @@ def draw_grid(runs: Mapping[str, RunResult], best: str | None, title: str, items
     rates = sorted({run.settings["learning_rate"] for run in runs.values()})
     values = {name: sorted({run.settings[name] for run in runs.values()}) for name in VARIED}
     rows = list(product(*values.values()))
-    figure = new_figure(1.9 + 0.36 * len(rows))
-    axes = figure.subplots()
     scored = {name: run.score for name, run in runs.items() if run.score is not None and not run.degenerate}
     high = max(scored.values(), default=1.0)
     least, most = compute_wilson_limits(np.clip(high, 0.0, 1.0) * items, items)
     low = min([*scored.values(), high - float(most - least)])
+    legend = ["bold: the best"] if best else []
+    legend += [f"palest: {100 * (high - low):.1f} below the best"] if len(scored) > 1 else []
+    legend += ["white: failed, or always the same answer"] if len(scored) < len(runs) else []
+    figure, axes = _open_chart(1.9 + 0.36 * len(rows), title, "; ".join(legend))
     cells = np.full((len(rows), len(rates)), np.nan)
     for name, run in runs.items():
         row = rows.index(tuple(run.settings[key] for key in VARIED))
@@ -239,19 +235,23 @@ def draw_grid(runs: Mapping[str, RunResult], best: str | None, title: str, items
         weight = "bold" if name == best else "normal"
         axes.text(column, row, text, ha="center", va="center", color=color, weight=weight)
     axes.imshow(cells, cmap="Blues", vmin=low - 0.1 * (high - low), vmax=high + 0.2 * (high - low), aspect="auto")
+    several = {key for key, tried in values.items() if len(tried) > 1}
     labels = [
-        [VARIED[key].format(v) for key, v in zip(VARIED, row, strict=True) if len(values[key]) > 1] for row in rows
+        ", ".join(VARIED[key].format(v) for key, v in zip(VARIED, row, strict=True) if key in several) for row in rows
     ]
     rounded = [re.sub(r"\.?0*e([+-])0?", r"e\1", f"{rate:e}") for rate in rates]
     axes.set_xticks(range(len(rates)), rounded, rotation=90 if len(rates) > 8 else 0)
-    axes.set_yticks(range(len(rows)), [", ".join(parts) for parts in labels])
+    axes.set_yticks(range(len(rows)), labels)
     axes.set_xlabel("learning rate")
     axes.tick_params(length=0)
-    legend = ["bold: the best"] if best else []
-    legend += [f"palest: {100 * (high - low):.1f} below the best"] if len(scored) > 1 else []
-    legend += ["white: failed, or always the same answer"] if len(scored) < len(runs) else []
-    _set_title(figure, title, "; ".join(legend))
     return figure
+
+
+def _open_chart(height: float, title: str, legend: str = "") -> tuple[Figure, Axes]:
+    """Makes a figure of one chart, with its title and what the colours mean."""
+    figure = new_figure(height)
+    _set_title(figure, title, legend)
+    return figure, figure.subplots()
 
 
 def _set_title(figure: Figure, title: str, legend: str = "") -> None:

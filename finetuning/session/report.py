@@ -15,10 +15,10 @@ from data_prep.common.progress import duration
 from finetuning.averages import collect_averages, compute_averages
 from finetuning.files.splits import FOLDERS
 from finetuning.inputs import Items
-from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, RunResult, SplitScores, TaskResult
+from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, RunResult, SplitScores, TaskResult, format_percent
 from finetuning.running.base import Run
 from finetuning.running.batches import TrainingBatches
-from finetuning.running.records import describe, format_percent
+from finetuning.running.records import describe
 from finetuning.running.search import find_best, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
 from finetuning.settings import VARIED, FineTuning

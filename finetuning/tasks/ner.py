@@ -64,20 +64,17 @@ class Tagging(Task):
         self, name: str, splits: Mapping[str, Sequence[Sentence]], setup: Setup, field: str, notes: Sequence[str]
     ) -> None:
         """`field` is the name of the words for predictions, `notes` are lines for the user on the files."""
-        settings, labels = setup.settings, setup.trained.labels if setup.trained else ()
-        self.name, self._length, self._field = name, settings.length, field
-        context = settings.tags.document_context
-        notes = list(notes)
-        if "train" in splits:
-            self._by_entity = any(MARKED.fullmatch(tag) for each in splits["train"] for tag in each.tags or ())
-        else:
-            self._by_entity = any(map(MARKED.fullmatch, labels))
+        labels, length = setup.trained.labels if setup.trained else (), setup.settings.length
+        self.name, self._length, self._field, notes = name, length, field, list(notes)
+        context = setup.settings.tags.document_context
+        learned = {tag for each in splits.get("train", ()) for tag in each.tags or ()}
+        self._by_entity = any(map(MARKED.fullmatch, learned or labels))
         if self._by_entity:
             splits = {split: _convert_to_iob2(sentences, notes) for split, sentences in splits.items()}
         labels = _list_labels(splits["train"], self._by_entity) if "train" in splits else labels
         items = {}
         for split, sentences in splits.items():
-            items[split] = TaggedWords(_join_words(sentences, labels), setup.cutter, settings.length, context)
+            items[split] = TaggedWords(_join_words(sentences, labels), setup.cutter, length, context)
             if context and not any(sentence.parts_documents for sentence in sentences):
                 notes.append(f"{sentences[0].place} no {DOCUMENT} parts documents: all of it counts as one")
         self.head, self.metric = TaskHead("tags", labels), "f1" if self._by_entity else "accuracy"
@@ -101,8 +98,8 @@ class Tagging(Task):
     def describe_split(self, split: str) -> Seen:
         """Describes the sentences of a split, with the number of entities of each type, or of words of each tag."""
         words, tags = self._get_tagged(split)
-        ends = words.sentence_ends
-        texts = [" ".join(words.texts[begin:end]) for begin, end in itertools.pairwise([0, *ends.tolist()])]
+        ends = words.sentence_ends.tolist()
+        texts = [" ".join(words.texts[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
         counts = dict(zip(self.head.labels, np.bincount(tags, minlength=len(self.head.labels)).tolist(), strict=True))
         if self._by_entity:
             counts = {tag[2:]: count for tag, count in counts.items() if tag.startswith("B-")}
@@ -117,7 +114,7 @@ class Tagging(Task):
         accuracy = {"accuracy": float(np.mean(predicted == tags))}
         if not self._by_entity:
             return accuracy
-        tallies = self._count_entities(words, predicted).sum(0)
+        tallies = self._count_entities(words, tags, predicted).sum(0)
         types = zip(self._types, tallies.T.tolist(), strict=True)
         by_type = {f"f1_{name}": _compute_f1(*each)["f1"] for name, each in types if any(each)}
         return {**_compute_f1(*tallies.sum(1).tolist()), **accuracy, **by_type}
@@ -129,7 +126,7 @@ class Tagging(Task):
         starts = np.concatenate([[0], words.sentence_ends[:-1]])
         right = np.add.reduceat(predicted == tags, starts, dtype=np.int64)
         sizes = np.diff(words.sentence_ends, prepend=0)
-        tallies = self._count_entities(words, predicted) if self._by_entity else None
+        tallies = self._count_entities(words, tags, predicted) if self._by_entity else None
 
         def figures(chosen: Array) -> Figures:
             found = {"accuracy": float(right[chosen].sum() / sizes[chosen].sum())}
@@ -147,16 +144,15 @@ class Tagging(Task):
         """The types of entities."""
         return sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
 
-    def _count_entities(self, words: Words, predicted: Array) -> Array:
+    def _count_entities(self, words: Words, tags: Array, predicted: Array) -> Array:
         """Counts entities (sentences, 3, types): found, right and predicted ones of each type."""
         from seqeval.metrics.sequence_labeling import get_entities  # which machines for measurements lack
 
-        assert words.tags is not None
-        numbers = {name: number for number, name in enumerate(self._types)}
+        numbers, names = {name: number for number, name in enumerate(self._types)}, np.array(self.head.labels)
         found = np.zeros((len(words.sentence_ends), 3, len(numbers)), np.int64)
-        pairs = zip(self._name_tags(words, words.tags), self._name_tags(words, predicted), strict=True)
-        for sentence, each in enumerate(pairs):
-            true, said = (set(get_entities(tags)) for tags in each)
+        of_sentences = (np.split(names[each], words.sentence_ends[:-1]) for each in (tags, predicted))
+        for sentence, each in enumerate(zip(*of_sentences, strict=True)):
+            true, said = (set(get_entities(own.tolist())) for own in each)
             for row, entities in enumerate((true & said, true, said)):
                 for name, _, _ in entities:
                     found[sentence, row, numbers[name]] += 1
@@ -186,12 +182,6 @@ class Tagging(Task):
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
         return {"length": self._length, "fields": [self._field]}
 
-    def _name_tags(self, words: Words, tags: Array) -> list[list[str]]:
-        """Names the tags of every sentence."""
-        names = np.array(self.head.labels)[tags].tolist()
-        starts = [0, *words.sentence_ends.tolist()]
-        return [names[start:end] for start, end in itertools.pairwise(starts)]
-
 
 def _compute_f1(right: int, true: int, said: int) -> Figures:
     """Computes F1, precision and recall; 0 where undefined."""
@@ -220,22 +210,16 @@ def _convert_to_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Se
     """Converts the tags of sentences to IOB2; notes other schemes and faults."""
     kept, opened, in_vain = [], [], 0
     for sentence in sentences:
-        if sentence.tags is None:
-            kept.append(sentence)
-            continue
-        if wrong := [tag for tag in set(sentence.tags) if tag != OUTSIDE and not MARKED.fullmatch(tag)]:
-            word = min(map(sentence.tags.index, wrong))
-            tag = sentence.tags[word]
-            raise UserError(f"{sentence.name_place(word)}: tag {tag!r}; there should be O, or B- or I- with a type")
-        tags = to_iob2(sentence.tags)
-        pairs = list(zip(sentence.tags, tags, strict=True))
-        opened += [
-            sentence.name_place(word) for word, (old, new) in enumerate(pairs) if old[0] == "I" and new[0] == "B"
-        ]
-        in_vain += sum(
-            old[0] == "B" and (not word or tags[word - 1][1:] != old[1:]) for word, (old, _) in enumerate(pairs)
-        )
-        kept.append(replace(sentence, tags=tags))
+        old = sentence.tags or []
+        for word, tag in enumerate(old):
+            if tag != OUTSIDE and not MARKED.fullmatch(tag):
+                raise UserError(f"{sentence.name_place(word)}: tag {tag!r}; there should be O, or B- or I- with a type")
+        new = to_iob2(old)
+        for word, (tag, converted, before) in enumerate(zip(old, new, [OUTSIDE, *new], strict=False)):
+            if tag[0] == "I" and converted[0] == "B":
+                opened.append(sentence.name_place(word))
+            in_vain += tag[0] == "B" and before[1:] != tag[1:]
+        kept.append(replace(sentence, tags=new) if old else sentence)
     if opened and not in_vain:
         notes.append(f"{sentences[0].place} IOB1, read as IOB2")
     elif opened:

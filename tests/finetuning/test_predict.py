@@ -205,7 +205,7 @@ def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch
     monkeypatch.setattr(predict, "ROWS", 3)
     monkeypatch.setattr(Path, "open", lambda *_: Stream("".join(f"{text}\n" for text in texts).encode()))
     answers = []
-    for part in predict.answer_file(model, Path("some.txt"), "auto"):
+    for part in predict.answer_file(model, Path("some.txt"), predict.Predict(Path("model"))):
         answers += part
         assert len(read) <= len(answers) + 1
     assert answers == model(texts)

@@ -26,9 +26,8 @@ from torch import Tensor
 
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded
-from finetuning.model.bilstm import build_bilstm, initialize_bilstm, read_both_ways
 from finetuning.model.features import EncoderWeights, FeatureModel
-from finetuning.model.heads import TaskBatch, TaskModel
+from finetuning.model.heads import TaskBatch, TaskModel, build_bilstm, initialize_bilstm, read_both_ways
 from finetuning.prediction import load
 from finetuning.running.batches import pack
 from finetuning.settings import BiLstm, Features, LayerChoice
