@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -26,8 +27,7 @@ from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Items
 from finetuning.model.features import FeatureModel
-from finetuning.model.heads import TaskModel
-from finetuning.model.serving import ServedModel, check_int8
+from finetuning.model.heads import ServedModel, TaskModel, check_int8
 from finetuning.ragged import Ragged
 from finetuning.results import MODEL
 from finetuning.running.folders import has_no_class, read_without_class
@@ -76,12 +76,13 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
         computes = choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
     else:
         computes = choose_dtype(dtype, where)
-    model = (
-        model.convert_for_answers(computes, where) if isinstance(model, TaskModel) else model.to(where, computes).eval()
-    )
-    if isinstance(model, FeatureModel) and dtype == "int8":
+    served: ServedModel | FeatureModel
+    if isinstance(model, TaskModel):
+        served = ServedModel(model.convert_for_answers(computes, where), int8=dtype == "int8")
+    elif dtype == "int8":
         raise UserError(f'{folder}: a BiLSTM on features does not compute in "int8"; take "auto"')
-    served = ServedModel(model, int8=dtype == "int8") if isinstance(model, TaskModel) else model
+    else:
+        served = model.to(where, computes).eval()
     kinds: dict[Kind, type[FineTuned]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
     kind = kinds.get(head.kind, _Sentences)
     return kind(served, head, Cutter(vocabulary), _build_settings(folder, task, head, length), task, where)
@@ -122,32 +123,26 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
     question = min(Spans().question, usual // 2 - 1)
     spans = {name: task[name] for name in ("stride", "question", "answer", "best") if name in task}
     try:
-        return FineTuning.model_validate(
-            {"length": task.get("length", usual), "spans": {"question": question, **spans}}
-        )
+        layout = {"length": task.get("length", usual), "spans": {"question": question, **spans}}
+        return FineTuning.model_validate(layout)
     except ValidationError as error:
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 
 
+@dataclass(eq=False)
 class FineTuned(ABC):
     """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
     logits."""
 
     usual: ClassVar[tuple[str, ...]] = ()
     """Default names of fields without task.json."""
-
-    def __init__(
-        self,
-        model: ServedModel | FeatureModel,
-        head: TaskHead,
-        cutter: Cutter,
-        settings: FineTuning,
-        task: Mapping[str, Any],
-        device: torch.device,
-    ) -> None:
-        """`task` is the content of task.json, empty where there is none."""
-        self.model, self.head, self.cutter, self.settings = model, head, cutter, settings
-        self.task, self.device = task, device
+    model: ServedModel | FeatureModel
+    head: TaskHead
+    cutter: Cutter
+    settings: FineTuning
+    task: Mapping[str, Any]
+    """The content of task.json, empty where there is none."""
+    device: torch.device
 
     def __call__(self, rows: Sequence[Row]) -> list[Answer]:
         """Answers every row, in order: names and probabilities, as predict.py writes them."""
@@ -184,11 +179,8 @@ class FineTuned(ABC):
     def logits(self, items: Items) -> Ragged:
         """Computes the logits of items, in batches of sequences of like lengths."""
         parts = list(iterate_logits(self.model.logits, self.head.kind, items, self.device))
-        return (
-            sort_outputs(parts)
-            if parts
-            else Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
-        )
+        nothing = Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
+        return sort_outputs(parts) if parts else nothing
 
     @abstractmethod
     def make_items(self, rows: Sequence[Texts]) -> Items:
@@ -307,9 +299,8 @@ class _Tags(FineTuned):
 
     def make_items(self, rows: Sequence[Texts]) -> Items:
         ends = np.cumsum([len(row) for row in rows])
-        return TaggedWords(
-            Words([word for row in rows for word in row], ends, ends[-1:]), self.cutter, self.settings.length, False
-        )
+        words = Words([word for row in rows for word in row], ends, ends[-1:])
+        return TaggedWords(words, self.cutter, self.settings.length, False)
 
     def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
         from seqeval.metrics.sequence_labeling import get_entities  # which machines for measurements lack

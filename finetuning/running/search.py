@@ -97,13 +97,13 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
     """
     for path in sorted(task.glob(f"*/{BEGUN}")):
         begun, folder = _fill_in_defaults(Begun.read(path) or Begun()), path.parent
-        now = wanted.get(folder.name) or _replace_varied(begun, next(iter(wanted.values())))
+        varied = {name: value for name, value in begun.settings.items() if name in VARIED}
+        other = next(iter(wanted.values()))
+        now = wanted.get(folder.name) or other.model_copy(update={"settings": {**other.settings, **varied}})
         if changes := list_differences(begun.drop_threads(), now.drop_threads()):
             shown = [*changes[:SHOWN], *[f"and {len(changes) - SHOWN} more"] * (len(changes) > SHOWN)]
-            raise UserError(
-                "\n    ".join([f"{folder}: this run was begun otherwise:", *shown])
-                + "\ncontinue it as it was begun, or name another folder with --out"
-            )
+            listed = "\n    ".join([f"{folder}: this run was begun otherwise:", *shown])
+            raise UserError(f"{listed}\ncontinue it as it was begun, or name another folder with --out")
 
 
 def _fill_in_defaults(begun: Begun) -> Begun:
@@ -115,12 +115,6 @@ def _fill_in_defaults(begun: Begun) -> Begun:
     return begun.model_copy(update={"settings": select_deciding_settings(settings)})
 
 
-def _replace_varied(begun: Begun, wanted: Begun) -> Begun:
-    """Replaces the searched settings of a wanted run with those of another."""
-    varied = {name: value for name, value in begun.settings.items() if name in VARIED}
-    return wanted.model_copy(update={"settings": {**wanted.settings, **varied}})
-
-
 def list_differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
     """Lists the differences of two nested tables, by name with both values."""
     found = []
@@ -129,12 +123,9 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any], within: 
         if isinstance(then, Mapping) and isinstance(new, Mapping):
             found += list_differences(then, new, f"{within}{name}.")
         elif then != new:
-            found.append(f"{within}{name}: {_spell(then)} -> {_spell(new)}")
+            spelled = ("none" if value in ({}, None, "") else str(value) for value in (then, new))
+            found.append(f"{within}{name}: {' -> '.join(spelled)}")
     return found
-
-
-def _spell(value: Any) -> str:
-    return "none" if value in ({}, None, "") else str(value)
 
 
 def begin_run(run: Run, context: Context) -> None:
@@ -175,18 +166,16 @@ def remove_worse_models(task: Path) -> None:
 def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunResult:
     """Trains a run, from where it was stopped, and writes its results. Other runs of the task have `epochs_after`
     epochs left. All ranks call it together."""
-    task, folder = run.task, run.folder
+    folder = run.folder
     begin_run(run, context)
     tuner = Tuner(run, base, context, epochs_after)
-    predicted = [*task.dev, *task.test]
     try:
         state = tuner.train(keep_model)
     except BrokenError as error:
-        result = _make_result(run, predicted, failed=str(error))
+        result = _make_result(run, failed=str(error))
     else:
         result = _make_result(
             run,
-            predicted,
             state.kept,
             steps=state.step,
             seconds=round(state.seconds, 2),
@@ -207,20 +196,20 @@ def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunRes
 
 def score(run: Run, outputs: Outputs, context: Context) -> RunResult:
     """Writes the results of a run without training from its outputs. All ranks call it together."""
-    task, result = run.task, _make_result(run, [*outputs])
+    task, result = run.task, _make_result(run)
     with shared_errors():
         if context.world.rank == 0:
             run.begun.write(run.folder / BEGUN)
             for split, output in outputs.items():
                 task.write_predictions(split, output, run.folder / PREDICTIONS)
-            result = _make_result(run, [*outputs], add_certainty(task, score_splits(task, outputs), outputs))
+            result = _make_result(run, add_certainty(task, score_splits(task, outputs), outputs))
             result.write(run.folder / RESULTS)
     return result
 
 
-def _make_result(run: Run, predicted: list[str], scores: ModelScores = NO_SCORES, **figures: Any) -> RunResult:
-    """Makes the result of a run with predictions for these splits."""
-    metric = run.task.metric
+def _make_result(run: Run, scores: ModelScores = NO_SCORES, **figures: Any) -> RunResult:
+    """Makes the result of a run with these scores."""
+    task, metric = run.task, run.task.metric
     score = next((table[metric] for table in scores.scores.values()), None)
-    figures |= {"settings": run.begun.settings, "predicted": predicted, **scores.as_dict()}
+    figures |= {"settings": run.begun.settings, "predicted": [*task.dev, *task.test], **scores.as_dict()}
     return RunResult(run=run.name, metric=metric, score=score, **figures)

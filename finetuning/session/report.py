@@ -149,10 +149,8 @@ def build_summary(results: Sequence[TaskResult], out: Path) -> Iterator[Renderab
     for result in results:
         for row in list_rows(result.runs):
             runs.add_row(result.task, *row)
-        figures = [
-            format_percent(figure)
-            for figure in (result.score, result.mean, result.median, *(result.spread or (None, None)))
-        ]
+        lowest, highest = result.spread or (None, None)
+        figures = map(format_percent, (result.score, result.mean, result.median, lowest, highest))
         tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
         for split, table in result.scores.items():
             said = [f"{name} {format_percent(value, result.get_spread(split, name))}" for name, value in table.items()]
@@ -166,13 +164,11 @@ def build_summary(results: Sequence[TaskResult], out: Path) -> Iterator[Renderab
         for text, names in (("the same answer for every item", result.degenerate), ("failed", result.failed)):
             if names:
                 yield f"{result.task}: {len(names)} of {len(result.runs)} runs: {text}: {', '.join(names)}"
+        own = out / result.task
         if result.unanswered:
-            yield (
-                f"{result.task}: {', '.join(result.unanswered)} came after the best run, and is not answered: give "
-                f"--evaluate --model {out / result.task / MODEL}"
-            )
+            late = f"{', '.join(result.unanswered)} came after the best run, and is not answered"
+            yield f"{result.task}: {late}: give --evaluate --model {own / MODEL}"
         if result.failed:
-            own = out / result.task
             kept = f"the best model is in {own / MODEL}" if own in models else "no run left a model"
             yield f"{result.task}: {kept}"
     yield f"{'the best models, their ' * bool(models)}predictions and all figures are in {out}"

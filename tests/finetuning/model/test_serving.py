@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.model.heads import TaskBatch, TaskModel, compute_logits
-from finetuning.model.serving import ServedModel, check_int8
+from finetuning.model.heads import ServedModel, TaskBatch, TaskModel, check_int8, compute_logits
 from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
 from pretraining.huggingface.model_card import BaseSummary, TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
