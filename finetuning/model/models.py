@@ -73,15 +73,12 @@ def find_newest_export() -> Path:
     connected."""
     newest: Path | None = None
     if place()[0] == 0:
-        whole = [
-            folder
-            for folder in {folder for pattern in PLACES for folder in Path().glob(pattern)}
-            if not folder.name.startswith(".") and all((folder / name).is_file() for name in (CONFIG, WEIGHTS))
-        ]
+        found = {path.parent for pattern in PLACES for path in Path().glob(f"{pattern}/{WEIGHTS}")}
+        whole = [each for each in found if (each / CONFIG).is_file() and not each.name.startswith(".")]
         newest_first = sorted(whole, key=lambda folder: ((folder / WEIGHTS).stat().st_mtime_ns, folder), reverse=True)
         newest = next((folder for folder in newest_first if read_head(folder) is None), None)
-    found = gather(None if newest is None else str(newest))[0]
-    if found is None:
+    name = gather(None if newest is None else str(newest))[0]
+    if name is None:
         raise SharedError(
             f"--model: none is named, and there is no exported model here, in {', '.join(PLACES[:2])} or build/*\n"
             "name a folder of transformers, a run or a name on the Hugging Face hub: --model DIR\n"
@@ -90,22 +87,20 @@ def find_newest_export() -> Path:
             "    python pretraining/train.py --recipe bert_mini --data data/FOLDER --out runs/NAME\n"
             "    python pretraining/export.py runs/NAME --out exported/NAME"
         )
-    return Path(found)
+    return Path(name)
 
 
 def list_vocabulary_doubts(name: str, vocabulary: Vocabulary) -> list[str]:
     """Lists signs that a vocabulary and its casing do not belong together."""
     capitals, last = has_capitals(vocabulary.pieces), Path(name).name.lower()
-    if vocabulary.cased and not capitals:
-        return [
-            f"{name}: text keeps its capitals, but no piece has one, so that words with capitals are unknown: if the "
-            "model was trained on text in lower case, write do_lower_case = true into its tokenizer_config.json"
-        ]
-    if capitals and not vocabulary.cased:
-        return [
-            f"{name}: text is put into lower case, but there are pieces with capitals, which it never matches: if the "
-            "model was trained on text with case, write do_lower_case = false into its tokenizer_config.json"
-        ]
+    if vocabulary.cased != capitals:
+        doubt = "text is put into lower case, but there are pieces with capitals, which it never matches"
+        trained, switch = "with case", "false"
+        if vocabulary.cased:
+            doubt = "text keeps its capitals, but no piece has one, so that words with capitals are unknown"
+            trained, switch = "in lower case", "true"
+        cure = f"write do_lower_case = {switch} into its tokenizer_config.json"
+        return [f"{name}: {doubt}: if the model was trained on text {trained}, {cure}"]
     if "cased" in last and vocabulary.cased == ("uncased" in last):
         does = "keeps its case" if vocabulary.cased else "is put into lower case"
         return [f"{name}: text {does}, as its tokenizer_config.json says; its name says otherwise"]

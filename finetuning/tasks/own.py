@@ -82,9 +82,9 @@ def open_own(path: Path, setup: Setup) -> Task:
     metrics = _list_metrics(head)
     if own.metric and own.metric not in metrics:
         raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
-    items = {}
+    items, first_label = {}, own.labels[0] if own.kind == "labels" else own.label
     for split, table in tables.items():
-        labelled = split != "test" or _list_label_columns(own)[0] in table.names
+        labelled = split != "test" or first_label in table.names
         labels = _read_labels(own, head, table) if labelled else None
         items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
     notes = [name_files({split: [place] for split, place in places.items()})]
@@ -98,21 +98,21 @@ def read_own(path: Path) -> OwnTask:
     """Reads the file of a task, and reports all its faults at once."""
     if not path.is_file():
         raise UserError(f"{path}: {absence(path)}; a task says its name, kind, train, text and label in a TOML file")
-    return read_settings(
-        Form(OwnTask, path.parent), path, find_faults=lambda own: [fault for holds, fault in _checks(own) if not holds]
-    )
+    return read_settings(Form(OwnTask, path.parent), path, find_faults=_find_faults)
 
 
-def _checks(own: OwnTask) -> Checks:
+def _find_faults(own: OwnTask) -> list[str]:
+    return [fault for holds, fault in _check_keys(own) if not holds]
+
+
+def _check_keys(own: OwnTask) -> Checks:
     """Checks combinations of keys."""
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
     yield own.second != own.text, f'second = "{own.second}": is the column of text too; a pair has two texts'
     yield own.kind != "tags" or not own.metric, 'metric: kind = "tags" is compared by F1 of its entities'
     yield own.kind != "labels" or own.labels, 'labels: is missing: the column of each label, ["…", "…"]'
-    yield (
-        own.kind != "labels" or "label" not in own.model_fields_set,
-        'label: the columns of kind = "labels" stand in labels',
-    )
+    has_label = "label" in own.model_fields_set
+    yield own.kind != "labels" or not has_label, 'label: the columns of kind = "labels" stand in labels'
     yield own.kind in ("classes", "labels") or not own.labels, f'labels: kind = "{own.kind}" has none'
     yield own.kind != "classes" or len(own.labels) != 1, "labels: one class leaves nothing to decide"
     yield len(set(own.labels)) == len(own.labels), "labels: a name stands there twice"
@@ -124,14 +124,13 @@ def _list_classes(own: OwnTask, train: TextTable) -> tuple[str, ...]:
         return own.labels
     values = train.column(own.label)
     for row, value in enumerate(values):
-        if value.lower() in ("", "nan"):
-            train.fail(
-                row, f"the label is {value}; name it in labels if it is meant" if value else "the label is empty"
-            )
+        if value.lower() == "nan":
+            train.fail(row, f"the label is {value}; name it in labels if it is meant")
+        if not value:
+            train.fail(row, "the label is empty")
     if len(found := set(values)) == 1:
-        raise UserError(
-            f"{train.path}: all labels are {values[0]!r}, so there is nothing to learn; name more in labels"
-        )
+        fault = f"all labels are {values[0]!r}, so there is nothing to learn"
+        raise UserError(f"{train.path}: {fault}; name more in labels")
     return tuple(sorted(found, key=lambda value: (int(value) if value.isdecimal() else float("inf"), value)))
 
 
@@ -139,10 +138,6 @@ def _list_metrics(head: TaskHead) -> tuple[str, ...]:
     """Lists the figures of a task, the default first."""
     every = tuple(scores.METRICS[head.kind])
     return every if head.kind != "classes" or len(head.labels) == 2 else tuple(name for name in every if name != "f1")
-
-
-def _list_label_columns(own: OwnTask) -> tuple[str, ...]:
-    return own.labels if own.kind == "labels" else (own.label,)
 
 
 def _read_labels(own: OwnTask, head: TaskHead, table: TextTable) -> Array:

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,9 +59,8 @@ class SentenceItems:
 
     def encode(self, numbers: Array) -> Encoded:
         """Cuts the texts of these items into pieces."""
-        first, *second = (
-            self.cutter.cut_texts([column[number] for number in numbers.tolist()]) for column in self.texts
-        )
+        columns = ([column[number] for number in numbers.tolist()] for column in self.texts)
+        first, *second = map(self.cutter.cut_texts, columns)
         sequences = self.cutter.lay_out(first, second[0] if second else None, self.length)
         return Encoded(sequences, None if self.labels is None else Ragged.from_table(self.labels[numbers]))
 
@@ -118,21 +118,18 @@ class SentenceTask(Task):
     def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
         """Bootstraps items; accuracy and the figures of classes are shares, which need no bootstrap."""
         labels, said = self._compare_answers(split, outputs)
-        items, kind, names = len(labels), self.head.kind, self.head.labels
-        found = bootstrap_spreads(
-            items, lambda chosen: scores.compute_figures(kind, self.metrics, labels[chosen], said[chosen])
-        )
+        items, names = len(labels), self.head.labels
+        compute = partial(scores.compute_figures, self.head.kind, self.metrics)
+        found = bootstrap_spreads(items, lambda chosen: compute(labels[chosen], said[chosen]))
         if "accuracy" in found:
             found["accuracy"] = estimate_share_spread(items * scores.accuracy(labels, said), items)
         return Certainty(items, found, describe_classes(names, scores.tally(labels, said, len(names))) if names else {})
 
     def _compare_answers(self, split: str, outputs: Ragged) -> tuple[Array, Array]:
         """Returns the right and the predicted answers to a split of `dev`."""
-        labels = self.dev[split].labels
+        labels, kind = self.dev[split].labels, self.head.kind
         assert labels is not None
-        return labels if self.head.kind == "labels" else labels[:, 0], scores.compute_answers(
-            self.head.kind, outputs.values
-        )
+        return labels if kind == "labels" else labels[:, 0], scores.compute_answers(kind, outputs.values)
 
     def is_degenerate(self, split: str, outputs: Ragged) -> bool:
         """Tells whether a model gives every item the same answer, or nearly the same score."""
@@ -224,9 +221,9 @@ def read_scores(table: TextTable, column: str | int, limits: tuple[float, float]
     wrong = ~np.isfinite(numbers) | (numbers < limits[0]) | (numbers > limits[1])
     if wrong.any():
         row = int(wrong.argmax())
-        fault = (
-            "is not a finite number" if np.isinf(limits[0]) else f"is not a number from {limits[0]:g} to {limits[1]:g}"
-        )
+        fault = f"is not a number from {limits[0]:g} to {limits[1]:g}"
+        if np.isinf(limits[0]):
+            fault = "is not a finite number"
         if np.isinf(limits[0]) and np.isfinite(_parse_number(values[row])):
             fault = f"does not fit fp32, which ends at {np.finfo(np.float32).max:.2g}: give numbers of another unit"
         table.fail(row, f"the score {values[row]!r} {fault}" if values[row] else "the score is empty")
