@@ -25,7 +25,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console
-from finetuning.tasks.squad_rules import Numbers, SquadFile, evaluate_1, evaluate_2, read_by_id, read_squad
+from finetuning.tasks.squad_rules import Numbers, evaluate_1, evaluate_2, read_by_id, read_squad
 
 NAMED = 3
 """Number of ids that a message names."""
@@ -51,37 +51,26 @@ class Evaluate:
 
 def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
     """Computes the figures; returns them with notes about missing or unknown ids."""
-    squad, predictions = read_squad(wanted.data), read_by_id(wanted.predictions, str, "answers")
-    missing, unknown = _find_unmatched(squad, predictions)
+    data, given, null_odds = wanted.data, wanted.predictions, wanted.null_odds
+    squad, predictions = read_squad(data), read_by_id(given, str, "answers")
+    asked = [question.id for question in squad.questions]
+    missing, unknown = [name for name in asked if name not in predictions], [*(predictions.keys() - {*asked})]
     notes = []
     if unknown:
-        notes.append(f"{wanted.predictions}: {_name_ids(unknown)} no question of {wanted.data} has: left out")
+        notes.append(f"{given}: {_name_ids(unknown)} no question of {data} has: left out")
     if squad.version == "1.1":
-        if wanted.null_odds:
-            raise UserError(
-                f"--null-odds: {wanted.data} is SQuAD 1.1, where every question has an answer: leave it out"
-            )
+        if null_odds:
+            raise UserError(f"--null-odds: {data} is SQuAD 1.1, where every question has an answer: leave it out")
         if missing:
-            notes.append(f"{wanted.predictions}: no answer for {_name_ids(missing)}: counted as wrong")
+            notes.append(f"{given}: no answer for {_name_ids(missing)}: counted as wrong")
         return evaluate_1(squad.questions, predictions), notes
     if missing:
-        raise UserError(
-            f"{wanted.predictions}: no answer for {_name_ids(missing)} of {wanted.data}: SQuAD 2.0 wants one for each "
-            'question, "" where it has none'
-        )
-    odds = read_by_id(wanted.null_odds, float, "odds") if wanted.null_odds else None
-    missing = [] if odds is None else _find_unmatched(squad, odds)[0]
-    if missing:
-        raise UserError(
-            f"{wanted.null_odds}: no odds for {_name_ids(missing)} of {wanted.data}: every question needs them"
-        )
+        lacking = f"no answer for {_name_ids(missing)} of {data}"
+        raise UserError(f'{given}: {lacking}: SQuAD 2.0 wants one for each question, "" where it has none')
+    odds = read_by_id(null_odds, float, "odds") if null_odds else None
+    if odds is not None and (missing := [name for name in asked if name not in odds]):
+        raise UserError(f"{null_odds}: no odds for {_name_ids(missing)} of {data}: every question needs them")
     return evaluate_2(squad.questions, predictions, odds, wanted.na_prob_thresh), notes
-
-
-def _find_unmatched(squad: SquadFile, given: dict[str, str] | dict[str, float]) -> tuple[list[str], list[str]]:
-    """Lists the questions without a value, and the given ids that no question has."""
-    asked = {question.id for question in squad.questions}
-    return [question.id for question in squad.questions if question.id not in given], [*(given.keys() - asked)]
 
 
 def _name_ids(ids: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -49,13 +49,8 @@ class Encoded:
         """Returns these items, in this order."""
         rows = (numbers[:, None] * self.choices + np.arange(self.choices)).reshape(-1)
         pieces, second = self.sequences
-        return Encoded(
-            Sequences(pieces.take(rows), second[rows]),
-            None if self.labels is None else self.labels.take(numbers),
-            None if self.words is None else self.words.take(numbers),
-            self.choices,
-            self.kept,
-        )
+        labels, words = (None if each is None else each.take(numbers) for each in (self.labels, self.words))
+        return replace(self, sequences=Sequences(pieces.take(rows), second[rows]), labels=labels, words=words)
 
 
 class Items(Protocol):

@@ -45,13 +45,7 @@ from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, pa
 from finetuning.prediction import Answer, FineTuned, Numbers, Row, Texts, count_things, find_fine_tuned, load
 
 Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]
-FORMATS: dict[str, Format] = {
-    ".tsv": "tsv",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-}
+FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """The format of a file by its ending."""
 ENTITIES = "entities"
 """The key without a column, since its values are nested; the tags say the same."""

@@ -91,6 +91,10 @@ class DataOptions(FetchOptions):
         address = f"{(self.mirror or server).rstrip('/')}/{source.path}"
         return Item(address, folder / PurePosixPath(source.path).name, source.sha256, "name a mirror with --mirror")
 
+    def list_hub_items(self, name: str) -> list[Item]:
+        """Lists the Parquet files of all parts of a data set on the Hugging Face hub."""
+        return Hub(name=name, config_name="*", endpoint=self.mirror).items()
+
 
 @dataclass(frozen=True, kw_only=True)
 class FetchGlue(DataOptions):
@@ -119,7 +123,7 @@ class FetchGlue(DataOptions):
         out = self.out or Path("data/glue")
         names = tuple(dict.fromkeys(self.names)) or tuple(GLUE)
         if self.from_hub:
-            items = [(item.path.parent.name, item) for item in list_hub_items(HUB_GLUE, self.mirror)]
+            items = [(item.path.parent.name, item) for item in self.list_hub_items(HUB_GLUE)]
             if missing := sorted({*names} - {part for part, _ in items}):
                 raise UserError(f"{HUB_GLUE}: has no {', '.join(missing)} on this hub")
             for part, item in items:
@@ -173,7 +177,7 @@ class FetchSquad(DataOptions):
         out = self.out or Path("data/squad")
         for version in self.version:
             if self.from_hub:
-                for item in list_hub_items(HUB_SQUAD[version], self.mirror):
+                for item in self.list_hub_items(HUB_SQUAD[version]):
                     split = "train" if item.path.name.startswith("train") else "dev"
                     Download(client, replace(item, path=out / f"{split}-v{version}.parquet")).run()
             else:
@@ -199,11 +203,6 @@ class FetchSwag(DataOptions):
 def build_command(script: str, chosen: Sequence[str], folder: Path | None) -> str:
     """Builds the command that fine-tunes on the data; it finds the default folder by itself."""
     return shlex.join(["python", f"finetuning/{script}", *chosen, *(["--data", str(folder)] if folder else [])])
-
-
-def list_hub_items(name: str, mirror: str | None) -> list[Item]:
-    """Lists the Parquet files of all parts of a data set on the Hugging Face hub."""
-    return Hub(name=name, config_name="*", endpoint=mirror).items()
 
 
 def fetch_and_remember(client: Client, item: Item) -> None:
@@ -259,10 +258,10 @@ def divide_mrpc(train: Path, test: Path, dev: Path) -> Iterator[tuple[str, Itera
     """Divides MRPC as GLUE does: the training pairs whose ids are in `dev` become the dev split, and test has no
     labels."""
     header, *rows = _read_lines(train)
-    ids = {tuple(line.split("\t")) for line in _read_lines(dev)}
-    held_out = [tuple(row.split("\t")[1:3]) in ids for row in rows]
-    yield "train.tsv", _join_lines([header, *(row for row, out in zip(rows, held_out, strict=True) if not out)])
-    yield "dev.tsv", _join_lines([header, *(row for row, out in zip(rows, held_out, strict=True) if out)])
+    ids, halves = {tuple(line.split("\t")) for line in _read_lines(dev)}, {"train.tsv": [header], "dev.tsv": [header]}
+    for row in rows:
+        halves["dev.tsv" if tuple(row.split("\t")[1:3]) in ids else "train.tsv"].append(row)
+    yield from ((name, _join_lines(lines)) for name, lines in halves.items())
     _, *rows = _read_lines(test)
     unlabelled = [row.partition("\t")[2] for row in rows]
     names = f"index\t{header.partition(chr(9))[2]}"

@@ -53,9 +53,8 @@ def name_files(splits: Mapping[str, Sequence[Path]]) -> str:
     """Makes the line that names the files: `reads train.tsv, dev.tsv of data/glue/RTE`."""
     ends = ((paths[0], [*dict.fromkeys((paths[0].name, paths[-1].name))]) for paths in splits.values())
     by_folder = itertools.groupby(ends, lambda each: each[0].parent)
-    return "reads " + "; ".join(
-        f"{', '.join(' to '.join(names) for _, names in group)} of {folder}" for folder, group in by_folder
-    )
+    named = ((folder, ", ".join(" to ".join(names) for _, names in group)) for folder, group in by_folder)
+    return "reads " + "; ".join(f"{names} of {folder}" for folder, names in named)
 
 
 FOLDERS = {
@@ -104,11 +103,16 @@ def list_file_names(name: str) -> dict[str, tuple[str, ...]]:
 
 def find_task(glue: Path, name: str, is_trained: bool = False) -> dict[str, list[Path]]:
     """Finds the files of a task by split; UserError where a needed one is missing. A trained model needs dev alone."""
-    names = list_file_names(name)
+    fetch = f"glue --task {name} --out {shlex.quote(str(glue))}"
+    return _find_needed(find_task_folder(glue, name), list_file_names(name), is_trained, fetch)
+
+
+def _find_needed(
+    folder: Path, names: Mapping[str, Sequence[str]], is_trained: bool, fetch: str = ""
+) -> dict[str, list[Path]]:
+    """Finds the files of a task, which needs train and dev; a trained model needs dev alone."""
     needed = [split for split in names if split.startswith(LABELLED) and not (is_trained and split == "train")]
-    return find_splits(
-        find_task_folder(glue, name), names, needed, f"glue --task {name} --out {shlex.quote(str(glue))}"
-    )
+    return find_splits(folder, names, needed, fetch)
 
 
 def find_glue(folder: Path) -> tuple[str, ...]:
@@ -136,15 +140,10 @@ def find_swag(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:
     alone = sorted(folder.glob("*.csv"))
     if len(alone) == 1 and not find_splits(folder, SWAG_FILES):
         return {"train": alone}
-    return find_splits(folder, SWAG_FILES, list_needed(is_trained), f"swag --out {shlex.quote(str(folder))}")
+    return _find_needed(folder, SWAG_FILES, is_trained, f"swag --out {shlex.quote(str(folder))}")
 
 
 def find_ner(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:
     """Finds the files of CoNLL-2003, or of data with its file names, by split; UserError where a needed one is
     missing."""
-    return find_splits(folder, NER_FILES, list_needed(is_trained))
-
-
-def list_needed(is_trained: bool) -> tuple[str, ...]:
-    """Lists the splits that a task needs: dev alone for a trained model."""
-    return ("dev",) if is_trained else ("train", "dev")
+    return _find_needed(folder, NER_FILES, is_trained)

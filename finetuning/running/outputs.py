@@ -126,12 +126,6 @@ LAID_OUT = ("length", "spans.stride", "spans.question", "spans.answer", "spans.b
 """Settings of the layout of text, which a fine-tuned model's folder stores."""
 
 
-def answer_without_model(task: Task) -> Outputs | None:
-    """Makes the outputs of a task that is answered without a model; None if one is trained."""
-    found = {split: task.answer_without_model(split) for split in (*task.dev, *task.test)}
-    return {split: outputs for split, outputs in found.items() if outputs is not None} or None
-
-
 def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, context: Context) -> Outputs:
     """Computes the logits of all splits with a fine-tuned model. All ranks call it together."""
     with shared_errors():
@@ -145,9 +139,8 @@ def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, 
         return compute_all_logits(network.logits, task.head.kind, {**task.dev, **task.test}, context)
     except GivenUpError:
         decision = context.control.decide(wrong=False, saving=0.0)
-        raise StoppedError(
-            f"{task.name}: stopped by {decision.cause}; the same command begins anew", decision
-        ) from None
+        stopped = f"{task.name}: stopped by {decision.cause}; the same command begins anew"
+        raise StoppedError(stopped, decision) from None
 
 
 def score_splits(task: Task, outputs: Outputs) -> dict[str, Figures]:

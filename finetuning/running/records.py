@@ -93,9 +93,8 @@ class TuningProgress:
         return self.seconds_left is not None and self.seconds > PATIENCE
 
     def line(self) -> str:
-        return "  ".join(
-            [format_steps(self.step, self.total_steps), *format_seconds_left(self.seconds_left), self._follow]
-        )
+        done = format_steps(self.step, self.total_steps)
+        return "  ".join([done, *format_seconds_left(self.seconds_left), self._follow])
 
     def panel(self, width: int) -> Group:
         """Two lines, with the last figures where there are some."""

@@ -196,9 +196,8 @@ def draw_lengths(measured: Sequence[Measured], title: str) -> Figure:
         axes.axvline(limit, color="black", linewidth=1.2, linestyle="--")
         fate = "cut off there" if each.lengths.cuts else "read in parts"
         longer = f"{100 * over.mean():.1f}% are {fate}, the longest has {pieces.max():,}"
-        axes.set_title(
-            f"{each.lengths.setting} = {limit}: {longer if over.any() else 'none is longer'}", loc="left", fontsize=9
-        )
+        said = longer if over.any() else "none is longer"
+        axes.set_title(f"{each.lengths.setting} = {limit}: {said}", loc="left", fontsize=9)
         last = f" (the last bar: {edges[-2]:,.0f} and more)" * bool(pieces.max() > reach)
         axes.set(xlabel=f"pieces of {each.lengths.what}{last}", xlim=(0, reach))
         axes.set_ylabel("a sample of items" if each.is_sample else "items")
@@ -235,10 +234,8 @@ def draw_grid(runs: Mapping[str, RunResult], best: str | None, title: str, items
         weight = "bold" if name == best else "normal"
         axes.text(column, row, text, ha="center", va="center", color=color, weight=weight)
     axes.imshow(cells, cmap="Blues", vmin=low - 0.1 * (high - low), vmax=high + 0.2 * (high - low), aspect="auto")
-    several = {key for key, tried in values.items() if len(tried) > 1}
-    labels = [
-        ", ".join(VARIED[key].format(v) for key, v in zip(VARIED, row, strict=True) if key in several) for row in rows
-    ]
+    shown = [VARIED[key] * (len(tried) > 1) for key, tried in values.items()]  # empty where it does not vary
+    labels = [", ".join(filter(None, map(str.format, shown, row))) for row in rows]
     rounded = [re.sub(r"\.?0*e([+-])0?", r"e\1", f"{rate:e}") for rate in rates]
     axes.set_xticks(range(len(rates)), rounded, rotation=90 if len(rates) > 8 else 0)
     axes.set_yticks(range(len(rows)), labels)

@@ -33,10 +33,8 @@ def require_fit(settings: FineTuning, model: StoredModel, backward: StoredModel 
 def _require_room(settings: FineTuning, model: StoredModel) -> None:
     """Refuses more positions or layers than the model has."""
     name, shape, layers = model.name, model.shape, settings.features.layers
-    if settings.length > shape.positions:
-        raise UserError(
-            f"length = {settings.length}: {name} has {shape.positions} positions; take --length {shape.positions}"
-        )
+    if settings.length > (most := shape.positions):
+        raise UserError(f"length = {settings.length}: {name} has {most} positions; take --length {most}")
     if layers.endswith("last-four") and shape.layers < LAST_FOUR:
         raise UserError(f"features.layers = {layers}: {name} has {shape.layers} layers; take last or weighted-all")
 
@@ -51,10 +49,9 @@ def _require_beside(settings: FineTuning, model: StoredModel, backward: StoredMo
             f"{flag}: has another vocabulary than {model.name}, so that pieces are not the same; name two models that "
             "were trained on the same shards"
         )
-    if model.shape.layers != backward.shape.layers:
-        raise UserError(
-            f"{flag}: has {backward.shape.layers} layers, {model.name} has {model.shape.layers}; name two of as many"
-        )
+    layers, of_first = backward.shape.layers, model.shape.layers
+    if layers != of_first:
+        raise UserError(f"{flag}: has {layers} layers, {model.name} has {of_first}; name two of as many")
 
 
 def _require_language(model: StoredModel, from_scratch: bool) -> None:
@@ -82,7 +79,6 @@ def list_doubts_of_fit(settings: FineTuning, model: StoredModel, backward: Store
     for one, usual in ((model, "before"), (backward, "after")) if backward is not None else ():
         if one is not None and one.shape.sees != usual:
             sees = "on both sides of it" if one.shape.sees == "both" else f"{one.shape.sees} it"
-            found.append(
-                f"{one.name}: a piece sees those {sees}; usual beside another model is one that sees those {usual} it"
-            )
+            usually = f"usual beside another model is one that sees those {usual} it"
+            found.append(f"{one.name}: a piece sees those {sees}; {usually}")
     return found

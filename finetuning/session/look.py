@@ -126,9 +126,8 @@ def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
         known = np.flatnonzero(np.isin(keys[split], keys["train"]))
         if split != "train" and len(known):
             share = f"{len(known):,} of {len(seen):,} ({_format_share(len(known) / len(seen))})"
-            said.append(
-                f"in train and in {split}, which flatters the scores: {share}, such as {_quote_text(seen, known[0])}"
-            )
+            flattering = f"in train and in {split}, which flatters the scores"
+            said.append(f"{flattering}: {share}, such as {_quote_text(seen, known[0])}")
     if said:
         yield "; ".join(said)
 

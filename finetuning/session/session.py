@@ -35,7 +35,7 @@ from finetuning.model.models import RUNS, find_model, find_order, get_fine_tuned
 from finetuning.results import PLAN, RESULTS, RunResult
 from finetuning.running import search
 from finetuning.running.base import Base, Run
-from finetuning.running.outputs import answer_without_model, compute_model_outputs, list_layout_overrides
+from finetuning.running.outputs import compute_model_outputs, list_layout_overrides
 from finetuning.session import workers
 from finetuning.session.charts import draw_task
 from finetuning.session.fit import list_doubts_of_fit, refuse_without_class, require_fit
@@ -144,7 +144,7 @@ class Session:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
         for task in self.tasks if self.flags.evaluate else ():
-            if answer_without_model(task) is None:
+            if task.answer_without_model() is None:
                 find_order(task.head, get_fine_tuned_head(self.model), self.model.name)
 
     def _list_runs(self) -> None:
@@ -152,7 +152,7 @@ class Session:
         self.base = Base(self.model, self.flags.from_scratch, self.backward)
         self.runs = {}
         for task in self.tasks:
-            trains = not self.flags.evaluate and answer_without_model(task) is None
+            trains = not self.flags.evaluate and task.answer_without_model() is None
             runs = search.list_runs(task, self.settings, self.out / task.name, self.base.identity, trains)
             self.runs[task.name] = runs
 
@@ -223,7 +223,7 @@ class Session:
         """Does one run."""
         if run.trains:
             return search.train(run, self.base, context, self._epochs_after(run))
-        outputs = answer_without_model(run.task) or compute_model_outputs(run.task, self.model, run.settings, context)
+        outputs = run.task.answer_without_model() or compute_model_outputs(run.task, self.model, run.settings, context)
         return search.score(run, outputs, context)
 
     def _epochs_after(self, run: Run) -> float:

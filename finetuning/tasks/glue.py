@@ -71,14 +71,15 @@ class GlueTask(SentenceTask):
     majority: bool = False
     """Whether every item gets the most frequent class of the training items."""
 
-    def answer_without_model(self, split: str) -> Ragged | None:
+    def answer_without_model(self) -> dict[str, Ragged] | None:
         """Answers every item with the most frequent class, if `majority`."""
         if not self.majority:
             return None
         assert self.train.labels is not None
         counts = np.bincount(self.train.labels[:, 0], minlength=len(self.head.labels))
-        items = len(self.items[split])
-        return Ragged(np.tile((counts == counts.max()).astype(np.float32), (items, 1)), np.arange(1, items + 1))
+        rows = {split: np.arange(1, len(items) + 1) for split, items in {**self.dev, **self.test}.items()}
+        answer = (counts == counts.max()).astype(np.float32)
+        return {split: Ragged(np.tile(answer, (len(ends), 1)), ends) for split, ends in rows.items()}
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         """Writes the predictions for a split, and for a test split the leaderboard's file too."""

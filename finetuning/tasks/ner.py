@@ -223,9 +223,8 @@ def _convert_to_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Se
     if opened and not in_vain:
         notes.append(f"{sentences[0].place} IOB1, read as IOB2")
     elif opened:
-        notes.append(
-            f"{opened[0]}: {len(opened):,} entities open with I- in a file of IOB2, this the first; read as B-"
-        )
+        said = f"{len(opened):,} entities open with I- in a file of IOB2, this the first; read as B-"
+        notes.append(f"{opened[0]}: {said}")
     return kept
 
 

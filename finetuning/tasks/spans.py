@@ -185,10 +185,8 @@ def find_answers(windows: TextWindows, outputs: Ragged, optional: bool) -> Itera
             logits.append(np.stack([seen[found[:, 0], 0], seen[found[:, 1], 1]], 1))
         best = np.concatenate(spans)
         stretches = np.stack([offsets[best[:, 0], 0], offsets[best[:, 1], 1]], 1)
-        context = windows.texts[windows.context[question]]
-        yield _rank_answers(
-            context, stretches, np.concatenate(logits), min(nulls, key=sum), optional, windows.spans.best
-        )
+        context, null = windows.texts[windows.context[question]], min(nulls, key=sum)
+        yield _rank_answers(context, stretches, np.concatenate(logits), null, optional, windows.spans.best)
 
 
 def _best_spans(logits: Array, owned: Array, spans: Spans) -> Array:

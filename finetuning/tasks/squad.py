@@ -20,7 +20,7 @@ from finetuning.settings import FineTuning
 from finetuning.tasks import squad_rules as rules
 from finetuning.tasks.scores import Certainty, bootstrap_spreads, estimate_share_spread
 from finetuning.tasks.spans import RankedAnswers, TextWindows, find_answers, find_pieces
-from finetuning.tasks.squad_rules import Gold, Question, Version
+from finetuning.tasks.squad_rules import Question, Version
 from finetuning.tasks.task import Column, Lengths, Seen, Setup, Task
 from pretraining.huggingface.weights import TaskHead
 
@@ -53,9 +53,12 @@ def open_squad(
             f"{train}: {len(asked):,} of its {count:,} questions ({articles:,} whole articles) are held out from "
             "training and scored"
         )
-    task = SquadTask(version, learned, asked, setup, strict)
-    task.notes = (*notes, *task.notes)
-    return task
+    placed, note = _keep_placed(learned, strict)
+    if note:
+        notes.append(note)
+    if version == "2.0" and learned and all(each.golds for each in learned):
+        notes.append("every question of train has an answer: a model learns nothing of those without from SQuAD 1.1")
+    return SquadTask(version, placed, asked, setup, notes)
 
 
 def _read(path: Path, version: Version) -> Sequence[Question]:
@@ -86,18 +89,21 @@ def hold_out(questions: Sequence[Question], share: float, seed: int) -> tuple[li
     )
 
 
-def is_placed(question: Question, gold: Gold) -> bool:
-    """Tells whether an answer is at its offset in its context."""
-    end = gold.start + len(gold.text)
-    return gold.start >= 0 and bool(gold.text.strip()) and question.context[gold.start : end] == gold.text
+def is_placed(question: Question) -> bool:
+    """Tells whether the first answer, if any, is at its offset in its context."""
+    for gold in question.golds[:1]:
+        end = gold.start + len(gold.text)
+        return gold.start >= 0 and bool(gold.text.strip()) and question.context[gold.start : end] == gold.text
+    return True
 
 
 def _keep_placed(questions: Sequence[Question], strict: bool) -> tuple[list[Question], str]:
     """Returns the questions whose answer is at its offset, and a note on the others."""
-    placed = [each for each in questions if not each.golds or is_placed(each, each.golds[0])]
-    if len(placed) == len(questions):
+    placed, lost = list[Question](), list[Question]()
+    for each in questions:
+        (placed if is_placed(each) else lost).append(each)
+    if not lost:
         return placed, ""
-    lost = [each for each in questions if each.golds and not is_placed(each, each.golds[0])]
     first = "; ".join(f"{each.where}: {each.golds[0].text!r} ({each.id})" for each in lost[:NAMED])
     more = "; …" if len(lost) > NAMED else ""
     note = f"{len(lost):,} of {len(questions):,} answers are not at their offset: {first}{more}"
@@ -118,17 +124,13 @@ class Lessons(TextWindows):
     def encode(self, numbers: Array) -> Encoded:
         encoded = super().encode(numbers)
         questions, begins, ends = (each[numbers] for each in self.places[1:])
-        rows = self.find_offsets(self.context[questions])
-        found = [self._find_span(*each) for each in zip(questions, rows, strict=True)]
-        spans = np.array(found, np.int64).reshape(-1, 2)
+        spans = np.full((len(questions), 2), (0, -1))  # last < first where there is no answer
+        for row, offsets in enumerate(self.find_offsets(self.context[questions])):
+            if gold := self._golds[questions[row]]:
+                spans[row] = find_pieces(offsets, gold.start, gold.start + len(gold.text))
         inside = (spans[:, 0] >= begins) & (spans[:, 1] < ends) & (spans[:, 0] <= spans[:, 1])
         labels = np.where(inside[:, None], spans + (self.count_before(numbers) - begins)[:, None], 0)
         return Encoded(encoded.sequences, Ragged.from_table(labels))
-
-    def _find_span(self, question: int, offsets: Array) -> tuple[int, int]:
-        """Finds the first and the last piece of the answer in its text; last < first if there is none."""
-        gold = self._golds[question]
-        return find_pieces(offsets, gold.start, gold.start + len(gold.text)) if gold else (0, -1)
 
 
 class SquadTask(Task):
@@ -140,19 +142,12 @@ class SquadTask(Task):
     dev: Mapping[str, TextWindows]
 
     def __init__(
-        self, version: Version, train: Sequence[Question], dev: Sequence[Question], setup: Setup, strict: bool
+        self, version: Version, train: Sequence[Question], dev: Sequence[Question], setup: Setup, notes: Sequence[str]
     ) -> None:
         cutter, settings = setup.cutter, setup.settings
         self.name, self.version, self.settings = f"squad{version[0]}", version, settings
-        placed, note = _keep_placed(train, strict)
-        if note:
-            self.notes = (note,)
-        if version == "2.0" and train and all(each.golds for each in train):
-            self.notes += (
-                "every question of train has an answer: a model learns nothing of those without from SQuAD 1.1",
-            )
-        self.train = Lessons(placed, cutter, settings)
-        self.learned, self.questions = placed, dev
+        self.train, self.notes = Lessons(train, cutter, settings), tuple(notes)
+        self.learned, self.questions = train, dev
         self._found: tuple[Ragged, Mapping[str, RankedAnswers]] | None = None
         self.dev = {DEV: TextWindows([(each.text, each.context) for each in dev], cutter, settings)} if dev else {}
 

@@ -107,9 +107,9 @@ class Task(ABC):
     def describe_split(self, split: str) -> Seen:
         """Describes the items of a split of `train` or `dev`, for a look before training."""
 
-    def answer_without_model(self, split: str) -> Ragged | None:  # noqa: ARG002
-        """Makes the outputs of a split that is answered without a model, as the paper answered WNLI; None if a model is
-        trained."""
+    def answer_without_model(self) -> dict[str, Ragged] | None:
+        """Makes the outputs of all splits if they are answered without a model, as the paper answered WNLI; None if a
+        model is trained."""
         return None
 
     @abstractmethod
