@@ -87,10 +87,8 @@ class TrainingBatches:
         count = -(-largest // (self._micro_batch or largest))
         mine = chosen[self._rank :: self._ranks]
         parts = [mine[number::count] for number in range(count)]
-        micro = tuple(
-            pack(encoded, part, numbers) if len(part) else pack(encoded, chosen[:1], numbers, labelled=False)
-            for part in parts
-        )
+        stand_in = partial(pack, encoded, chosen[:1], numbers, labelled=False)
+        micro = tuple(pack(encoded, part, numbers) if len(part) else stand_in() for part in parts)
         assert encoded.labels is not None, "nothing can be learned without labels"
         sequences = len(chosen) * encoded.choices
         predictions = int(count_pieces(encoded)[chosen].sum()) - sequences
@@ -117,10 +115,15 @@ def make_evaluation_batches(items: Items, rank: int = 0, ranks: int = 1) -> Iter
     return batches if len(items) <= FEW else (batch for batch, _ in prepare_in_thread(batches, WINDOW))
 
 
-def _make_evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tuple[Array, TaskBatch]]:
+def encode_in_order(items: Items) -> Iterator[tuple[Array, Encoded]]:
+    """Encodes all items in their order, some thousands at a time; yields their numbers too."""
     for begin in range(0, len(items), EVALUATED_TOGETHER):
         numbers = np.arange(begin, min(begin + EVALUATED_TOGETHER, len(items)))
-        encoded = items.encode(numbers)
+        yield numbers, items.encode(numbers)
+
+
+def _make_evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tuple[Array, TaskBatch]]:
+    for numbers, encoded in encode_in_order(items):
         lengths = count_pieces(encoded)
         by_length = np.argsort(-lengths, kind="stable")
         batches = split_by_pieces(by_length, lengths)

@@ -33,7 +33,7 @@ from data_prep.common.files import replacing
 from data_prep.common.locks import LOCK, HeldError, locked
 from finetuning.inputs import Encoded, Items
 from finetuning.model.features import FrozenEncoders
-from finetuning.running.batches import EVALUATED_TOGETHER, count_pieces, pack, split_by_pieces
+from finetuning.running.batches import count_pieces, encode_in_order, pack, split_by_pieces
 from pretraining.engine.step import GivenUpError
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather, shared_errors
@@ -67,20 +67,13 @@ def measure_items(items: Items) -> tuple[int, str]:
     """Returns the number of rows that frozen encoders compute for a split, pieces or tagged words, and a checksum of
     the pieces of all items."""
     rows, seen = 0, hashlib.sha256()
-    for _, encoded in _encode_in_order(items):
+    for _, encoded in encode_in_order(items):
         pieces, second = encoded.sequences
         looked_at = encoded.words or pieces
         rows += len(looked_at.values)
         for array in (pieces.values, pieces.ends, second, looked_at.values, looked_at.ends):
             seen.update(array.tobytes())
     return rows, seen.hexdigest()
-
-
-def _encode_in_order(items: Items) -> Iterator[tuple[Array, Encoded]]:
-    """Encodes all items in their order, some thousands at a time; yields their numbers too."""
-    for begin in range(0, len(items), EVALUATED_TOGETHER):
-        numbers = np.arange(begin, min(begin + EVALUATED_TOGETHER, len(items)))
-        yield numbers, items.encode(numbers)
 
 
 @dataclass(frozen=True)
@@ -114,7 +107,7 @@ class ActivationFile:
         schema = make_schema(rows=make_list_type(pa.binary(self.row)), checksum=pa.uint32())
         schema = schema.with_metadata({FINGERPRINT: self.fingerprint})
         with replacing(self.path) as file, pa.ipc.new_file(file, schema) as writer:
-            for numbers, encoded in _encode_in_order(items):
+            for numbers, encoded in encode_in_order(items):
                 for chosen in split_by_pieces(np.arange(len(encoded)), count_pieces(encoded)):
                     batch = pack(encoded, chosen, numbers)
                     computed = frozen.compute_rows(batch.to(device), self.dtype).cpu().contiguous()

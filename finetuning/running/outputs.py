@@ -94,13 +94,10 @@ def compute_all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items]
 
 def _gather_parts(own: list[tuple[Array, Ragged]]) -> list[tuple[Array, Ragged]]:
     """Gathers the batches of outputs of all ranks, which call it together."""
-    flat = [array for numbers, outputs in own for array in (numbers, outputs.values, outputs.ends)]
-    parts = []
-    for message in exchange(save({str(number): array for number, array in enumerate(flat)})):
-        told = load(message)
-        arrays = [told[str(number)] for number in range(len(told))]
-        parts += [(n, Ragged(v, e)) for n, v, e in zip(arrays[::3], arrays[1::3], arrays[2::3], strict=True)]
-    return parts
+    joined = Ragged.join(outputs for _, outputs in own)
+    arrays = {"numbers": np.concatenate([numbers for numbers, _ in own]), "values": joined.values, "ends": joined.ends}
+    found = map(load, exchange(save(arrays)))
+    return [(each["numbers"], Ragged(each["values"], each["ends"])) for each in found]
 
 
 @torch.no_grad()

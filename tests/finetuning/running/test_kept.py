@@ -92,7 +92,7 @@ def test_what_is_kept_is_what_would_be_computed(kind: Kind, dtype: torch.dtype, 
 
 def test_many_record_batches_are_one_file(start: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("finetuning.running.batches.PIECES", 7)
-    monkeypatch.setattr(kept, "EVALUATED_TOGETHER", 3)
+    monkeypatch.setattr("finetuning.running.batches.EVALUATED_TOGETHER", 3)
     model, items = model_of(), Given(items_of("classes"))
     found, _ = start.keep(items, model)
     for numbers, batch in make_evaluation_batches(found):
