@@ -52,16 +52,14 @@ def _average(
     missing = tuple(task for task in tasks if task not in scored or len(scored[task].scores) < HALVES.get(task, 1))
     if missing:
         return Average(name, None, None, missing)
-    weights: list[float] = []
-    values: list[float] = []
-    spreads: list[float] = []
+    rows = []
     for task in tasks:
         result = scored[task]
         figure = PAPER.get(task, result.metric) if as_in_paper else result.metric
+        weight = 1.0 if as_in_paper else 1 / len(result.scores)
         for split, figures in result.scores.items():
-            weights.append(1.0 if as_in_paper else 1 / len(result.scores))
-            values.append(weights[-1] * figures[figure])
             spread = result.get_spread(split, figure)
-            spreads.append(math.nan if spread is None else weights[-1] * spread)
+            rows.append((weight, weight * figures[figure], math.nan if spread is None else weight * spread))
+    weights, values, spreads = zip(*rows, strict=True)
     chance = math.hypot(*spreads) / sum(weights)
     return Average(name, sum(values) / sum(weights), None if math.isnan(chance) else chance, ())

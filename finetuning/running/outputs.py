@@ -147,15 +147,10 @@ def score_splits(task: Task, outputs: Outputs) -> dict[str, Figures]:
 
 def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> ModelScores:
     """Adds standard errors, counts and classes to the figures of a model."""
-    certain = {split: task.estimate_certainty(split, outputs[split]) for split in task.dev}
+    certain = {split: vars(task.estimate_certainty(split, outputs[split])) for split in task.dev}
+    figures = {name: {split: each[name] for split, each in certain.items()} for name in ("items", "spreads", "classes")}
     first = next(iter(task.dev))
-    return ModelScores(
-        scores=scores,
-        items={split: each.items for split, each in certain.items()},
-        spreads={split: each.spreads for split, each in certain.items()},
-        classes={split: each.classes for split, each in certain.items()},
-        degenerate=task.is_degenerate(first, outputs[first]),
-    )
+    return ModelScores(scores=scores, **figures, degenerate=task.is_degenerate(first, outputs[first]))
 
 
 def list_layout_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:

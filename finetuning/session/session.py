@@ -175,11 +175,11 @@ class Session:
             set_arithmetic(self.settings.precision, self.settings.compute, device)
             if jobs > 1:
                 self._print(f"{jobs} runs at a time; every step of each is in its folder, in {METRICS}")
-            with workers.RunProcesses(jobs, device, self.environment) as others, watch:
+            with workers.start_workers(jobs, device, self.environment) as others, watch:
                 context = Context(self.world, device, self.console, control, watch)
                 self._run_all(context)
                 with watch.pause():
-                    others.wait(control)
+                    workers.wait_for_workers(others, control)
                 if not workers.get_worker_number():  # what a worker was at that was killed
                     self._run_all(context, waits=control)
                 with watch.pause(), shared_errors():

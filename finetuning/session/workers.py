@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ NUMBER, JOBS = "CLOZE_WORKER", "CLOZE_JOBS"
 """Environment variables of a worker: its number, from 1, and the number of processes with the first."""
 BUSY = "{owner} is at work in this folder\nwait for its end, or name another folder with --out"
 """The message about a folder that another process uses."""
+Process = subprocess.Popen[bytes]
 PATIENCE = 300.0 if "SLURM_RESTART_COUNT" in os.environ else 120.0
 """Seconds that a worker has to save after a stop. In a job that Slurm requeued, the last start may still run on a
 machine that lost its network, and notices late."""
@@ -50,38 +51,34 @@ def get_worker_number() -> int:
     return int(os.environ.get(NUMBER, 0))
 
 
-class RunProcesses:
-    """The workers of a command; they end with it."""
-
-    def __init__(self, jobs: int, device: torch.device, environment: Mapping[str, str]) -> None:
-        """`environment` is that of this process before it connected its ranks."""
-        self._jobs = 1 if get_worker_number() else jobs
-        self._device, self._environment = device, environment
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> RunProcesses:
-        for number in range(1, self._jobs):
-            environment = {**self._environment, NUMBER: str(number), JOBS: str(self._jobs)}
-            if self._device.type == "cuda":
+@contextmanager
+def start_workers(jobs: int, device: torch.device, environment: Mapping[str, str]) -> Iterator[list[Process]]:
+    """Starts the workers of a command, which end with it; a worker starts none. `environment` is that of this process
+    before it connected its ranks."""
+    processes: list[Process] = []
+    try:
+        for number in range(1, 1 if get_worker_number() else jobs):
+            own = {**environment, NUMBER: str(number), JOBS: str(jobs)}
+            if device.type == "cuda":
                 seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
                 devices = seen.split(",")
-                environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
+                own["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
             command = [sys.executable, *sys.argv]
-            self._processes.append(subprocess.Popen(command, env=environment, preexec_fn=end_with_parent))
-        return self
-
-    def wait(self, control: Control) -> None:
-        """Waits until all workers have ended."""
-        while any(process.poll() is None for process in self._processes):
-            pause(control)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        for process in self._processes:
+            processes.append(subprocess.Popen(command, env=own, preexec_fn=end_with_parent))
+        yield processes
+    finally:
+        for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        for process in self._processes:
+        for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
+
+
+def wait_for_workers(processes: Sequence[Process], control: Control) -> None:
+    """Waits until all workers have ended."""
+    while any(process.poll() is None for process in processes):
+        pause(control)
 
 
 @contextmanager
@@ -165,9 +162,8 @@ def estimate_memory(task: Task, settings: FineTuning, shape: Shape, device: torc
     items = min(settings.micro_batch or settings.batch, settings.batch)
     sequences = items * task.train.encode(np.arange(1)).choices
     on_gpu = device.type == "cuda"
-    full = plan_activations(
-        shape, dtype, sequences, settings.length, on_gpu, seen=settings.length
-    )  # as spans and tags do
+    length = settings.length
+    full = plan_activations(shape, dtype, sequences, length, on_gpu, seen=length)  # as spans and tags do
     activations = full.recomputed if settings.compute.checkpoint_activations else full.kept
     state = plan_memory(shape, dtype, 1, settings.parallel.zero, optimizer=find_optimizer(settings.optimizer)).device
     return PROCESS + 4 * num_parameters(shape) + state + activations

@@ -71,9 +71,9 @@ def open_own(path: Path, setup: Setup) -> Task:
         del places["train"]
     else:
         trained = None
+    paths = {split: [place] for split, place in places.items()}
     if own.kind == "tags":
         named = Fields(own.text, (own.label,))
-        paths = {split: [place] for split, place in places.items()}
         return open_tags(own.name, paths, replace(setup, trained=trained), named, own.held_out)
     tables = {split: read_table(place) for split, place in places.items()}
     fields = (own.text, own.second) if own.second else (own.text,)
@@ -87,7 +87,7 @@ def open_own(path: Path, setup: Setup) -> Task:
         labelled = split != "test" or first_label in table.names
         labels = _read_labels(own, head, table) if labelled else None
         items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
-    notes = [name_files({split: [place] for split, place in places.items()})]
+    notes = [name_files(paths)]
     if "dev" not in items:
         items, note = hold_out(places["train"], items, own.held_out)
         notes.append(note)
