@@ -168,12 +168,8 @@ def load_settings(
 
     All faults of both are reported at once. A given `device` is checked against the recipe.
     """
-    return read_settings(
-        FORM,
-        Path(recipe),
-        [*overrides, *_empty_searches(overrides)],
-        find_faults=lambda settings: find_faults(settings, device),
-    )
+    given = [*overrides, *_empty_searches(overrides)]
+    return read_settings(FORM, Path(recipe), given, find_faults=lambda settings: find_faults(settings, device))
 
 
 SEARCHED = {"learning_rate": "learning_rates", "batch": "batches", "epochs": "epochs"}

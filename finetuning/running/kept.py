@@ -172,40 +172,41 @@ class Keeper:
     called: str = ""
     """Suffix of the file names of encoders that other runs do not have."""
 
-    def keep(self, splits: Mapping[str, Items]) -> dict[str, Items]:
+    def keep(self, splits: Mapping[str, Items]) -> Mapping[str, Items]:
         """Returns the items with their cached activations, or unchanged if these are too large. All ranks call it
         together."""
-        files, total = self._plan_files(splits)
+        kept, total = self._plan_files(splits)
         size = f"activations of {', '.join(splits)} take {total / GB:,.3g} GB"
-        if not gather(self._has_room(total, files))[0]:
+        if not gather(self._has_room(total, kept))[0]:
             self.say(f"{size}, more than --cache-gb {self.limit:g} leaves: they are computed again in every epoch")
-            return dict(splits)
-        self._write_missing(splits, files, f"{size}, and are kept in {self.folder / FOLDER}")
-        if not all(gather(all(file.find_fault() is None for file in files.values()))):
+            return splits
+        self._write_missing(kept, f"{size}, and are kept in {self.folder / FOLDER}")
+        if not all(gather(all(each.file.find_fault() is None for each in kept.values()))):
             self.say("activations are not kept on every machine: they are computed again in every epoch")
-            return dict(splits)
-        return {split: KeptItems(items, files[split]) for split, items in splits.items()}
+            return splits
+        return kept
 
-    def _plan_files(self, splits: Mapping[str, Items]) -> tuple[dict[str, ActivationFile], int]:
-        """Plans the files of all splits; returns them and their total size in bytes."""
-        files, total, of_encoders = {}, 0, self.frozen.compute_fingerprint(self.dtype)
+    def _plan_files(self, splits: Mapping[str, Items]) -> tuple[dict[str, KeptItems], int]:
+        """Plans the files of all splits; returns the items with them, and their total size in bytes."""
+        kept, total, of_encoders = {}, 0, self.frozen.compute_fingerprint(self.dtype)
         for split, items in splits.items():
             rows, pieces = measure_items(items)
             seen = hashlib.sha256(f"{FORMAT} {of_encoders} {pieces}".encode()).hexdigest()
             path = self.folder / FOLDER / f"{split}{self.called}.arrow"
-            files[split] = ActivationFile(path, self.frozen.count, self.frozen.width, self.dtype, seen)
-            total += rows * files[split].row
-        return files, total
+            file = ActivationFile(path, self.frozen.count, self.frozen.width, self.dtype, seen)
+            kept[split] = KeptItems(items, file)
+            total += rows * file.row
+        return kept, total
 
-    def _has_room(self, total: int, files: Mapping[str, ActivationFile]) -> bool:
+    def _has_room(self, total: int, kept: Mapping[str, KeptItems]) -> bool:
         """Tells whether the files fit the limit, beside those of other tasks and encoders."""
-        own = {file.path for file in files.values()}
+        own = {each.file.path for each in kept.values()}
         others = [path for path in self.folder.parent.glob(f"*/{FOLDER}/*.arrow") if path not in own]
         return total + sum(path.stat().st_size for path in others) <= self.limit * GB
 
-    def _write_missing(self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str) -> None:
+    def _write_missing(self, kept: Mapping[str, KeptItems], what: str) -> None:
         """Lets the first rank of every machine write missing files; GivenUpError if a signal asks to stop."""
-        steps = self._write_in_steps(splits, files, what) if self.context.world.local_rank == 0 else iter(())
+        steps = self._write_in_steps(kept, what) if self.context.world.local_rank == 0 else iter(())
         is_done = False
         while not is_done:
             self.context.watch.mark()
@@ -215,23 +216,21 @@ class Keeper:
                 has_more = next(steps, steps) is None
             is_done = not any(gather(has_more))
 
-    def _write_in_steps(
-        self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str
-    ) -> Iterator[None]:
+    def _write_in_steps(self, kept: Mapping[str, KeptItems], what: str) -> Iterator[None]:
         """Writes missing files a batch at a time, once no other process does."""
         with ExitStack() as stack:
             try:
                 while not self._try_lock(stack):
                     yield
-                for split, file in files.items():
-                    if file.path.exists():
-                        if (fault := file.find_fault()) is None:
+                for each in kept.values():
+                    if each.file.path.exists():
+                        if (fault := each.file.find_fault()) is None:
                             continue
                         self.say(f"{fault}; written anew")
                     if what:
                         self.say(what)
                     what = ""
-                    yield from file.write(splits[split], self.frozen, self.context.device)
+                    yield from each.file.write(each.items, self.frozen, self.context.device)
             except UserError as error:  # a disk that is full, a folder that may not be written
                 self.say(f"{error}: activations are computed again in every epoch")
 

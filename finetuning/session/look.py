@@ -112,7 +112,9 @@ def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
     """Yields a line on repeated training items, and on scored items that are in train."""
     if "train" not in splits:
         return
-    train, keys = splits["train"], {split: _hash_items(seen) for split, seen in splits.items()}
+    train, keys = splits["train"], {}
+    for split, seen in splits.items():
+        keys[split] = np.fromiter(map(hash, zip(*seen.texts, strict=True)), np.int64, len(seen))
     _, first, group = np.unique(keys["train"], return_index=True, return_inverse=True)
     repeated = np.arange(len(train)) != first[group]
     answers = np.fromiter(map(hash, train.answers), np.int64, len(train))
@@ -130,11 +132,6 @@ def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
             said.append(f"{flattering}: {share}, such as {_quote_text(seen, known[0])}")
     if said:
         yield "; ".join(said)
-
-
-def _hash_items(seen: Seen) -> Array:
-    """Hashes every item, to find equal ones."""
-    return np.fromiter(map(hash, zip(*seen.texts, strict=True)), np.int64, len(seen))
 
 
 def _quote_text(seen: Seen, item: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -112,23 +112,21 @@ def matthews(labels: Array, said: Array) -> float:
 
 def pearson(labels: Array, predictions: Array) -> float:
     """Pearson's correlation."""
-    from scipy.stats import pearsonr  # which machines for measurements lack
-
-    return _correlation(pearsonr, labels, predictions)
+    return _correlate("pearsonr", labels, predictions)
 
 
 def spearman(labels: Array, predictions: Array) -> float:
     """Spearman's rank correlation."""
-    from scipy.stats import spearmanr  # which machines for measurements lack
-
-    return _correlation(spearmanr, labels, predictions)
+    return _correlate("spearmanr", labels, predictions)
 
 
-def _correlation(function: Callable[[Array, Array], tuple[float, float]], labels: Array, predictions: Array) -> float:
+def _correlate(name: Literal["pearsonr", "spearmanr"], labels: Array, predictions: Array) -> float:
+    from scipy import stats  # which machines for measurements lack
+
     labels, predictions = labels.astype(np.float64), predictions.astype(np.float64)
     if _is_constant(labels) or _is_constant(predictions):
         return 0.0
-    return float(function(labels, predictions)[0])
+    return float(getattr(stats, name)(labels, predictions)[0])
 
 
 def _is_constant(numbers: Array) -> bool:
