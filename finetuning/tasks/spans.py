@@ -154,15 +154,11 @@ class RankedAnswers:
     odds: float
     """Score of no answer minus that of the best answer; without any answer, its score."""
 
-    @property
-    def best(self) -> Candidate | None:
-        """The best nonempty candidate."""
-        return next((each for each in self.candidates if each.text), None)
-
     def text(self, threshold: float | None = None) -> str:
         """Returns the best answer, or an empty one if the odds exceed the threshold."""
-        best = self.best
-        return "" if best is None or (threshold is not None and self.odds > threshold) else best.text
+        if threshold is not None and self.odds > threshold:
+            return ""
+        return next((each.text for each in self.candidates if each.text), "")
 
 
 def find_answers(windows: TextWindows, outputs: Ragged, optional: bool) -> Iterator[RankedAnswers]:
