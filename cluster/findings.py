@@ -110,7 +110,7 @@ def find_slow_devices(found: Findings, share: float | None) -> None:
     usual = median(report.rate for reports in found.nodes.values() for report in reports)
     for name, rate in rates.items():
         if rate < (SLOW if share is None else share) * usual:
-            reason = f"its matrix rate is {rate / usual:.0%} of the median"
+            reason = f"its matrix throughput is {rate / usual:.0%} of the median"
             if share is None and found.nodes[name][0].same["device"] == CPU:
                 found.notes.append(f"{name}: {reason}")
             else:

@@ -70,7 +70,7 @@ class Preflight:
     recipe: Path | None = None
     """The recipe of the training that follows, which says how much room checkpoints need."""
     slow: float | None = None
-    """Leave out nodes below this share of the median matrix rate; 0: none (default: 0.7, and on CPUs a warning)."""
+    """Leave out nodes below this share of the median matrix throughput; 0: none (default: 0.7; on CPUs a warning)."""
     patience: float = 120.0
     """Seconds after which nodes that do not answer are named."""
 
@@ -135,7 +135,7 @@ def look_around(
     if world.local_rank == 0:
         look_at_storage(report, look, wanted, overrides, world)
     device = look("device", lambda: choose_device(choice, world)) or torch.device("cpu")
-    report.rate = look("matrix rate", lambda: measure_flops(device, choose_dtype("auto", device))) or 0.0
+    report.rate = look("matrix throughput", lambda: measure_flops(device, choose_dtype("auto", device))) or 0.0
     gpus = look("GPU", lambda: health.describe_gpu(report, device))
     if gpus:  # after the matrix products, when it is hot
         report.same["device"] = gpus

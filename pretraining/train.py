@@ -93,7 +93,7 @@ class Train:
     gpu_memory: float | None = None
     """With --check: plan for GPUs of so many GB (default: for what --gpu or this machine has)."""
     pieces_per_second: float | None = None
-    """With --check: the throughput of all ranks, for the hours (default: from --gpu, or the matrix rate here)."""
+    """With --check: the throughput of all ranks, for the hours (default: from --gpu, or the matrix throughput here)."""
 
 
 def main(arguments: list[str]) -> int:

@@ -67,7 +67,7 @@ class TuningStep(Record):
 
     def _pace(self) -> list[str]:
         norm = [] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]
-        return [f"rate {self.learning_rate:.2e}", *norm, f"{format_number(self.items_per_second)} items/s"]
+        return [f"lr {self.learning_rate:.2e}", *norm, f"{format_number(self.items_per_second)} items/s"]
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def make_target(
     joined = f", joined by {network.name}" if nodes > 1 else ""
     where = (
         f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {size / 1e9:.0f} GB{joined}; "
-        f"{name_numbers(recipe, dtype)}; {REACH:.0%} of a GPU's matrix rate is taken to be reached"
+        f"{name_numbers(recipe, dtype)}; {REACH:.0%} of a GPU's matrix throughput is taken to be reached"
     )
     return Target(recipe, manifest, dtype, Room(size), cluster.ranks, cluster, where)
 

@@ -245,7 +245,7 @@ def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
         yield f"hours from {target.pieces_per_second:,.0f} real pieces a second on all ranks, as given"
     elif flops is not None:
         tflops = f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}"
-        yield f"hours from a matrix rate of {tflops} TFLOP/s a rank, {100 * USEFUL_SHARE:.0f}% of it useful"
+        yield f"hours from a matrix throughput of {tflops} TFLOP/s a rank, {100 * USEFUL_SHARE:.0f}% of it useful"
     elif not assumed:
         yield "hours: give the throughput, --pieces-per-second"
     yield from assumed

@@ -79,7 +79,7 @@ class StepRecord(LearningRecord):
     def _pace(self) -> list[str]:
         """Formats learning rate, norm, loss scale and speed."""
         return [
-            f"rate {self.learning_rate:.2e}",
+            f"lr {self.learning_rate:.2e}",
             *([] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]),
             *([] if self.loss_scale is None else [f"scale {self.loss_scale:g}"]),
             f"{format_number(self.speed.pieces_per_second)} pieces/s",

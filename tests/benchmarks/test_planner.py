@@ -47,7 +47,7 @@ def test_the_command_plans_a_node_and_ends_with_2_for_a_mistake() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "planner.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("bert_large_lamb on 1 node of 8 h100-80 with 80 GB; bf16; 53% of a GPU's matrix rate")
+    assert done.stdout.startswith("bert_large_lamb on 1 node of 8 h100-80 with 80 GB; bf16; 53% of a GPU")
     done = subprocess.run([*command, "--gpu", "abacus"], capture_output=True, text=True, check=False)
     [line] = done.stderr.splitlines()
     assert (done.returncode, line[:56]) == (2, "error: --gpu abacus: unknown; there is v100-16, v100-32,")

@@ -101,7 +101,7 @@ def test_fit_nodes_go_on_and_leave_their_figures(place: Place) -> None:
     assert first["same"] == second["same"]
     assert first["same"].keys() >= {"code", "data", "Python", "torch", "deepspeed", "numpy", "CUDA", "driver", "NCCL"}
     assert min(first["written"], first["free"], first["rate"], first["links"][0], *first["all_reduce"]) > 0
-    assert first["seconds"].keys() >= {"meeting", "disk", "code", "data", "matrix rate", "link", "all-reduce"}
+    assert first["seconds"].keys() >= {"meeting", "disk", "code", "data", "matrix throughput", "link", "all-reduce"}
 
 
 @pytest.mark.usefixtures("leaves_group")
@@ -126,7 +126,7 @@ def test_nothing_stays_of_what_measures_the_disk_whatever_ends_it(place: Place) 
 def test_a_node_unlike_the_others_is_left_out(place: Place) -> None:
     reasons = ["code is ", "Python is 2.7.18, and ", "device is 8 x V100, and CPU on most nodes", "data: "]
     reasons += ["cannot be written: Read-only file system", "GPU: 3 uncorrected ECC errors"]
-    reasons += ["matrix rate: CUDA error: unspecified launch failure"]
+    reasons += ["matrix throughput: CUDA error: unspecified launch failure"]
     expect(place, inspect(place, fault=differ_in_all), Code.RANK_LOST, "error: node1: ", *reasons, out=["node1"])
     assert report_of(place)["code"] == Code.RANK_LOST
 
@@ -151,9 +151,9 @@ def test_storage_that_is_gone_is_no_fault_of_a_node(
 @pytest.mark.parametrize(
     ("fault", "node", "words", "message"),
     [
-        (multiply_slowly, 1, ["--slow", 0.7], "node1: its matrix rate is 60% of the"),
+        (multiply_slowly, 1, ["--slow", 0.7], "node1: its matrix throughput is 60% of the"),
         (exchange_slowly, 2, [], "error: node2: its links reach "),
-        (compute_nothing, 1, ["--patience", 12], "error: node1: matrix rate: no answer in 3 s"),
+        (compute_nothing, 1, ["--patience", 12], "error: node1: matrix throughput: no answer in 3 s"),
         (
             exchange_nothing,
             1,
@@ -176,7 +176,7 @@ def test_a_node_that_is_slow_or_hangs_is_left_out(
 @pytest.mark.parametrize(
     ("fault", "messages"),
     [
-        (multiply_slowly, ["warning: node1: its matrix rate is 60% of the median\n"]),
+        (multiply_slowly, ["warning: node1: its matrix throughput is 60% of the median\n"]),
         (run_ahead, ["warning: node1: its clock is 3", " s ahead\n"]),
     ],
 )

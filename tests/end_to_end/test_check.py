@@ -67,7 +67,7 @@ def test_named_gpus_give_the_hours_of_a_run_elsewhere(capsys: pytest.CaptureFixt
     assert entry.main([*command, "--gpu", "h100-80"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "65,536 = ~512 x ~2 x 64" in printed
-    assert "hours for 8 nodes of 8 h100-80 with 80 GB, joined by ndr400x8; bf16; 53% of a GPU's matrix rate" in printed
+    assert "hours for 8 nodes of 8 h100-80 with 80 GB, joined by ndr400x8; bf16; 53% of a GPU" in printed
     assert re.search(r"in all 8,601 85.3 B [12] h \d\d m", printed)
     assert entry.main([*command, "--gpu", "v100-32", "--gpus-per-node", "16", "--network", "edr100x8"]) == 0
     assert "4 nodes of 16 v100-32 with 32 GB, joined by edr100x8; fp16" in " ".join(capsys.readouterr().out.split())
@@ -92,4 +92,4 @@ def test_a_login_node_says_nothing_of_other_machines(capsys: pytest.CaptureFixtu
     assert "TFLOP/s" not in printed
     assert " h " not in printed
     assert entry.main([*command, "1"]) == 0
-    assert "hours from a matrix rate of" in capsys.readouterr().out
+    assert "hours from a matrix throughput of" in capsys.readouterr().out

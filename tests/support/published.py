@@ -174,7 +174,7 @@ def fit_margin(content: Mapping[str, Sequence[Row]]) -> tuple[float, float]:
 def foretell(content: Mapping[str, Sequence[Row]]) -> dict[tuple[str, str], float]:
     """What every run took, at each length and in hours, as times of what the model says; the median of its rows.
 
-    The share of the matrix rate is fitted to the rows of all other sources.
+    The share of the matrix throughput is fitted to the rows of all other sources.
     """
     rows, found = full_rows(content), defaultdict(list)
     for row in rows:
@@ -214,7 +214,7 @@ def pace_without(source: str, rows: Sequence[Row]) -> float:
 
 
 def fit_reach(rows: Sequence[Row]) -> float:
-    """The share of the matrix rate that products reach: the median of the rows of one GPU, full sequences of 128."""
+    """Share of the matrix throughput that products reach: the median of rows of one GPU with full sequences of 128."""
     found = []
     for row in rows:
         if row["gpus"] == 1 and row["length"] == 128 and row["padded"] and "held_out" not in row:
