@@ -68,7 +68,8 @@ def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
         lacking = f"no answer for {_name_ids(missing)} of {data}"
         raise UserError(f'{given}: {lacking}: SQuAD 2.0 wants one for each question, "" where it has none')
     odds = read_by_id(null_odds, float, "odds") if null_odds else None
-    if odds is not None and (missing := [name for name in asked if name not in odds]):
+    missing = [name for name in asked if odds is not None and name not in odds]
+    if missing:
         raise UserError(f"{null_odds}: no odds for {_name_ids(missing)} of {data}: every question needs them")
     return evaluate_2(squad.questions, predictions, odds, wanted.na_prob_thresh), notes
 

@@ -208,10 +208,12 @@ class Rows:
     def _check_header(self, header: list[str], where: str) -> list[str]:
         """Returns the column names of a first line; UserError if a field is not among them, so that a row is not
         mistaken for names."""
-        if twice := sorted({name for name in header if header.count(name) > 1}):
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
             raise UserError(f"{where}: two columns have the name {twice[0]!r}; rename one")
         fields = self._model.name_fields(dict.fromkeys(header, ""))
-        if missing := [name for name in fields if name not in header]:
+        missing = [name for name in fields if name not in header]
+        if missing:
             raise UserError(
                 f"{where}: no field {missing[0]!r}; there is: {', '.join(header)}; the first line names the columns"
                 + " (rows of texts alone: --format tabs)" * (self._kind == "tsv")

@@ -185,8 +185,17 @@ def _start_worker(tell: connection.Connection) -> None:
     """Prepares a worker process, so that it ends with the main process and by nothing else."""
     tell.send_bytes(b"!")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
-    end_with_parent(signal.SIGKILL, os.getppid())  # the server that forks workers, which ends with the main process
+    end_with_parent(signal.SIGKILL, os.getppid())  # the server that forks workers
+    threading.Thread(target=_end_with_main, daemon=True).start()
     _quiet()
+
+
+def _end_with_main() -> None:
+    """Ends this worker when the main process is gone, however it went: while workers live, so does their server."""
+    main = multiprocessing.parent_process()
+    assert main is not None
+    connection.wait([main.sentinel])
+    os._exit(1)
 
 
 def _quiet() -> None:
