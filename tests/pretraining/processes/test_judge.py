@@ -45,6 +45,7 @@ GONE = "has ended, or cannot be reached any more"
     ("ranks", "seconds", "first", "told"),
     [
         ([works, *[lambda _: Beat()] * 2], 70, 60, "ranks 1, 2 have ended"),
+        ([works, dies, lambda second: works(min(second, 7))], 80, 65, "ranks 1, 2 have ended"),  # of one machine
         ([works, lambda second: works(second // 30 * 30)], 3000, None, ""),  # a late beat alarms nobody
         ([loses, dies, lambda second: loses(min(second, 7))], 20, 10, f"rank 1 {GONE}\n{WHY}"),  # not who says so
         ([loses, works], 20, 10, f"another rank {GONE}: Connection closed\n{WHY}"),
