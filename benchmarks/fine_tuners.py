@@ -185,6 +185,7 @@ def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:
     dropout = settings.dropout
     given: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "classifier_dropout"), dropout.hidden)
     given["attention_probs_dropout_prob"] = dropout.attention
+    given = {name: share for name, share in given.items() if share is not None}  # else that of the folder
     if head.kind in ("classes", "labels", "score", "tags"):
         given["num_labels"] = head.outputs
     transformers.set_seed(settings.seed)

@@ -48,13 +48,19 @@ class Child:
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
+        self._error: Exception | None = None
         self._reader = threading.Thread(target=self._pass_on, daemon=True)
         self._reader.start()
 
     def _pass_on(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._say(line.rstrip("\n"))
+        for line in self.process.stdout:  # to the end: it would wait for a reader
+            try:
+                if self._error is None:
+                    self._say(line.rstrip("\n"))
+            except Exception as error:  # a full disk, a console that is gone
+                self._error = error
+                self.process.terminate()
 
     def wait(self, seconds: float) -> int | None:
         """Returns the exit code; None if it still runs after these seconds."""
@@ -63,9 +69,12 @@ class Child:
         return None
 
     def end(self) -> None:
-        """Ends it and all that it has started, and passes on the rest of its lines."""
+        """Ends it and all that it has started, and passes on the rest of its lines. Raises the error of the function
+        that took them."""
         end_group(self.process)
         self._reader.join(PATIENCE)
+        if self._error is not None:
+            raise self._error
 
 
 def follow(

@@ -357,4 +357,4 @@ def spell_value(value: Any) -> str:
         return " ".join(f"{name}={spell_value(one)}" if name else spell_value(one) for name, one in value.items())
     if isinstance(value, list):
         return " ".join(map(spell_value, value))
-    return "not given" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "not given" if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)

@@ -206,7 +206,7 @@ def do_part(settings: OwnPart, console: Console) -> int:
         code, found = run_tests(settings.only)
     if found and settings.out is not None:
         write_results(settings.out, found)
-    console.print("\n".join(f"{name}: {value}" for name, value in found.items()))
+    console.print("\n".join(f"{name}: {value}" for name, value in found.items()), markup=False)
     return code
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 
 from benchmarks.measure import DATA, ROOT, find_commit, name_hardware, read_results
 from benchmarks.processes import follow
@@ -157,7 +158,7 @@ class CommandRunner:
 
             def say(line: str) -> None:
                 last.append(line)
-                status.update(f"{command.label}  {line[:100]}")
+                status.update(escape(f"{command.label}  {line[:100]}"))
 
             try:
                 code = follow(self._command(command), log, say, {**os.environ, "PYTHONUNBUFFERED": "1"})

@@ -183,6 +183,7 @@ class _Watch:
         self._stopped_at: float | None = None
         self._beats: Heartbeats | None = None
         self._child, self._fault = 0, ""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts this may have ignored it, as some services do
         self._signals = {number for number in (*ENDING, signal.SIGCHLD) if signal.getsignal(number) != signal.SIG_IGN}
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
 
@@ -249,6 +250,8 @@ class _Watch:
     def _conclude(self, code: int) -> int:
         """Ends as the child did: says what the child could not say itself, and tells other ranks."""
         self._hear()
+        if self._stopped_at is None and signal.sigpending() & self._signals & {*ENDING}:
+            self._stopped_at = time.monotonic()  # the signal that ended the child comes here a moment later
         text = ""
         if code < 0 and self._stopped_at is not None:
             code, text = Code.INTERRUPTED, INTERRUPTED if mpi_rank() == 0 else ""

@@ -78,8 +78,9 @@ def list_reasons(manifest: Manifest) -> Iterator[Reason]:
     """Goes through the reasons for which documents with text were left out, in the order in which it was done."""
     corpus = manifest.corpus
     see = f"; see {FILTERED_REPORT}" if any(file.path == FILTERED_REPORT for file in manifest.tables) else ""
-    for name, count in (corpus.filtered or {}).items():
-        yield Reason(name, count, f"left out while the text was read{see}")
+    filtered = corpus.filtered or {}
+    for name in filter(filtered.__contains__, FILTERS):
+        yield Reason(name, filtered[name], f"left out while the text was read{see}")
     if corpus.copies is not None:
         yield Reason("copies", corpus.copies, "left out, as an earlier document has their text")
     if corpus.near_copies is not None:

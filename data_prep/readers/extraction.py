@@ -98,8 +98,8 @@ def extract(task: ExtractTask) -> DocumentsRecord:
     sieve = Sieve(task.name, task.filters)
     passed = sieve.sift(documents()) if task.filters else documents()
     parts = []
-    for number, group in enumerate(group_documents(in_sentences(passed), task.bundle.part_bytes)):
-        batch = _make_batch(group)
+    groups = group_documents(in_sentences(passed), task.bundle.part_bytes)
+    for number, batch in enumerate(map(_make_batch, groups)):  # no name keeps a group while the next one is read
         name = f"{WORK}/documents/{task.name[:3]}/{task.name}-{number:04}.arrow"
         record = write_batches(task.folder, name, SCHEMA, [batch])
         parts.append(TextFile(**record.as_json(), text_bytes=batch["sentences"].values.nbytes))

@@ -86,11 +86,12 @@ def read_tsv(path: Path, names: Sequence[str] | None = None, *, skip_short: bool
     if names is None:
         names, lines, numbers = lines[0].split("\t"), lines[1:], numbers[1:]
     total = len(lines)
-    if skip_short:
-        is_whole = [line.count("\t") + 1 >= len(names) for line in lines]
-        lines, numbers = list(itertools.compress(lines, is_whole)), list(itertools.compress(numbers, is_whole))
     widths = [line.count("\t") + 1 for line in lines]
-    # one look at all of the text is faster than one at each line
+    if skip_short and min(widths, default=0) < len(names):
+        is_whole = [width >= len(names) for width in widths]
+        lines, numbers = list(itertools.compress(lines, is_whole)), list(itertools.compress(numbers, is_whole))
+        widths = list(itertools.compress(widths, is_whole))
+    # dividing all of the text at once is faster than dividing each line
     return _table(path, names, "\t".join(lines).split("\t"), widths, numbers, total - len(lines))
 
 

@@ -97,7 +97,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_past: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor | None, grad_past: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        if grad is None:
+            return grad_past, None, None
         x, weight = ctx.saved_tensors
         of_x, of_weight, _ = ctx.needs_input_grad
         grad_weight = weight_gradient(grad, x) if of_weight else None

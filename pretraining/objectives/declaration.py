@@ -192,7 +192,7 @@ class Objective(ABC):
         """Computes its figures from the totals of `sums` and of `COUNTS`."""
 
     def total(self, figures: Mapping[str, float]) -> float:
-        """Computes the loss that is minimised from the figures, by default the sum of its parts."""
+        """Computes the loss that is minimised from the figures, by default the sum of its parts without weights."""
         return sum(figures.get(figure.name, 0.0) for figure in self.figures if figure.curve is not None)
 
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:

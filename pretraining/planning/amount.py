@@ -98,7 +98,7 @@ class RemainingWork:
 
     def estimate(self, phase: int, phase_step: int, phase_seconds: float) -> tuple[float | None, float | None]:
         """Estimates the operations or, by the clock, the seconds that are left; the other one is None."""
-        this, *later = (schedule.length for schedule in self._schedules[phase:])
+        this, *later = [schedule.length for schedule in self._schedules[phase:]] or [0]
         if not self.total_steps:
             return None, max(0.0, this - phase_seconds) + sum(later)
         return sum(map(operator.mul, [this - phase_step, *later], self._flops[phase:])), None

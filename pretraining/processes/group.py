@@ -22,7 +22,6 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -144,7 +143,7 @@ def disconnect() -> None:
     global _connection, _host_group
     _bells.close()
     if dist.is_initialized():
-        with suppress(LateError):
+        with suppress(Exception):
             await_call(LEAVE_SECONDS, _leave_group)
     _host_group = None
     if _connection is not None:

@@ -82,7 +82,7 @@ def sum_losses(
 def score_shards(
     model: StoredModel, folder: Path, split: Split, length: int | None, limit: int | None, device: torch.device
 ) -> ShardScores:
-    """Scores a model, in fp32, on the first `limit` examples of shards, or all."""
+    """Scores a model, in fp32, on the first `limit` examples of shards, or all, in one process."""
     manifest = Manifest.read(folder)
     manifest.require_examples(folder)
     require_vocabulary(manifest, model, folder)

@@ -43,6 +43,12 @@ def test_a_run_that_is_interrupted_says_all_that_it_has_to_say(tmp_path: Path, m
     assert lines[-2].strip() == "at the end"
 
 
+@pytest.mark.timeout(60)
+def test_a_full_disk_ends_a_command_that_has_much_to_say() -> None:
+    with pytest.raises(OSError, match="No space left"):
+        processes.follow([sys.executable, "-c", "while True: print('more')"], Path("/dev/full"), print)
+
+
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 LEAVES = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).pid)"
 TELLS = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
