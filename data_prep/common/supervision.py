@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from typing import NoReturn
 
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
-from data_prep.common.heartbeats import GONE, PERIOD, SOON, Heartbeats, Verdict, report_to
+from data_prep.common.heartbeats import GONE, Heartbeats, Verdict, report_to
 from data_prep.common.launchers import mpi_rank, mpi_size, started_by_mpi
 
 GRACE = 2.0
@@ -177,29 +178,42 @@ class _Watch:
     """The watch of a process over its child."""
 
     def __init__(self, reports: int) -> None:
-        """Holds signals back from now on, so that none is lost while the child is made."""
+        """Notes signals from now on, so that none is lost while the child is made."""
         self._reports, self._heard = reports, b""
-        os.set_blocking(reports, False)
+        self._wake, self._awake = os.pipe()
+        for end in (self._wake, self._awake):
+            os.set_blocking(end, False)
         self._stopped_at: float | None = None
         self._beats: Heartbeats | None = None
         self._child, self._fault = 0, ""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts this may have ignored it, as some services do
-        self._signals = {number for number in (*ENDING, signal.SIGCHLD) if signal.getsignal(number) != signal.SIG_IGN}
-        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # which some services ignore: the child's end would not be seen
+        self._before = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGCHLD)}
+        for number, handler in self._before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, self._note)
+        self._woken = signal.set_wakeup_fd(self._awake, warn_on_full_buffer=False)
 
     def forget(self) -> None:
-        """In the child: lets signals through again; one that comes while modules load ends it silently."""
-        for number in self._signals:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
-        os.close(self._reports)
+        """In the child: restores signal handlers and closes the pipes; a signal while modules load ends it silently."""
+        signal.set_wakeup_fd(self._woken)
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler == signal.SIG_IGN else signal.SIG_DFL)
+        for end in (self._reports, self._wake, self._awake):
+            os.close(end)
 
     def over(self, child: int) -> int:
         """Watches over the child until it ends; returns the exit code for this process."""
         self._child = child
+        if self._stopped_at is not None:
+            send_signal(self._child, signal.SIGTERM)
         while True:
-            self._note(signal.sigtimedwait(self._signals, self._patience()))
-            self._hear()
+            waiting = [self._wake, *([self._reports] if self._reports >= 0 else [])]
+            ready, _, _ = select.select(waiting, [], [], self._patience())
+            if self._wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            if self._reports in ready:
+                self._hear()
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 return self._conclude(os.waitstatus_to_exitcode(status))
@@ -209,26 +223,26 @@ class _Watch:
             if verdict is not None:
                 return self._follow(verdict)
 
-    def _patience(self) -> float:
-        """The seconds to wait for a signal before looking again, also for what a rank of MPI tells."""
-        if self._stopped_at is not None or (self._beats is None and mpi_size() > 1):
-            return SOON
-        return self._beats.pause if self._beats is not None else 1000 * PERIOD
+    def _patience(self) -> float | None:
+        """The seconds to wait for news before looking again; None where only news matters."""
+        if self._stopped_at is not None:
+            return 0.1
+        return self._beats.pause if self._beats is not None else None
 
-    def _note(self, heard: signal.struct_siginfo | None) -> None:
-        """Notes a signal that ends this process and passes it on; a second one is passed on too."""
-        if heard is None or heard.si_signo == signal.SIGCHLD:
+    def _note(self, number: int, _: object) -> None:
+        """Notes a signal and passes it on; a second one is passed on too."""
+        if number == signal.SIGCHLD:
             return
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
-        if mpi_size() == 1:
+        if self._child and mpi_size() == 1:
             send_signal(self._child, signal.SIGTERM)  # of this and the terminal's SIGINT the child hears the first
 
     def _hear(self) -> None:
         """Reads the messages of the child, a line of JSON each."""
-        told = b""
-        with suppress(BlockingIOError):
-            told = os.read(self._reports, 1 << 16)
+        told = os.read(self._reports, 1 << 16)
+        if not told:
+            self._reports = -1
         *lines, self._heard = (self._heard + told).split(b"\n")
         for line in lines:
             message = json.loads(line)
@@ -249,9 +263,8 @@ class _Watch:
 
     def _conclude(self, code: int) -> int:
         """Ends as the child did: says what the child could not say itself, and tells other ranks."""
-        self._hear()
-        if self._stopped_at is None and signal.sigpending() & self._signals & {*ENDING}:
-            self._stopped_at = time.monotonic()  # the signal that ended the child comes here a moment later
+        if self._reports >= 0:
+            self._hear()
         text = ""
         if code < 0 and self._stopped_at is not None:
             code, text = Code.INTERRUPTED, INTERRUPTED if mpi_rank() == 0 else ""

@@ -102,8 +102,8 @@ def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once()
     assert "ignored" not in errors
 
 
-def test_a_process_that_ignores_signals_as_under_nohup_goes_on() -> None:
-    ignore = "\n".join(f"signal.signal(signal.{name}, signal.SIG_IGN)" for name in ("SIGINT", "SIGHUP"))
+def test_a_process_that_ignores_signals_as_under_nohup_goes_on_and_ends() -> None:
+    ignore = "\n".join(f"signal.signal(signal.{name}, signal.SIG_IGN)" for name in ("SIGINT", "SIGHUP", "SIGCHLD"))
     code = f"import os, signal, sys\n{ignore}\nos.execv(sys.executable, sys.argv[1:])"
     program = PROGRAM.replace("BODY", "time.sleep(1)\n        print('done', flush=True)")
     process = start([sys.executable, "-c", code, sys.executable, "-c", program])
