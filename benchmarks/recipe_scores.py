@@ -70,7 +70,7 @@ class RecipeScores:
 
 
 def run(folder: Path, threads: int, console: Console, script: str, *words: object) -> None:
-    """Runs a command of the project to its end, with its log in a folder; UserError where it does not come there."""
+    """Runs a command of the project, with its log in a folder; UserError if it fails."""
     name = Path(script).stem
     console.print(f"{name} …", markup=False)
 

@@ -104,7 +104,7 @@ class Changes:
     now: Ingredients
 
     def refuse(self, folder: Path) -> None:
-        """Raises UserError if a setting or source of the folder is another one."""
+        """Raises UserError if a setting or source of the folder differs."""
         changes, names = self.list_settings(), self.list_sources()
         if names is not None:
             changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
@@ -115,7 +115,7 @@ class Changes:
             )
 
     def list_settings(self) -> list[str]:
-        """Lists the settings that are others."""
+        """Lists the settings that differ."""
         theirs, ours = {**UNUSED, **self.before.settings.as_json()}, self.now.settings.as_json()
         changes = [
             f"  --{name.replace('_', '-')} was {spell_value(theirs.get(name))}, now {spell_value(ours[name])}"
@@ -129,8 +129,8 @@ class Changes:
         return changes
 
     def list_sources(self) -> list[str] | None:
-        """Names the files that were added, are gone or have another content; None where all is as it was, and an empty
-        list where only their order is another."""
+        """Names the files that were added, removed or changed; None if nothing differs, an empty list if only the order
+        does."""
         if self.before.sources == self.now.sources:
             return None
         return sorted({file.name for file in {*self.before.sources} ^ {*self.now.sources}})

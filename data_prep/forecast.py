@@ -156,7 +156,7 @@ def make_usual_costs(settings: Settings) -> Costs:
 
 
 def describe_disk_need(folder: Path, steps: list[StepForecast]) -> str:
-    """Warns if a run needs more room on the disk than there is, with what an earlier one uses in the folder; or ""."""
+    """Returns a warning if a run needs more disk than is free, files of an earlier run included; otherwise ""."""
     used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
     needed, free = max(step.disk for step in steps), shutil.disk_usage(find_existing_folder(folder)).free + used
     if needed <= free:

@@ -45,7 +45,7 @@ class NumberedTask:
 
     @property
     def name(self) -> str:
-        """Spells the number, in which the tasks of a step differ."""
+        """Returns the number as text: it tells the tasks of a step apart."""
         return f"{self.number:07}"
 
 

@@ -271,7 +271,7 @@ def _check_text(s: Settings) -> Checks:
 
 
 def _check_documents(s: Settings) -> Checks:
-    """Checks by which thresholds documents are left out, what is kept of them in pieces, and where they come from."""
+    """Checks the thresholds of filters, whether documents in pieces are kept, and the folders of --from."""
     for flag, number in (("--min-words", s.min_words), ("--max-words", s.max_words)):
         yield number is None or number >= 1, f"{flag} {number}: at least 1"
     between = s.min_words is None or s.max_words is None or s.min_words <= s.max_words

@@ -24,14 +24,14 @@ CGROUP_FILES = (
 """The files of a group of processes with its limit and what it uses, and what of that is a cache that gives way."""
 
 
-def own_cores() -> list[int]:
+def list_cores() -> list[int]:
     """Lists the cores that this process may run on, by its affinity, which Slurm sets."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def num_cores() -> int:
     """Counts the cores that this process may use, also by its quota in a container."""
-    cores = len(own_cores())
+    cores = len(list_cores())
     try:
         quota, period = (CGROUPS / "cpu.max").read_text().split()
         return max(1, min(cores, int(quota) // int(period)))

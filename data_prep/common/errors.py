@@ -23,7 +23,7 @@ class UserError(ValueError):
     """An error that the user can cure: its message says how. Entries print it without a traceback and exit with 2."""
 
     code = Code.CURE
-    """What ranks end with after it."""
+    """Exit code of all ranks after this error."""
 
     def __str__(self) -> str:
         return printable(super().__str__())

@@ -238,7 +238,7 @@ LIMITS: dict[str, tuple[Callable[[Sequence[Document]], Array], str]] = {
     "min_letters": (measure_lettered_share, "low"),
     "max_repeated_lines": (measure_repeated_share, "high"),
 }
-"""By the name of a setting that is a limit: what it limits, and at which side."""
+"""Settings that are limits: the figure that each limits, and whether it is the lowest or the highest value."""
 
 
 def make_filters(settings: Settings) -> tuple[Filter, ...]:
@@ -272,7 +272,7 @@ class Sieve:
     _read: int = 0
 
     def sift(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yields the documents that pass all filters; another is counted by the first that it fails.
+        """Yields the documents that pass all filters. One that fails is counted under the first filter that it fails.
 
         Documents without any text are passed over.
         """

@@ -98,7 +98,7 @@ class SourceFile:
     how: str = BY_CONTENT
     """How the format was found."""
     content: str = ""
-    """The key of the content (`look`), by which a file of the same size is told that has changed."""
+    """Key of the content (`look`): a change of the content changes it, also where the size stays."""
     place: tuple[int, int] = (0, 0)
     """Where the file system has the file, however it is named: its device and its number there."""
     written: int = 0

@@ -141,7 +141,7 @@ class Candidate:
     """Normalized over the candidates of the question."""
 
     def as_dict(self) -> dict[str, str | float]:
-        """Returns the fields that are written."""
+        """Returns the fields that are written to files of predictions."""
         return {name: value for name, value in vars(self).items() if name != "start"}
 
 

@@ -1,6 +1,6 @@
-"""The GPUs and networks that a plan can name, with data from their makers, and the clusters of commands.
+"""The GPUs and networks that a plan can name, with data from their makers, and clusters of them.
 
-Of a cluster, the fastest micro-batches of each ZeRO stage are searched, and cures for a plan that does not fit.
+Searches the fastest micro-batch of each ZeRO stage on a cluster, and cures for a plan that does not fit.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ NAME = "ahead"
 
 
 def await_call(seconds: float, work: Callable[[], T]) -> T:
-    """Calls a function in a thread, which may never end, and returns its result; LateError where it takes longer."""
+    """Calls a function in a thread, and returns its result; LateError after `seconds`. The thread may never end."""
     done: Future[T] = Future()
 
     def do_work() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from data_prep.common.capacity import own_cores
+from data_prep.common.capacity import list_cores
 from pretraining.processes.environment import SPINS_ALONE, SPINS_AMONG_OTHERS
 
 DEVICES = Path("/sys/bus/pci/devices")
@@ -35,7 +35,7 @@ def keep_near(device: torch.device, threads: int) -> None:
     with suppress(AttributeError, OSError, ValueError):
         address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
         near = read_cores((DEVICES / address / "local_cpulist").read_text())
-        if len(own := near.intersection(own_cores())) >= threads:
+        if len(own := near.intersection(list_cores())) >= threads:
             os.sched_setaffinity(0, own)
 
 

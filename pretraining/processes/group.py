@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_prep.common.capacity import num_cores, own_cores
+from data_prep.common.capacity import list_cores, num_cores
 from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError, name_ranks
 from data_prep.common.launchers import World
 from pretraining.devices import explain_absence, explain_unused, find_kind, require_code
@@ -80,7 +80,7 @@ def default_threads(world: World, environment: Mapping[str, str] = os.environ) -
     A launcher may have bound ranks to cores, alone or together with others. Once connected, ranks therefore tell one
     another their cores, so all of them must call this, and a core counts by how many ranks may use it.
     """
-    host, cores = socket.gethostname(), own_cores()
+    host, cores = socket.gethostname(), list_cores()
     told = gather((host, cores))  # also where others may have no variable that decides
     chosen = environment.get("OMP_NUM_THREADS", "").split(",")[0]
     if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):

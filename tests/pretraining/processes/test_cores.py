@@ -43,7 +43,7 @@ def test_a_rank_keeps_those_of_its_cores_that_are_near(
         (tmp_path / "0000:c1:00.0").mkdir()
         (tmp_path / "0000:c1:00.0" / "local_cpulist").write_text(near)
     monkeypatch.setattr(cores, "DEVICES", tmp_path)
-    monkeypatch.setattr(cores, "own_cores", lambda: own)
+    monkeypatch.setattr(cores, "list_cores", lambda: own)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: place)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, chosen: bound.append(set(chosen)))
     keep_near(GPU, threads=2)

@@ -101,7 +101,7 @@ def three_agree() -> object:
         total = torch.ones(1)
         dist.all_reduce(total)
     bound = [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]][world.rank]  # as a launcher might: one alone, two share theirs
-    setattr(group, "own_cores", lambda: bound)  # noqa: B010
+    setattr(group, "list_cores", lambda: bound)  # noqa: B010
     setattr(group, "num_cores", lambda: 4)  # noqa: B010
     threads = default_threads(world, {})
     mixed = default_threads(world, {} if world.rank else {"OMP_NUM_THREADS": "3"})  # set on one machine alone
