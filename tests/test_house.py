@@ -40,6 +40,7 @@ WINGS = {
         ["engine", "planning"],
         ["data", "config", "huggingface"],
         ["objectives", "optimizers"],
+        ["answering"],
         ["reporting", "processes", "model"],
         ["devices"],
     ],

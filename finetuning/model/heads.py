@@ -21,13 +21,13 @@ from data_prep.common.arrays import ranges
 from data_prep.common.errors import UserError
 from finetuning.scale import Scale
 from finetuning.settings import BiLstm
+from pretraining.answering.serving import ServedEncoder
 from pretraining.huggingface.weights import Kind, TaskHead
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.batch import Batch
 from pretraining.model.bert import PieceHead
 from pretraining.model.encoder import SITES, Encoder
 from pretraining.model.fused import Dropout, drop
-from pretraining.model.serving import ServedEncoder
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective
 

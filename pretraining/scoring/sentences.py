@@ -25,11 +25,11 @@ import torch
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import MASK, Special, Vocabulary
+from pretraining.answering.serving import ServedEncoder
 from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import PretrainingBatch, pack
 from pretraining.model.bert import Bert
 from pretraining.model.rows import Rows
-from pretraining.model.serving import ServedEncoder
 from pretraining.model.shape import PIECE_HEAD
 from pretraining.objectives.declaration import find_objective
 

@@ -20,12 +20,13 @@ from transformers import AutoModel
 
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.heads import ServedModel, TaskBatch, TaskModel, check_int8, compute_logits
+from pretraining.answering import serving
+from pretraining.answering.serving import QuantisedProduct
 from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
 from pretraining.huggingface.model_card import BaseSummary, TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
-from pretraining.model import cpu_kernels, serving
+from pretraining.model import cpu_kernels
 from pretraining.model.encoder import Linear
-from pretraining.model.serving import QuantisedProduct
 from pretraining.model.shape import Sees, Shape
 
 LENGTHS = (7, 1, 31, 2, 7, 40)

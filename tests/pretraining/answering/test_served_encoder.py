@@ -18,13 +18,9 @@ from hypothesis import strategies as st
 from support.kernels import threads
 from torch import Tensor
 
-from pretraining.model import cpu_kernels, one_call, serving
-from pretraining.model.batch import Batch, pack
-from pretraining.model.bert import Bert
-from pretraining.model.encoder import Linear
-from pretraining.model.one_call import BYTES, HALVES, OneCall, Way, can_multiply
-from pretraining.model.rows import Rows
-from pretraining.model.serving import (
+from pretraining.answering import one_call, serving
+from pretraining.answering.one_call import BYTES, HALVES, OneCall, Way, can_multiply
+from pretraining.answering.serving import (
     LayerByLayer,
     PackedProduct,
     Product,
@@ -33,6 +29,11 @@ from pretraining.model.serving import (
     can_pack,
     make_product,
 )
+from pretraining.model import cpu_kernels
+from pretraining.model.batch import Batch, pack
+from pretraining.model.bert import Bert
+from pretraining.model.encoder import Linear
+from pretraining.model.rows import Rows
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model
 

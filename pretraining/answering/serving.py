@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretraining.answering.one_call import OneCall, find_way, quantise
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
 from pretraining.model.fused import Dropout, gelu
-from pretraining.model.one_call import OneCall, find_way, quantise
 from pretraining.model.shape import Shape
 
 KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
@@ -57,10 +57,10 @@ class PackedProduct(Product):
         self.bias = linear.bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], ""))
 
     def with_gelu(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none")
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none"))
 
 
 class QuantisedProduct(Product):
@@ -127,7 +127,7 @@ class ServedLayer:
 
 def _finish_block(outer: Product, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
     """Computes the end of a block: its last product, residual connection and layer norm."""
-    return norm(outer(inner), outer.bias, x, KEEPS)
+    return cast(Tensor, norm(outer(inner), outer.bias, x, KEEPS))
 
 
 class LastLayer(ServedLayer):
@@ -238,4 +238,4 @@ class ServedEncoder:
         return self.layers.one(self._embed(batch), batch, places)
 
     def _embed(self, batch: Batch) -> Tensor:
-        return self.encoder.embeddings(self.encoder.orient(batch), KEEPS)
+        return cast(Tensor, self.encoder.embeddings(self.encoder.orient(batch), KEEPS))
