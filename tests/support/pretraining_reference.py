@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
-from transformers import BertConfig, BertForPreTraining
+from transformers import BertConfig
 
 from benchmarks.peer import pad_batch
-from pretraining.huggingface.weights import export_weights
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert
 from pretraining.model.rows import Rows
@@ -24,23 +23,26 @@ __all__ = ["pad_batch"]
 SMALL = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 
 
-def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: int = 0) -> PretrainingBatch:
-    """Sequences of these lengths. No piece is 0: transformers gives no gradient to that one's embedding."""
+def random_rows(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: int = 0) -> Rows:
+    """Examples of these lengths. No piece is 0: transformers gives no gradient to that one's embedding."""
     draw = np.random.default_rng(seed)
     predicted = [np.sort(draw.choice(n, max(1, round(n * 0.15)), replace=False)) for n in lengths]
     num_predictions = sum(map(len, predicted))
-    return MLM.batch(
-        Rows(
-            where=np.stack([np.zeros(len(lengths), np.int64), first + np.arange(len(lengths))], axis=1),
-            lengths=np.array(lengths),
-            pieces=draw.integers(1, vocabulary, sum(lengths)),
-            boundaries=np.array([draw.integers(1, length + 1) for length in lengths]),
-            random_next=draw.integers(0, 2, len(lengths)),
-            predictions=np.array([len(each) for each in predicted]),
-            positions=np.concatenate(predicted),
-            labels=draw.integers(0, vocabulary, num_predictions),
-        )
+    return Rows(
+        where=np.stack([np.zeros(len(lengths), np.int64), first + np.arange(len(lengths))], axis=1),
+        lengths=np.array(lengths),
+        pieces=draw.integers(1, vocabulary, sum(lengths)),
+        boundaries=np.array([draw.integers(1, length + 1) for length in lengths]),
+        random_next=draw.integers(0, 2, len(lengths)),
+        predictions=np.array([len(each) for each in predicted]),
+        positions=np.concatenate(predicted),
+        labels=draw.integers(0, vocabulary, num_predictions),
     )
+
+
+def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: int = 0) -> PretrainingBatch:
+    """These examples as a batch for masked pieces."""
+    return MLM.batch(random_rows(lengths, vocabulary, seed, first))
 
 
 def make_uneven(model: Bert) -> Bert:
@@ -77,16 +79,6 @@ def their_config(shape: Shape, **more: Any) -> BertConfig:
         layer_norm_eps=shape.epsilon,
         **more,
     )
-
-
-def their_model(model: Bert) -> BertForPreTraining:
-    """transformers' model with our weights."""
-    theirs = BertForPreTraining(their_config(model.shape))
-    missing, unexpected = theirs.load_state_dict(export_weights(model.state_dict(), model.shape), strict=False)
-    assert not unexpected
-    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-    theirs.tie_weights()
-    return theirs
 
 
 def mean_loss(model: Bert, batch: PretrainingBatch) -> Tensor:

@@ -14,15 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.transformers_models import PIECES, SHAPE, our_weights, same, their_model, with_old_names
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, BertConfig
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.huggingface.folders import _read_file, read_encoder, read_folder, read_length, read_shape, write_folder
-from pretraining.huggingface.weights import export_weights
 from pretraining.huggingface.weights_file import read_weights, save_tensors, write_weights
 
 
@@ -183,24 +181,6 @@ def test_transformers_loads_an_export(
     if kind is AutoModelForPreTraining:
         assert not any(found.values())
         assert not ours
-
-
-def test_transformers_takes_every_weight_bit_for_bit(exported: Path) -> None:
-    model = AutoModelForPreTraining.from_pretrained(exported)
-    state = export_weights(our_weights(), SHAPE)
-    found = model.state_dict()
-    assert found.pop("cls.predictions.decoder.weight").equal(state["bert.embeddings.word_embeddings.weight"])
-    assert found.pop("cls.predictions.decoder.bias").equal(state["cls.predictions.bias"])
-    assert same(dict(found), state)
-    assert model.dtype == torch.float32
-    with safe_open(exported / "model.safetensors", "pt") as file:
-        assert file.metadata()["format"] == "pt", "older versions of transformers refuse another"
-
-
-def test_the_config_is_the_one_of_transformers(exported: Path, folder: Path) -> None:
-    ours, theirs = (BertConfig.from_pretrained(each).to_dict() for each in (exported, folder))
-    differ = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
-    assert differ <= {"transformers_version", "_name_or_path"}
 
 
 @pytest.mark.usefixtures("listening")

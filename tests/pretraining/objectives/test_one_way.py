@@ -1,4 +1,4 @@
-"""`ltr` and `rtl` against plain PyTorch, sequence by sequence, and `ltr` against transformers."""
+"""`ltr` and `rtl` against plain PyTorch, sequence by sequence."""
 
 from __future__ import annotations
 

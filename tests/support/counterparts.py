@@ -1,0 +1,137 @@
+"""Models that transformers has too, a row each: ours, made of a folder that transformers wrote, must equal theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from support.pretraining_reference import SMALL, gradients, pad_batch, random_rows, their_config
+from torch import Tensor
+from transformers import BertForMaskedLM, BertForPreTraining, BertLMHeadModel
+
+from data_prep.common.arrays import Array
+from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from pretraining.huggingface.folders import read_folder
+from pretraining.huggingface.weights import import_weights
+from pretraining.model.batch import PretrainingBatch, PretrainingBatches
+from pretraining.model.bert import Bert
+from pretraining.objectives.declaration import build_model, find_objective
+
+LENGTHS = (5, 70, 96, 17, 64, 1, 33)
+PADS = "pad_token_id"
+
+
+def write_wordpiece(folder: Path, count: int) -> None:
+    """Writes a vocabulary of this number of pieces, as shard.py does."""
+    words = (f"word{number}" for number in range(count - len(SPECIAL)))
+    Vocabulary((*SPECIAL, *words), cased=False).write(folder)
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """A model of transformers, small enough for tests."""
+
+    kind: Any
+    """its class"""
+    config: Callable[[], Any]
+    write_vocabulary: Callable[[Path, int], None] = write_wordpiece
+    """writes the files of a vocabulary of so many pieces, with which our model is exported"""
+
+
+COUNTERPARTS = {
+    "bert": Counterpart(BertForPreTraining, partial(their_config, SMALL)),
+    "bert without pairs": Counterpart(BertForMaskedLM, partial(their_config, SMALL)),
+    "bert, left to right": Counterpart(
+        BertLMHeadModel, partial(their_config, SMALL, is_decoder=True, bos_token_id=2, eos_token_id=3)
+    ),
+}
+"""Every architecture with every objective that transformers computes too."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Our model and that of transformers, with the same weights, which all matter to the logits; without dropout."""
+
+    ours: Bert
+    theirs: Any
+
+    @classmethod
+    def make(cls, name: str, folder: Path) -> Pair:
+        """Makes a pair of a row of `COUNTERPARTS`; ours is read from a folder that theirs writes."""
+        row, generator = COUNTERPARTS[name], torch.Generator().manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            theirs = row.kind(row.config()).eval()
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+        theirs.save_pretrained(folder)
+        shape, state, missing = read_folder(folder)
+        assert not missing
+        ours = build_model(shape)
+        ours.load_state_dict(state)
+        return cls(ours.eval(), theirs)
+
+    def to(self, dtype: torch.dtype) -> Pair:
+        """Converts both models."""
+        return Pair(self.ours.to(dtype), self.theirs.to(dtype))
+
+    def batch(self, seed: int = 0) -> PretrainingBatch:
+        """Makes sequences of many lengths, up to the longest that the model reads. No piece is the one that pads:
+        transformers gives no gradient to its embedding, and RoBERTa no position."""
+        shape, config = self.ours.shape, self.theirs.config
+        rows = random_rows([min(length, shape.positions) for length in LENGTHS], shape.vocabulary, seed)
+
+        def without_padding(pieces: Array) -> Array:
+            return np.where(pieces == getattr(config, PADS, None), pieces + 1, pieces) % shape.vocabulary
+
+        rows = replace(rows, pieces=without_padding(rows.pieces), labels=without_padding(rows.labels))
+        if not self.tells_segments:
+            rows = replace(rows, boundaries=rows.lengths)
+        return find_objective(shape).batch(rows)
+
+    @property
+    def tells_segments(self) -> bool:
+        """Whether segments have embeddings of their own."""
+        return getattr(self.theirs.config, "type_vocab_size", 1) > 1
+
+    def our_logits(self, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """Computes our logits, by the display names of heads."""
+        model = self.ours
+        return find_objective(model.shape).logits(model, model.states_for_heads(batch), batch)
+
+    def their_logits(self, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """Computes the same logits by transformers, of sequences that are padded to the longest."""
+        names = ["input_ids", "attention_mask", *(["token_type_ids"] if self.tells_segments else [])]
+        given, objective = pad_batch(batch), find_objective(self.ours.shape)
+        output, found = self.theirs(**{name: given[name] for name in names}), []
+        for number, (start, end) in enumerate(pairwise(batch.starts.tolist())):
+            own = {name: each[number : number + 1] for name, each in output.items() if isinstance(each, Tensor)}
+            chosen = batch.chosen[(batch.chosen >= start) & (batch.chosen < end)] - start
+            found.append(objective.pick_their_logits(type(output)(**own), chosen))
+        return {name: torch.cat([logits[name] for logits in found]) for name in found[0]}
+
+    def gradients(self, batch: PretrainingBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Computes the gradients of the loss that our model is trained by, and theirs under our names."""
+        shape, counts = self.ours.shape, (len(batch.lengths), len(batch.labels))
+        torch.autograd.backward(find_objective(shape).loss(self.ours(batch), PretrainingBatches((batch,), *counts)))
+        theirs = zip(self.their_logits(batch).values(), (batch.labels, batch.random_next), strict=False)
+        torch.autograd.backward([F.cross_entropy(logits, labels) for logits, labels in theirs])
+        wanted, _ = import_weights(gradients(self.theirs), shape)
+        return gradients(self.ours), wanted
+
+
+def assert_equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], within: float) -> None:
+    """Asserts that tensors of the same names differ by at most `within`, anywhere."""
+    assert found.keys() == wanted.keys()
+    for name, each in wanted.items():
+        assert each.shape == found[name].shape, name
+        difference = float((found[name] - each).detach().abs().max())
+        assert difference <= within, f"{name}: {difference}"
