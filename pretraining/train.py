@@ -44,6 +44,7 @@ from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
+from pretraining.checkpoint.record import list_finished
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
@@ -55,7 +56,7 @@ from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
 from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
-from pretraining.training.request import Request
+from pretraining.training.request import Branch, Request
 from pretraining.training.run import run_training
 
 
@@ -72,6 +73,8 @@ class Train:
     init: str | None = None
     """Begin with the weights and sizes of this model: a folder of transformers, a run, a checkpoint, or a name on the
     Hugging Face hub. It is `base_model` in the recipe."""
+    branch: str | None = None
+    """Begin with all of another run's state at a checkpoint, RUN or RUN@STEP; phases not begun there may be others."""
     stop_after: str | None = None
     """Stop after the phase of this name; the same command without it goes on."""
     resume: Literal["auto", "never"] = "auto"
@@ -165,6 +168,11 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):
         place = "is" if out.resolve() == wanted.data.resolve() else "lies within"
         faults.append(f"--out {out}: {place} --data {wanted.data}, which a run must not change; name another --out")
+    branch = None if wanted.branch is None else Branch.parse(wanted.branch)
+    if branch is not None and wanted.init is not None:
+        faults.append(f"--init {wanted.init}: not with --branch, which has the weights of a run; leave one of them out")
+    if branch is not None and out is not None and out.resolve() == branch.run.resolve():
+        faults.append(f"--branch {branch}: is the run in --out {out} itself; name another --out")
     limit = time_limit(wanted.time_limit)
     found = find_kind()
     try:
@@ -181,7 +189,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     pairs, notes = read_sample(recipe, manifest, wanted.data)
     options = (wanted.resume, wanted.stop_after, limit, wanted.profile)
     command = ("python", os.path.relpath(__file__), *words)
-    return Request(recipe, wanted.data, manifest, out, origin, *options, pairs, notes, command)
+    return Request(recipe, wanted.data, manifest, out, origin, *options, pairs, notes, command, branch)
 
 
 def read_all(
@@ -189,7 +197,10 @@ def read_all(
 ) -> tuple[Recipe, Manifest | None, StoredModel | None]:
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
     given = overrides if wanted.init is None else [*overrides, f"--base_model={toml_value(wanted.init)}"]
-    finder = OriginFinder(wanted.out, peek(FORM, wanted.recipe, given, "base_model"))
+    run = wanted.out
+    if wanted.branch is not None and (run is None or not list_finished(run)):
+        run = Branch.parse(wanted.branch).run
+    finder = OriginFinder(run, peek(FORM, wanted.recipe, given, "base_model"))
     recipe, manifest = load_recipe_and_data(
         wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape
     )

@@ -70,16 +70,30 @@ def locked(
         yield protected
 
 
+def find_holder(path: Path, unknown: str = "another process") -> str | None:
+    """Finds the process that holds a lock file, by reading alone; `unknown` where the file names none. None where
+    nobody holds it, or nobody can tell."""
+    try:
+        owner, is_free, _ = _look_at(path)
+        return None if is_free else owner.strip() or unknown
+    except (OSError, struct.error):
+        return None
+
+
+def _look_at(path: Path) -> tuple[str, bool, float]:
+    """Returns what a lock file says, whether no other process holds it, and when it was written."""
+    with path.open("rb") as file:
+        owner = file.read(1000).decode(errors="replace")
+        answer = fcntl.fcntl(file, fcntl.F_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        return owner, FLOCK.unpack(answer)[0] == fcntl.F_UNLCK, os.fstat(file.fileno()).st_mtime
+
+
 def find_deserter(path: Path) -> str | None:
     """Finds the process that a lock file names, where it ran here and is gone: nobody holds the lock, and there
     is no such process, or it began after the file was written. None where it lives, or nobody can tell."""
     try:
-        with path.open("rb") as file:
-            owner = file.read(1000).decode(errors="replace")
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-            written = os.fstat(file.fileno()).st_mtime
+        owner, is_free, written = _look_at(path)
         found = re.fullmatch(r"process (\d+) on (.+)", owner)
-        is_free = FLOCK.unpack(answer)[0] == fcntl.F_UNLCK
         here = found is not None and found[2] == socket.gethostname()
         return owner if found and here and is_free and not _lives(found[1], written) else None
     except (OSError, ValueError, struct.error, psutil.Error):

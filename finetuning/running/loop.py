@@ -28,7 +28,7 @@ from finetuning.running.outputs import (
     score_splits,
 )
 from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
-from pretraining.checkpoint.loop import Loop, is_due
+from pretraining.checkpoint.loop import Loop
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import CollapseError, Engine
@@ -166,14 +166,14 @@ class Tuner(Loop):
 
     def after_step(self) -> None:
         """Logs, evaluates and saves when due; stops on request."""
-        step, every = self.state.step, self.settings.checkpoints.every
+        step = self.state.step
         decision = self.context.control.decide(wrong=False, saving=self.saver.longest)
         if self.is_logged(step):
             self.log_step()
         if decision != Decision.GO_ON:
             self.stop(decision)
         self.score_where_due()
-        if is_due(step, every) and not self.is_over:
+        if self.settings.checkpoints.saves_at(step) and not self.is_over:
             self.write_checkpoint(step, self.state)
         self.saver.report()
 

@@ -13,7 +13,7 @@ from data_prep.common.toml_text import dotted
 from data_prep.common.wording import explain
 from pretraining.checkpoint.record import CheckpointRecord, read_record
 from pretraining.config.settings import Recipe
-from pretraining.huggingface.model_card import BaseSummary, DataSummary
+from pretraining.huggingface.model_card import BaseSummary, BranchSummary, DataSummary
 from pretraining.reporting.records import EvaluationRecord
 
 
@@ -83,6 +83,8 @@ class RunRecord:
     """base model of the run; None if its weights were drawn at random"""
     leapt: float | None = None
     """loss of the last step if it leapt, so that no run returns to this checkpoint; otherwise None"""
+    branch: BranchSummary | None = None
+    """where the run branched off from another; None if it did not"""
 
     @property
     def is_trained(self) -> bool:
@@ -100,6 +102,7 @@ class RunRecord:
             "micro_batches": {name: asdict(found) for name, found in self.micro_batches.items()},
             "base": None if self.base is None else asdict(self.base),
             "leapt": self.leapt,
+            **({} if self.branch is None else {"branch": asdict(self.branch)}),
         }
 
     @classmethod
@@ -116,6 +119,7 @@ class RunRecord:
                 micro_batches={name: FoundMicroBatch(**found) for name, found in section["micro_batches"].items()},
                 base=BaseSummary(**section["base"]) if section["base"] else None,
                 leapt=section.get("leapt"),
+                branch=BranchSummary(**section["branch"]) if section.get("branch") else None,
             )
         except ValidationError as error:
             faults = [f"{dotted(fault['loc'])}{explain(fault, False, Recipe)}" for fault in error.errors()]

@@ -350,7 +350,7 @@ def _compare(path: Path, tensors: dict[str, Tensor]) -> None:
 def remove_old(run: Path, settings: Checkpoints) -> None:
     """Removes checkpoints beyond the number to keep, except damaged ones."""
     for old in records.list_finished(run)[: -settings.keep]:
-        if not settings.keep_every or records.parse_step(old) % settings.keep_every:
+        if not settings.keeps(records.parse_step(old)):
             gone = old.with_name(old.name + UNFINISHED)  # a kill meanwhile must not leave half a checkpoint
             with suppress(OSError):  # the next save removes the rest
                 try:

@@ -219,6 +219,16 @@ class Checkpoints(Section):
     """Number of newest checkpoints to keep."""
     keep_every: Count = 0
     """Also keep checkpoints of steps that are multiples of this; 0: none."""
+    keep_at: Annotated[tuple[Positive, ...], Field(strict=False)] | None = None
+    """Also save after these steps, and keep those checkpoints: [1000, 20000]."""
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step."""
+        return (bool(self.every) and step % self.every == 0) or step in (self.keep_at or ())
+
+    def keeps(self, step: int) -> bool:
+        """Whether the checkpoint of a step is kept however old it is."""
+        return (bool(self.keep_every) and step % self.keep_every == 0) or step in (self.keep_at or ())
 
 
 class Card(Section):

@@ -106,6 +106,19 @@ class BaseSummary:
 
 
 @dataclass(frozen=True)
+class BranchSummary:
+    """The place where a run branched off from another, stored with checkpoints."""
+
+    run: str
+    """Name of the folder of the other run."""
+    step: int
+    """Optimizer steps that were done there."""
+
+    def __str__(self) -> str:
+        return f"{self.run} after step {self.step:,}"
+
+
+@dataclass(frozen=True)
 class Provenance:
     """How the weights of a model were trained."""
 
@@ -128,6 +141,8 @@ class Provenance:
     """Number of trained segments; all others have the embedding of the first."""
     base: BaseSummary | None = None
     """The base model; None if weights were drawn at random."""
+    branch: BranchSummary | None = None
+    """Where the run branched off from another; None if it did not."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import EXPORT
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
-from pretraining.config.settings import Recipe
+from pretraining.config.settings import Phase, Recipe
 from pretraining.engine.engine import Engine
 from pretraining.objectives.declaration import find_objective
 from pretraining.processes.context import Context
-from pretraining.training.request import Request
+from pretraining.training.request import Branch, Request
 
 Change = tuple[str, Any, Any]
 """A setting, what it was, and what it is now."""
@@ -29,8 +29,9 @@ FOLDERS = ("--out", "--init", "--base_model", "--base-model")
 """Options of a command for the model a run begins with and for the folder of the run."""
 
 
-def continue_run(request: Request, latest: Saved) -> Request:
-    """Returns the request with the run's base model and licence where the command names none.
+def continue_run(request: Request, latest: Saved, branch: Branch | None = None) -> Request:
+    """Returns the request with the run's base model and licence where the command names none. `branch` names the
+    checkpoint if it is another run's.
 
     Raises UserError if the run cannot continue with it, or is finished and would have to train more.
     """
@@ -40,27 +41,30 @@ def continue_run(request: Request, latest: Saved) -> Request:
     card = recipe.card.model_copy(update={"licence": recipe.card.licence or before.card.licence})
     kept = {BASE_MODEL: base if same_base else recipe.base_model, "card": card}
     request = replace(request, recipe=recipe.model_copy(update=kept))
-    require_continuation(latest, request)
+    require_continuation(latest, request, branch)
     return request
 
 
-def require_continuation(latest: Saved, request: Request) -> None:
-    """Raises UserError if the run cannot continue with the request, or is finished and would have to train more."""
+def require_continuation(latest: Saved, request: Request, branch: Branch | None = None) -> None:
+    """Raises UserError if the run cannot continue with the request, or is finished and would have to train more. In a
+    branch, phases that are not begun may be others."""
     run, shape = latest.run, latest.record.shape
     recipe, before = request.recipe, run.recipe
-    if run.is_trained:
+    place, source = (f"--out {request.out}", request.out) if branch is None else (f"--branch {branch}", branch.place)
+    begun = None if branch is None else run.state.phase + (run.state.phase_step > 0)
+    if run.is_trained and branch is None:
         then, now = run.data.fingerprint, request.manifest.fingerprint
         changes = select_different([("the fingerprint of the data", then[:12], now[:12])])
         if changes := [*changes, *list_training_changes(before, recipe)]:
             cure = _find_cure(latest, request, changes)
             raise UserError(_write_message(f"--out {request.out}: is trained to its end", changes, cure))
         return
-    require_data(run, request)
+    require_data(run, request, source)
     settings: list[Change] = [
         *_name_changes(shape.differences(request.shape), request),
         (BASE_MODEL, before.base_model or NOT_SET, recipe.base_model or NOT_SET),
         ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
-        ("the phases", _name_phases(before), _name_phases(recipe)),
+        ("the phases", _name_phases(before.phases[:begun]), _name_phases(recipe.phases[:begun])),
         *compare_done_phases(run.state.phase, before, recipe),
     ]
     if run.state.phase_step and run.state.phase < len(recipe.phases):  # in a phase, the order of data stays
@@ -71,7 +75,9 @@ def require_continuation(latest: Saved, request: Request) -> None:
     if changes := select_different(settings):
         by_data = shape.pairs != request.shape.pairs and before.objective == recipe.objective  # a fact of the data
         cure = _suggest_new_run(latest, request) if by_data else "give what was, or name a new folder"
-        raise UserError(_write_message(f"--out {request.out}: cannot go on with this recipe", changes, cure))
+        raise UserError(_write_message(f"{place}: cannot go on with this recipe", changes, cure))
+    if branch is not None and run.state.phase >= len(recipe.phases):
+        raise UserError(f"{place}: has done all phases of this recipe; give it more phases, or the last one more steps")
 
 
 def _name_changes(changes: Iterable[Change], request: Request) -> Iterator[Change]:
@@ -86,17 +92,18 @@ def _name_changes(changes: Iterable[Change], request: Request) -> Iterator[Chang
         yield names.get(name, f"model.{name}"), then, now
 
 
-def require_data(run: RunRecord, request: Request) -> None:
-    """Raises UserError for another vocabulary, and for other text unless the recipe allows it."""
+def require_data(run: RunRecord, request: Request, source: Path) -> None:
+    """Raises UserError for another vocabulary than that of the run in the folder `source`, and for other text unless
+    the recipe allows it."""
     if not has_vocabulary(run, request):
         raise UserError(
-            f"--data {request.data}: has another vocabulary than {request.out} was trained with; make it with "
-            f"shard.py --vocab {request.out}, or name a new folder"
+            f"--data {request.data}: has another vocabulary than {source} was trained with; make it with "
+            f"shard.py --vocab {source}, or name a new folder"
         )
     before, here = run.data.fingerprint, request.manifest.fingerprint
     if before != here and not request.recipe.data.allow_other:
         raise UserError(
-            f"--data {request.data}: {request.out} was trained on other data (fingerprint {before[:12]}, here "
+            f"--data {request.data}: {source} was trained on other data (fingerprint {before[:12]}, here "
             f"{here[:12]}); give that folder, or allow it: --data.allow_other true"
         )
 
@@ -127,8 +134,8 @@ def _describe_length(recipe: Recipe, number: int) -> str:
     return f"{seconds[number] / 3600:g} hours" if seconds is not None else "not known"
 
 
-def _name_phases(recipe: Recipe) -> str:
-    return ", ".join(phase.name for phase in recipe.phases)
+def _name_phases(phases: Iterable[Phase]) -> str:
+    return ", ".join(phase.name for phase in phases)
 
 
 def _write_message(what: str, changes: Sequence[Change], cure: str) -> str:
@@ -177,12 +184,25 @@ def list_changes(latest: Saved, request: Request, context: Context, engine: Engi
         listed |= {"threads of a rank": "threads", "kernels": "kernels"}
     ranks: list[Change] = [(name, getattr(then, field), getattr(now, field)) for name, field in listed.items()]
     changes = select_different(ranks)
-    changes += [change for change in compare_recipes(run.recipe, request.recipe) if change[0] not in listed]
+    others = find_other_phases(run.recipe, request.recipe)
+    changes += [
+        change
+        for change in compare_recipes(run.recipe, request.recipe)
+        if change[0] not in listed and not change[0].startswith(tuple(f"{phase}." for phase, *_ in others))
+    ]
+    changes += others
     done = tuple(f"phases.{number}." for number in range(run.state.phase))
     return [
         f"{name} {before} -> {here}" + (" (that phase is done)" if name.startswith(done) else "")
         for name, before, here in changes
     ]
+
+
+def find_other_phases(then: Recipe, now: Recipe) -> list[Change]:
+    """Lists the phases that another one takes the place of, or that only one of two recipes has, by their names."""
+    names = ((phase.name for phase in recipe.phases) for recipe in (then, now))
+    pairs = enumerate(zip_longest(*names, fillvalue=NOT_SET))
+    return select_different((f"phases.{number}", before, here) for number, (before, here) in pairs)
 
 
 def compare_recipes(then: Recipe, now: Recipe) -> list[Change]:

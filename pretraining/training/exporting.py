@@ -195,6 +195,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Exportable:
         scored_length=run.recipe.phases[run.scores.phase - 1].length if run.scores else None,
         segments=state.trained_segments,
         base=run.base,
+        branch=run.branch,
     )
     left_out = f"{unknown}, of which transformers knows nothing" * bool(unknown)
     length = min(state.trained_length or shape.positions, shape.positions)

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
+from pretraining.checkpoint.record import RECORD, find_checkpoint, parse_step
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
 from pretraining.scoring.pairs import Pair
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A checkpoint of another run, as `--branch` names it: RUN@STEP, or RUN for the newest."""
+
+    text: str
+    """what was typed"""
+    place: Path
+    """folder of the run, or of the checkpoint itself"""
+    step: int | None
+    """step of the checkpoint; None for the newest"""
+
+    @classmethod
+    def parse(cls, text: str) -> Branch:
+        """Parses a folder, whose name may contain @, or a folder and a step."""
+        place, at, step = text.rpartition("@")
+        if os.path.exists(text) or not at or not step.isdecimal():
+            step_of_folder = parse_step(Path(text))
+            return cls(text, Path(text), step_of_folder if step_of_folder >= 0 else None)
+        return cls(text, Path(place), int(step))
+
+    @property
+    def run(self) -> Path:
+        """Folder of the run."""
+        return self.place.resolve().parents[1] if (self.place / RECORD).exists() else self.place
+
+    @property
+    def name(self) -> str:
+        """Name of the run: that of its folder."""
+        return self.run.resolve().name
+
+    def __str__(self) -> str:
+        return self.text
+
+    def find(self) -> Path:
+        """Finds the folder of the checkpoint; raises UserError with those that there are."""
+        return find_checkpoint(self.place, None if self.step is None else f"step-{self.step:08}")
 
 
 @dataclass(frozen=True)
@@ -37,6 +77,8 @@ class Request:
     """lines on these pairs, printed when the run begins"""
     command: tuple[str, ...] = ()
     """words of the command line, for messages that suggest another command"""
+    branch: Branch | None = None
+    """checkpoint of another run that a new run goes on from; None if it does not"""
 
     @property
     def shape(self) -> Shape:

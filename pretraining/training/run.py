@@ -41,6 +41,7 @@ from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.reporting.console import show_waiting
 from pretraining.reporting.figures import TRIAL, draw_losses
+from pretraining.training.branching import begin_branch, require_own_branch
 from pretraining.training.changes import continue_run, list_changes
 from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError
@@ -85,7 +86,9 @@ def run_training(
             latest = find_latest(request, context)
             if latest is not None:
                 request = continue_run(request, latest)
-            trained = latest is not None and latest.run.is_trained
+            elif request.branch is not None:
+                request, latest = begin_branch(request, request.branch)
+            trained = latest is not None and latest.run.state.phase >= len(request.recipe.phases)
             if not trained:
                 require_room(request.out)
             with show_waiting(console, "making the model", world.rank == 0):
@@ -102,6 +105,7 @@ def require_one_request(request: Request) -> None:
     """Raises an error on all ranks unless all were started with the same command and data."""
     group.agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
     group.agree(request.stop_after, "--stop-after")
+    group.agree(request.branch and request.branch.text, "--branch")
     group.agree(request.origin.identity if request.origin else None, f"the model {request.recipe.base_model}")
 
 
@@ -117,7 +121,7 @@ def train_through(request: Request, context: Context, start: StartingPoint) -> T
             wrong = error.skip
         with context.watch.pause():
             trainer.saver.finish()
-            set_leaps_aside(request, context)
+            set_leaps_aside(request, context, trainer.branch is None)
             leave_out(wrong, request, context, trainer)
             trainer.close()
             del trainer, start
@@ -181,13 +185,16 @@ def find_latest(request: Request, context: Context) -> Saved | None:
     if list_finished(out) and request.resume == "never":
         raise UserError(f"--out {out}: has checkpoints; name a new folder, or leave out --resume never")
     checkpoint = find_newest_whole(out, context.warn)
-    return None if checkpoint is None else Saved.read(checkpoint)
+    latest = None if checkpoint is None else Saved.read(checkpoint)
+    if latest is not None and request.branch is not None:
+        require_own_branch(latest, request.branch, out)
+    return latest
 
 
-def set_leaps_aside(request: Request, context: Context) -> None:
+def set_leaps_aside(request: Request, context: Context, can_begin: bool) -> None:
     """Renames the newest checkpoints that were saved after the loss had leapt, so that no run continues from them. All
-    ranks call it together. If the run cannot begin anew without its base model, the first checkpoint is kept."""
-    can_begin = request.origin is not None or request.recipe.base_model is None
+    ranks call it together. If the run cannot begin anew, as without its base model, the first checkpoint is kept."""
+    can_begin &= request.origin is not None or request.recipe.base_model is None
     there = list_finished(request.out) if context.world.rank == 0 else []
     with group.shared_errors():
         for checkpoint in reversed(there if can_begin else there[1:]):
@@ -233,7 +240,9 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     if recipe.compute.compile:
         say("the first step compiles the layers, which takes minutes")
     if latest is not None:
-        say(f"continues after step {latest.record.step:,}")
+        branch, step = latest.run.branch, latest.record.step
+        is_begin = branch is not None and branch.step == step
+        say(f"goes on as a branch of {branch}" if is_begin else f"continues after step {step:,}")
         for change in list_changes(latest, request, context, engine):
             say(f"changed since then: {change}")
 

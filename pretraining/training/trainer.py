@@ -51,6 +51,8 @@ class Trainer(Loop):
         """the latest step record that this start has written"""
         self.base = request.origin.summary(read_vocabulary(request.data)) if request.origin else None
         """the model whose weights the run began with"""
+        self.branch = None if latest is None else latest.run.branch
+        """where the run branched off from another; None if it did not"""
         self.remaining = RemainingWork(recipe, request.manifest)
         self.guard = Guard(world.rank, world.size, recipe.guards.spike, scaled=engine.loss_scale is not None)
         profiles = request.profile > 0 and world.rank == 0
@@ -83,6 +85,8 @@ class Trainer(Loop):
         begin, request = time.monotonic(), self.request
         with self.log, self.saver, self.garbage, self.profile or nullcontext():
             self.log.text("recipe", request.recipe.as_toml())
+            if self.branch is not None:
+                self.log.text("branch", f"of {self.branch}")
             for line in request.notes:
                 self.log.say(line)
             if self.state.phase >= request.num_phases:
@@ -170,7 +174,7 @@ class Trainer(Loop):
         A run that is stopped skips an evaluation that is due: the next start makes it up.
         """
         recipe, step = self.request.recipe, self.state.step
-        saves = is_due(step, recipe.checkpoints.every) and not last
+        saves = recipe.checkpoints.saves_at(step) and not last
         logs = is_due(step, recipe.logging.every) or last
         evaluates = is_due(step, recipe.evaluation.every) and not last
         decision = self.decide(checks=logs or saves or evaluates or self.looks_at_once)
@@ -323,5 +327,5 @@ class Trainer(Loop):
     def make_section(self, leapt: float | None) -> RunRecord:
         """Makes the section of a checkpoint's record on the progress of the run."""
         data, losses = DataSummary.from_manifest(self.request.manifest), list(self.guard.losses)
-        found = self.micro_batches.found
-        return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, self.base, leapt)
+        found, begun = self.micro_batches.found, (self.base, leapt, self.branch)
+        return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, *begun)
