@@ -48,7 +48,7 @@ from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.running import Runner, Step
 from data_prep.settings import Settings
-from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
+from data_prep.vocabulary.kinds.wordpiece import VOCABULARY, read_pieces
 
 BATCH = 1000
 """Sentences in a call of `tokenizers`."""
@@ -167,7 +167,7 @@ def select_files(files: Iterable[Path], megabytes: float) -> tuple[tuple[str, ..
 
 def run_tokenizers(job: ExamplesJob) -> None:
     """Runs `tokenizers` on the text in batches, the fastest way from Python."""
-    pipeline = load_vocabulary(job.vocabulary, cased=False).pipeline()
+    pipeline = read_pieces(job.vocabulary, cased=False).pipeline()
     with job.text.open(encoding="utf-8") as file:
         sentences = [line.strip() for line in file]
     for at in range(0, len(sentences), BATCH):

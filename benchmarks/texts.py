@@ -79,8 +79,8 @@ def read_demo_sentences() -> Iterator[str]:
 
 def choose_vocabulary(data: Path) -> Vocabulary:
     """Returns the published vocabulary if it is available, else one trained on the demo corpus."""
+    from data_prep.vocabulary.kinds.wordpiece import train_vocabulary
     from data_prep.vocabulary.source import find_vocabulary
-    from data_prep.vocabulary.vocabulary import train_vocabulary
 
     if (data / "vocab.txt").is_file():
         return find_vocabulary(str(data / "vocab.txt"), cased=False)

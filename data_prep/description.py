@@ -116,7 +116,7 @@ class Changes:
 
     def list_settings(self) -> list[str]:
         """Lists the settings that differ."""
-        theirs, ours = {**UNUSED, **self.before.settings.as_json()}, self.now.settings.as_json()
+        theirs, ours = ({**UNUSED, **plan.settings.as_json()} for plan in (self.before, self.now))
         changes = [
             f"  --{name.replace('_', '-')} was {spell_value(theirs.get(name))}, now {spell_value(ours[name])}"
             for name, value in name_language(ours).items()

@@ -20,7 +20,8 @@ from data_prep.running import Step
 from data_prep.seals import find_broken_seal
 from data_prep.settings import BY_SOURCE, READING, TEXT_SETTINGS, Errors, spell_flag
 from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
-from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
+from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import TokensRecord
 
 COUNTS = ("empty", "sentences", "pieces", "unknown", "text_bytes")
@@ -108,10 +109,10 @@ class Origins:
         """Loads the vocabulary that all of them were cut with."""
         first = self.folders[0]
         said = first.manifest.vocabulary
-        path = first.folder / VOCABULARY
+        path = first.folder / find_kind(first.manifest.settings.tokenizer).file
         if not path.is_file():
             raise DamageError(f"{path}: missing: it is the vocabulary that the documents were cut with")
-        vocabulary = load_vocabulary(path, said.cased)
+        vocabulary = load_vocabulary(first.folder, said.cased)
         if vocabulary.sha256 != said.sha256:
             raise DamageError(f"{path}: not the vocabulary that its {MANIFEST} tells of: it was edited")
         for other in self.folders[1:]:

@@ -46,6 +46,7 @@ from data_prep.settings import Settings, join_values
 from data_prep.shards import FORMAT, KEPT_FORMAT, MANIFEST, Ingredients, Manifest, VocabularyFigures
 from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
+from data_prep.vocabulary.kinds.declaration import USUAL, TokenizerKind, find_kind
 from data_prep.vocabulary.source import find_vocabulary, shorten_name
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, Joined, WorkFolder
@@ -103,13 +104,25 @@ class Pipeline:
 
     def _given_vocabulary(self) -> Vocabulary | None:
         """Finds the vocabulary that the user names, if any, and takes over whether it keeps case."""
-        if self.settings.origins:
-            return self._take_origins()
-        if not self.settings.vocab:
+        kind, s = find_kind(self.settings.tokenizer), self.settings
+        if not (s.origins or s.vocab):
+            self._take_vocabulary(kind, s.cased or kind.is_cased)
             return None
-        given = find_vocabulary(self.settings.vocab, self.settings.cased)
-        self.settings = self.settings.model_copy(update={"cased": given.cased})
+        given = self._take_origins() if s.origins else find_vocabulary(str(s.vocab), s.cased)
+        theirs = find_kind(given.kind)
+        if s.tokenizer and kind is not theirs:
+            raise UserError(
+                f"--tokenizer {s.tokenizer}: the vocabulary of --vocab {s.vocab} is {theirs.title}; leave it out"
+            )
+        if s.extend and not theirs.is_extensible:
+            raise UserError(f"--extend: {theirs.title} spells every word with the pieces that it has; leave it out")
+        self._take_vocabulary(theirs, given.cased)
         return given
+
+    def _take_vocabulary(self, kind: TokenizerKind, cased: bool) -> None:
+        """Takes over the kind and case of the vocabulary; the usual kind is in no manifest, as in older ones."""
+        name = None if kind.name == USUAL else kind.name
+        self.settings = self.settings.model_copy(update={"cased": cased, "tokenizer": name})
 
     def _find_files(self) -> tuple[list[sources.SourceFile], Problems]:
         """Finds the files to read, and those to leave out; prints both."""
@@ -336,6 +349,4 @@ class Pipeline:
             self._say(f"{origin.folder}: {counts}, as they are")
         for difference in self.origins.find_differences():
             self._say(f"note: {difference}; the manifest tells those of {self.origins.folders[0].folder}")
-        vocabulary = self.origins.load_vocabulary()
-        self.settings = self.settings.model_copy(update={"cased": vocabulary.cased})
-        return vocabulary
+        return self.origins.load_vocabulary()

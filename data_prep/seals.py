@@ -14,7 +14,7 @@ NOT_IN_THE_FINGERPRINT = ("fingerprint", "versions", "vocabulary_source", "check
 FILTERED_REPORT = "filtered.csv"  # some documents that filters left out; shards of kept documents have none
 NOT_GIVEN = "min_words max_words min_letters max_repeated_lines without_words only_language near_copies".split()
 UNUSED: dict[str, Any] = {"extend": 0, "formulas": "drop", "drop_copies": False, "max_share": {}, "weight": {}}
-UNUSED |= dict.fromkeys(NOT_GIVEN)
+UNUSED |= dict.fromkeys((*NOT_GIVEN, "tokenizer"))
 """Settings that are in the fingerprint only where they are used."""
 FOLLOWING = ("text", "own", "lost_parted", "parted")
 """Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""

@@ -23,7 +23,7 @@ IN_BETTER_FORM = ("docs", "origins", "vocab", "without_words")
 """Settings that name files: the plan has the content of these files instead."""
 NOT_IN_THE_BYTES = ("config", "documents_only", "no_documents", "out", "workers", "check", *IN_BETTER_FORM)
 """Settings that are not in the plan as they are given: most of them change nothing in the shards."""
-CUTTING = ("vocab", "vocab_size", "cased", "extend")
+CUTTING = ("vocab", "vocab_size", "tokenizer", "cased", "extend")
 """Settings that decide how text is cut into pieces."""
 BY_SOURCE = ("format", "text_field", "language")
 """Settings that each source may have its own value of."""
@@ -31,7 +31,7 @@ FILTERS = ("min_words", "max_words", "min_letters", "max_repeated_lines", "witho
 """Settings that leave documents out while they are read, in the order in which they are asked."""
 READING = (*BY_SOURCE, "formulas", *FILTERS)
 """Settings that decide which text is read."""
-TEXT_SETTINGS = ("vocab_size", "cased", "extend", *READING, "errors")
+TEXT_SETTINGS = ("vocab_size", "tokenizer", "cased", "extend", *READING, "errors")
 """Settings of documents in pieces, which shards made of them take over."""
 LEAST_NEAR = 0.5  # share that near copies have in common: below it, most pairs that are compared are none
 MOST_WEIGHT = 20  # times that a document is repeated at most
@@ -118,6 +118,8 @@ class Settings(Section):
     vocab: str | None = None
     """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
     transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
+    tokenizer: str | None = None
+    """Kind of a vocabulary that is trained: wordpiece, BERT's, or bytelevel, RoBERTa's (default: wordpiece)."""
     extend: Whole = 0
     """With --vocab: add so many words of the text to it, those that it cuts most."""
     vocab_size: Whole = 30522
@@ -206,6 +208,8 @@ class Settings(Section):
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
         values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes
+        if values["tokenizer"] is None:  # manifests name a kind since there are several
+            del values["tokenizer"]
         values["max_share"], values["weight"] = self.max_shares, self.weights
         by_name = {"format": self.formats, "text_field": self.text_fields, "language": self.languages}
         for name, named in by_name.items():

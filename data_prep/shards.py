@@ -202,6 +202,8 @@ class RecordedSettings(JsonObject):
 
     pairs: str
     cased: StrictBool = False
+    tokenizer: str | None = None
+    """The kind of the vocabulary, where it is not WordPiece."""
     duplicates: Positive = 1
     lengths: list[Positive] = []
     max_predictions: list[int] = []

@@ -43,8 +43,10 @@ from data_prep.readers.sources import Bundle
 from data_prep.running import Runner, Step
 from data_prep.settings import Settings
 from data_prep.shards import DOCUMENTS, NEAR_REPORT, Counts, SetFigures, example_schema
+from data_prep.vocabulary.extending import extend_vocabulary
+from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
 from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
-from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, extend_vocabulary, load_vocabulary, train_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, ExamplesRecord, Record, Records, TokensRecord
 
 READ = Step("documents", extract, DocumentsRecord, "B", items=lambda record: record.documents)
@@ -126,22 +128,22 @@ class Steps:
                 os.environ["TOKENIZERS_PARALLELISM"] = "true"
                 counts = add_up(paths)
                 extension = extend_vocabulary(given, counts, s.extend) if given else None
-                made = extension.vocabulary if extension else train_vocabulary(counts, s.vocab_size, s.cased)
+                kind = find_kind(s.tokenizer)
+                made = extension.vocabulary if extension else kind.train(counts, s.vocab_size, s.cased)
                 os.environ["TOKENIZERS_PARALLELISM"] = "false"
             if extension:
                 console.print(str(extension), markup=False, soft_wrap=True)
             work.reopen(TRAINED)
             made.write(self.folder)
             work.finish(TRAINED, key)
-        return load_vocabulary(self.folder / VOCABULARY, s.cased)
+        return load_vocabulary(self.folder, s.cased)
 
     def part_tasks(self, documents: Iterable[DocumentsRecord], vocabulary_sha256: str = "") -> Iterator[PartTask]:
         """Makes a task of every file of documents."""
         for record in documents:
             for file in record.files:
-                yield PartTask(
-                    self.folder, file.path, file.text_bytes, self.settings.cased, record.source, vocabulary_sha256
-                )
+                s, source = self.settings, record.source
+                yield PartTask(self.folder, file.path, file.text_bytes, s.cased, s.tokenizer, source, vocabulary_sha256)
 
     def cut_documents(self, documents: Iterable[DocumentsRecord], vocabulary: Vocabulary) -> Iterable[TokensRecord]:
         """Cuts documents into pieces, which are kept; their text is needed no more."""

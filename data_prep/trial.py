@@ -24,7 +24,7 @@ from data_prep.running import Runner, Step, Task
 from data_prep.settings import Settings
 from data_prep.shards import WORK, example_schema
 from data_prep.steps import Rounds, Steps
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.kinds.declaration import find_kind
 from data_prep.work import DocumentsRecord, Kind, Records, TextFile, WorkFolder
 
 DOCUMENTS = [["A small text: 10 words, é and 中.", "It is read once.", "Then it goes."] * 50] * 4
@@ -89,8 +89,7 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console, said: 
     progress = StepProgress(console, "compiling", "", steps_of_all, 0)
     once = settings.model_copy(update={"duplicates": 1, "validation": 0.01})
     with progress.show(), open_trial(once, work, lambda: progress.advance(1, 0)) as (_, steps):
-        numbers = (str(number) for number in range(size))
-        vocabulary = Vocabulary((*SPECIAL, *numbers)[:size], settings.cased)
+        vocabulary = find_kind(settings.tokenizer).make_up(size, settings.cased)
         documents = [write_documents(steps.folder)]
         steps.count([*steps.part_tasks(documents)])
         tokens = steps.cut_documents(documents, vocabulary)

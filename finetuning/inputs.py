@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from data_prep.common.arrays import Array, ranges
+from data_prep.vocabulary.encoders.encoder import Encoder
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.ragged import Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from data_prep.vocabulary.wordpiece import FastWordPiece
 
 
 class Sequences(NamedTuple):
@@ -65,7 +64,7 @@ class Items(Protocol):
 
 
 class Cutter:
-    """Cuts texts into the pieces of a vocabulary, as transformers' BertTokenizerFast does."""
+    """Cuts texts into the pieces of a vocabulary, as its tokenizer in transformers does."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary, self.special = vocabulary, vocabulary.special
@@ -73,11 +72,9 @@ class Cutter:
         self._lock = threading.Lock()
 
     @cached_property
-    def _fast(self) -> FastWordPiece:
-        """Loaded with the first text: it needs numba, without which pre-training and pieces that are cut already do."""
-        from data_prep.vocabulary.wordpiece import FastWordPiece
-
-        return FastWordPiece(self._pipeline, self.vocabulary.cased)
+    def _fast(self) -> Encoder:
+        """Made with the first text: it needs numba, without which pre-training and pieces that are cut already do."""
+        return self.vocabulary.encoder()
 
     def cut_texts(self, texts: Sequence[str]) -> Ragged:
         """The ids of the pieces of every text."""

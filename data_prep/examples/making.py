@@ -28,8 +28,9 @@ from data_prep.examples.streams import draw_bits
 from data_prep.running import NumberedTask
 from data_prep.settings import Settings
 from data_prep.shards import Counts, ShardSet, example_schema
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import Corpus, read_corpus
-from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import ExamplesRecord
 
 MOST_SENTENCES = 1 << 24  # of the parts that a worker keeps open: where each ends is 4 bytes
@@ -121,7 +122,7 @@ class ExampleMaker:
     def __init__(self, plan: ExamplesPlan) -> None:
         self.folder, self.settings, length = plan.folder, plan.settings, plan.files.length
         self.parts = read_parts(plan.folder)
-        self.vocabulary = load_vocabulary(plan.folder / VOCABULARY, self.settings.cased)
+        self.vocabulary = load_vocabulary(plan.folder, self.settings.cased)
         self.rules = make_masking_rules(self.settings, length, self.vocabulary)
         self.schema = add_keys(example_schema(length, len(self.vocabulary), self.parts.num_documents))
         self.sets = list_shard_sets(length, self.settings.duplicates, self.parts.held_out.size > 0)

@@ -22,8 +22,9 @@ from data_prep.inspection.lookup import read_examples
 from data_prep.origins import find_origins_of_folder
 from data_prep.seals import find_broken_seal
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, KEPT, MANIFEST, REPORT, KeptFile, Manifest, SetFigures
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import hash_documents, make_token_schema, read_corpus
-from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
+from data_prep.vocabulary.vocabulary import Special
 from data_prep.work import WorkFolder
 
 Faults = Iterator[str]
@@ -80,7 +81,7 @@ def _faults(check: Callable[..., None], *arguments: Any) -> Faults:
 def _special(folder: Path, manifest: Manifest) -> Special | None:
     """Looks up the ids of the pieces that stand for no text, where the vocabulary is whole."""
     try:
-        return load_vocabulary(folder / VOCABULARY, manifest.vocabulary.cased).special
+        return load_vocabulary(folder, manifest.vocabulary.cased).special
     except UserError:
         return None
 

@@ -22,7 +22,8 @@ from data_prep.arrow_files import map_batches, read_batch, read_shard
 from data_prep.common.errors import DamageError, UserError
 from data_prep.origins import Origin, find_origins_of_folder
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, PLAN, Manifest, ShardSet, example_schema, is_unfinished
-from data_prep.vocabulary.vocabulary import MASK, VOCABULARY, Vocabulary, load_vocabulary
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import Record, WorkFolder
 
 SIZES = (1 << 8, 1 << 16, 1 << 32, 1 << 62)  # sizes of vocabularies and corpora, one for each type of number
@@ -76,9 +77,9 @@ class Example:
 def find_example(wanted: Wanted) -> tuple[Example, Vocabulary]:
     """Reads an example and the vocabulary that its pieces are of; raises UserError where there is no such example."""
     example, cased = _in_work_folder(wanted) if is_unfinished(wanted.data) else _in_shards(wanted)
-    vocabulary = load_vocabulary(wanted.data / VOCABULARY, cased)
+    vocabulary = load_vocabulary(wanted.data, cased)
     if max([*example.pieces, *example.labels.values()], default=0) >= len(vocabulary):
-        raise DamageError(f"{wanted.data}: example {wanted.index} has a piece beyond its {VOCABULARY}")
+        raise DamageError(f"{wanted.data}: example {wanted.index} has a piece beyond its {vocabulary.file}")
     return example, vocabulary
 
 
@@ -218,29 +219,35 @@ class MarkedPiece(NamedTuple):
     """The original piece."""
     begins: bool
     """Whether it is the first of its segment."""
+    text: str
+    """The piece that the model reads, without what marks its place in a word."""
+    is_close: bool
+    """Whether the piece that is shown first continues the word before it."""
 
     @property
     def spelling(self) -> str:
         """Spells the piece; one that is to be predicted with what the model reads in its place."""
         signs = {"masked": f"{self.was}→{self.now}", "replaced": f"{self.was}→{self.now}", "kept": f"={self.was}="}
-        return signs.get(self.style) or self.now.removeprefix("##")
+        return signs.get(self.style) or self.text
 
     @property
     def is_glued(self) -> bool:
         """Whether the piece stands close to the one before it, whose word it continues."""
-        spelled = self.now if self.style in ("", "special") else self.spelling
-        return self.begins or spelled.startswith("##")
+        return self.begins or self.is_close
 
 
 def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
     """Yields the pieces of an example with their styles."""
+    mask = vocabulary.special.mask
     for position, piece in enumerate(example.pieces):
-        now, label = vocabulary.pieces[piece], example.labels.get(position)
-        was = None if label is None else vocabulary.pieces[label]
-        style = _style(position, now, was, example)
+        label = example.labels.get(position)
+        now, was = vocabulary.spellings[piece], None if label is None else vocabulary.spellings[label]
+        style = "masked" if piece == mask and was is not None else _style(position, now, was, example)
         segment: Literal["A", "B"] = "A" if position < example.boundary else "B"
         begins = position in (0, example.boundary)
-        yield MarkedPiece(segment, style, now, now if was is None else was, begins)
+        text = vocabulary.spell([piece])
+        close = style != "kept" and bool(vocabulary.is_close[piece if label is None else label])
+        yield MarkedPiece(segment, style, now, now if was is None else was, begins, text, close)
 
 
 def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
@@ -258,7 +265,7 @@ def _style(position: int, now: str, was: str | None, example: Example) -> str:
     """Returns the key of STYLES for a piece; "" for plain text."""
     if was is None:
         return "special" if position in (0, example.boundary - 1, len(example.pieces) - 1) else ""
-    return "masked" if now == MASK else "kept" if now == was else "replaced"
+    return "kept" if now == was else "replaced"
 
 
 MOST_LISTED = 10  # documents of one title that are listed
@@ -280,7 +287,7 @@ class KeptDocument:
         name = " ".join(filter(None, (self.source, self.id, self.title)))
         yield f"{name}: {len(self.sentences):,} sentences, {count:,} pieces, {case}"
         for sentence in self.sentences:
-            yield " ".join(vocabulary.pieces[piece] for piece in sentence).replace(" ##", "")
+            yield vocabulary.spell(sentence)
 
 
 def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
@@ -297,9 +304,9 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
         names = "\n".join(f"  {document.source} {document.id}" for document in documents)
         more = f"\n  and {len(found) - MOST_LISTED:,} more" if len(found) > MOST_LISTED else ""
         raise UserError(f"--document {wanted}: {len(found):,} documents have this title; give a number\n{names}{more}")
-    vocabulary = load_vocabulary(folder / VOCABULARY, manifest.vocabulary.cased)
+    vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
     if max((max(sentence, default=0) for sentence in documents[0].sentences), default=0) >= len(vocabulary):
-        raise DamageError(f"{folder}: document {wanted} has a piece beyond its {VOCABULARY}")
+        raise DamageError(f"{folder}: document {wanted} has a piece beyond its {vocabulary.file}")
     return documents[0], vocabulary
 
 

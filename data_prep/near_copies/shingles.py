@@ -17,8 +17,8 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import FACTOR_2
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import INCREMENT, read_corpus, scramble
-from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
 WORDS = 5  # of a shingle
 BASE = np.uint64(FACTOR_2)
@@ -42,7 +42,7 @@ def read_texts(path: Path) -> Texts:
 @functools.lru_cache(maxsize=1)
 def load_continues(folder: Path, sha256: str) -> Array:  # noqa: ARG001 - the checksum tells one vocabulary from another
     """Loads for every piece of a vocabulary whether it continues a word; a worker loads it once."""
-    return load_vocabulary(folder / VOCABULARY, cased=False).continues  # in either case
+    return load_vocabulary(folder, cased=False).continues  # in either case
 
 
 @compiled

@@ -5,7 +5,6 @@ A folder of transformers, of shards or of a run has one; so has a model on the H
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,33 +13,12 @@ from data_prep.common.codes import CHECKPOINT, IN_A_RUN
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_table
 from data_prep.common.hub import find_folder
-from data_prep.vocabulary.vocabulary import (
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    VOCABULARY,
-    Vocabulary,
-    check_pieces,
-    load_vocabulary,
-)
+from data_prep.vocabulary.kinds.declaration import list_kinds, recognise_kind
+from data_prep.vocabulary.kinds.wordpiece import VOCABULARY, read_pieces
+from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, Vocabulary, has_capitals
 
-FILES = (VOCABULARY, TOKENIZER, TOKENIZER_CONFIG)
-KINDS = ("BertTokenizer", "BertTokenizerFast")
-"""Classes of transformers that cut text as it is cut here."""
-GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes of transformers that cut text as tokenizer.json says."""
-STEPS = {
-    ("normalizer", "type"): "BertNormalizer",
-    ("pre_tokenizer", "type"): "BertPreTokenizer",
-    ("model", "type"): "WordPiece",
-    ("model", "continuing_subword_prefix"): "##",
-}
-"""Values of tokenizer.json with which text is cut as it is here."""
-NORMALIZER = {
-    "lowercase": "do_lower_case",
-    "strip_accents": "strip_accents",
-    "handle_chinese_chars": "tokenize_chinese_chars",
-}
-"""Keys of the normaliser in tokenizer.json, and the same keys in tokenizer_config.json."""
+FILES = (*(name for kind in list_kinds().values() for name in kind.plain), TOKENIZER, TOKENIZER_CONFIG)
+"""Files that a vocabulary may be read from."""
 
 
 def find_vocabulary(given: str, cased: bool) -> Vocabulary:
@@ -64,7 +42,7 @@ def find_vocabulary(given: str, cased: bool) -> Vocabulary:
 
 def _read_file(path: Path, cased: bool) -> Vocabulary:
     """Reads a vocab.txt; where it has capitals, somebody must have said what becomes of those of the text."""
-    vocabulary = load_vocabulary(path, cased)
+    vocabulary: Vocabulary = read_pieces(path, cased)
     if cased or not has_capitals(vocabulary.pieces):
         return vocabulary
     if path.name == VOCABULARY and path.with_name(TOKENIZER_CONFIG).is_file():
@@ -83,85 +61,25 @@ def shorten_name(given: str) -> str:
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Reads the vocabulary of a folder of transformers, of shards, of a run or of a checkpoint, with its casing."""
     folder = find_vocabulary_folder(folder)
-    tables = (folder / TOKENIZER, folder / TOKENIZER_CONFIG)
-    tokenizer, config = (read_table(path) if path.is_file() else {} for path in tables)
-    if (folder / VOCABULARY).is_file():
-        pieces = load_vocabulary(folder / VOCABULARY, cased=False).pieces
-    elif tokenizer:
-        pieces = _read_pieces(tokenizer, folder / TOKENIZER)
-    else:
-        raise UserError(
-            f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from, "
-            "since its weights mean nothing without its pieces"
-        )
-    _check_kind(folder, tokenizer, config)
-    if "model" in tokenizer and (others := _read_pieces(tokenizer, folder / TOKENIZER)) != pieces:
-        raise UserError(
-            f"{folder}: {_describe_difference(pieces, others)}: copy both again from where the model comes from"
-        )
-    normalizer = _read_part(tokenizer, "normalizer", folder / TOKENIZER) or {}
-    said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
-    says = {name: value for table in (said, config) for name, value in table.items() if value is not None}
-    lower = says.get("do_lower_case", not has_capitals(pieces))
-    needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
-    for name in (name for name, value in needed.items() if says.get(name, value) != value):
-        where = " in text that keeps case" if name == "strip_accents" and not lower else ""
-        how = f"{name} = {json.dumps(says[name])}{where}"
-        raise UserError(f"{folder}: cuts text with {how}; here accents go with case, and Chinese is cut apart")
-    return Vocabulary(pieces, cased=not lower)
+    tokenizer = _read_tokenizer(folder)
+    return recognise_kind(folder, tokenizer).read(folder, tokenizer)
 
 
-def _check_kind(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raises UserError where a folder's tokenizer is not BERT's, so that its pieces would stand for other text."""
-    known = KINDS + GENERAL * ("model" in tokenizer)
-    if (kind := config.get("tokenizer_class")) not in (None, *known):
-        raise UserError(f"{folder / TOKENIZER_CONFIG}: cuts text by {kind}; only {KINDS[0]} is known here")
-    if (words := config.get("word_tokenizer_type", "basic")) != "basic":
-        raise UserError(f"{folder / TOKENIZER_CONFIG}: finds words by {words}; only as {KINDS[0]} does is known here")
-    for (step, key), needed in STEPS.items() if "model" in tokenizer else ():
-        part = _read_part(tokenizer, step, folder / TOKENIZER) or {"type": None}
-        if (says := part.get(key, needed)) != needed:
-            how = f"{step}.{key} = {json.dumps(says)}"
-            raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {needed} is known here")
+def list_needed_files(folder: Path) -> tuple[str, ...]:
+    """Lists the files that a folder of ours has of a vocabulary of the kind that this one has."""
+    return (recognise_kind(folder, _read_tokenizer(folder)).file, TOKENIZER, TOKENIZER_CONFIG)
+
+
+def _read_tokenizer(folder: Path) -> dict[str, Any]:
+    """Reads a tokenizer.json; empty where there is none."""
+    return read_table(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else {}
 
 
 def find_vocabulary_folder(folder: Path) -> Path:
     """Finds the folder with the vocabulary: this one, or that of the run that it is or belongs to."""
     if not os.path.isdir(folder):
         raise UserError(f"{folder}: {absence(folder, 'folder')}")
-    if any((folder / name).is_file() for name in (VOCABULARY, TOKENIZER)):
+    if any((folder / name).is_file() for name in FILES if name != TOKENIZER_CONFIG):
         return folder
     run = folder.resolve().parent.parent if (folder / CHECKPOINT).exists() else folder
     return run / IN_A_RUN if (run / IN_A_RUN).is_dir() else folder
-
-
-def _read_part(tokenizer: dict[str, Any], step: str, path: Path) -> dict[str, Any]:
-    """Reads the settings of a step from a tokenizer.json; empty where it has none."""
-    part = tokenizer.get(step) or {}
-    if not isinstance(part, dict):
-        raise UserError(f"{path}: {step} is {json.dumps(part)[:40]}, not a table of names and values")
-    return part
-
-
-def _read_pieces(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
-    """Reads the pieces of a tokenizer.json, in the order of their ids."""
-    ids = _read_part(tokenizer, "model", path).get("vocab")
-    if not isinstance(ids, dict) or not all(type(number) is int for number in ids.values()):
-        raise UserError(f"{path}: no model.vocab that gives ids to pieces")
-    pieces = tuple(sorted(ids, key=ids.__getitem__))
-    if [ids[piece] for piece in pieces] != list(range(len(pieces))):
-        raise UserError(f"{path}: the ids of its pieces are not 0, 1, 2, …")
-    return check_pieces(pieces, path)
-
-
-def _describe_difference(pieces: tuple[str, ...], others: tuple[str, ...]) -> str:
-    """Describes the first difference between the pieces of vocab.txt and of tokenizer.json."""
-    if len(pieces) != len(others):
-        return f"{VOCABULARY} has {len(pieces):,} pieces, {TOKENIZER} {len(others):,}"
-    number = next(number for number, (one, other) in enumerate(zip(pieces, others, strict=True)) if one != other)
-    return f"piece {number} is {pieces[number]!r} in {VOCABULARY}, {others[number]!r} in {TOKENIZER}"
-
-
-def has_capitals(pieces: tuple[str, ...]) -> bool:
-    """Tells whether a piece has a letter that text in lower case never has; special pieces stand in brackets."""
-    return any(not piece.startswith("[") and piece != piece.lower() for piece in pieces)

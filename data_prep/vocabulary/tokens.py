@@ -17,9 +17,9 @@ from data_prep.common.arrays import Array, smallest_type
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import GOLDEN, scramble_bits
 from data_prep.shards import KEPT, WORK
-from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, count_words, load_vocabulary
-from data_prep.vocabulary.wordpiece import FastWordPiece
-from data_prep.vocabulary.words import WordTable
+from data_prep.vocabulary.encoders.encoder import Encoder
+from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import Record, TokensRecord
 
 MOST_WORDS = 2_000_000  # different words that the vocabulary is trained from
@@ -42,6 +42,8 @@ class PartTask:
     weight: int
     """The number of bytes of text of the documents."""
     cased: bool
+    tokenizer: str | None
+    """The kind of the vocabulary; None for the usual one."""
     source: str = ""
     vocabulary_sha256: str = ""
     """The checksum of the vocabulary that cuts the text into pieces; empty where words are counted."""
@@ -103,9 +105,7 @@ class Corpus(NamedTuple):
 def count_part(task: PartTask) -> Record:
     """Counts how often every word occurs in one file of documents, and writes the counts into a file."""
     text, ends = _view_text(map_batches(task.folder / task.path).get_batch(0)["sentences"].values)
-    table = WordTable(task.cased)
-    numbers, _ = table.number(text, ends)
-    counts = count_words(numbers, table.words(), task.cased)
+    counts = find_kind(task.tokenizer).count_words(text, ends, task.cased)
     batch = pa.record_batch([list(counts), list(counts.values())], schema=COUNTS_SCHEMA)
     return Record(files=[write_batches(task.folder, task.target(f"{WORK}/words"), COUNTS_SCHEMA, [batch])])
 
@@ -134,7 +134,7 @@ def make_token_schema(vocabulary_size: int) -> pa.Schema:
 
 def encode_part(task: PartTask) -> TokensRecord:
     """Cuts one file of documents into pieces; drops sentences and documents that are left without any."""
-    vocabulary, encoder = _load_encoder(task.folder / VOCABULARY, task.cased, task.vocabulary_sha256)
+    vocabulary, encoder = _load_encoder(task.folder, task.cased, task.vocabulary_sha256)
     batch = map_batches(task.folder / task.path).get_batch(0)
     column = batch["sentences"]
     pieces = encoder.encode(*_view_text(column.values))
@@ -184,11 +184,11 @@ def list_token_files(folder: Path, name: str, tokens: Iterable[TokensRecord]) ->
 
 
 @functools.lru_cache(maxsize=1)
-def _load_encoder(path: Path, cased: bool, sha256: str) -> tuple[Vocabulary, FastWordPiece]:
+def _load_encoder(folder: Path, cased: bool, sha256: str) -> tuple[Vocabulary, Encoder]:
     """Loads a vocabulary and its encoder, which keeps the words that it has cut; a worker loads them once."""
-    vocabulary = load_vocabulary(path, cased)
+    vocabulary = load_vocabulary(folder, cased)
     assert vocabulary.sha256 == sha256
-    return vocabulary, FastWordPiece(vocabulary.pipeline(), cased)
+    return vocabulary, vocabulary.encoder()
 
 
 def _view_text(sentences: pa.StringArray) -> tuple[Array, Array]:

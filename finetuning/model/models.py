@@ -9,8 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from data_prep.common.errors import SharedError, UserError
-from data_prep.vocabulary.source import has_capitals
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary, has_capitals
 from finetuning.results import MODEL
 from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface import folders

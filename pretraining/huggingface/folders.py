@@ -33,7 +33,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_table, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary import source
-from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, Vocabulary
+from data_prep.vocabulary.vocabulary import TOKENIZER_CONFIG, Vocabulary
 from pretraining.huggingface.config import make_config, parse_head, parse_shape
 from pretraining.huggingface.weights import (
     ARCHITECTURES,
@@ -48,7 +48,7 @@ from pretraining.huggingface.weights_file import read_weights, write_weights
 from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "task.json"
-FILES = (CONFIG, WEIGHTS, VOCABULARY, TOKENIZER, TOKENIZER_CONFIG, CARD, TASK)
+FILES = (CONFIG, WEIGHTS, *source.FILES, CARD, TASK)
 OF_SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 """Files that sentence-transformers adds to an encoder of sentence vectors. They are never copied: the pooling was
 trained together with weights that change in training, and an export checks the heads of pre-training only."""
@@ -177,13 +177,13 @@ def write_folder(
     that it raises prevents that.
     """
     pieces = read_vocabulary(vocabulary)
-    _check_size(pieces, shape, vocabulary / VOCABULARY)
+    _check_size(pieces, shape, vocabulary / pieces.file)
     tokenizer = read_table(vocabulary / TOKENIZER_CONFIG)
     weights = _convert_checked(folder, export_weights(state, shape), dtype)
     with _make_model_folder(folder, weights, card, check) as unfinished:
-        for name in (VOCABULARY, TOKENIZER):
+        for name, content in pieces.list_contents().items():
             with replacing(unfinished / name) as file:
-                file.write((vocabulary / name).read_bytes())
+                file.write((vocabulary / name).read_bytes() if (vocabulary / name).is_file() else content)
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length or shape.positions})
         write_json(unfinished / CONFIG, make_config(shape, pieces.special, dtype))
 
@@ -273,7 +273,7 @@ def _make_model_folder(
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Reads the vocabulary of a folder of shards or of an exported one."""
-    for name in (VOCABULARY, TOKENIZER, TOKENIZER_CONFIG):
+    for name in source.list_needed_files(folder):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: no {name}: name the folder of shards, or an exported one, for its vocabulary")
     return source.read_vocabulary(folder)

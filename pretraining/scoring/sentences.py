@@ -24,7 +24,7 @@ import torch
 
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.vocabulary import MASK, Special, Vocabulary
+from data_prep.vocabulary.vocabulary import Special, Vocabulary
 from pretraining.answering.serving import ServedEncoder
 from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import PretrainingBatch, pack
@@ -106,9 +106,7 @@ class SentenceCutter:
     """Cuts sentences into pieces, with [CLS] and [SEP] around them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from data_prep.vocabulary.wordpiece import FastWordPiece  # compiled by numba, which training does without
-
-        self._special, self._fast = vocabulary.special, FastWordPiece(vocabulary.pipeline(), vocabulary.cased)
+        self._special, self._fast = vocabulary.special, vocabulary.encoder()
 
     def cut_texts(self, texts: Sequence[str]) -> Sentences:
         found = self._fast.encode_texts(texts)
@@ -210,14 +208,14 @@ class Filling(NamedTuple):
 @torch.inference_mode()
 def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -> list[list[Filling]]:
     """Returns the `best` likeliest pieces for every [MASK] of a text, the likeliest first."""
-    parts = text.split(MASK)
+    parts, mask = model.vocabulary.split_at_masks(text), model.vocabulary.special_pieces.mask
     if len(parts) < 2:
-        raise UserError(f"--fill {text!r}: has no {MASK}, which stands for what the model is to say")
+        raise UserError(f"--fill {text!r}: has no {mask}, which stands for what the model is to say")
     bert = model.build_pretrained()
     require_pieces(bert)
     if bert.shape.one_way:
         raise UserError(
-            f"--fill: {model.name} {find_objective(bert.shape).learns}, and has never seen a {MASK}; name a model that "
+            f"--fill: {model.name} {find_objective(bert.shape).learns}, and has never seen a {mask}; name a model that "
             "learned from masked pieces"
         )
     sentence, masks = insert_masks(parts, model)
@@ -228,17 +226,15 @@ def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -
     states = bert.float().to(device).encode(batch, batch.chosen)
     logits = bert.head(PIECE_HEAD).logits(states, bert.embeddings.word.weight)[:, : len(model.vocabulary)]
     found = logits.softmax(1).topk(min(best, logits.shape[1]))
-    pieces = model.vocabulary.pieces
+    pieces = model.vocabulary.spellings
     rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
     return [[Filling(pieces[piece], share) for piece, share in zip(*row, strict=True)] for row in rows]
 
 
 def insert_masks(parts: Sequence[str], model: StoredModel) -> tuple[Sentences, Array]:
     """Joins parts of a text by [MASK]; returns the sentence in pieces, and the places of its masks."""
-    from data_prep.vocabulary.wordpiece import FastWordPiece  # compiled by numba, which training does without
-
-    vocabulary, special = model.vocabulary, model.vocabulary.special
-    cut = FastWordPiece(vocabulary.pipeline(), vocabulary.cased).encode_texts(parts)
+    special = model.vocabulary.special
+    cut = model.vocabulary.encoder().encode_texts(parts)
     between = np.insert(cut.ids.astype(np.int64), cut.ends[:-1], special.mask)
     pieces = np.concatenate([[special.cls], between, [special.sep]])
     masks = 1 + cut.ends[:-1] + np.arange(len(parts) - 1)

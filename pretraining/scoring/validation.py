@@ -16,11 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.settings import SHORTEST
 from data_prep.shards import Manifest
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
@@ -167,7 +166,8 @@ class Bits:
 
     def __init__(self, model: Bert, objective: Objective, vocabulary: Vocabulary) -> None:
         self._model, self._objective = model, objective
-        self._letters, self._special = count_characters(vocabulary), vocabulary.special
+        self._letters, self._special = np.array([*map(len, vocabulary.texts)]), vocabulary.special
+        self._names = vocabulary.special_pieces
         self._times = np.zeros(len(vocabulary), np.int64)
         self._nats = torch.zeros((), dtype=torch.float64)
 
@@ -196,15 +196,10 @@ class Bits:
     def left_out(self) -> dict[str, int]:
         """Number of predictions of each special piece, if any."""
         times = self._times[list(self._special)].tolist()
-        return {piece: count for piece, count in zip(SPECIAL, times, strict=True) if count}
+        return {piece: count for piece, count in zip(self._names, times, strict=True) if count}
 
     def count_per_character(self, totals: Mapping[str, float]) -> float | None:
         """Computes bits per character from the totals of the objective; None without characters."""
         if self._objective.sum_of_pieces is None or not self.characters:
             return None
         return (totals[self._objective.sum_of_pieces] - float(self._nats)) / math.log(2) / self.characters
-
-
-def count_characters(vocabulary: Vocabulary) -> Array:
-    """Counts (pieces,) the characters of each piece, without `##`; 0 for special pieces."""
-    return np.array([0 if piece in SPECIAL else len(piece.removeprefix("##")) for piece in vocabulary.pieces])

@@ -17,7 +17,7 @@ from torch import Tensor
 from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.source import read_vocabulary
-from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, find_replaced_pieces
+from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel, find_model_folder
 from pretraining.checkpoint.record import list_finished, read_record
 from pretraining.checkpoint.state import RunState, Saved
@@ -51,7 +51,7 @@ def check_data(origin: StoredModel, data: Path, manifest: Manifest) -> None:
     """Raises UserError unless the data has the pieces of the model with the same ids."""
     vocabulary = read_vocabulary(data)
     if vocabulary.sha256 != manifest.vocabulary.sha256:
-        raise DamageError(f"{data / VOCABULARY}: not what the data was made with; copy it again")
+        raise DamageError(f"{data / vocabulary.file}: not what the data was made with; copy it again")
     if fault := find_difference(origin, vocabulary):
         raise UserError(f"--data {data}: {fault}; make the data with shard.py --vocab {origin.name}")
 
@@ -119,7 +119,7 @@ def begin_with(model: Bert, state: RunState, origin: StoredModel, vocabulary: Vo
     weights, fresh = origin.read_weights(), model.state_dict()
     state.trained_length, state.begun_positions = origin.trained, origin.known
     state.trained_segments = max(state.trained_segments, count_segments(weights))
-    new = find_replaced_pieces(origin.vocabulary, vocabulary.pieces[len(origin.vocabulary) :])
+    new = origin.vocabulary.find_replaced(vocabulary.pieces[len(origin.vocabulary) :])
     for name in PADDED:
         if name in weights:
             weights[name] = extend_rows(weights[name], len(origin.vocabulary), new, len(fresh[name]))

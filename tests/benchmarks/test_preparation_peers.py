@@ -16,11 +16,11 @@ from support.processes import run_program
 from benchmarks.generators import ExamplesJob, generate_examples, split_pieces, split_words
 from benchmarks.preparation import SourceText
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 
 LETTERS = [chr(number) for number in range(33, 127)]
 PIECES = (*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "##ing", "é", "中", "##中", "river")
-VOCABULARY = Vocabulary(tuple(dict.fromkeys(PIECES)), cased=False)
+VOCABULARY = WordPiece(tuple(dict.fromkeys(PIECES)), cased=False)
 SENTENCES = ["The river is long.", "Walking, the naïve 中文 reader sings!", "It ends", "a b c d e f g h i j k l"] * 6
 
 

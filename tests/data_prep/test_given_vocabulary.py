@@ -14,8 +14,9 @@ from support.website import Site
 from transformers import AutoTokenizer
 
 from data_prep.shards import Manifest
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from data_prep.vocabulary.source import read_vocabulary
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 
 pytest_plugins = ["support.website_fixtures"]
 
@@ -26,7 +27,7 @@ CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 def letters(cased: bool) -> Vocabulary:
     """A vocabulary that cuts every word into letters."""
     alphabet = LETTERS + CAPITALS * cased
-    return Vocabulary((*SPECIAL, ".", *alphabet, *(f"##{letter}" for letter in alphabet)), cased)
+    return WordPiece((*SPECIAL, ".", *alphabet, *(f"##{letter}" for letter in alphabet)), cased)
 
 
 @pytest.mark.parametrize("cased", [False, True])

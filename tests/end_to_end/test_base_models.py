@@ -20,8 +20,8 @@ from support.training import FEW, SAVES, Place, assert_ended, assert_refused, as
 from support.website import Site
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
-from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.config.overrides import load_recipe
 from pretraining.huggingface.folders import read_folder
@@ -110,7 +110,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(adapting: Place, place: 
 
 
 def test_another_casing_and_another_size_are_refused(adapting: Place, place: Place) -> None:
-    cased = write_bert(place.folder / "cased", Vocabulary(read_vocabulary(place.data).pieces, cased=True))
+    cased = write_bert(place.folder / "cased", WordPiece(read_vocabulary(place.data).pieces, cased=True))
     message = f"the vocabulary of {cased} keeps case and accents, that of the data puts text into lower case"
     assert_refused(adapting.command("run", "--init", cased), message)
     wide = write_bert(place.folder / "wide", place.data, hidden=64)

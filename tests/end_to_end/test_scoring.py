@@ -15,7 +15,7 @@ import torch
 from support.training import CUT, Place, assert_refused, assert_same, assert_well, records, train
 from support.transformers_models import PIECES, leave_out_checksums, their_model
 
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import run_pairs
 from finetuning.session import minimal_pairs
 from pretraining import evaluate
@@ -201,7 +201,7 @@ def test_shards_of_another_vocabulary_are_refused(
     shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     their_model().save_pretrained(tmp_path)
-    Vocabulary(PIECES, cased=False).write(tmp_path)
+    WordPiece(PIECES, cased=False).write(tmp_path)
     assert evaluate.main([str(tmp_path), "--data", str(shared.data)]) == 2
     assert "another vocabulary" in capsys.readouterr().err
 

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, BertForMaskedLM
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import predict
 from finetuning.prediction import FineTuned, load
 from finetuning.ragged import Ragged
@@ -217,7 +217,7 @@ def test_what_cannot_answer_is_refused(
     """A model that is not fine-tuned or whose weights are no numbers, folders and files that are missing, and a GPU."""
     plain, broken, none = tmp_path / "model", tmp_path / "broken", tmp_path / "none.txt"
     their_model(BertForMaskedLM).save_pretrained(plain)
-    Vocabulary(PIECES, cased=False).write(plain)
+    WordPiece(PIECES, cased=False).write(plain)
     shutil.copytree(folders["classes"], broken)
     change_weights(broken, lambda weights: weights["classifier.weight"][0].fill_(float("nan")))
     error = ask(plain, code=2)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from support.transformers_models import leave_out_checksums, our_weights
 
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.huggingface.folders import write_folder
@@ -39,4 +40,4 @@ def swapped(vocabulary: Vocabulary, first: int, second: int) -> Vocabulary:
     """The same pieces, two of them in each other's place."""
     pieces = list(vocabulary.pieces)
     pieces[first], pieces[second] = pieces[second], pieces[first]
-    return Vocabulary(tuple(pieces), vocabulary.cased)
+    return WordPiece(tuple(pieces), vocabulary.cased)

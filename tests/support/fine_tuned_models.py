@@ -16,7 +16,7 @@ from transformers import (
     BertForTokenClassification,
 )
 
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import predict
 from pretraining.huggingface.weights import Kind
 
@@ -49,7 +49,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
                 if name.startswith(("classifier", "qa_outputs")):
                     parameter.mul_(10)
         model.save_pretrained(folder)
-        Vocabulary(PIECES, cased=False).write(folder)
+        WordPiece(PIECES, cased=False).write(folder)
     return found
 
 

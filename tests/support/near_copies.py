@@ -17,15 +17,15 @@ from data_prep.common.arrays import Array
 from data_prep.common.workers import Workers
 from data_prep.near_copies.finding import NEAR_COPIES, mark_near_copies
 from data_prep.running import Runner
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from data_prep.vocabulary.tokens import make_token_schema
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 from data_prep.work import TokensRecord, WorkFolder, make_numbered_path
 
 Document = Sequence[int]
 """The ids of the pieces of a document."""
 WORDS, ENDINGS = 400, 40
 PIECES = (*SPECIAL, *(f"w{number}" for number in range(WORDS)), *(f"##e{number}" for number in range(ENDINGS)))
-VOCABULARY = Vocabulary(PIECES, cased=False)
+VOCABULARY = WordPiece(PIECES, cased=False)
 FIRST_WORD, FIRST_ENDING = len(SPECIAL), len(SPECIAL) + WORDS
 
 

@@ -21,7 +21,7 @@ from data_prep import shard
 from data_prep.arrow_files import read_shard
 from data_prep.running import Runner
 from data_prep.shards import Manifest, ShardSet
-from data_prep.vocabulary.vocabulary import load_vocabulary
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.work import WorkFolder
 
 SHARD = str(ROOT / "data_prep/shard.py")
@@ -37,7 +37,7 @@ def tree(folder: Path) -> dict[str, str]:
 def read_examples(folder: Path, chosen: ShardSet) -> Iterator[dict[str, Any]]:
     """Reads the examples of a set, with the text of A and B as it was before masking."""
     manifest = Manifest.read(folder)
-    pieces = load_vocabulary(folder / "vocab.txt", manifest.vocabulary.cased).pieces
+    pieces = load_vocabulary(folder, manifest.vocabulary.cased).pieces
     for record in manifest.sets()[chosen]:
         for row in read_shard(folder / record.path).to_pylist():
             restored = list(row["pieces"])

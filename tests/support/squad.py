@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from finetuning.inputs import Cutter
 from finetuning.ragged import Ragged
 from finetuning.tasks.spans import TextWindows
@@ -49,7 +49,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 @functools.cache
 def cutter() -> Cutter:
     """Cuts every word into its letters, those with accents too."""
-    return Cutter(Vocabulary((*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *",.-"), cased=False))
+    return Cutter(WordPiece((*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *",.-"), cased=False))
 
 
 def random_outputs(windows: TextWindows, seed: int = 1) -> Ragged:

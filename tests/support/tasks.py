@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from data_prep.common.arrays import Array
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from finetuning.inputs import Cutter, Items
 from finetuning.ragged import Ragged
 
 _CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
-VOCABULARY = Vocabulary((*SPECIAL, *_CHARACTERS, *(f"##{character}" for character in _CHARACTERS)), cased=False)
+VOCABULARY = WordPiece((*SPECIAL, *_CHARACTERS, *(f"##{character}" for character in _CHARACTERS)), cased=False)
 """Pieces of one character."""
 pytest.importorskip("numba", reason="numba is not installed, which cuts texts into pieces")
 CUTTER = Cutter(VOCABULARY)

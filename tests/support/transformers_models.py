@@ -13,7 +13,7 @@ from support.pretraining_reference import their_config
 from torch import Tensor
 from transformers import BertForPreTraining
 
-from data_prep.vocabulary.vocabulary import SPECIAL
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 

@@ -19,7 +19,7 @@ from data_prep.inspection.lookup import (
     read_examples,
 )
 from data_prep.shards import Manifest
-from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 
 SHOWN = 10
 MOST_EXAMPLES = 5000
@@ -62,7 +62,7 @@ def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Mask
     for row in range(min(SHOWN, record.rows)):
         example = read_example(batch, row, figures.length, folder / record.path)
         if max([*example.pieces, *example.labels.values()], default=0) >= len(vocabulary):
-            raise DamageError(f"{folder / record.path}: example {row} has a piece beyond its {VOCABULARY}")
+            raise DamageError(f"{folder / record.path}: example {row} has a piece beyond its {vocabulary.file}")
         example = replace(example, source=name_document(documents.get(example.document, {})))
         shown.append(ShownExample(describe_example(row, example), list(mark_pieces(example, vocabulary))))
     by_source = Counter[str]()

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError
 from data_prep.inspection.page.lengths import Documents, KeptDocuments
-from data_prep.vocabulary.vocabulary import UNK, VOCABULARY, Vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 
 MOST_PIECES = 2_000_000
 """Pieces that are looked at, from all over the corpus."""
@@ -88,7 +88,7 @@ class _Found:
         sizes = np.diff(starts, append=len(pieces))
         is_word = spelling[pieces[starts]]
         starts, sizes = starts[is_word], sizes[is_word]
-        return cls(pieces, starts, sizes, pieces[starts] == vocabulary.pieces.index(UNK))
+        return cls(pieces, starts, sizes, pieces[starts] == vocabulary.special.unk)
 
     def count_cuts(self, name: str) -> Cut:
         """Counts the words by their number of pieces."""
@@ -103,9 +103,9 @@ class _Found:
             words, counts = np.unique(self.pieces[rows[:, None] + np.arange(number)], axis=0, return_counts=True)
             often = np.flatnonzero(counts >= least)
             for at in often[np.argsort(-counts[often], kind="stable")].tolist():
-                pieces = [vocabulary.pieces[piece] for piece in words[at].tolist()]
-                word = pieces[0] + "".join(piece.removeprefix("##") for piece in pieces[1:])
-                yield CutWord(word, " ".join(pieces), number, int(counts[at]))
+                ids = words[at].tolist()
+                pieces = " ".join(vocabulary.spellings[id] for id in ids)
+                yield CutWord(vocabulary.spell(ids), pieces, number, int(counts[at]))
 
 
 def count_word_cuts(folder: Path, kept: KeptDocuments, vocabulary: Vocabulary) -> Words | None:
@@ -115,12 +115,12 @@ def count_word_cuts(folder: Path, kept: KeptDocuments, vocabulary: Vocabulary) -
     for one in kept.read_sample():
         pieces, begun = _beginning(one, each)
         if pieces.max(initial=0) >= len(vocabulary):
-            raise DamageError(f"{folder}: its documents have a piece beyond its {VOCABULARY}")
+            raise DamageError(f"{folder}: its documents have a piece beyond its {vocabulary.file}")
         parts.setdefault(one.source, []).append(pieces)
         documents += begun
     if not documents:
         return None
-    spelling = np.array([any(map(str.isalnum, piece)) for piece in vocabulary.pieces])
+    spelling = np.array([any(map(str.isalnum, piece)) for piece in vocabulary.spellings])
     texts = {source: np.concatenate(some) for source, some in parts.items()}
     found = _Found.from_pieces(np.concatenate(list(texts.values())), vocabulary, spelling)
     total = found.count_cuts("all")

@@ -22,7 +22,7 @@ from data_prep.inspection.page.words import count_word_cuts
 from data_prep.seals import find_broken_seal
 from data_prep.settings import Settings, spell_flag
 from data_prep.shards import MANIFEST, REPORT, Manifest
-from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.work import spell_value
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -49,9 +49,9 @@ def make_page(folder: Path) -> str:
     manifest = Manifest.read(folder)
     if broken := find_broken_seal(folder / MANIFEST):
         raise DamageError(f"{folder / MANIFEST}: {broken}: it was edited")
-    vocabulary = load_vocabulary(folder / VOCABULARY, manifest.vocabulary.cased)
+    vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
     if vocabulary.sha256 != manifest.vocabulary.sha256:
-        raise DamageError(f"{folder / VOCABULARY}: not the vocabulary that its {MANIFEST} tells of: it was edited")
+        raise DamageError(f"{folder / vocabulary.file}: not the vocabulary that its {MANIFEST} tells of: it was edited")
     kept, masks = find_kept(folder, manifest), read_masks(folder, manifest, vocabulary)
     return _rendered(
         manifest=manifest,

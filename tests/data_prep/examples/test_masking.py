@@ -19,11 +19,11 @@ from data_prep.examples.making import make_masking_rules
 from data_prep.examples.masking import Masking, count_predictions, mask_example
 from data_prep.examples.streams import begin_stream
 from data_prep.settings import MaskedUnit, Settings
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 
 WORDS = [f"word{number}" for number in range(595)]
 RESTS = [f"##{number}" for number in range(400)]
-VOCABULARY = Vocabulary((*SPECIAL, *WORDS, *RESTS), cased=False)
+VOCABULARY = WordPiece((*SPECIAL, *WORDS, *RESTS), cased=False)
 CLS, SEP, MASK = VOCABULARY.special.cls, VOCABULARY.special.sep, VOCABULARY.special.mask
 FIRST_WORD, FIRST_REST = VOCABULARY.pieces.index(WORDS[0]), VOCABULARY.pieces.index(RESTS[0])
 LONGEST = 512

@@ -32,8 +32,8 @@ from data_prep.arrow_files import read_shard
 from data_prep.examples.pairs import plan_segments
 from data_prep.examples.parting import part_sentences
 from data_prep.shards import Manifest, ShardSet
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from data_prep.vocabulary.tokens import Corpus
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
 
 @settings(deadline=None, max_examples=150)
@@ -86,7 +86,7 @@ def test_without_pairs_the_examples_of_a_document_depend_on_no_other() -> None:
 
 
 PIECES = (*SPECIAL, "a", "b", "##c", ".", ")")
-MARKS = Vocabulary(PIECES, cased=False).marks
+MARKS = WordPiece(PIECES, cased=False).marks
 
 
 def corpus_with(text: str) -> Corpus:

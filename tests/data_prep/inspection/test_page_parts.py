@@ -32,7 +32,7 @@ from data_prep.inspection.page.sources import (
 from data_prep.inspection.page.writing import list_unusual_settings
 from data_prep.settings import Settings
 from data_prep.shards import CorpusFigures, KeptFile, Manifest, RecordedSettings, SourceRecord, VocabularyFigures
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -139,7 +139,7 @@ def test_settings_that_are_not_the_usual_ones_are_spelled_as_flags(changes: dict
 
 
 def test_marks_read_alike_in_a_terminal_and_on_a_page() -> None:
-    vocabulary = Vocabulary((*SPECIAL, "play", "##ing", "<b>", "##s"), cased=False)
+    vocabulary = WordPiece((*SPECIAL, "play", "##ing", "<b>", "##s"), cased=False)
     example = Example([2, 5, 4, 7, 3, 5, 8, 3], {2: 6, 3: 7, 5: 7}, boundary=5, random_next=False, document=0)
     pieces = list(mark_pieces(example, vocabulary))
     assert [piece.style for piece in pieces] == ["special", "", "masked", "kept", "special", "replaced", "", "special"]

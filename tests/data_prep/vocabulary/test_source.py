@@ -10,8 +10,8 @@ import pytest
 from transformers import BertTokenizer
 
 from data_prep.common.errors import UserError
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from data_prep.vocabulary.source import find_vocabulary, read_vocabulary, shorten_name
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
 LOWER = (*SPECIAL, "[unused1]", "a", "##b", "river")
 MIXED = (*LOWER, "River")
@@ -22,7 +22,7 @@ LACKS = ["", "vocab.txt", "tokenizer.json", CONFIG, f"vocab.txt {CONFIG}", f"tok
 
 
 def written(folder: Path, pieces: tuple[str, ...], cased: bool) -> Path:
-    Vocabulary(pieces, cased).write(folder)
+    WordPiece(pieces, cased).write(folder)
     return folder
 
 
@@ -43,7 +43,7 @@ def test_a_folder_says_its_pieces_and_its_casing(tmp_path: Path, cased: bool, la
     folder = written(tmp_path / "bert", MIXED if cased else LOWER, cased)
     for name in lacks.split():
         (folder / name).unlink()
-    assert read_vocabulary(folder) == Vocabulary(MIXED if cased else LOWER, cased)
+    assert read_vocabulary(folder) == WordPiece(MIXED if cased else LOWER, cased)
 
 
 def test_the_config_comes_before_the_normaliser(tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ def test_without_a_tokenizer_json_the_class_alone_says_the_kind(tmp_path: Path) 
     config = folder / "tokenizer_config.json"
     for kind in ("BertTokenizerFast", "PreTrainedTokenizerFast"):
         change(config, "tokenizer_class", value=kind)
-        assert read_vocabulary(folder) == Vocabulary(LOWER, cased=False)
+        assert read_vocabulary(folder) == WordPiece(LOWER, cased=False)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="cuts text by PreTrainedTokenizerFast"):
         read_vocabulary(folder)
     change(config, "tokenizer_class")
-    assert read_vocabulary(folder) == Vocabulary(LOWER, cased=False)
+    assert read_vocabulary(folder) == WordPiece(LOWER, cased=False)
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -101,7 +101,7 @@ def test_what_transformers_saves_is_taken(tmp_path: Path, cased: bool) -> None:
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"), do_lower_case=not cased)
     tokenizer.save_pretrained(tmp_path / "saved")
-    assert read_vocabulary(tmp_path / "saved") == Vocabulary(pieces, cased)
+    assert read_vocabulary(tmp_path / "saved") == WordPiece(pieces, cased)
 
 
 def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_run_and_its_checkpoints_have_the_vocabulary_of_the_run(tmp_path: Path
     checkpoint.mkdir(parents=True)
     (checkpoint / "checkpoint.json").write_text("{}")
     for folder in (tmp_path / "run", checkpoint):
-        assert read_vocabulary(folder) == Vocabulary(MIXED, cased=True)
+        assert read_vocabulary(folder) == WordPiece(MIXED, cased=True)
 
 
 def test_only_a_plain_file_leaves_the_casing_to_the_user(tmp_path: Path) -> None:

@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.vocabulary import (
-    LEAST,
-    SPECIAL,
-    Vocabulary,
-    extend_vocabulary,
-    find_replaced_pieces,
-    load_vocabulary,
-    train_vocabulary,
-)
+from data_prep.vocabulary.extending import LEAST, extend_vocabulary
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece, read_pieces, train_vocabulary
 
 
 def counts(seed: int = 1) -> Counter[str]:
@@ -45,7 +39,7 @@ def test_the_vocabulary_holds_the_special_pieces_and_the_frequent_words() -> Non
 
 
 def test_rare_characters_have_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.vocabulary.vocabulary.ALPHABET", 10)
+    monkeypatch.setattr("data_prep.vocabulary.kinds.wordpiece.ALPHABET", 10)
     vocabulary = train_vocabulary(counts(), 200, cased=False)
     assert not {"日", "##日", "本", "##本"} & set(vocabulary.pieces)
 
@@ -63,25 +57,25 @@ def test_transformers_loads_it_with_the_same_ids(cased: bool, tmp_path: Path) ->
         assert tokenizer.convert_ids_to_tokens(pair["input_ids"]) == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
         assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
         assert tokenizer.mask_token_id == vocabulary.special.mask
-    assert load_vocabulary(tmp_path / "vocab.txt", cased) == vocabulary
+    assert load_vocabulary(tmp_path, cased) == vocabulary
 
 
 def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     with pytest.raises(UserError, match="no such file"):
-        load_vocabulary(path, cased=False)
+        read_pieces(path, cased=False)
     path.write_text("[PAD]\n[UNK]\na\nb\n")
     with pytest.raises(UserError, match=r"lacks the special pieces \[CLS\], \[SEP\], \[MASK\]"):
-        load_vocabulary(path, cased=False)
+        read_pieces(path, cased=False)
     path.write_text("".join(f"{piece}\n" for piece in [*SPECIAL, "a", "b", "a"]))
     with pytest.raises(UserError, match="line 8 repeats 'a' of line 6"):
-        load_vocabulary(path, cased=False)
+        read_pieces(path, cased=False)
     with pytest.raises(UserError, match="--vocab-size 20: the characters of the text alone need"):
         train_vocabulary(counts(), 20, cased=False)
 
 
 LETTERS = "abcdefgh"
-BASE = Vocabulary((*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), "bad", "##face", "."), cased=False)
+BASE = WordPiece((*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), "bad", "##face", "."), cased=False)
 
 
 def test_words_are_added_by_what_they_save_and_ties_by_the_alphabet() -> None:
@@ -105,7 +99,7 @@ def test_words_that_were_unknown_are_added_as_if_cut_into_characters() -> None:
 
 def test_no_word_of_the_text_becomes_unknown() -> None:
     """ "baf" would cut "bafxe" into "baf" and "##x", which no piece is, though "##xe" is one."""
-    base = Vocabulary((*BASE.pieces, "##fxe"), cased=False)
+    base = WordPiece((*BASE.pieces, "##fxe"), cased=False)
     counts = {"baf": 50, "bafxe": LEAST - 1, "cab": 10}
     assert extend_vocabulary(base, counts, 2).added == ("cab",)
 
@@ -151,4 +145,4 @@ def test_old_ids_stay_and_the_tokenizer_of_transformers_agrees(counts: dict[str,
 def test_what_a_new_piece_replaces() -> None:
     replaced = {"badface": ["bad", "##face"], "##bad": ["bad"], "xax": ["##a", "a"], "中": []}
     expected = [[BASE.pieces.index(piece) for piece in pieces] for pieces in replaced.values()]
-    assert find_replaced_pieces(BASE, list(replaced)) == expected
+    assert BASE.find_replaced(list(replaced)) == expected

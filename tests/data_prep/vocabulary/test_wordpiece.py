@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
-from data_prep.vocabulary import tokens, wordpiece, words
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
-from data_prep.vocabulary.wordpiece import FastWordPiece
+from data_prep.vocabulary import tokens
+from data_prep.vocabulary.encoders import tables, words
+from data_prep.vocabulary.encoders.wordpiece import FastWordPiece
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
+from data_prep.vocabulary.vocabulary import Vocabulary
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = (
@@ -27,7 +29,7 @@ PIECES = (
 
 
 def vocabulary(cased: bool) -> Vocabulary:
-    return Vocabulary(tuple(dict.fromkeys(PIECES)), cased)
+    return WordPiece(tuple(dict.fromkeys(PIECES)), cased)
 
 
 def reference(folder: Path, table: Vocabulary) -> BertTokenizerFast:
@@ -79,7 +81,7 @@ def test_another_fast_tokenizer_has_the_same_pieces(cased: bool) -> None:
     @given(MORE_PIECES, st.booleans(), st.lists(TEXT, min_size=1, max_size=6))
     def check(pieces: list[str], all_letters: bool, sentences: list[str]) -> None:
         given = (*pieces, *(f"##{piece}" for piece in pieces))
-        table = Vocabulary(tuple(dict.fromkeys((*(PIECES if all_letters else SPECIAL), *given))), cased)
+        table = WordPiece(tuple(dict.fromkeys((*(PIECES if all_letters else SPECIAL), *given))), cased)
         pipeline = table.pipeline()
         theirs = nanotoken.Tokenizer(pipeline).encode_batch(sentences, add_special_tokens=False, parallel=False)
         encoder = FastWordPiece(pipeline, cased)
@@ -100,7 +102,7 @@ def test_special_pieces_in_a_text_are_text(tmp_path: Path) -> None:
 def test_a_table_that_grew_too_large_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     table = vocabulary(False)
     whole, forgetful = FastWordPiece(table.pipeline(), False), FastWordPiece(table.pipeline(), False)
-    monkeypatch.setattr(wordpiece, "TABLE_BYTES", 20)
+    monkeypatch.setattr(tables, "TABLE_BYTES", 20)
     batches = [["the river under the bridge"], ["unending rivers"], ["the river again"]]
     assert [encode(forgetful, batch) for batch in batches] == [encode(whole, batch) for batch in batches]
 

@@ -16,10 +16,11 @@ from data_prep.arrow_files import write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import FACTOR_1
 from data_prep.readers.extraction import SCHEMA
-from data_prep.vocabulary import keys, tokens, words
-from data_prep.vocabulary.splitting import BAR, TOGETHER, WordSplitter
-from data_prep.vocabulary.vocabulary import LONGEST_WORD, build_text_rules
-from data_prep.vocabulary.words import WordTable
+from data_prep.vocabulary import tokens
+from data_prep.vocabulary.encoders import keys, words
+from data_prep.vocabulary.encoders.splitting import BAR, LONGEST_WORD, TOGETHER, WordSplitter
+from data_prep.vocabulary.encoders.words import WordTable
+from data_prep.vocabulary.kinds.wordpiece import build_text_rules
 
 
 def joined(sentences: list[str]) -> tuple[Array, Array]:
@@ -185,7 +186,7 @@ def test_words_are_counted_as_the_library_splits_the_text(cased: bool, tmp_path:
     ] * 3
     columns = [["a", "b"], ["", ""], [sentences[:7], sentences[7:]]]
     write_batches(tmp_path, "documents/a.arrow", SCHEMA, [pa.record_batch(columns, schema=SCHEMA)])
-    record = tokens.count_part(tokens.PartTask(tmp_path, "documents/a.arrow", 1, cased))
+    record = tokens.count_part(tokens.PartTask(tmp_path, "documents/a.arrow", 1, cased, None))
     normalizer, pre_tokenizer = build_text_rules(cased)
     split = (pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(sentence)) for sentence in sentences)
     expected = Counter(word for parts in split for word, _ in parts if len(word) <= LONGEST_WORD)

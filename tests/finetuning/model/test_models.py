@@ -23,7 +23,7 @@ from support.website import Site
 from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from data_prep.common.launchers import World
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning.model.models import find_model, find_newest_export, list_notes, order_outputs, read_fine_tuned
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import list_checkpoints, read_record, write_record
@@ -33,7 +33,7 @@ from pretraining.huggingface.weights import TaskHead
 
 pytest_plugins = ["support.website_fixtures"]
 
-VOCABULARY = Vocabulary((*PIECES[:-1], "Word"), cased=True)
+VOCABULARY = WordPiece((*PIECES[:-1], "Word"), cased=True)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_run_without_pairs_has_no_pooler(straight: Path, tmp_path: Path) -> No
 
 def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
     whole = find_model(str(bert)).encoder["embeddings.word.weight"]
-    Vocabulary((*VOCABULARY.pieces[:60], "Word"), cased=True).write(bert)
+    WordPiece((*VOCABULARY.pieces[:60], "Word"), cased=True).write(bert)
     model = find_model(str(bert))
     assert list_notes(model) == [f"{bert}: 38 rows of its embeddings that belong to no piece are left out"]
     assert model.shape.vocabulary == 61
@@ -123,7 +123,7 @@ def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
     assert rows.shape == (64, 32)
     assert torch.equal(rows[:61], whole[:61])
     assert not rows[61:].any()
-    Vocabulary((*VOCABULARY.pieces, "one", "more"), cased=True).write(bert)
+    WordPiece((*VOCABULARY.pieces, "one", "more"), cased=True).write(bert)
     assert "101 pieces, but the model has only 99" in refusal(find_model, str(bert))
 
 
@@ -141,7 +141,7 @@ def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
 )
 def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note: str | None, tmp_path: Path) -> None:
     pieces = (*PIECES[:-1], "Word") if capital else PIECES
-    folder = write_bert(tmp_path / name, Vocabulary(pieces, cased=False))
+    folder = write_bert(tmp_path / name, WordPiece(pieces, cased=False))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": not cased}))
     notes = list_notes(find_model(str(folder)))

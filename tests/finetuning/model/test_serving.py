@@ -18,7 +18,7 @@ from support.transformers_models import PIECES, SHAPE, same
 from torch import Tensor
 from transformers import AutoModel
 
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning.model.heads import ServedModel, TaskBatch, TaskModel, check_int8, compute_logits
 from pretraining.answering import serving
 from pretraining.answering.serving import QuantisedProduct
@@ -141,7 +141,7 @@ def test_a_text_is_read_from_the_piece_that_sees_all_of_it(kind: str, sees: Sees
 def test_a_folder_says_it_and_is_refused_where_nobody_else_computes_it(kind: str, sees: Sees, tmp_path: Path) -> None:
     shape, head = shape_of(sees), HEADS[kind]
     weights = task_weights(head, shape=shape)
-    vocabulary, checks = Vocabulary(PIECES, cased=False), list[tuple[str, float]]()
+    vocabulary, checks = WordPiece(PIECES, cased=False), list[tuple[str, float]]()
     out = tmp_path / "out"
     card = make_task_card(shape, head, out, 16, TaskProvenance("toy", BaseSummary("base", on_hub=False)))
     verify = partial(verify_fine_tuned, shape=shape, head=head, state=weights, logits_of=compute_logits)

@@ -25,8 +25,8 @@ from support.transformers_models import PIECES, SHAPE
 
 from data_prep.common.files import write_json
 from data_prep.common.launchers import World
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
-from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model, summarize_model
 from finetuning.results import PREDICTIONS, RESULTS, RunResult, TaskResult
@@ -236,7 +236,7 @@ def test_the_plan_tells_splits_and_windows_apart(toy: Toy) -> None:
     [("runs/mini/glue/sst2/model", "mini-sst2"), ("runs/seeds/sst2/model", "seeds-sst2"), ("out/rte/model", "out-rte")],
 )
 def test_results_of_a_fine_tuned_model_are_called_after_it_and_its_task(place: str, title: str, tmp_path: Path) -> None:
-    head, vocabulary = TaskHead("score"), Vocabulary(PIECES, cased=False)
+    head, vocabulary = TaskHead("score"), WordPiece(PIECES, cased=False)
     write_fine_tuned(tmp_path / place, SHAPE, head, task_weights(head), vocabulary, "a card\n", {}, 16)
     assert summarize_model(find_model(str(tmp_path / place))).name == title
 

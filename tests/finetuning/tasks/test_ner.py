@@ -21,7 +21,7 @@ from support.commands import refusal
 from support.transformers_models import PIECES
 from transformers import AutoTokenizer
 
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning.files.tag_files import Fields
 from finetuning.inputs import Cutter
 from finetuning.ragged import Ragged
@@ -30,7 +30,7 @@ from finetuning.tasks.ner import Tagging, open_ner, open_tags, to_iob2
 from finetuning.tasks.tagged_words import TaggedWords, Words
 from finetuning.tasks.task import Setup, Task
 
-VOCABULARY = Vocabulary(PIECES, cased=False)
+VOCABULARY = WordPiece(PIECES, cased=False)
 CUTTER = Cutter(VOCABULARY)
 ORIGINAL = """\
 -DOCSTART- -X- -X- O

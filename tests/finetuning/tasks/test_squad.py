@@ -16,7 +16,7 @@ from support.marks import slow
 from support.squad import LETTERS, article, cutter, item, questions, random_outputs, write_squad
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.vocabulary import load_vocabulary
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from finetuning.evaluate_squad import Evaluate, evaluate
 from finetuning.inputs import Cutter
 from finetuning.ragged import Ragged
@@ -229,7 +229,7 @@ def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
 )
 def test_real_answers_come_back(real_data: Path, name: str, answers: int, within: int) -> None:
     """All answers but those that begin or end within a piece, and of windows all but those whose answer is long."""
-    cut = Cutter(load_vocabulary(real_data / "vocab.txt", cased=False))
+    cut = Cutter(load_vocabulary(real_data, cased=False))
     asked = [each for each in read_squad(real_data / f"squad/{name}.json").questions if each.golds]
     lessons = Lessons(asked, cut, FineTuning(length=384))
     encoded = lessons.encode(np.arange(len(lessons)))

@@ -15,7 +15,7 @@ from support.transformers_models import PIECES, SHAPE, change_config, change_wei
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from pretraining.huggingface import verify
 from pretraining.huggingface.folders import (
     read_encoder,
@@ -28,7 +28,7 @@ from pretraining.huggingface.folders import (
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import TaskHead
 
-VOCABULARY = Vocabulary(PIECES, cased=False)
+VOCABULARY = WordPiece(PIECES, cased=False)
 TASK = {"length": 16, "pair": True}
 OURS = replace(SHAPE, pairs=False)
 
@@ -222,7 +222,7 @@ def test_what_fails_leaves_the_folder_that_was_there(tmp_path: Path) -> None:
     broken["head.bias"][1] = float("inf")
     with pytest.raises(UserError, match=r"classifier\.bias has values that are no numbers"):
         write(tmp_path / "out", MNLI, broken)
-    vocabulary = Vocabulary(PIECES[:-1], cased=False)
+    vocabulary = WordPiece(PIECES[:-1], cased=False)
     with pytest.raises(UserError, match="98 pieces, but the model has 99"):
         write_fine_tuned(tmp_path / "out", SHAPE, MNLI, task_weights(MNLI), vocabulary, "", TASK, 16)
     assert same(read_fine_tuned(tmp_path / "out")[2], task_weights(MNLI))

@@ -19,7 +19,7 @@ from support.transformers_models import PIECES, SHAPE, our_weights, same, their_
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from data_prep.common.errors import DamageError, UserError
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from pretraining.huggingface.folders import _read_file, read_encoder, read_folder, read_length, read_shape, write_folder
 from pretraining.huggingface.weights_file import read_weights, save_tensors, write_weights
 
@@ -27,7 +27,7 @@ from pretraining.huggingface.weights_file import read_weights, save_tensors, wri
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Path:
     """A folder with a vocabulary, as shard.py writes it."""
-    Vocabulary(PIECES, cased=False).write(tmp_path / "data")
+    WordPiece(PIECES, cased=False).write(tmp_path / "data")
     return tmp_path / "data"
 
 
@@ -306,7 +306,7 @@ def test_folders_of_others_are_left_alone(name: str, tmp_path: Path, vocabulary:
 
 
 def test_a_vocabulary_that_disagrees_is_refused(tmp_path: Path, vocabulary: Path) -> None:
-    Vocabulary(PIECES[:-1], cased=False).write(vocabulary)
+    WordPiece(PIECES[:-1], cased=False).write(vocabulary)
     with pytest.raises(UserError, match="98 pieces, but the model has 99"):
         write_folder(tmp_path / "exported", SHAPE, our_weights(), vocabulary, "")
 

@@ -26,7 +26,8 @@ from torch import Tensor
 from transformers import BertForMaskedLM, BertModel
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.vocabulary import Special, Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
+from data_prep.vocabulary.vocabulary import Special
 from pretraining.huggingface import config, verify
 from pretraining.huggingface.config import make_config, parse_shape
 from pretraining.huggingface.folders import read_folder, write_folder
@@ -185,7 +186,7 @@ def test_a_config_without_what_is_usual_means_the_usual(folder: Path) -> None:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    Vocabulary(PIECES, cased=False).write(tmp_path / "data")
+    WordPiece(PIECES, cased=False).write(tmp_path / "data")
     write_folder(tmp_path / "exported", SHAPE, our_weights(), tmp_path / "data", "a card\n")
     return tmp_path / "exported"
 

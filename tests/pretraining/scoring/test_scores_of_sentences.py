@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassifi
 
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from pretraining import evaluate
 from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
@@ -31,7 +31,7 @@ from pretraining.scoring.pairs import Asked, Pair, are_right, list_sentences
 from pretraining.scoring.sentences import Scorer, Sentences, fill_masks
 
 CPU = torch.device("cpu")
-VOCABULARY = Vocabulary(PIECES, cased=False)
+VOCABULARY = WordPiece(PIECES, cased=False)
 WORDS = st.sampled_from(["word1", "word2", "word41", "a", "abc", "xyz", "queue", "?", "word1x", "[MASK]"])
 TEXTS = st.lists(st.lists(WORDS, max_size=9).map(" ".join), min_size=1, max_size=6)
 

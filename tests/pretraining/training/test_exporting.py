@@ -24,7 +24,8 @@ from transformers import BertModel as TheirEncoder
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import read_toml
 from data_prep.shards import Manifest
-from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.config.settings import Recipe
 from pretraining.export import main
@@ -153,11 +154,11 @@ def test_mistakes_end_with_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_another_vocabulary_of_the_same_size_is_refused(run: Path, data: Path, tmp_path: Path) -> None:
-    pieces = load_vocabulary(data / "vocab.txt", cased=False).pieces
-    Vocabulary((*pieces[:-1], "another"), cased=False).write(tmp_path / "other")
+    pieces = load_vocabulary(data, cased=False).pieces
+    WordPiece((*pieces[:-1], "another"), cased=False).write(tmp_path / "other")
     with pytest.raises(UserError, match="not the vocabulary that the model was trained with"):
         export(run, tmp_path / "out", vocabulary=tmp_path / "other")
-    Vocabulary(pieces, cased=False).write(tmp_path / "same")
+    WordPiece(pieces, cased=False).write(tmp_path / "same")
     assert export(run, tmp_path / "out", vocabulary=tmp_path / "same").difference < 1e-4
 
 
@@ -183,7 +184,7 @@ def test_a_masked_language_model_of_transformers_is_exported(
 ) -> None:
     """Also with the pooler that older versions saved, and cut where its own tokenizer does and it has positions."""
     theirs, out = tmp_path / "theirs", tmp_path / "out"
-    Vocabulary(PIECES, cased=False).write(theirs)
+    WordPiece(PIECES, cased=False).write(theirs)
     their_model(BertForMaskedLM).save_pretrained(theirs)
     if pooler:
         unused = {"bert.pooler.dense.weight": torch.ones(32, 32), "bert.pooler.dense.bias": torch.ones(32)}

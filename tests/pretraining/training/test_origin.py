@@ -13,6 +13,7 @@ from support.transformers_models import PIECES
 from transformers import AutoModelForPreTraining, AutoTokenizer, BertForMaskedLM, BertModel
 
 from data_prep.common.errors import UserError
+from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.state import RunState
@@ -23,8 +24,8 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.training.origin import begin_with, find_difference
 
-BASE = Vocabulary(PIECES, cased=False)
-MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
+BASE = WordPiece(PIECES, cased=False)
+MORE = WordPiece((*PIECES, "river", "中", "é"), cased=False)
 
 
 def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[Bert, str]:
@@ -67,9 +68,9 @@ def test_text_without_new_words_has_the_logits_that_it_had(tmp_path: Path) -> No
 def test_rows_without_a_piece_and_the_padding_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "vocabulary").mkdir()
     bert = write_bert(tmp_path / "bert", BASE)
-    few = Vocabulary(PIECES[:-7], cased=False)
+    few = WordPiece(PIECES[:-7], cased=False)
     few.write(bert)
-    model, said = begun(bert, Vocabulary((*few.pieces, "river"), cased=False))
+    model, said = begun(bert, WordPiece((*few.pieces, "river"), cased=False))
     assert said.endswith("; left out: 7 rows of its embeddings that belong to no piece")
     assert f"{len(PIECES) - 7} pieces; anew: 1 pieces" in said
     rows = model.embeddings.word.weight.detach()
@@ -107,7 +108,7 @@ def test_the_first_piece_that_differs_is_named(tmp_path: Path) -> None:
     assert find_difference(origin, swapped(BASE, 20, 30)) == said
     assert "the data only the first 99 of them" in str(find_difference(replace(origin, vocabulary=MORE), BASE))
     assert "puts text into lower case, that of the data keeps" in str(
-        find_difference(origin, Vocabulary(PIECES, cased=True))
+        find_difference(origin, WordPiece(PIECES, cased=True))
     )
 
 

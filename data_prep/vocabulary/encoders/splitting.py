@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from data_prep.common.arrays import Array
 
+LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
 TOGETHER = 1000  # words that are normalised as one text
 BAR = "|"  # stands between them: an opaque word has none, and no character becomes one
 UNSEEN, SPACE, LETTER, MARK = range(4)  # kinds of characters

@@ -15,20 +15,12 @@ from tokenizers import Tokenizer
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
-from data_prep.vocabulary.keys import SHORT, find, look_up, make_short_key, make_table
-from data_prep.vocabulary.splitting import WordSplitter
-from data_prep.vocabulary.vocabulary import LONGEST_WORD, UNK
-from data_prep.vocabulary.words import WordTable, spell_out
+from data_prep.vocabulary.encoders.keys import SHORT, find, look_up, make_short_key, make_table
+from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter
+from data_prep.vocabulary.encoders.tables import TableEncoder
+from data_prep.vocabulary.encoders.words import WordTable, spell_out
 
-TABLE_BYTES = 16 << 20  # the table of words starts anew beyond this, so that memory stays bounded
 HASH = ord("#")  # a piece that goes on with a word begins with two of them
-
-
-class Pieces(NamedTuple):
-    """The pieces of several sentences, one sentence after another."""
-
-    ids: Array  # (pieces,) int32
-    ends: Array  # (sentences,) where every sentence ends in ids
 
 
 class PieceTable(NamedTuple):
@@ -49,51 +41,29 @@ class PieceTable(NamedTuple):
         sizes = np.array([len(piece) for piece in pieces])
         letters, ends = np.frombuffer(b"".join(pieces), np.uint8).copy(), np.cumsum(sizes)
         slots = make_table(letters, ends, 1 << (4 * len(pieces)).bit_length())
-        return cls(slots, letters, ends, int(sizes.max()), ids[UNK])
+        return cls(slots, letters, ends, int(sizes.max()), ids[pipeline.model.unk_token])
 
 
-class FastWordPiece:
+class FastWordPiece(TableEncoder):
     """Encodes sentences with a pipeline of `tokenizers`, or as it would, looking at every distinct word once."""
 
     def __init__(self, pipeline: Tokenizer, cased: bool) -> None:
         self._cased = cased
         self._splitter = WordSplitter(pipeline.normalizer, pipeline.pre_tokenizer)
         self._table = PieceTable.from_tokenizer(pipeline)
-        self._forget()
+        super().__init__()
 
-    def _forget(self) -> None:
-        """Begins with no words, so that memory stays bounded however many words a corpus has."""
-        self._words = WordTable(self._cased)
-        self._ids = np.empty(0, np.int32)  # pieces of all words
-        self._starts = self._stops = np.empty(0, np.int64)  # where the pieces of every word are in _ids
+    def make_words(self) -> WordTable:
+        """Makes an empty table of words."""
+        return WordTable(self._cased)
 
-    def encode(self, text: Array, ends: Array) -> Pieces:
-        """Cuts the sentences of `text` into pieces; `text` is bytes of UTF-8, in which the sentences end at `ends`."""
-        if self._words.num_bytes > TABLE_BYTES:
-            self._forget()
-        numbers, word_ends = self._words.number(text, ends)
-        self._learn()
-        return Pieces(*_spell(numbers, word_ends, self._ids, self._starts, self._stops))
-
-    def encode_texts(self, texts: Sequence[str]) -> Pieces:
-        """Cuts texts into pieces; halves of characters, which JSON can hold and UTF-8 cannot, become `?`."""
-        encoded = [text.encode(errors="replace") for text in texts]
-        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
-        return self.encode(np.frombuffer(b"".join(encoded), np.uint8), ends)
-
-    def _learn(self) -> None:
-        """Cuts the words that are new in the table into pieces, and keeps those; the foreign ones are split first."""
-        if len(self._words) == len(self._starts):
-            return
-        letters, ends = self._words.letters(first=len(self._starts))
+    def cut_words(self, letters: Array, ends: Array) -> tuple[Array, Array, Array]:
+        """Cuts words into pieces; the foreign ones are split first."""
         ids, stops = _cut_words(letters, ends, False, *self._table)
         starts = np.concatenate([[0], stops[:-1]])
         foreign = np.flatnonzero(starts == stops)
         more, starts[foreign], stops[foreign] = self._cut_foreign(spell_out(letters, ends, foreign), len(ids))
-        before = len(self._ids)
-        self._ids = np.concatenate([self._ids, ids, more])
-        self._starts = np.concatenate([self._starts, before + starts])
-        self._stops = np.concatenate([self._stops, before + stops])
+        return np.concatenate([ids, more]), starts, stops
 
     def _cut_foreign(self, words: Sequence[str], first: int) -> tuple[Array, Array, Array]:
         """Cuts words that are not ASCII; returns their pieces, and where those of every word are, from `first` on."""
@@ -172,22 +142,3 @@ def _find_longest_piece(piece, marks, size, slots, letters, ends):
             return slots[slot].number, size
         size -= 1
     return -1, size
-
-
-@compiled
-def _spell(numbers, word_ends, ids, starts, stops):
-    """Puts the pieces of the words one after another; returns them, and where every sentence ends."""
-    total = 0
-    for word in numbers:
-        total += stops[word] - starts[word]
-    pieces = np.empty(total, np.int32)
-    piece_ends = np.empty(word_ends.size, np.int64)
-    count, first = 0, 0
-    for sentence in range(word_ends.size):
-        for word in numbers[first : word_ends[sentence]]:
-            for at in range(starts[word], stops[word]):
-                pieces[count] = ids[at]
-                count += 1
-        piece_ends[sentence] = count
-        first = word_ends[sentence]
-    return pieces, piece_ends

@@ -20,8 +20,17 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
-from data_prep.vocabulary.keys import SHORT, SLOT, enlarge_table, find, look_up, make_key, make_short_key, occupy
-from data_prep.vocabulary.vocabulary import LONGEST_WORD
+from data_prep.vocabulary.encoders.keys import (
+    SHORT,
+    SLOT,
+    enlarge_table,
+    find,
+    look_up,
+    make_key,
+    make_short_key,
+    occupy,
+)
+from data_prep.vocabulary.encoders.splitting import LONGEST_WORD
 
 SPACE, DROP, MARK, FOREIGN = 0, 1, 2, 3  # kinds of bytes that are no letters
 EIGHT = np.dtype([("bytes", np.uint64)])  # as a record it may lie anywhere, not only at multiples of eight

@@ -1,0 +1,78 @@
+"""Encodes sentences with a table of the words that were met before, so that each distinct word is cut once.
+
+Real text repeats itself (words.py): what is done for a new word may be slow.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.compiled import compiled
+from data_prep.vocabulary.encoders.encoder import Encoder, Pieces
+from data_prep.vocabulary.encoders.words import WordTable
+
+TABLE_BYTES = 16 << 20  # the table of words starts anew beyond this, so that memory stays bounded
+
+
+class TableEncoder(Encoder):
+    """Encodes sentences word by word, and remembers the pieces of every word."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begins with no words, so that memory stays bounded however many words a corpus has."""
+        self._words = self.make_words()
+        self._ids = np.empty(0, np.int32)  # pieces of all words
+        self._starts = self._stops = np.empty(0, np.int64)  # where the pieces of every word are in _ids
+
+    @abstractmethod
+    def make_words(self) -> WordTable:
+        """Makes an empty table of words."""
+
+    @abstractmethod
+    def cut_words(self, letters: Array, ends: Array) -> tuple[Array, Array, Array]:
+        """Cuts words, of which each ends in `letters` where `ends` says.
+
+        Returns the ids of pieces, and where those of every word start and stop among them.
+        """
+
+    def encode(self, text: Array, ends: Array) -> Pieces:
+        """Cuts the sentences of `text` into pieces; `text` is bytes of UTF-8, in which the sentences end at `ends`."""
+        if self._words.num_bytes > TABLE_BYTES:
+            self._forget()
+        numbers, word_ends = self._words.number(text, ends)
+        self._learn()
+        return Pieces(*_spell(numbers, word_ends, self._ids, self._starts, self._stops))
+
+    def _learn(self) -> None:
+        """Cuts the words that are new in the table into pieces, and keeps those."""
+        if len(self._words) == len(self._starts):
+            return
+        ids, starts, stops = self.cut_words(*self._words.letters(first=len(self._starts)))
+        before = len(self._ids)
+        self._ids = np.concatenate([self._ids, ids])
+        self._starts = np.concatenate([self._starts, before + starts])
+        self._stops = np.concatenate([self._stops, before + stops])
+
+
+@compiled
+def _spell(numbers, word_ends, ids, starts, stops):
+    """Puts the pieces of the words one after another; returns them, and where every sentence ends."""
+    total = 0
+    for word in numbers:
+        total += stops[word] - starts[word]
+    pieces = np.empty(total, np.int32)
+    piece_ends = np.empty(word_ends.size, np.int64)
+    count, first = 0, 0
+    for sentence in range(word_ends.size):
+        for word in numbers[first : word_ends[sentence]]:
+            for at in range(starts[word], stops[word]):
+                pieces[count] = ids[at]
+                count += 1
+        piece_ends[sentence] = count
+        first = word_ends[sentence]
+    return pieces, piece_ends

@@ -1,0 +1,128 @@
+"""What a tokenizer kind declares, and the kinds that there are: each file of this folder with a `KIND`.
+
+Whoever reads, trains or counts for a vocabulary asks the kind; whoever has one asks the vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_table
+from data_prep.common.sections import declared_in
+from data_prep.vocabulary.vocabulary import TOKENIZER, Vocabulary
+
+TOGETHER = 1000  # repetitions of a word handed to a trainer as one text
+USUAL = "wordpiece"
+"""The kind where nothing says another."""
+
+
+class TokenizerKind(ABC):
+    """A tokenizer kind: how its vocabularies are recognised, read and trained."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """What messages call it."""
+    model: ClassVar[str]
+    """The value of model.type in a tokenizer.json of this kind."""
+    file: ClassVar[str]
+    """The file of a folder of ours that a vocabulary is read from."""
+    plain: ClassVar[tuple[str, ...]]
+    """Files that together are a vocabulary of this kind, without a tokenizer.json."""
+    has_blanks: ClassVar[bool] = False
+    """Whether pieces have blanks, so that a sentence has one before it where it follows another."""
+
+    is_cased: ClassVar[bool] = False
+    """Whether its vocabularies keep case and accents always."""
+    is_extensible: ClassVar[bool] = True
+    """Whether words of a text can be added to a vocabulary."""
+
+    @abstractmethod
+    def load(self, folder: Path, cased: bool) -> Vocabulary:
+        """Reads the vocabulary of a folder of shards, whose manifest says whether it is cased."""
+
+    @abstractmethod
+    def read(self, folder: Path, tokenizer: dict[str, Any]) -> Vocabulary:
+        """Reads the vocabulary of a folder, given its tokenizer.json, of which nothing is there where there is none."""
+
+    @abstractmethod
+    def make_up(self, size: int, cased: bool) -> Vocabulary:
+        """Makes up a vocabulary of this size, with which everything is compiled before there is a real one."""
+
+    @abstractmethod
+    def count_words(self, text: Array, ends: Array, cased: bool) -> Mapping[str, int]:
+        """Counts the words that a vocabulary is trained from; sentences of `text` end at `ends`."""
+
+    @abstractmethod
+    def train(self, counts: Mapping[str, int], size: int, cased: bool) -> Vocabulary:
+        """Learns a vocabulary of at most `size` pieces; the same counts give the same pieces."""
+
+
+@cache
+def list_kinds() -> dict[str, TokenizerKind]:
+    """Lists the tokenizer kinds by their names."""
+    return declared_in(__file__, __package__ or "", "KIND")
+
+
+def find_kind(name: str | None) -> TokenizerKind:
+    """Finds a kind by its name; the usual one for none."""
+    kinds = list_kinds()
+    if (name or USUAL) not in kinds:
+        raise UserError(f"--tokenizer {name}: there is {', '.join(kinds)}")
+    return kinds[name or USUAL]
+
+
+def recognise_kind(folder: Path, tokenizer: dict[str, Any]) -> TokenizerKind:
+    """Finds the kind of the vocabulary in a folder by the content of its tokenizer.json, else by its files."""
+    kinds = list_kinds().values()
+    model = tokenizer.get("model")
+    if isinstance(model, dict) and "type" in model:
+        for kind in kinds:
+            if kind.model == model["type"]:
+                return kind
+        known = " and ".join(sorted(kind.title for kind in kinds))
+        how = f"model.type = {json.dumps(model['type'])}"
+        raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {known} are known here")
+    for kind in kinds:
+        if all((folder / name).is_file() for name in kind.plain):
+            return kind
+    return find_kind(USUAL)
+
+
+def load_vocabulary(folder: Path, cased: bool) -> Vocabulary:
+    """Reads the vocabulary of a folder of shards, whose manifest says whether it is cased."""
+    usual = find_kind(USUAL)
+    own = (folder / usual.file).is_file() or not (folder / TOKENIZER).is_file()
+    return (usual if own else recognise_kind(folder, read_table(folder / TOKENIZER))).load(folder, cased)
+
+
+def repeat_words(counts: Mapping[str, int]) -> Iterator[str]:
+    """Repeats every word as often as it occurs, since the trainer takes texts, not counts."""
+    for word in sorted(counts):
+        for done in range(0, counts[word], TOGETHER):
+            yield " ".join([word] * min(TOGETHER, counts[word] - done))
+
+
+def read_part(tokenizer: dict[str, Any], step: str, path: Path) -> dict[str, Any]:
+    """Reads the settings of a step from a tokenizer.json; empty where it has none."""
+    part = tokenizer.get(step) or {}
+    if not isinstance(part, dict):
+        raise UserError(f"{path}: {step} is {json.dumps(part)[:40]}, not a table of names and values")
+    return part
+
+
+def read_vocab(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
+    """Reads the pieces of a tokenizer.json, in the order of their ids."""
+    ids = read_part(tokenizer, "model", path).get("vocab")
+    if not isinstance(ids, dict) or not all(type(number) is int for number in ids.values()):
+        raise UserError(f"{path}: no model.vocab that gives ids to pieces")
+    pieces = tuple(sorted(ids, key=ids.__getitem__))
+    if [ids[piece] for piece in pieces] != list(range(len(pieces))):
+        raise UserError(f"{path}: the ids of its pieces are not 0, 1, 2, …")
+    return pieces

@@ -1,0 +1,309 @@
+"""WordPiece, BERT's tokenizer kind: training from counts of words, reading, checking and writing.
+
+A piece that continues a word begins with `##`. A vocabulary is a vocab.txt, which has one piece a line; it is written
+in a form for transformers too, so that a model is used with the pieces that it was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_table
+from data_prep.vocabulary.encoders.encoder import Encoder
+from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter
+from data_prep.vocabulary.kinds.declaration import TokenizerKind, read_part, read_vocab, repeat_words
+from data_prep.vocabulary.vocabulary import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Special,
+    SpecialPieces,
+    Vocabulary,
+    has_capitals,
+)
+
+VOCABULARY = "vocab.txt"
+PAD, UNK, CLS, SEP, MASK = SPECIAL = SpecialPieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MARK = "##"  # before a piece that continues a word
+ALPHABET = 1000  # characters that get a piece of their own
+CLASSES = ("BertTokenizer", "BertTokenizerFast")
+"""Classes of transformers that cut text as it is cut here."""
+GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of transformers that cut text as tokenizer.json says."""
+STEPS = {
+    ("normalizer", "type"): "BertNormalizer",
+    ("pre_tokenizer", "type"): "BertPreTokenizer",
+    ("model", "type"): "WordPiece",
+    ("model", "continuing_subword_prefix"): "##",
+}
+"""Values of tokenizer.json with which text is cut as it is here."""
+NORMALIZER = {
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+}
+"""Keys of the normaliser in tokenizer.json, and the same keys in tokenizer_config.json."""
+
+
+@dataclass(frozen=True)
+class WordPiece(Vocabulary):
+    """Pieces of words, of which those that continue a word begin with `##`."""
+
+    kind, file = "wordpiece", VOCABULARY
+
+    def list_rules(self) -> bytes:
+        """Lists the pieces and the case."""
+        return self._text() + bytes([self.cased])
+
+    @property
+    def special_pieces(self) -> SpecialPieces:
+        """The pieces that stand for no text."""
+        return SPECIAL
+
+    @cached_property
+    def continues(self) -> Array:
+        """Tells for every piece whether it continues a word, which masking of whole words needs."""
+        return np.array([piece.startswith(MARK) for piece in self.pieces])
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Spells the words of some pieces, with a blank between two of them."""
+        return " ".join(self.pieces[id] for id in ids).replace(f" {MARK}", "").removeprefix(MARK)
+
+    def pipeline(self) -> Tokenizer:
+        """Builds the tokenizer. It takes `[MASK]` and the like in a text for text, as the original does."""
+        pipeline = Tokenizer(models.WordPiece(self._ids, unk_token=UNK))
+        pipeline.normalizer, pipeline.pre_tokenizer = build_text_rules(self.cased)
+        return pipeline
+
+    def encoder(self) -> Encoder:
+        """Makes an encoder that cuts every distinct word once."""
+        from data_prep.vocabulary.encoders.wordpiece import (
+            FastWordPiece,  # compiled by numba, which training does without
+        )
+
+        return FastWordPiece(self.pipeline(), self.cased)
+
+    def find_replaced(self, pieces: Sequence[str]) -> list[list[int]]:
+        """Finds the ids of the pieces that each new one was cut into before.
+
+        A piece that was unknown has the ids of its characters, as far as these have pieces; none without any.
+        """
+        pipeline, ids, found = self.pipeline(), self._ids, []
+        for piece in pieces:
+            text = piece.removeprefix(MARK)
+            cut = pipeline.encode(text, add_special_tokens=False).ids
+            if ids[UNK] in cut:
+                names = (name for character in text for name in (f"{MARK}{character}", character) if name in ids)
+                cut = [ids[name] for name in names]
+            found.append(cut)
+        return found
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {piece: number for number, piece in enumerate(self.pieces)}
+
+    def list_contents(self) -> Mapping[str, bytes]:
+        """Lists vocab.txt, and the files by which transformers loads a tokenizer with the same ids."""
+        full, special = self.pipeline(), self.special
+        full.add_special_tokens(list(SPECIAL))
+        full.post_processor = processors.TemplateProcessing(
+            single=f"{CLS}:0 $A:0 {SEP}:0",
+            pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
+            special_tokens=[(CLS, special.cls), (SEP, special.sep)],
+        )
+        full.decoder = decoders.WordPiece()
+        config = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": not self.cased,
+            "model_max_length": 512,
+            **{f"{name}_token": piece for name, piece in zip(Special._fields, SPECIAL, strict=True)},
+        }
+        return {
+            VOCABULARY: self._text(),
+            TOKENIZER: full.to_str(pretty=False).encode(),
+            TOKENIZER_CONFIG: (json.dumps(config, indent=1) + "\n").encode(),
+        }
+
+    def _text(self) -> bytes:
+        return "".join(f"{piece}\n" for piece in self.pieces).encode()
+
+
+def build_text_rules(cased: bool) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
+    """Builds the normaliser of BERT and its splitter into words."""
+    return normalizers.BertNormalizer(lowercase=not cased), pre_tokenizers.BertPreTokenizer()
+
+
+def read_pieces(path: Path, cased: bool) -> WordPiece:
+    """Reads a vocab.txt, which has one piece a line; raises UserError where that is not a vocabulary for BERT."""
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file (shard.py trains a vocabulary from the text without --vocab)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    pieces = text.removeprefix("\ufeff").replace("\r\n", "\n").rstrip("\n").split("\n")
+    return WordPiece(check_pieces(tuple(pieces), path), cased)
+
+
+def check_pieces(pieces: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Returns the pieces of a file; raises UserError where they are not a vocabulary for BERT."""
+    missing = [piece for piece in SPECIAL if piece not in pieces]
+    if missing:
+        raise UserError(f"{path}: lacks the special pieces {', '.join(missing)}: not a BERT vocabulary?")
+    first: dict[str, int] = {}
+    for line, piece in enumerate(pieces, 1):
+        if piece in first:
+            raise UserError(f"{path}: line {line} repeats {piece!r} of line {first[piece]}; each piece needs one id")
+        first[piece] = line
+    return pieces
+
+
+def count_words(numbers: Array, words: Sequence[str], cased: bool) -> Counter[str]:
+    """Counts how often every word occurs once it is normalised; `numbers` has the word of every occurrence.
+
+    Words that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
+    """
+    splitter = WordSplitter(*build_text_rules(cased))
+    parts = iter(splitter.split([word for word in words if not word.isascii()]))
+    counts: Counter[str] = Counter()
+    for word, count in zip(words, np.bincount(numbers).tolist(), strict=True):
+        for part in (word,) if word.isascii() else next(parts):
+            counts[part] += count
+    return Counter({word: count for word, count in counts.items() if len(word) <= LONGEST_WORD})
+
+
+def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> WordPiece:
+    """Learns a vocabulary of at most `size` pieces from the counts of words.
+
+    The same counts give the same pieces, for which the trainer needs help: it numbers characters in the order of a
+    hash table and breaks ties by those numbers. Characters handed to it as special pieces have their numbers from us.
+    """
+    alphabet = _choose_alphabet(counts)
+    inner = {f"{MARK}{character}" for word in counts for character in word[1:]}
+    given = [*SPECIAL, *alphabet, *(f"{MARK}{character}" for character in alphabet if f"{MARK}{character}" in inner)]
+    if size < len(given):
+        raise UserError(f"--vocab-size {size}: the characters of the text alone need {len(given)} pieces; take more")
+    learner = Tokenizer(models.WordPiece(unk_token=UNK))
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer: Any = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=given,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    learner.train_from_iterator(repeat_words(counts), trainer)
+    ids = learner.get_vocab()
+    return WordPiece(tuple(sorted(ids, key=ids.__getitem__)), cased)
+
+
+def _choose_alphabet(counts: Mapping[str, int]) -> list[str]:
+    """Chooses the most frequent characters, the first of Unicode where some are equally frequent, in that order."""
+    characters: Counter[str] = Counter()
+    for word, count in counts.items():
+        for character in word:
+            characters[character] += count
+    return sorted(sorted(characters, key=lambda character: (-characters[character], character))[:ALPHABET])
+
+
+def read_folder(folder: Path, tokenizer: dict[str, Any]) -> WordPiece:
+    """Reads the vocabulary of a folder, with its casing."""
+    path = folder / TOKENIZER_CONFIG
+    config = read_table(path) if path.is_file() else {}
+    if (folder / VOCABULARY).is_file():
+        pieces = read_pieces(folder / VOCABULARY, cased=False).pieces
+    elif tokenizer:
+        pieces = _read_table(tokenizer, folder)
+    else:
+        raise UserError(
+            f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from, "
+            "since its weights mean nothing without its pieces"
+        )
+    _check_class(folder, tokenizer, config)
+    others = _read_table(tokenizer, folder) if "model" in tokenizer else pieces
+    if others != pieces:
+        raise UserError(
+            f"{folder}: {_describe_difference(pieces, others)}: copy both again from where the model comes from"
+        )
+    normalizer = read_part(tokenizer, "normalizer", folder / TOKENIZER) or {}
+    said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
+    says = {name: value for table in (said, config) for name, value in table.items() if value is not None}
+    lower = says.get("do_lower_case", not has_capitals(pieces))
+    needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
+    for name in (name for name, value in needed.items() if says.get(name, value) != value):
+        where = " in text that keeps case" if name == "strip_accents" and not lower else ""
+        how = f"{name} = {json.dumps(says[name])}{where}"
+        raise UserError(f"{folder}: cuts text with {how}; here accents go with case, and Chinese is cut apart")
+    return WordPiece(pieces, cased=not lower)
+
+
+def _check_class(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raises UserError where a folder's tokenizer is not BERT's, so that its pieces would stand for other text."""
+    known = CLASSES + GENERAL * ("model" in tokenizer)
+    if (kind := config.get("tokenizer_class")) not in (None, *known):
+        raise UserError(f"{folder / TOKENIZER_CONFIG}: cuts text by {kind}; only {CLASSES[0]} is known here")
+    if (words := config.get("word_tokenizer_type", "basic")) != "basic":
+        raise UserError(f"{folder / TOKENIZER_CONFIG}: finds words by {words}; only as {CLASSES[0]} does is known here")
+    for (step, key), needed in STEPS.items() if "model" in tokenizer else ():
+        part = read_part(tokenizer, step, folder / TOKENIZER) or {"type": None}
+        if (says := part.get(key, needed)) != needed:
+            how = f"{step}.{key} = {json.dumps(says)}"
+            raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {needed} is known here")
+
+
+def _read_table(tokenizer: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """Reads the pieces of a tokenizer.json."""
+    return check_pieces(read_vocab(tokenizer, folder / TOKENIZER), folder / TOKENIZER)
+
+
+def _describe_difference(pieces: tuple[str, ...], others: tuple[str, ...]) -> str:
+    """Describes the first difference between the pieces of vocab.txt and of tokenizer.json."""
+    if len(pieces) != len(others):
+        return f"{VOCABULARY} has {len(pieces):,} pieces, {TOKENIZER} {len(others):,}"
+    number = next(number for number, (one, other) in enumerate(zip(pieces, others, strict=True)) if one != other)
+    return f"piece {number} is {pieces[number]!r} in {VOCABULARY}, {others[number]!r} in {TOKENIZER}"
+
+
+class WordPieceKind(TokenizerKind):
+    """How WordPiece is read and trained."""
+
+    name, title, model = "wordpiece", "WordPiece", "WordPiece"
+    file, plain = VOCABULARY, (VOCABULARY,)
+
+    def load(self, folder: Path, cased: bool) -> Vocabulary:
+        """Reads the vocab.txt of a folder of shards, whose manifest says whether it is cased."""
+        return read_pieces(folder / VOCABULARY, cased)
+
+    def read(self, folder: Path, tokenizer: dict[str, Any]) -> Vocabulary:
+        """Reads the vocabulary of a folder, with its casing."""
+        return read_folder(folder, tokenizer)
+
+    def make_up(self, size: int, cased: bool) -> Vocabulary:
+        """Makes up a vocabulary of this size, with numbers for words."""
+        return WordPiece((*SPECIAL, *map(str, range(size)))[:size], cased)
+
+    def count_words(self, text: Array, ends: Array, cased: bool) -> Mapping[str, int]:
+        """Counts how often every word occurs once it is normalised."""
+        from data_prep.vocabulary.encoders.words import WordTable  # compiled by numba
+
+        table = WordTable(cased)
+        numbers, _ = table.number(text, ends)
+        return count_words(numbers, table.words(), cased)
+
+    def train(self, counts: Mapping[str, int], size: int, cased: bool) -> Vocabulary:
+        """Learns a vocabulary of at most `size` pieces; the same counts give the same pieces."""
+        return train_vocabulary(counts, size, cased)
+
+
+KIND = WordPieceKind()
