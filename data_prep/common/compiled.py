@@ -35,7 +35,8 @@ def compiled(function: Function) -> Function:
 def _version() -> str:
     """Names what is compiled from: these sources, by this numba."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted((*SOURCES.glob("*.py"), *SOURCES.glob("[!_]*/*.py"))):  # no look at what others delete meanwhile
+    depths = ("*.py", "[!_]*/*.py", "[!_]*/[!_]*/*.py")  # no look at what others delete meanwhile
+    for path in sorted(path for depth in depths for path in SOURCES.glob(depth)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
