@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import BertForMaskedLM, BertForPreTraining, BertLMHeadModel
 
 from data_prep.common.arrays import Array
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from pretraining.huggingface.folders import read_folder
 from pretraining.huggingface.weights import import_weights
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
@@ -31,7 +31,7 @@ PADS = "pad_token_id"
 def write_wordpiece(folder: Path, count: int) -> None:
     """Writes a vocabulary of this number of pieces, as shard.py does."""
     words = (f"word{number}" for number in range(count - len(SPECIAL)))
-    Vocabulary((*SPECIAL, *words), cased=False).write(folder)
+    WordPiece((*SPECIAL, *words), cased=False).write(folder)
 
 
 @dataclass(frozen=True)
