@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -32,15 +32,17 @@ BLOCK = 32
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_SIZE = 192
 """The widest head that the flash kernels support on all their GPUs."""
-Attend = Callable[[Tensor, Tensor, int, Dropout], Tensor]
+WHOLE = 1 << 30
+"""The window of our kernels where there is no limit: longer than any sequence."""
+Attend = Callable[[Tensor, "Tensor | None", int, Dropout], Tensor]
 """Queries, keys and values, their bias, the number of heads, and dropout -> (n, hidden)."""
 
 
 class Layout(Protocol):
     """The places of the sequences of a batch, and the kernels of attention over them."""
 
-    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
-        """Computes attention, (n, hidden), from queries, keys and values, (n, 3 * hidden), and their bias."""
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        """Computes attention, (n, hidden), from queries, keys and values, (n, 3 * hidden), and their bias, if any."""
 
     def attends_sums(self, states: Tensor) -> Attend | None:  # noqa: ARG002
         """Returns the function for queries, keys and values to which the product has added the bias already; the
@@ -54,18 +56,24 @@ class Layout(Protocol):
 
 
 def lay_out(
-    starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, compiled: bool = False, one_way: bool = False
+    starts: Tensor,
+    lengths: tuple[int, ...],
+    states: Tensor,
+    heads: int,
+    compiled: bool = False,
+    one_way: bool = False,
+    window: int | None = None,
 ) -> Layout:
     """Chooses the layout for the hidden states, (n, hidden); nothing here waits for a GPU.
 
     `starts` is (s + 1,) int32; `compiled` says whether the layers run under torch.compile, `one_way` whether a piece
-    sees only itself and those before it.
+    sees only itself and those before it; it sees those at a distance of at most `window`, or all.
     """
     if kernels.usable(states) and not compiled:
-        return (ByHeads if can_multiply_heads(states, heads) else Grouped)(starts, lengths, one_way)
+        return (ByHeads if can_multiply_heads(states, heads) else Grouped)(starts, lengths, one_way, window)
     if has_flash(states, heads):
-        return Packed(starts, max(lengths), one_way)
-    return Padded(starts, max(lengths), len(states), one_way)
+        return Packed(starts, max(lengths), one_way, window)
+    return Padded(starts, max(lengths), len(states), one_way, window)
 
 
 def has_flash(states: Tensor, heads: int) -> bool:
@@ -85,15 +93,16 @@ def can_multiply_heads(states: Tensor, heads: int) -> bool:
 class Packed(Layout):
     """Sequences without padding, for the flash kernels, which take the starts of sequences."""
 
-    def __init__(self, starts: Tensor, longest: int, one_way: bool = False):
+    def __init__(self, starts: Tensor, longest: int, one_way: bool = False, window: int | None = None):
         self.starts, self.longest, self.one_way = starts, longest, one_way
+        self.sight = {} if window is None else {"window_size_left": window, "window_size_right": window * (not one_way)}
 
-    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
-        query, key, value = (qkv + bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        query, key, value = _add(qkv, bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
         where = (self.starts, self.starts, self.longest, self.longest)
         # scaled_dot_product_attention calls it too, but takes the host longer than the GPU computes
         out, *_ = torch.ops.aten._flash_attention_forward(
-            query, key, value, *where, dropout.probability, self.one_way, False
+            query, key, value, *where, dropout.probability, self.one_way, False, **self.sight
         )
         return out.reshape(len(qkv), -1)
 
@@ -101,23 +110,29 @@ class Packed(Layout):
         """Returns the function where one of our kernels can join the gradients."""
         return self._attend_sums if gpu.usable("join", states) else None
 
-    def _attend_sums(self, sums: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+    def _attend_sums(self, sums: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
         where = (self.starts, self.starts, self.longest, self.longest, dropout.probability, self.one_way)
-        return _flash_attention(sums, bias, heads, where)
+        bias = sums.new_empty(sums.shape[1]) if bias is None else bias  # only the gradient would be read
+        return _flash_attention(sums, bias, heads, where, self.sight)
+
+
+def _add(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias
 
 
 @with_backward
-def _flash_attention(sums: Tensor, bias: Tensor, heads: int, where: tuple[Any, ...]) -> Forward:
+def _flash_attention(sums: Tensor, bias: Tensor, heads: int, where: tuple[Any, ...], sight: dict[str, int]) -> Forward:
     """The flash kernels on queries, keys and values that include their bias; one kernel joins the gradients."""
     parts = sums.view(len(sums), 3, heads, -1).unbind(1)
-    out, exponents, *state, _ = torch.ops.aten._flash_attention_forward(*parts, *where, False)
-    return out.view(len(sums), -1), (*parts, out, exponents, *state, bias), partial(_flash_attention_backward, where)
+    out, exponents, *state, _ = torch.ops.aten._flash_attention_forward(*parts, *where, False, **sight)
+    saved = (*parts, out, exponents, *state, bias)
+    return out.view(len(sums), -1), saved, partial(_flash_attention_backward, where, sight)
 
 
-def _flash_attention_backward(where: tuple[Any, ...], grad: Tensor, *saved: Tensor) -> Gradients:
+def _flash_attention_backward(where: tuple[Any, ...], sight: dict[str, int], grad: Tensor, *saved: Tensor) -> Gradients:
     query, key, value, out, exponents, *state, bias = saved
     query_grad, key_grad, value_grad = torch.ops.aten._flash_attention_backward(
-        grad.view(out.shape), query, key, value, out, exponents, *where, *state
+        grad.view(out.shape), query, key, value, out, exponents, *where, *state, **sight
     )
     return gpu.join(query_grad, key_grad, value_grad, bias)
 
@@ -125,7 +140,7 @@ def _flash_attention_backward(where: tuple[Any, ...], grad: Tensor, *saved: Tens
 class Padded(Layout):
     """Sequences padded to the longest, for any device and type."""
 
-    def __init__(self, starts: Tensor, longest: int, pieces: int, one_way: bool = False):
+    def __init__(self, starts: Tensor, longest: int, pieces: int, one_way: bool = False, window: int | None = None):
         length = -(-longest // 16) * 16
         device, begins = starts.device, starts[:-1]
         at, piece = (torch.arange(count, dtype=torch.int32, device=device) for count in (length, pieces))
@@ -137,11 +152,16 @@ class Padded(Layout):
         self.inside = (at < starts.diff()[:, None])[:, None, None]
         """(s, 1, 1 or length, length): whether a place has a piece that is seen"""
         if one_way:
-            self.inside = self.inside & torch.ones(length, length, dtype=torch.bool, device=device).tril()
+            self.inside = self.inside & (at <= at[:, None])
+        if window is not None:
+            self.inside = self.inside & ((at - at[:, None]).abs() <= window)
+            self.inside |= (at >= starts.diff()[:, None])[
+                :, None, :, None
+            ]  # no row of padding sees nothing: that is NaN
 
-    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
         s, length = self.rows.shape
-        padded = (qkv + bias).index_select(0, self.rows.view(-1)).view(s, length, 3, heads, -1)
+        padded = _add(qkv, bias).index_select(0, self.rows.view(-1)).view(s, length, 3, heads, -1)
         query, key, value = padded.permute(2, 0, 3, 1, 4)  # (s, heads, length, size) each
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=self.inside, dropout_p=dropout.probability)
         return out.transpose(1, 2).reshape(s * length, -1).index_select(0, self.places)
@@ -149,7 +169,7 @@ class Padded(Layout):
 
 @dataclass(frozen=True)
 class Group:
-    """Sequences that our kernels compute together."""
+    """Sequences that our kernels compute together, some pieces of all of them at a time."""
 
     starts: Tensor
     """(s,) int32: where the sequences begin"""
@@ -157,6 +177,32 @@ class Group:
     """(s,) int32"""
     length: int
     """the length that they are padded to"""
+    one_way: bool
+    window: int | None
+
+    @cached_property
+    def bands(self) -> tuple[tuple[slice, slice], ...]:
+        """The pieces whose scores are computed at a time, and those that one of them may see."""
+        length, window = self.length, self.window
+        if window is None or GRAIN + window >= length:
+            return ((slice(0, length), slice(0, length)),)
+        ahead = GRAIN + (0 if self.one_way else window)
+        begins = range(0, length, GRAIN)
+        return tuple((slice(at, at + GRAIN), slice(max(0, at - window), min(at + ahead, length))) for at in begins)
+
+    @property
+    def width(self) -> int:
+        """The most scores of a piece."""
+        return max(seen.stop - seen.start for _, seen in self.bands)
+
+    @property
+    def sight(self) -> tuple[int, ...]:
+        """What a piece sees, and the scores of a band, for our kernels."""
+        return int(self.one_way), WHOLE if self.window is None else self.window, self.bands[0][0].stop, self.width
+
+    def cut(self, x: Tensor, rows: slice, seen: slice) -> Tensor:
+        """Cuts a band out of scores, (s * heads, length, width)."""
+        return x[:, rows, : seen.stop - seen.start]
 
 
 class ByOurKernels(Layout):
@@ -177,55 +223,53 @@ class ByOurKernels(Layout):
 class ByHeads(ByOurKernels):
     """One head of one sequence at a time, by kernels that do not save the scores."""
 
-    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False):
+    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False, window: int | None = None):
         self.kernel = f"attention_by_{kernels.small_products()}"
-        self.starts, self.lengths, self.one_way = starts, torch.tensor(lengths, dtype=torch.int32), one_way
+        self.starts, self.lengths = starts, torch.tensor(lengths, dtype=torch.int32)
+        self.sight = (int(one_way), WHOLE if window is None else window)
 
-    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
         return _attend_by_heads(qkv, bias, self, heads, dropout)
 
 
 @with_backward
-def _attend_by_heads(qkv: Tensor, bias: Tensor, layout: ByHeads, heads: int, dropout: Dropout) -> Forward:
+def _attend_by_heads(qkv: Tensor, bias: Tensor | None, layout: ByHeads, heads: int, dropout: Dropout) -> Forward:
     pieces, (n, hidden) = int(layout.starts[-1]), (len(qkv), qkv.shape[1] // 3)
     size = hidden // heads
-    given = (layout.starts, layout.lengths, *dropout.for_kernels, size**-0.5, int(layout.one_way))
+    given = (layout.starts, layout.lengths, *dropout.for_kernels, size**-0.5, *layout.sight)
     sizes = len(layout.lengths), heads, size
     out, spreads = qkv.new_empty(n, hidden), torch.empty(pieces, heads, 2)
     out[pieces:] = 0
     kernels.call(layout.kernel, qkv, bias, *given, out, spreads, *sizes)
 
-    def backward(grad: Tensor, qkv: Tensor, bias: Tensor, spreads: Tensor) -> Gradients:
-        grad_qkv, grad_bias = torch.empty_like(qkv), torch.empty_like(bias)
+    def backward(grad: Tensor, qkv: Tensor, spreads: Tensor, bias: Tensor | None = None) -> Gradients:
+        grad_qkv, grad_bias = torch.empty_like(qkv), None if bias is None else torch.empty_like(bias)
         grad_qkv[pieces:] = 0
         kernels.call(f"{layout.kernel}_backward", qkv, bias, *given, grad, spreads, grad_qkv, grad_bias, *sizes)
         return grad_qkv, grad_bias
 
-    return out, (qkv, bias, spreads), backward
+    return out, (qkv, spreads) if bias is None else (qkv, spreads, bias), backward
 
 
 class Grouped(ByOurKernels):
     """Sequences in groups of the same rounded length, for our kernels on a CPU."""
 
-    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False):
-        self.one_way = one_way
+    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False, window: int | None = None):
         rounded: dict[int, list[int]] = {}
         for number, length in enumerate(lengths):
             rounded.setdefault(-(-length // GRAIN), []).append(number)
         sizes = torch.tensor(lengths, dtype=torch.int32)
         self.groups = []
         for _, members in sorted(rounded.items()):
-            longest = max(lengths[member] for member in members)
-            self.groups.append(Group(starts[members], sizes[members], -(-longest // 16) * 16))
+            longest = -(-max(lengths[member] for member in members) // 16) * 16
+            self.groups.append(Group(starts[members], sizes[members], longest, one_way, window))
 
-    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
-        return _attend_in_groups(qkv, bias, self.groups, heads, dropout, self.one_way)
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        return _attend_in_groups(qkv, bias, self.groups, heads, dropout)
 
 
 @with_backward
-def _attend_in_groups(
-    qkv: Tensor, bias: Tensor, groups: list[Group], heads: int, dropout: Dropout, one_way: bool
-) -> Forward:
+def _attend_in_groups(qkv: Tensor, bias: Tensor | None, groups: list[Group], heads: int, dropout: Dropout) -> Forward:
     n, hidden, size = len(qkv), qkv.shape[1] // 3, qkv.shape[1] // 3 // heads
     out = qkv.new_empty(n, hidden)
     out[_count_pieces(groups) :] = 0
@@ -235,42 +279,58 @@ def _attend_in_groups(
         parts, shape = qkv.new_empty(3, s * heads, length, size), (s, heads, length, size)
         kernels.call("split_heads", qkv, bias, group.starts, group.lengths, parts, 3, *shape)
         query, key, value = parts
-        shares = query @ key.transpose(1, 2)  # (s * heads, length, length): scores, then softmax
+        shares = qkv.new_empty(s * heads, length, group.width)  # scores, then softmax
+        for rows, seen in group.bands:
+            torch.bmm(query[:, rows], key[:, seen].transpose(1, 2), out=group.cut(shares, rows, seen))
         dropped = torch.empty_like(shares) if dropout.probability else shares
         where = (group.starts, group.lengths, *dropout.for_kernels)
-        kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, int(one_way), s, heads, length)
-        context = dropped @ value
+        kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, *group.sight, s, heads, length)
+        context = torch.empty_like(query)
+        for rows, seen in group.bands:
+            torch.bmm(group.cut(dropped, rows, seen), value[:, seen], out=context[:, rows])
         kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, *shape)
         saved += [parts, shares]
-    return out, tuple(saved), partial(_attend_in_groups_backward, groups, heads, dropout, int(one_way))
+    return out, tuple(saved), partial(_attend_in_groups_backward, groups, heads, dropout, bias is not None)
 
 
 def _attend_in_groups_backward(
-    groups: list[Group], heads: int, dropout: Dropout, one_way: int, grad: Tensor, *saved: Tensor
+    groups: list[Group], heads: int, dropout: Dropout, has_bias: bool, grad: Tensor, *saved: Tensor
 ) -> Gradients:
     n, hidden = grad.shape
-    size = hidden // heads
-    grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden)
+    grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden) if has_bias else None
     grad_qkv[_count_pieces(groups) :] = 0
     for group, parts, shares in zip(groups, saved[::2], saved[1::2], strict=True):
-        query, key, value = parts
-        s, length = len(group.starts), group.length
-        grad_context, shape = torch.empty_like(query), (s, heads, length, size)
+        s, length, size = len(group.starts), group.length, hidden // heads
+        grad_context, shape = torch.empty_like(parts[0]), (s, heads, length, size)
         kernels.call("split_heads", grad, None, group.starts, group.lengths, grad_context, 1, *shape)
         dropped = shares
         if dropout.probability:
             dropped = torch.empty_like(shares)
             where = (group.starts, group.lengths, *dropout.for_kernels)
-            kernels.call("redo_dropout", shares, *where, dropped, one_way, s, heads, length)
-        grad_scores = grad_context @ value.transpose(1, 2)
-        grad_parts = torch.empty_like(parts)
-        torch.bmm(dropped.transpose(1, 2), grad_context, out=grad_parts[2])
-        inputs = (shares, dropped, group.lengths, size**-0.5, one_way)
-        kernels.call("softmax_backward", grad_scores, *inputs, s, heads, length)
-        torch.bmm(grad_scores, key, out=grad_parts[0])
-        torch.bmm(grad_scores.transpose(1, 2), query, out=grad_parts[1])
+            kernels.call("redo_dropout", shares, *where, dropped, *group.sight, s, heads, length)
+        grad_parts = _differentiate_bands(group, parts, shares, dropped, grad_context, (s, heads, length))
         kernels.call("merge_heads", grad_parts, group.starts, group.lengths, grad_qkv, grad_bias, 3, *shape)
-    return grad_qkv, grad_bias.to(grad.dtype)
+    return grad_qkv, None if grad_bias is None else grad_bias.to(grad.dtype)
+
+
+def _differentiate_bands(
+    group: Group, parts: Tensor, shares: Tensor, dropped: Tensor, grad: Tensor, shape: tuple[int, int, int]
+) -> Tensor:
+    """Computes the gradients of queries, keys and values from that of what attention gives."""
+    query, key, value = parts
+    grad_scores = torch.empty_like(shares)
+    for rows, seen in group.bands:
+        torch.bmm(grad[:, rows], value[:, seen].transpose(1, 2), out=group.cut(grad_scores, rows, seen))
+    inputs = (shares, dropped, group.lengths, query.shape[2] ** -0.5, *group.sight)
+    kernels.call("softmax_backward", grad_scores, *inputs, *shape)
+    adds = int(len(group.bands) > 1)  # pieces are seen by several bands
+    found = torch.zeros_like(parts) if adds else torch.empty_like(parts)
+    for rows, seen in group.bands:
+        slopes, kept = (group.cut(each, rows, seen) for each in (grad_scores, dropped))
+        torch.bmm(slopes, key[:, seen], out=found[0][:, rows])
+        found[1][:, seen].baddbmm_(slopes.transpose(1, 2), query[:, rows], beta=adds)
+        found[2][:, seen].baddbmm_(kept.transpose(1, 2), grad[:, rows], beta=adds)
+    return found
 
 
 def _count_pieces(groups: list[Group]) -> int:

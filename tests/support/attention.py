@@ -26,16 +26,23 @@ def gradients(out: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad((out * weight.to(out.dtype)).sum(), inputs)
 
 
-def attend_plainly(batch: Batch, qkv: Tensor, bias: Tensor, heads: int, one_way: bool = False) -> Tensor:
-    """A softmax for each sequence, in fp64, of which `one_way` leaves what lies behind a piece."""
+def attend_plainly(
+    batch: Batch, qkv: Tensor, bias: Tensor, heads: int, one_way: bool = False, window: int | None = None
+) -> Tensor:
+    """A softmax for each sequence, in fp64, without what lies behind a piece (`one_way`) or too far from it."""
     outputs = []
     for part in (qkv.double() + bias.double()).split(list(batch.lengths)):  # type: ignore[no-untyped-call]
         query, key, value = part.view(len(part), 3, heads, -1).permute(1, 2, 0, 3)
         scores = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
-        behind = torch.ones(len(part), len(part), dtype=torch.bool).triu(1)
-        shares = torch.softmax(scores.masked_fill(behind & one_way, -torch.inf), -1)
+        shares = torch.softmax(scores.masked_fill(hidden_from(len(part), one_way, window), -torch.inf), -1)
         outputs.append((shares @ value).transpose(0, 1).flatten(1))
     return torch.cat(outputs)
+
+
+def hidden_from(length: int, one_way: bool, window: int | None) -> Tensor:
+    """Which pieces of a sequence a piece does not see, (length, length)."""
+    away = torch.arange(length) - torch.arange(length)[:, None]
+    return (away > 0) & one_way | (away.abs() > (length if window is None else window))
 
 
 def furthest(ours: list[Tensor], theirs: list[Tensor]) -> float:

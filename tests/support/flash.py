@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from support.attention import hidden_from
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,6 +44,9 @@ class FlashKernels(TorchDispatchMode):
         dropout: float,
         causal: bool,
         return_mask: bool,
+        *,
+        window_size_left: int | None = None,
+        window_size_right: int | None = None,
     ) -> tuple[Tensor, ...]:
         _demand(query, key, value, starts, starts_of_keys, longest, longest_of_keys)
         assert not return_mask
@@ -50,7 +54,8 @@ class FlashKernels(TorchDispatchMode):
         sums = torch.empty(query.shape[1], len(query), dtype=torch.float32)
         state = torch.empty(2, dtype=torch.uint64)
         unused = torch.empty((), dtype=torch.uint64)
-        return _attend(query, key, value, starts, causal), sums, state, unused, query.new_empty(0)
+        window = _window(causal, window_size_left, window_size_right)
+        return _attend(query, key, value, starts, causal, window), sums, state, unused, query.new_empty(0)
 
     def _backward(
         self,
@@ -67,6 +72,8 @@ class FlashKernels(TorchDispatchMode):
         dropout: float,
         causal: bool,
         *_: Any,
+        window_size_left: int | None = None,
+        window_size_right: int | None = None,
         **__: Any,
     ) -> tuple[Tensor, ...]:
         _demand(query, key, value, starts, starts_of_keys, longest, longest_of_keys)
@@ -74,7 +81,14 @@ class FlashKernels(TorchDispatchMode):
         assert grad.dtype == query.dtype
         assert sums.shape == (query.shape[1], len(query))
         self.dropouts.append(dropout)
-        return _slopes(query, key, value, grad, starts, causal)
+        return _slopes(query, key, value, grad, starts, causal, _window(causal, window_size_left, window_size_right))
+
+
+def _window(causal: bool, left: int | None, right: int | None) -> int | None:
+    """The distance to which a piece sees; causal kernels replace the right one by 0."""
+    assert (left is None) == (right is None)
+    assert right == (0 if causal and left is not None else left), "on both sides alike"
+    return left
 
 
 def _demand(
@@ -103,23 +117,22 @@ def _sequences(starts: Tensor, *parts: Tensor) -> Iterator[list[Tensor]]:
         yield [part[begin:end].transpose(0, 1).float() for part in parts]
 
 
-def _shares(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+def _shares(query: Tensor, key: Tensor, causal: bool, window: int | None) -> Tensor:
     scores = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5
-    behind = torch.ones_like(scores, dtype=torch.bool).triu(1)
-    return torch.softmax(scores.masked_fill(behind & causal, -torch.inf), -1)
+    return torch.softmax(scores.masked_fill(hidden_from(query.shape[1], causal, window), -torch.inf), -1)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, causal: bool) -> Tensor:
-    outputs = [_shares(q, k, causal) @ v for q, k, v in _sequences(starts, query, key, value)]
+def _attend(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, causal: bool, window: int | None) -> Tensor:
+    outputs = [_shares(q, k, causal, window) @ v for q, k, v in _sequences(starts, query, key, value)]
     return torch.cat([out.transpose(0, 1) for out in outputs]).to(query.dtype)
 
 
 def _slopes(
-    query: Tensor, key: Tensor, value: Tensor, grad: Tensor, starts: Tensor, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, grad: Tensor, starts: Tensor, causal: bool, window: int | None
 ) -> tuple[Tensor, ...]:
     scale, found = query.shape[-1] ** -0.5, []
     for q, k, v, g in _sequences(starts, query, key, value, grad):
-        shares = _shares(q, k, causal)
+        shares = _shares(q, k, causal, window)
         of_shares = g @ v.transpose(1, 2)
         of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True)) * scale
         found.append([of_scores @ k, of_scores.transpose(1, 2) @ q, shares.transpose(1, 2) @ g])

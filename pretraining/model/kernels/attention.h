@@ -47,29 +47,60 @@ void merge_heads(const T* heads_first, const int32_t* starts, const int32_t* len
         }
 }
 
-// How many pieces the i-th of n sees: all, or, one way, none behind itself
-inline int64_t seen_by(int64_t i, int64_t n, int64_t one_way) { return one_way ? i + 1 : n; }
+// Which pieces of its sequence the i-th of n sees: those up to a distance of `window` on each side; one way, none behind
+// itself
+struct Sight {
+    int64_t window;
+    bool one_way;
 
-// scores (sequences, heads, length, length) become softmax(scale * scores) over the pieces of its sequence that a piece
-// sees; dropped = dropout of it
+    int64_t begin(int64_t i) const { return std::max<int64_t>(0, i - window); }
+    int64_t end(int64_t i, int64_t n) const { return std::min(n, i + 1 + (one_way ? 0 : window)); }
+};
+
+// Scores of `rows` pieces at a time with `width` others each, the first that one of them may see and those behind it.
+struct Bands {
+    Sight sight;
+    int64_t rows, width;
+
+    Bands(int64_t one_way, int64_t window, int64_t rows, int64_t width)
+        : sight{window, one_way != 0}, rows(rows), width(width) {}
+    // The piece to which the scores in the first column of row i belong
+    int64_t first(int64_t i) const { return sight.begin(i / rows * rows); }
+    // The columns of the row that it sees, of n pieces
+    int64_t begin(int64_t i) const { return sight.begin(i) - first(i); }
+    int64_t end(int64_t i, int64_t n) const { return sight.end(i, n) - first(i); }
+
+    // A row becomes zeros but for the columns that it sees.
+    template <class T>
+    void clear(T* row, int64_t begin, int64_t end) const {
+        std::memset(row, 0, begin * sizeof(T));
+        std::memset(row + end, 0, (width - end) * sizeof(T));
+    }
+};
+
+// scores (sequences, heads, length, width) become softmax(scale * scores) over the pieces of its sequence that a piece
+// sees; dropped = dropout of it. `rows` and `width` are those of `Bands`: without a window both are the length.
 template <class T>
 void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, const uint32_t* keys, int64_t site,
-                     double probability, double scale, T* dropped, int64_t one_way, int64_t sequences, int64_t heads,
-                     int64_t length, int64_t threads) {
+                     double probability, double scale, T* dropped, int64_t one_way, int64_t window, int64_t rows,
+                     int64_t width, int64_t sequences, int64_t heads, int64_t length, int64_t threads) {
 #pragma omp parallel num_threads(threads_for(sequences* heads, threads))
     {
         const Dropout dropout(probability, site);
+        const Bands bands(one_way, window, rows, width);
         const float factor = float(scale);
-        std::vector<float> buffer(length);
+        std::vector<float> buffer(width);
         float* row = buffer.data();
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < sequences * heads; ++b) {
             const int64_t s = b / heads, n = lengths[s];
             const uint32_t head = uint32_t(b % heads) << 16;
             for (int64_t i = 0; i < n; ++i) {
-                const int64_t seen = seen_by(i, n, one_way);
-                T* to = scores + (b * length + i) * length;
-                T* also = dropped + (b * length + i) * length;
+                const int64_t begin = bands.begin(i), end = bands.end(i, n), seen = end - begin;
+                T* to = scores + (b * length + i) * width;
+                T* also = dropped + (b * length + i) * width;
+                bands.clear(to, begin, end);
+                to += begin;
                 float largest = -INFINITY;
 #pragma omp simd reduction(max : largest)
                 for (int64_t j = 0; j < seen; ++j) {
@@ -81,15 +112,16 @@ void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, c
                 for (int64_t j = 0; j < seen; ++j) store(to[j], row[j] *= share);
                 if (dropout.drops()) {
                     const uint32_t key = dropout.key(keys[starts[s] + i]);
+                    const uint32_t column = head + uint32_t(bands.sight.begin(i));
+                    bands.clear(also, begin, end);
+                    also += begin;
 #pragma omp simd
-                    for (int64_t j = 0; j < seen; ++j) store(also[j], row[j] * dropout(key, head | uint32_t(j)));
-                    std::memset(also + seen, 0, (length - seen) * sizeof(T));
+                    for (int64_t j = 0; j < seen; ++j) store(also[j], row[j] * dropout(key, column + uint32_t(j)));
                 }
-                std::memset(to + seen, 0, (length - seen) * sizeof(T));
             }
-            std::memset(scores + (b * length + n) * length, 0, (length - n) * length * sizeof(T));
+            std::memset(scores + (b * length + n) * width, 0, (length - n) * width * sizeof(T));
             if (dropout.drops())
-                std::memset(dropped + (b * length + n) * length, 0, (length - n) * length * sizeof(T));
+                std::memset(dropped + (b * length + n) * width, 0, (length - n) * width * sizeof(T));
         }
     }
 }
@@ -97,42 +129,46 @@ void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, c
 // What was kept of the shares, once more
 template <class T>
 void redo_dropout(const T* shares, const int32_t* starts, const int32_t* lengths, const uint32_t* keys, int64_t site,
-                  double probability, T* dropped, int64_t one_way, int64_t sequences, int64_t heads, int64_t length,
-                  int64_t threads) {
+                  double probability, T* dropped, int64_t one_way, int64_t window, int64_t rows, int64_t width,
+                  int64_t sequences, int64_t heads, int64_t length, int64_t threads) {
+    const Bands bands(one_way, window, rows, width);
 #pragma omp parallel for num_threads(threads_for(sequences* heads, threads)) schedule(static)
     for (int64_t b = 0; b < sequences * heads; ++b) {
         const Dropout dropout(probability, site);
         const int64_t s = b / heads, n = lengths[s];
         const uint32_t head = uint32_t(b % heads) << 16;
         for (int64_t i = 0; i < n; ++i) {
-            const int64_t at = (b * length + i) * length, seen = seen_by(i, n, one_way);
+            const int64_t at = (b * length + i) * width, begin = bands.begin(i), end = bands.end(i, n);
             const uint32_t key = dropout.key(keys[starts[s] + i]);
+            const uint32_t column = head + uint32_t(bands.first(i));
 #pragma omp simd
-            for (int64_t j = 0; j < seen; ++j)
-                store(dropped[at + j], load(shares[at + j]) * dropout(key, head | uint32_t(j)));
-            std::memset(dropped + at + seen, 0, (length - seen) * sizeof(T));
+            for (int64_t j = begin; j < end; ++j)
+                store(dropped[at + j], load(shares[at + j]) * dropout(key, column + uint32_t(j)));
+            bands.clear(dropped + at, begin, end);
         }
-        std::memset(dropped + (b * length + n) * length, 0, (length - n) * length * sizeof(T));
+        std::memset(dropped + (b * length + n) * width, 0, (length - n) * width * sizeof(T));
     }
 }
 
 // grad (of what was kept) becomes the gradient of the scores
 template <class T>
 void softmax_backward(T* grad, const T* shares, const T* dropped, const int32_t* lengths, double scale,
-                      int64_t one_way, int64_t sequences, int64_t heads, int64_t length, int64_t threads) {
+                      int64_t one_way, int64_t window, int64_t rows, int64_t width, int64_t sequences, int64_t heads,
+                      int64_t length, int64_t threads) {
+    const Bands bands(one_way, window, rows, width);
     const float factor = float(scale);
 #pragma omp parallel for num_threads(threads_for(sequences* heads, threads)) schedule(static)
     for (int64_t b = 0; b < sequences * heads; ++b) {
         const int64_t n = lengths[b / heads];
         for (int64_t i = 0; i < n; ++i) {
-            const int64_t at = (b * length + i) * length, seen = seen_by(i, n, one_way);
+            const int64_t at = (b * length + i) * width, begin = bands.begin(i), end = bands.end(i, n);
             float inner = 0;
-            for (int64_t j = 0; j < seen; ++j) inner += load(dropped[at + j]) * load(grad[at + j]);
-            for (int64_t j = 0; j < seen; ++j)
+            for (int64_t j = begin; j < end; ++j) inner += load(dropped[at + j]) * load(grad[at + j]);
+            for (int64_t j = begin; j < end; ++j)
                 store(grad[at + j], factor * (load(dropped[at + j]) * load(grad[at + j]) - load(shares[at + j]) * inner));
-            std::memset(grad + at + seen, 0, (length - seen) * sizeof(T));
+            bands.clear(grad + at, begin, end);
         }
-        std::memset(grad + (b * length + n) * length, 0, (length - n) * length * sizeof(T));
+        std::memset(grad + (b * length + n) * width, 0, (length - n) * width * sizeof(T));
     }
 }
 

@@ -3,8 +3,10 @@
 // Of the forward pass `spreads` is kept, two numbers for each row of scores. From them the backward pass computes the
 // shares again.
 //
-// What is no number stays visible. Within its sequence it may reach pieces that do not see it: where pieces look one way,
-// those of its own block of 32, since nothing times what is no number is none.
+// Blocks of scores in which no piece sees another are not computed: with a window, time grows with length times window.
+//
+// What is no number stays visible. Within its sequence it may reach pieces that do not see it: where pieces look one way
+// or no further than a window, those of the same blocks of 32, since nothing times what is no number is none.
 
 #pragma once
 
@@ -29,17 +31,25 @@ struct Sequences {
     const uint32_t* keys;  // of the rows, for dropout
     Dropout dropout;
     float scale;  // of scores
-    bool one_way;
+    Sight sight;
     int64_t count, heads, size;
 
     int64_t longest() const { return padded(*std::max_element(lengths, lengths + count)); }
+    // The most columns of a block of rows of scores that are computed, in whole blocks
+    int64_t band(int64_t length) const { return std::min(length, BLOCK + 2 * padded(std::min(length, sight.window))); }
 };
 
-// Makes a row of scores ready for vectors of sixteen: behind what is seen, to the end of its block, scores are so low that
-// they weigh next to nothing, until their shares are set to zero. Returns where the block ends.
-inline int64_t open_row(float* scores, int64_t seen) {
-    const int64_t end = padded(seen);
-    std::fill(scores + seen, scores + end, -INFINITY);
+// Part of a row of scores or shares
+struct Columns {
+    int64_t begin, end;
+};
+
+// Makes a row of scores ready for vectors of sixteen: outside of what is seen, to the end of its block, scores are so low
+// that they weigh next to nothing, until their shares are set to zero. Returns where the block ends.
+inline int64_t open_row(float* scores, Columns seen, float outside = -INFINITY) {
+    const int64_t end = padded(seen.end);
+    std::fill(scores, scores + seen.begin, outside);
+    std::fill(scores + seen.end, scores + end, outside);
     return end;
 }
 
@@ -49,8 +59,8 @@ struct Spread {
     float highest, log_sum;
 };
 
-// A row of scores becomes what dropout keeps of its shares; returns its spread.
-inline Spread share_row(float* scores, int64_t seen, float scale, const Dropout& dropout, uint32_t key, uint32_t head,
+// A row of scores becomes what dropout keeps of its shares; returns its spread. Dropout numbers the columns from `column`.
+inline Spread share_row(float* scores, Columns seen, float scale, const Dropout& dropout, uint32_t key, uint32_t column,
                         bfloat16* kept) {
     const int64_t end = open_row(scores, seen);
     __m512 highest = _mm512_set1_ps(-INFINITY), sums = _mm512_setzero_ps();
@@ -65,22 +75,23 @@ inline Spread share_row(float* scores, int64_t seen, float scale, const Dropout&
     const float sum = _mm512_reduce_add_ps(sums);
     for (int64_t j = 0; j < end; j += SIXTEEN) {
         const __m512 share = _mm512_mul_ps(load_sixteen(scores + j), _mm512_set1_ps(1.0f / sum));
-        store_sixteen(kept + j, dropout.drops() ? kept_of(share, dropout, key, head | uint32_t(j)) : share);
+        store_sixteen(kept + j, dropout.drops() ? kept_of(share, dropout, key, column + uint32_t(j)) : share);
     }
     return {largest, std::log(sum)};
 }
 
 // From a row of scores and the gradient of what was kept of its shares: that again, and the gradient of the scores.
-inline void share_row_backward(float* scores, float* grad, int64_t seen, float scale, Spread spread,
-                               const Dropout& dropout, uint32_t key, uint32_t head, bfloat16* kept, bfloat16* slopes) {
+inline void share_row_backward(float* scores, float* grad, Columns seen, float scale, Spread spread,
+                               const Dropout& dropout, uint32_t key, uint32_t column, bfloat16* kept,
+                               bfloat16* slopes) {
     const int64_t end = open_row(scores, seen);
-    std::fill(grad + seen, grad + end, 0.0f);
+    open_row(grad, seen, 0.0f);
     __m512 sums = _mm512_setzero_ps();
     for (int64_t j = 0; j < end; j += SIXTEEN) {
         const __m512 away = _mm512_sub_ps(load_sixteen(scores + j), _mm512_set1_ps(spread.highest));
         const __m512 share = exponential(_mm512_fmsub_ps(away, _mm512_set1_ps(scale), _mm512_set1_ps(spread.log_sum)));
         __m512 factor = _mm512_set1_ps(1.0f);
-        if (dropout.drops()) factor = kept_of(factor, dropout, key, head | uint32_t(j));
+        if (dropout.drops()) factor = kept_of(factor, dropout, key, column + uint32_t(j));
         const __m512 slope = _mm512_mul_ps(load_sixteen(grad + j), factor);
         store_sixteen(kept + j, _mm512_mul_ps(share, factor));
         store_sixteen(scores + j, share);
@@ -103,6 +114,7 @@ class Head {
     std::vector<uint32_t> key_columns, key_rows, value_columns, value_rows, query_rows, grad_rows;  // in panels
     std::vector<float> scores, grad_scores, sums;
     int64_t head = 0, start = 0, n = 0, length = 0;  // the length with the rows of zeros behind the n of the sequence
+    int64_t band = 0;  // how far apart rows of scores and shares lie
 
     void prefetch(const bfloat16* row) const {
         for (int64_t d = 0; d < size; d += LINE) __builtin_prefetch(row + d);
@@ -135,92 +147,112 @@ class Head {
 
     uint32_t row_key(int64_t i) const { return all.dropout.drops() ? all.dropout.key(all.keys[start + i]) : 0; }
 
-    // How much a row sees: nothing, where it lies behind the sequence
-    int64_t seen(int64_t i) const { return i < n ? seen_by(i, n, all.one_way) : 0; }
-
-    // Behind what a row sees, nothing is kept, to the end of the blocks that are multiplied.
-    void clear_behind(int64_t i, int64_t end, bfloat16* row) const {
-        std::memset(row + seen(i), 0, (end - seen(i)) * sizeof *row);
-    }
-
     // How many rows of a block lie within the sequence
     int64_t rows_from(int64_t first) const { return std::min(BLOCK, n - first); }
 
-    // How many pieces the rows of a block see together
-    int64_t seen_from(int64_t first) const { return all.one_way ? std::min(n, first + BLOCK) : n; }
+    // Where the block begins that holds the first piece that the rows of a block see: the first column of their scores
+    int64_t origin(int64_t first) const { return all.sight.begin(first) / BLOCK * BLOCK; }
 
-    void score(int64_t first) {
-        multiply<Blocks>(queries.data() + first * size, size, {key_columns.data(), size}, scores.data(), length,
-                         rows_from(first), seen_from(first), size);
+    // How many pieces the rows of a block see together, from their origin on
+    int64_t seen_from(int64_t first) const { return all.sight.end(first + BLOCK - 1, n) - origin(first); }
+
+    // The columns of what a row of a block sees: nothing, where it lies behind the sequence
+    Columns seen(int64_t first, int64_t i) const {
+        return i < n ? Columns{all.sight.begin(i) - origin(first), all.sight.end(i, n) - origin(first)} : Columns{0, 0};
+    }
+
+    // Outside of what a row sees, nothing is kept, to the end of the blocks that are multiplied.
+    static void clear_outside(Columns seen, int64_t end, bfloat16* row) {
+        std::memset(row, 0, seen.begin * sizeof *row);
+        std::memset(row + seen.end, 0, (end - seen.end) * sizeof *row);
+    }
+
+    // The number by which dropout knows the first column of a block's scores
+    uint32_t column(int64_t first) const { return (uint32_t(head) << 16) + uint32_t(origin(first)); }
+
+    // out = scores or their gradient, of the rows of a block: left (queries, size) with the columns that they see
+    void score(const std::vector<bfloat16>& left, const std::vector<uint32_t>& columns, int64_t first, float* out) {
+        const Panels right{columns.data() + origin(first) * size / 2, size};
+        multiply<Blocks>(left.data() + first * size, size, right, out, band, rows_from(first), seen_from(first), size);
+    }
+
+    // sums = shares or slopes of the rows of a block with what they see of right (length, size)
+    void sum_over_keys(const std::vector<bfloat16>& left, const std::vector<uint32_t>& right, int64_t first) {
+        multiply<Blocks>(left.data(), band, Panels{right.data(), length}.from(origin(first)), sums.data(), size,
+                         rows_from(first), size, seen_from(first));
     }
 
     void share_backward(int64_t first, const Spread* spreads) {
-        const int64_t end = padded(seen_from(first));
+        const int64_t from = origin(first), end = padded(seen_from(first));
         for (int64_t r = 0; r < BLOCK; ++r) {
-            const int64_t i = first + r, at = r * length;
+            const int64_t i = first + r, at = r * band;
             if (i < n)
-                share_row_backward(scores.data() + at, grad_scores.data() + at, seen(i), all.scale,
-                                   spreads[(start + i) * all.heads + head], all.dropout, row_key(i),
-                                   uint32_t(head) << 16, kept.data() + at, slopes.data() + at);
-            clear_behind(i, end, kept.data() + at);
-            clear_behind(i, end, slopes.data() + at);
+                share_row_backward(scores.data() + at, grad_scores.data() + at, seen(first, i), all.scale,
+                                   spreads[(start + i) * all.heads + head], all.dropout, row_key(i), column(first),
+                                   kept.data() + at, slopes.data() + at);
+            clear_outside(seen(first, i), end, kept.data() + at);
+            clear_outside(seen(first, i), end, slopes.data() + at);
         }
         for (int64_t j = 0; j < end; j += BLOCK) {
-            turn_block<BLOCK>(kept.data() + j, length, kept_turned.data() + j * length + first, length);
-            turn_block<BLOCK>(slopes.data() + j, length, slopes_turned.data() + j * length + first, length);
+            const int64_t to = (from + j) * band + first - origin(from + j);  // blocks see each other, or neither
+            turn_block<BLOCK>(kept.data() + j, band, kept_turned.data() + to, band);
+            turn_block<BLOCK>(slopes.data() + j, band, slopes_turned.data() + to, band);
         }
     }
 
-    // sums = turned (keys, queries) @ right (queries, size); keys are seen by no query that lies in a block before
+    // sums = turned (keys, queries) @ right (queries, size); one way, keys are seen by no query that lies in a block before
     void sum_over_queries(const std::vector<bfloat16>& turned, const std::vector<uint32_t>& right) {
         for (int64_t j = 0; j < n; j += BLOCK) {
-            const int64_t from = all.one_way ? j : 0;
-            multiply<Blocks>(turned.data() + j * length + from, length, Panels{right.data(), length}.from(from),
-                             sums.data() + j * size, size, rows_from(j), size, n - from);
+            const int64_t from = all.sight.one_way ? j : origin(j);
+            const int64_t to = std::min(n, padded(j + BLOCK + std::min(n, all.sight.window)));
+            multiply<Blocks>(turned.data() + j * band + from - origin(j), band, Panels{right.data(), length}.from(from),
+                             sums.data() + j * size, size, rows_from(j), size, to - from);
         }
     }
 
    public:
     Head(const Sequences& all, bool backward) : all(all), size(all.size), hidden(all.heads * all.size) {
-        const int64_t longest = all.longest(), whole = longest * size;
+        const int64_t longest = all.longest(), whole = longest * size, widest = all.band(longest);
         for (auto* each : {&queries, &keys, &values}) each->resize(whole);
         for (auto* each : {&key_columns, &value_rows}) each->resize(whole / 2);
-        kept.resize(BLOCK * longest);
-        scores.resize(BLOCK * longest);
+        kept.resize(BLOCK * widest);
+        scores.resize(BLOCK * widest);
         sums.resize(backward ? whole : BLOCK * size);
         if (!backward) return;
         grads.resize(whole);
         for (auto* each : {&key_rows, &value_columns, &query_rows, &grad_rows}) each->resize(whole / 2);
-        for (auto* each : {&kept_turned, &slopes_turned}) each->resize(longest * longest);
-        slopes.resize(BLOCK * longest);
-        grad_scores.resize(BLOCK * longest);
+        for (auto* each : {&kept_turned, &slopes_turned}) each->resize(longest * widest);
+        slopes.resize(BLOCK * widest);
+        grad_scores.resize(BLOCK * widest);
     }
 
     // Goes to a head, by its number among those of all sequences.
     void open(int64_t number) {
         const int64_t sequence = number / all.heads;
         head = number % all.heads, start = all.starts[sequence], n = all.lengths[sequence], length = padded(n);
-        const bfloat16 *flat = all.qkv + start * 3 * hidden + head * size, *bias = all.bias + head * size;
-        take(flat, 3 * hidden, bias, queries);
-        take(flat + hidden, 3 * hidden, bias + hidden, keys);
-        take(flat + 2 * hidden, 3 * hidden, bias + 2 * hidden, values);
+        band = all.band(length);
+        const bfloat16 *flat = all.qkv + start * 3 * hidden + head * size;
+        int64_t part = 0;
+        for (auto* each : {&queries, &keys, &values}) {
+            take(flat + part, 3 * hidden, all.bias ? all.bias + part + head * size : nullptr, *each);
+            part += hidden;
+        }
         pair_columns(keys.data(), length, size, key_columns.data());
     }
 
     void forward(bfloat16* context, Spread* spreads) {
         pair_rows(values.data(), length, size, value_rows.data());
         for (int64_t first = 0; first < n; first += BLOCK) {
-            score(first);
+            score(queries, key_columns, first, scores.data());
             for (int64_t r = 0; r < BLOCK; ++r) {
-                const int64_t i = first + r, at = r * length;
+                const int64_t i = first + r, at = r * band;
                 if (i < n)
-                    spreads[(start + i) * all.heads + head] =
-                        share_row(scores.data() + at, seen(i), all.scale, all.dropout, row_key(i), uint32_t(head) << 16,
-                                  kept.data() + at);
-                clear_behind(i, padded(seen_from(first)), kept.data() + at);
+                    spreads[(start + i) * all.heads + head] = share_row(scores.data() + at, seen(first, i), all.scale,
+                                                                        all.dropout, row_key(i), column(first),
+                                                                        kept.data() + at);
+                clear_outside(seen(first, i), padded(seen_from(first)), kept.data() + at);
             }
-            multiply<Blocks>(kept.data(), length, {value_rows.data(), length}, sums.data(), size, rows_from(first), size,
-                             seen_from(first));
+            sum_over_keys(kept, value_rows, first);
             put(rows_from(first), context + (start + first) * hidden + head * size, hidden, nullptr);
         }
     }
@@ -234,12 +266,10 @@ class Head {
         pair_rows(queries.data(), length, size, query_rows.data());
         pair_rows(grads.data(), length, size, grad_rows.data());
         for (int64_t first = 0; first < n; first += BLOCK) {
-            score(first);
-            multiply<Blocks>(grads.data() + first * size, size, {value_columns.data(), size}, grad_scores.data(), length,
-                             rows_from(first), seen_from(first), size);
+            score(queries, key_columns, first, scores.data());
+            score(grads, value_columns, first, grad_scores.data());
             share_backward(first, spreads);
-            multiply<Blocks>(slopes.data(), length, {key_rows.data(), length}, sums.data(), size, rows_from(first), size,
-                             seen_from(first));
+            sum_over_keys(slopes, key_rows, first);
             put(rows_from(first), flat + first * 3 * hidden, 3 * hidden, grad_bias);
         }
         sum_over_queries(slopes_turned, query_rows);
@@ -273,10 +303,10 @@ inline void for_each_head(const Sequences& all, bool backward, int64_t threads, 
 // context (pieces, heads * size) = what each piece takes of its sequence; spreads is (pieces, heads, 2)
 template <class Blocks>
 void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
-               const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way, bfloat16* context,
-               Spread* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
-    const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
-                        float(scale), one_way != 0, count,  heads,   size};
+               const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way, int64_t window,
+               bfloat16* context, Spread* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
+    const Sequences all{qkv,  bias, starts, lengths, keys, Dropout(probability, site), float(scale), {window, one_way != 0},
+                        count, heads, size};
     for_each_head<Blocks>(all, false, threads, [&](Head<Blocks>& head, int64_t) { head.forward(context, spreads); });
 }
 
@@ -284,15 +314,15 @@ void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts,
 template <class Blocks>
 void attention_backward(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
                         const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
-                        const bfloat16* grad, const Spread* spreads, bfloat16* grad_qkv, bfloat16* grad_bias,
-                        int64_t count, int64_t heads, int64_t size, int64_t threads) {
-    const Sequences all{qkv,          bias,           starts, lengths, keys, Dropout(probability, site),
-                        float(scale), one_way != 0, count,  heads,   size};
+                        int64_t window, const bfloat16* grad, const Spread* spreads, bfloat16* grad_qkv,
+                        bfloat16* grad_bias, int64_t count, int64_t heads, int64_t size, int64_t threads) {
+    const Sequences all{qkv,  bias, starts, lengths, keys, Dropout(probability, site), float(scale), {window, one_way != 0},
+                        count, heads, size};
     std::vector<float> sums(count * heads * 3 * size, 0.0f);  // of each head by itself: added up in a fixed order
     for_each_head<Blocks>(all, true, threads, [&](Head<Blocks>& head, int64_t number) {
         head.backward(grad, spreads, grad_qkv, sums.data() + number * 3 * size);
     });
-    for (int64_t part = 0; part < 3; ++part)
+    for (int64_t part = 0; part < 3 && grad_bias; ++part)
         for (int64_t h = 0; h < heads; ++h)
             for (int64_t d = 0; d < size; ++d) {
                 float sum = 0;

@@ -23,23 +23,25 @@ from pretraining.model.attention import ByHeads, Grouped, Layout, Packed, Padded
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, make_row_keys
 
-WAYS: dict[str, Callable[[Batch, bool], Layout]] = {
-    "grouped": lambda batch, one_way: Grouped(batch.starts, batch.lengths, one_way),
-    "packed": lambda batch, one_way: Packed(batch.starts, max(batch.lengths), one_way),
-    "padded": lambda batch, one_way: Padded(batch.starts, max(batch.lengths), len(batch.pieces), one_way),
+WAYS: dict[str, Callable[..., Layout]] = {
+    "grouped": lambda batch, *sight: Grouped(batch.starts, batch.lengths, *sight),
+    "packed": lambda batch, *sight: Packed(batch.starts, max(batch.lengths), *sight),
+    "padded": lambda batch, *sight: Padded(batch.starts, max(batch.lengths), len(batch.pieces), *sight),
 }
+SIGHTS = [(False, None), (True, None), (False, 20), (True, 20)]
+"""One way or both, and the window."""
 
 
-@pytest.mark.parametrize("one_way", [False, True])
+@pytest.mark.parametrize("sight", SIGHTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_flash_kernels_are_called_as_they_demand(dtype: torch.dtype, one_way: bool) -> None:
+def test_flash_kernels_are_called_as_they_demand(dtype: torch.dtype, sight: tuple[bool, int | None]) -> None:
     """Forward and backward, with stand-ins that refuse what the kernels refuse, and compute what they compute."""
     batch = random_batch([5, 70, 1, 33], 50)
     qkv, bias = inputs(109, 2 * 16, dtype)
     with FlashKernels() as kernels:
-        found = WAYS["packed"](batch, one_way).attend(qkv, bias, 2, Dropout(0.1, NONE.keys))
+        found = WAYS["packed"](batch, *sight).attend(qkv, bias, 2, Dropout(0.1, NONE.keys))
         ours = [found.detach(), *gradients(found, qkv, bias)]
-    wanted = attend_plainly(batch, qkv, bias, 2, one_way)
+    wanted = attend_plainly(batch, qkv, bias, 2, *sight)
     assert furthest(ours, [wanted.detach(), *gradients(wanted, qkv, bias)]) < 0.02
     assert kernels.dropouts == [0.1, 0.1], "dropout of the forward pass, then of the backward pass"
 
@@ -51,6 +53,9 @@ def test_this_torch_has_the_flash_operator_that_we_call() -> None:
     assert by_place == ("query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask".split())
     assert all(argument.has_default_value() for argument in schema.arguments if argument.kwarg_only)
     assert schema.returns[0].name == "output"
+    for operator in (torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward):
+        by_name = {argument.name for argument in operator.default._schema.arguments if argument.kwarg_only}
+        assert {"window_size_left", "window_size_right"} <= by_name
 
 
 @pytest.mark.parametrize(
@@ -79,16 +84,16 @@ def test_the_flash_kernels_compute_what_they_can(
         assert has_flash(torch.empty(9, 2 * size, device="cuda", dtype=dtype), heads=2) == flash
 
 
-@pytest.mark.parametrize("one_way", [False, True])
-def test_gradients_of_attention_with_dropout_are_those_of_its_function(one_way: bool) -> None:
+@pytest.mark.parametrize("sight", [*SIGHTS, (False, 3)])
+def test_gradients_of_attention_with_dropout_are_those_of_its_function(sight: tuple[bool, int | None]) -> None:
     """The backward pass draws the same masks again: finite differences would show if it did not."""
-    lengths, heads, size = [9, 30, 4], 2, 4
+    lengths, heads, size = [9, 100, 4], 2, 4
     batch = random_batch(lengths, 50)
     dropout = Dropout(0.4, make_row_keys(1, batch.examples, batch.positions.numpy(), np.array(lengths)), site=3)
     qkv, bias = inputs(sum(lengths), heads * size)
 
     def loss(x: Tensor) -> Any:
-        return WAYS["grouped"](batch, one_way).attend(x, bias, heads, dropout).square().sum()
+        return WAYS["grouped"](batch, *sight).attend(x, bias, heads, dropout).square().sum()
 
     (slopes,) = torch.autograd.grad(loss(qkv), [qkv])
     direction, step = slopes / slopes.square().mean().sqrt(), 2e-3
@@ -141,9 +146,9 @@ def ways() -> list[str]:
     return {"tiles": ["tiles", "lanes"], "lanes": ["lanes"]}.get(kernels.small_products() or "", [])
 
 
-def by_heads(batch: Batch, one_way: bool = False, way: str | None = None) -> ByHeads:
+def by_heads(batch: Batch, one_way: bool = False, way: str | None = None, window: int | None = None) -> ByHeads:
     """The layout of a batch, that multiplies in some way (default: as this processor does)."""
-    layout = ByHeads(batch.starts, batch.lengths, one_way)
+    layout = ByHeads(batch.starts, batch.lengths, one_way, window)
     if way is not None:
         layout.kernel = f"attention_by_{way}"
     return layout
@@ -156,19 +161,25 @@ def by_heads(batch: Batch, one_way: bool = False, way: str | None = None) -> ByH
     heads=st.integers(1, 3),
     size=st.integers(0, 2),
     one_way=st.booleans(),
+    window=st.none() | st.integers(0, 160),
 )
-@example(lengths=[1, 139], heads=1, size=0, one_way=False)
-@example(lengths=[1, 31, 32, 33, 65], heads=2, size=2, one_way=True)
-@example(lengths=[1, 31, 32, 33, 65], heads=2, size=2, one_way=False)
-@example(lengths=[1, 700], heads=1, size=1, one_way=False)
-@example(lengths=[128], heads=1, size=0, one_way=False)
-def test_attention_over_ragged_sequences(way: str, lengths: list[int], heads: int, size: int, one_way: bool) -> None:
+@example(lengths=[1, 139], heads=1, size=0, one_way=False, window=None)
+@example(lengths=[1, 31, 32, 33, 65], heads=2, size=2, one_way=True, window=None)
+@example(lengths=[1, 31, 32, 33, 65], heads=2, size=2, one_way=False, window=None)
+@example(lengths=[1, 700], heads=1, size=1, one_way=False, window=None)
+@example(lengths=[1, 700], heads=1, size=1, one_way=False, window=64)
+@example(lengths=[1, 700], heads=1, size=1, one_way=True, window=31)
+@example(lengths=[1, 31, 32, 33, 65], heads=2, size=2, one_way=False, window=0)
+@example(lengths=[128], heads=1, size=0, one_way=False, window=None)
+def test_attention_over_ragged_sequences(
+    way: str, lengths: list[int], heads: int, size: int, one_way: bool, window: int | None
+) -> None:
     batch, in_bf16 = random_batch(lengths, 50), way not in WAYS
     hidden = heads * ((32, 64, 96) if in_bf16 else (4, 16, 20))[size]
     qkv, bias = inputs(sum(lengths), hidden, torch.bfloat16 if in_bf16 else torch.float32)
-    wanted = attend_plainly(batch, qkv, bias, heads, one_way)
+    wanted = attend_plainly(batch, qkv, bias, heads, one_way, window)
     *theirs, their_sum = [wanted.detach(), *gradients(wanted, qkv, bias)]
-    layout = by_heads(batch, one_way, way) if in_bf16 else WAYS[way](batch, one_way)
+    layout = by_heads(batch, one_way, way, window) if in_bf16 else WAYS[way](batch, one_way, window)
     *ours, our_sum = found(layout, qkv if in_bf16 else qkv * 1, bias, heads)
     assert furthest(ours, theirs) < (0.02 if in_bf16 else 1e-5)
     rows = float(theirs[-1].abs().sum(0).max())  # the gradient by the bias sums them up, and they nearly cancel
@@ -176,21 +187,72 @@ def test_attention_over_ragged_sequences(way: str, lengths: list[int], heads: in
 
 
 @pytest.mark.parametrize("way", ways())
-@pytest.mark.parametrize("one_way", [False, True])
-def test_what_is_dropped_is_the_same_by_all_our_kernels(way: str, one_way: bool) -> None:
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_what_is_dropped_is_the_same_by_all_our_kernels(way: str, sight: tuple[bool, int | None]) -> None:
+    one_way, window = sight
     batch = random_batch([40, 7, 64, 130], 50)
     qkv, bias = inputs(len(batch.pieces), 128, torch.bfloat16)
     plain_qkv, plain_bias = (each.detach().float().requires_grad_() for each in (qkv, bias))
-    wanted = found(Grouped(batch.starts, batch.lengths, one_way), plain_qkv, plain_bias, 2, some_dropout(batch))
-    assert furthest(found(by_heads(batch, one_way, way), qkv, bias, 2, some_dropout(batch)), wanted) < 0.02
+    wanted = found(Grouped(batch.starts, batch.lengths, *sight), plain_qkv, plain_bias, 2, some_dropout(batch))
+    assert furthest(found(by_heads(batch, one_way, way, window), qkv, bias, 2, some_dropout(batch)), wanted) < 0.02
+
+
+@pytest.mark.parametrize("way", ["grouped", "heads"])
+def test_a_window_drops_what_is_dropped_without_it(way: str) -> None:
+    """Dropout numbers pieces by their place: values of 1 at one place show whether it was kept for each piece."""
+    batch = random_batch([200], 50)
+    qkv = torch.zeros(200, 3, 32)
+    qkv[150, 2] = 1
+    both = []
+    for window in (None, 70):
+        if way == "grouped":
+            out = Grouped(batch.starts, batch.lengths, False, window).attend(
+                qkv.view(200, 96), None, 1, some_dropout(batch)
+            )
+        elif kernels.small_products():
+            rows = qkv.view(200, 96).bfloat16()
+            out = by_heads(batch, window=window).attend(rows, None, 1, some_dropout(batch))
+        else:
+            return
+        both.append(out[80:, 0] > 0)
+    assert torch.equal(*both)
+    assert 0.5 < float(both[0].float().mean()) < 0.9
+
+
+def test_without_a_bias_it_is_a_bias_of_zeros() -> None:
+    batch = random_batch([9, 30], 50)
+    for dtype in (torch.float32, torch.bfloat16):
+        qkv, bias = inputs(39, 64, dtype)
+        layouts: list[Layout] = [WAYS[way](batch) for way in ("grouped", "padded")]
+        for layout in [*layouts, *([by_heads(batch)] if ways() and dtype == torch.bfloat16 else [])]:
+            *wanted, _ = found(layout, qkv, torch.zeros_like(bias).requires_grad_(), 2)
+            out = layout.attend(qkv, None, 2, NONE)
+            for ours, theirs in zip([out, *gradients(out, qkv)], wanted, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @blocks
-@pytest.mark.parametrize("one_way", [False, True])
-def test_bits_depend_neither_on_threads_nor_on_the_order_of_their_work(one_way: bool) -> None:
+def test_what_lies_beyond_the_window_is_not_read() -> None:
+    """Whole blocks are left out: what is no number there does not reach pieces far from it."""
+    batch, (qkv, bias) = random_batch([400], 50), inputs(400, 64, torch.bfloat16)
+    bad = qkv.detach().clone()
+    bad[200] = math.nan
+    bad.requires_grad_()
+    out = by_heads(batch, window=40).attend(bad, bias, 2, NONE)
+    out.backward(torch.ones_like(out))
+    assert bad.grad is not None
+    for each in (out, bad.grad):
+        assert not each[160:241].isfinite().any(1).any()
+        assert each[:96].isfinite().all()
+        assert each[304:].isfinite().all()
+
+
+@blocks
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_bits_depend_neither_on_threads_nor_on_the_order_of_their_work(sight: tuple[bool, int | None]) -> None:
     batch = random_batch([128, 5, 77, 40, 128, 31], 50)
     qkv, bias = inputs(len(batch.pieces), 256, torch.bfloat16)
-    layout, dropout = by_heads(batch, one_way), some_dropout(batch)
+    layout, dropout = by_heads(batch, sight[0], window=sight[1]), some_dropout(batch)
     runs = []
     for count in (1, 2, 3, 2):
         with threads(count):
@@ -252,3 +314,16 @@ def test_they_are_taken_where_heads_are_wide_enough() -> None:
         (64, torch.float32, Grouped),
     ]:
         assert type(lay_out(batch.starts, batch.lengths, torch.empty(4, hidden, dtype=dtype), heads=2)) is layout
+
+
+@pytest.mark.parametrize(
+    ("compiled", "dtype"), [(False, torch.float32), (False, torch.bfloat16), (True, torch.float32)]
+)
+def test_a_batch_is_laid_out_with_a_window(compiled: bool, dtype: torch.dtype) -> None:
+    batch, (qkv, bias) = random_batch([130, 40], 50), inputs(170, 64, dtype)
+    layout = lay_out(batch.starts, batch.lengths, qkv[:, :64], 2, compiled, one_way=True, window=9)
+    attend = torch.compile(layout.attend, backend="eager", fullgraph=True) if compiled else layout.attend
+    wanted = attend_plainly(batch, qkv, bias, 2, True, 9)
+    assert furthest([attend(qkv, bias, 2, NONE).detach()], [wanted.detach()]) < (
+        1e-5 if dtype == torch.float32 else 0.02
+    )
