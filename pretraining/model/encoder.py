@@ -41,16 +41,23 @@ class LayerDropouts(NamedTuple):
     """on the output of the feed-forward block"""
 
 
-class Linear(nn.Module):
-    """A product with a weight. The operation that follows adds the bias."""
+class Product(nn.Module):
+    """A product with a weight."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return multiply(x, self.weight)
+
+
+class Linear(Product):
+    """A product with a weight, and a bias that the operation that follows adds."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__(inputs, outputs)
+        self.bias = nn.Parameter(torch.zeros(outputs))
 
 
 class FirstLinear(Linear):

@@ -5,6 +5,7 @@ Their results are equal but for rounding and for the masks of dropout. Our kerne
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -110,10 +111,52 @@ def _find_operations(name: gpu.Operation, x: Tensor, masks: kernels.Masks | None
     return gpu if gpu.usable(name, x, masks) else None
 
 
-def gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x + bias), with erf. May overwrite x, which nobody else may read."""
-    ours = _find_operations("gelu", x)
-    return ours.gelu(x, bias) if ours else F.gelu(x + bias)
+def gelu(x: Tensor, bias: Tensor | None, tanh: bool = False) -> Tensor:
+    """gelu(x + bias), with erf or its approximation by tanh. May overwrite x, which nobody else may read."""
+    bias = _zeros_for(x) if bias is None else bias
+    ours = _find_operations("gelu_tanh" if tanh else "gelu", x)
+    return ours.gelu(x, bias, tanh) if ours else F.gelu(x + bias, approximate="tanh" if tanh else "none")
+
+
+def _zeros_for(x: Tensor) -> Tensor:
+    """Makes the vector that a kernel reads in place of a bias that a layer does not have."""
+    return x.new_zeros(x.shape[1])
+
+
+def geglu(x: Tensor) -> Tensor:
+    """The gelu, with erf, of the left half of each row times the right half: (n, 2 * inner) -> (n, inner)."""
+    ours = _find_operations("geglu", x)
+    if ours:
+        return ours.geglu(x)
+    left, right = x.chunk(2, 1)
+    return F.gelu(left) * right
+
+
+@functools.cache
+def make_turns(base: float, size: int, length: int, device: torch.device) -> Tensor:
+    """Makes the cosines and the sines of the angles of rotary positions for heads of this size, (length, size) fp32:
+    position times base^(-2 d / size) for the d-th pair of numbers. Made once: callers share the tensor."""
+    with torch.inference_mode(False), torch.no_grad():
+        steps = 1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size))
+        angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * steps
+        return torch.cat([angles.cos(), angles.sin()], 1)
+
+
+def rotate(qkv: Tensor, positions: Tensor, turns: Tensor, heads: int) -> Tensor:
+    """Rotates the queries and keys in qkv, (rows, 3 * heads * size), by the angles of their positions, (n,); values and
+    rows behind n stay. The left half of a head's numbers is paired with the right half.
+
+    `turns` is from `make_turns`. May overwrite qkv, which nobody else may read, and in the backward pass its gradient.
+    """
+    ours = _find_operations("rotate", qkv)
+    if ours:
+        return ours.rotate(qkv, positions, turns, heads)
+    n = len(positions)
+    cosines, sines = turns[positions][:, None, None].chunk(2, -1)
+    parts = qkv[:n].view(n, 3, heads, -1)
+    left, right = parts[:, :2].to(turns.dtype).chunk(2, -1)
+    turned = torch.cat([left * cosines - right * sines, right * cosines + left * sines], -1).to(qkv.dtype)
+    return torch.cat([torch.cat([turned, parts[:, 2:]], 1).view(n, -1), qkv[n:]])
 
 
 def add_and_norm(
@@ -124,6 +167,24 @@ def add_and_norm(
     if ours:
         return ours.add_and_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
     return F.layer_norm(residual + _drop(x + bias, dropout), weight.shape, weight, shift, epsilon)
+
+
+def add_then_norm(
+    x: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    epsilon: float,
+    dropout: Dropout,
+) -> tuple[Tensor, Tensor]:
+    """residual + dropout(x + bias), and the layer norm of it. May overwrite x, which nobody else may read."""
+    ours = _find_operations("add_then_norm", x, dropout.for_kernels)
+    if ours:
+        bias, shift = (_zeros_for(x) if each is None else each for each in (bias, shift))
+        return ours.add_then_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
+    total = residual + _drop(x if bias is None else x + bias, dropout)
+    return total, F.layer_norm(total, weight.shape, weight, shift, epsilon)
 
 
 def drop(x: Tensor, dropout: Dropout) -> Tensor:

@@ -66,19 +66,46 @@ def _tail(value):
     return tail * t * bell, bell
 
 
+@triton.jit
+def _gelu(value, tanh: tl.constexpr):
+    """Computes gelu, with erf or tanh, and its slope; the compiler leaves out the one that nobody reads."""
+    if tanh:
+        square = value * value
+        below = tl.sigmoid(value * (square * 0.071354816 + 1.5957691))  # that is (1 + tanh) / 2
+        result = value * below
+        slope = below + result * (1.0 - below) * (square * 0.21406445 + 1.5957691)
+    else:
+        tail, bell = _tail(value)
+        result = tl.maximum(value, 0.0) - tl.abs(value) * tail
+        slope = tl.where(value < 0, tail, 1.0 - tail) + value * bell * DENSITY_AT_0
+    return result, slope
+
+
 @triton.jit(do_not_specialize=["rows"])
-def _gelu_forward(x, bias, out, rows, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr):
+def _gelu_forward(
+    x, bias, out, rows, tanh: tl.constexpr, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
     at, inside = row * width + column, (row < rows) & (column < width)
     value = _read(x, at, inside) + _read(bias, column, column < width)
-    tail, _ = _tail(value)
-    tl.store(out + at, tl.maximum(value, 0.0) - tl.abs(value) * tail, mask=inside)
+    result, _ = _gelu(value, tanh)
+    tl.store(out + at, result, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "block"])
 def _gelu_backward(
-    grad, x, bias, grad_x, sums, rows, block, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
+    grad,
+    x,
+    bias,
+    grad_x,
+    sums,
+    rows,
+    block,
+    tanh: tl.constexpr,
+    width: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
 ):
     """Computes the gradient of x, and its sums over a block of rows: the first stage of the bias's gradient."""
     number = tl.program_id(0).to(tl.int64)
@@ -90,8 +117,7 @@ def _gelu_backward(
         row = number * block + begin + tl.arange(0, tile_rows)[:, None]
         at, inside = row * width + column, (row < rows) & known
         value = _read(x, at, inside) + added
-        tail, bell = _tail(value)
-        slope = tl.where(value < 0, tail, 1.0 - tail) + value * bell * DENSITY_AT_0
+        _, slope = _gelu(value, tanh)
         result = _read(grad, at, inside) * slope
         tl.store(grad_x + at, result, mask=inside)
         total += result
@@ -106,6 +132,7 @@ def _norm_forward(
     weight,
     shift,
     keys,
+    total,
     out,
     means,
     scales,
@@ -114,6 +141,7 @@ def _norm_forward(
     threshold,
     scale_kept,
     epsilon,
+    chains: tl.constexpr,
     drops: tl.constexpr,
     width: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -127,6 +155,9 @@ def _norm_forward(
     if drops:
         value *= _draw_dropout(keys, row, column, present, site, threshold, scale_kept)
     value += _read(residual, at, inside)
+    if chains:  # the norm is that of the sum as it is stored
+        value = value.to(total.dtype.element_ty).to(tl.float32)
+        tl.store(total + at, value, mask=inside)
     mean = tl.sum(value, 1)[:, None] / width
     apart = tl.where(inside, value - mean, 0.0)
     scale = tl.rsqrt(tl.sum(apart * apart, 1)[:, None] / width + epsilon)
@@ -154,6 +185,7 @@ def _store_sums(sums, columns, width, first, second, third):
 @triton.jit(do_not_specialize=["rows", "block", "site", "threshold"])
 def _norm_backward(
     grad,
+    past,
     x,
     bias,
     residual,
@@ -169,29 +201,38 @@ def _norm_backward(
     site,
     threshold,
     scale_kept,
+    chains: tl.constexpr,
     drops: tl.constexpr,
     width: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
     """Computes the gradients of the residual and of x (equal without dropout), and the sums of a block for the
-    others."""
+    others. With `chains`, x is the sum that was normalised, and `past` its own gradient."""
     number, columns = tl.program_id(0).to(tl.int64), tl.arange(0, tile_columns)
     column, known = columns[None, :], columns[None, :] < width
-    added, factor = _read(bias, column, known), _read(weight, column, known)
+    factor = _read(weight, column, known)
+    if not chains:
+        added = _read(bias, column, known)
     nothing = tl.zeros([tile_rows, tile_columns], tl.float32)
     to_weight, to_shift, to_bias = nothing, nothing, nothing
     for begin in range(0, block, tile_rows):
         row = number * block + begin + tl.arange(0, tile_rows)[:, None]
         present = row < rows
         at, inside = row * width + column, present & known
-        slope, value = _read(grad, at, inside), _read(x, at, inside) + added
+        slope, value = _read(grad, at, inside), _read(x, at, inside)
         if drops:
             kept = _draw_dropout(keys, row, column, present, site, threshold, scale_kept)
-            value *= kept
+        if not chains:
+            value += added
+            if drops:
+                value *= kept
+            value += _read(residual, at, inside)
         scale = _read(scales, row, present)
-        normed = (value + _read(residual, at, inside) - _read(means, row, present)) * scale
+        normed = (value - _read(means, row, present)) * scale
         result = scale * _before_norm(slope * factor, normed, width)
+        if chains:
+            result += _read(past, at, inside)
         tl.store(grad_residual + at, result, mask=inside)
         if drops:
             result *= kept
@@ -242,45 +283,64 @@ def _join(
     tl.store(sums + number * (3 * width) + part * width + columns, tl.sum(total, 0), mask=columns < width)
 
 
-def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x + bias)."""
+def gelu_forward(x: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+    """gelu(x + bias), with erf or tanh."""
     out, tile = torch.empty_like(x), Tile.from_gelu_width(x.shape[1])
-    _launch_rows(_gelu_forward, tile, x, bias, out, len(x))
+    _launch_rows(_gelu_forward, tile, x, bias, out, len(x), tanh=tanh)
     return out
 
 
-def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def gelu_backward(tanh: bool, grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Computes the gradients of x and of the bias."""
     grad_x, tile = torch.empty_like(x), Tile.from_gelu_width(x.shape[1])
     count, block = tile.blocks(len(x), GELU_BLOCKS)
     sums = x.new_empty(count, x.shape[1], dtype=torch.float32)
-    _launch(_gelu_backward, (count, tile.parts), tile, grad, x, bias, grad_x, sums, len(x), block)
+    _launch(_gelu_backward, (count, tile.parts), tile, grad, x, bias, grad_x, sums, len(x), block, tanh=tanh)
     return grad_x, _add_blocks(sums, bias)
 
 
 def norm_forward(
-    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, drops: Drops
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    shift: Tensor,
+    epsilon: float,
+    drops: Drops,
+    total: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the layer norm of residual + dropout(x + bias), and the mean and the scale of every row."""
+    """Computes the layer norm of residual + dropout(x + bias), and the mean and the scale of every row; writes the sum
+    to `total`, if there is one."""
     out, tile = torch.empty_like(x), Tile.from_norm_width(x.shape[1])
     means, scales = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
-    tensors = (x, bias, residual, weight, shift, drops.keys, out, means, scales)
-    _launch_rows(_norm_forward, tile, *tensors, len(x), *drops[1:], epsilon, drops=drops.keys is not None)
+    tensors = (x, bias, residual, weight, shift, drops.keys, total, out, means, scales)
+    chains = total is not None
+    numbers = (len(x), *drops[1:], epsilon)
+    _launch_rows(_norm_forward, tile, *tensors, *numbers, chains=chains, drops=drops.keys is not None)
     return out, means, scales
 
 
 def norm_backward(
-    drops: Drops, grad: Tensor, x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, means: Tensor, scales: Tensor
+    drops: Drops,
+    past: Tensor | None,
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    means: Tensor,
+    scales: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Computes the gradients of x, the bias, the residual, the weight and the shift. Without dropout, those of x and
-    the residual are one tensor."""
+    the residual are one tensor. Where the sum has a gradient `past` its norm, x is the sum, without bias and
+    residual."""
     grad_residual, tile = torch.empty_like(x), Tile.from_norm_width(x.shape[1], backward=True)
     grad_x = grad_residual if drops.keys is None else torch.empty_like(x)
     count, block = tile.blocks(len(x), NORM_BLOCKS)
     sums = x.new_empty(count, 3 * x.shape[1], dtype=torch.float32)
-    tensors = (grad, x, bias, residual, weight, drops.keys, means, scales, grad_residual, grad_x, sums)
-    numbers = (len(x), block, *drops[1:])
-    _launch(_norm_backward, (count,), tile, *tensors, *numbers, drops=drops.keys is not None)
+    tensors = (grad, past, x, bias, residual, weight, drops.keys, means, scales, grad_residual, grad_x, sums)
+    constants = {"chains": past is not None, "drops": drops.keys is not None}
+    _launch(_norm_backward, (count,), tile, *tensors, len(x), block, *drops[1:], **constants)
     to_weight, to_shift, to_bias = _add_blocks(sums, weight).view(3, -1)
     return grad_x, to_bias, grad_residual, to_weight, to_shift
 

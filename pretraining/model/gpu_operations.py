@@ -20,7 +20,14 @@ from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from data_prep.common.private_folders import keep_compiled
 from pretraining.model.cpu_kernels import Masks, may_use_kernels
-from pretraining.model.own_backward import Forward, Gradients, Losses, with_backward
+from pretraining.model.own_backward import (
+    Forward,
+    ForwardOfTwo,
+    Gradients,
+    Losses,
+    with_backward,
+    with_backward_of_two,
+)
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_WIDTH = 1 << 14
@@ -28,7 +35,18 @@ MOST_WIDTH = 1 << 14
 COST = "what lies between products moves nearly twice the bytes on this GPU, and each rank draws masks of its own"
 USUAL_WORDS = 30_528
 """The logits of a prediction of BERT, with those that pad its vocabulary."""
-Operation = Literal["gelu", "add_and_norm", "drop", "join", "row_keys", "cross_entropy"]
+Operation = Literal[
+    "gelu",
+    "gelu_tanh",
+    "geglu",
+    "add_and_norm",
+    "add_then_norm",
+    "drop",
+    "rotate",
+    "join",
+    "row_keys",
+    "cross_entropy",
+]
 
 _failed = False
 
@@ -50,10 +68,30 @@ def usable(operation: Operation, x: Tensor, masks: Masks | None = None) -> bool:
 
 
 @with_backward
-def gelu(x: Tensor, bias: Tensor) -> Forward:
-    """gelu(x + bias), with erf."""
+def gelu(x: Tensor, bias: Tensor, tanh: bool = False) -> Forward:
+    """gelu(x + bias), with erf or tanh."""
     x = x.contiguous()
-    return _kernels().gelu_forward(x, bias), (x, bias), _kernels().gelu_backward
+    return _kernels().gelu_forward(x, bias, tanh), (x, bias), functools.partial(_kernels().gelu_backward, tanh)
+
+
+@with_backward
+def geglu(x: Tensor) -> Forward:
+    """The gelu, with erf, of the left half of each row, times the right half."""
+    from pretraining.model import gpu_halves
+
+    x = x.contiguous()
+    return gpu_halves.geglu_forward(x), (x,), lambda *given: (gpu_halves.geglu_backward(*given),)
+
+
+@with_backward
+def rotate(qkv: Tensor, positions: Tensor, turns: Tensor, heads: int) -> Forward:
+    """Rotates queries and keys, in place; the backward pass rotates their gradients back, in place too."""
+    from pretraining.model import gpu_halves
+
+    def rotate_back(grad: Tensor, positions: Tensor, turns: Tensor) -> Gradients:
+        return (gpu_halves.rotate(grad, positions, turns, heads, -1.0),)
+
+    return gpu_halves.rotate(qkv, positions, turns, heads, 1.0), (positions, turns), rotate_back
 
 
 @with_backward
@@ -67,7 +105,23 @@ def add_and_norm(
     x, residual, drops = x.contiguous(), residual.contiguous(), _kernels().Drops.from_keys(*masks)
     out, means, scales = _kernels().norm_forward(x, bias, residual, weight, shift, epsilon, drops)
     saved = (x, bias, residual, weight, means, scales)
-    return out, saved, functools.partial(_kernels().norm_backward, drops)
+    return out, saved, functools.partial(_kernels().norm_backward, drops, None)
+
+
+@with_backward_of_two
+def add_then_norm(
+    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, masks: Masks
+) -> ForwardOfTwo:
+    """residual + dropout(x + bias), and its layer norm. Saves the sum, which the next block reads in any case."""
+    x, residual, drops = x.contiguous(), residual.contiguous(), _kernels().Drops.from_keys(*masks)
+    total = torch.empty_like(x)
+    out, means, scales = _kernels().norm_forward(x, bias, residual, weight, shift, epsilon, drops, total)
+
+    def backward(past: Tensor, grad: Tensor, total: Tensor, *others: Tensor) -> Gradients:
+        found: Gradients = _kernels().norm_backward(drops, past, grad, total, None, None, *others)
+        return found
+
+    return (total, out), (total, weight, means, scales), backward
 
 
 @with_backward
@@ -148,14 +202,18 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
     masks = (numbers[:1], 0, 0.5 if drops else 0.0)
     trials: dict[str, tuple[Any, ...]] = {
         "gelu": (gelu, row, vector),
+        "gelu_tanh": (gelu, row, vector, True),
         "add_and_norm": (add_and_norm, row, vector, row, vector, vector, 1.0, masks),
+        "add_then_norm": (add_then_norm, row, vector, row, vector, vector, 1.0, masks),
         "drop": (drop, row, masks),
+        "geglu": (geglu, row),
+        "rotate": (rotate, row, numbers[:1].long(), row.new_zeros(1, len(vector) // 3, dtype=torch.float32), 1),
     }
     if operation in trials:
         function, *inputs = trials[operation]
-        _, saved, backward = inspect.unwrap(function)(*inputs)
+        out, saved, backward = inspect.unwrap(function)(*inputs)
         if learns:
-            backward(row, *saved)
+            backward(*(out if isinstance(out, tuple) else [out]), *saved)
     elif operation == "cross_entropy":
         logits = row.new_zeros(1, USUAL_WORDS)
         cross_entropies(logits, logits[0].clone(), numbers[:1].long(), USUAL_WORDS - 6, learns)

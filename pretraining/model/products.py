@@ -20,11 +20,11 @@ NARROW = 256
 """The most inputs for which transposing is worth it without tiles, for any outputs: measured with AVX512-BF16."""
 
 
-def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.t()"""
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.t() + bias. The bias gets no gradient in our own backward pass, and should need none."""
     if not _is_ours(x, weight):
-        return F.linear(x, weight)
-    out: Tensor = _Product.apply(pad_to_tiles(x), weight, None)[0]
+        return F.linear(x, weight, bias)
+    out: Tensor = _Product.apply(pad_to_tiles(x), weight, bias)[0]
     return out[: len(x)] if len(out) > len(x) else out
 
 

@@ -24,7 +24,9 @@ struct Kernel {
 
 #define KERNEL(name, T, suffix) {#name "_" suffix, reinterpret_cast<void*>(name<T>)}
 #define KERNELS_OF(T, suffix)                                                                                        \
-    KERNEL(gelu_forward, T, suffix), KERNEL(gelu_backward, T, suffix), KERNEL(norm_forward, T, suffix),               \
+    KERNEL(gelu_forward, T, suffix), KERNEL(gelu_tanh_forward, T, suffix), KERNEL(gelu_backward, T, suffix),          \
+        KERNEL(geglu_forward, T, suffix), KERNEL(geglu_backward, T, suffix), KERNEL(rotate, T, suffix),               \
+        KERNEL(norm_forward, T, suffix),                                                                              \
         KERNEL(norm_backward, T, suffix), KERNEL(dropout_rows, T, suffix), KERNEL(split_heads, T, suffix),            \
         KERNEL(merge_heads, T, suffix), KERNEL(softmax_forward, T, suffix), KERNEL(redo_dropout, T, suffix),          \
         KERNEL(softmax_backward, T, suffix), KERNEL(cross_entropy, T, suffix), KERNEL(add_gradient, T, suffix),       \

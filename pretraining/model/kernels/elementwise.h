@@ -1,4 +1,5 @@
-// Between matrix products, row by row: gelu, layer norm with dropout and residual, dropout by itself.
+// Between matrix products, row by row: gelu and gates, layer norm with dropout and residual, dropout by itself, rotary
+// positions.
 
 #pragma once
 
@@ -13,13 +14,25 @@ inline void gelu(float value, float& result, float& slope) {
     slope = std::fma(value, density, below);
 }
 
+// The same by tanh, which is value / (1 + e^(-2 u)) where u = sqrt(2 / pi) (value + 0.044715 value^3)
+inline void gelu_tanh(float value, float& result, float& slope) {
+    const float square = value * value;
+    const float doubled = value * std::fma(0.071354816f, square, 1.5957691f);  // 2 u
+    const float below = 1.0f / (1.0f + exponential(-doubled)), above = 1.0f / (1.0f + exponential(doubled));
+    result = value * below;
+    slope = std::fma(result * above, std::fma(0.21406445f, square, 1.5957691f), below);
+}
+
+using Activation = void (*)(float, float&, float&);
+
 // Both for each bfloat16 there is, the slope in the upper half: looking up is faster than computing.
-std::vector<uint32_t> gelu_of_each_bfloat16() {
+template <Activation ACTIVATION>
+std::vector<uint32_t> activate_each_bfloat16() {
     std::vector<uint32_t> table(1 << 16);
     for (uint32_t bits = 0; bits < table.size(); ++bits) {
         float result, slope;
         bfloat16 both[2];
-        gelu(bits_to_float(bits << 16), result, slope);
+        ACTIVATION(bits_to_float(bits << 16), result, slope);
         store(both[0], result);
         store(both[1], slope);
         table[bits] = both[0].bits | uint32_t(both[1].bits) << 16;
@@ -27,13 +40,14 @@ std::vector<uint32_t> gelu_of_each_bfloat16() {
     return table;
 }
 
-inline void gelu_row(float* x, const float* bias, float* out, int64_t width) {
-    for (int64_t j = 0; j < width; ++j) gelu(x[j] + bias[j], out[j], x[j]);
+template <Activation ACTIVATION>
+inline void activate_row(float* x, const float* bias, float* out, int64_t width) {
+    for (int64_t j = 0; j < width; ++j) ACTIVATION(x[j] + bias[j], out[j], x[j]);
 }
 
 // Looks up as many numbers of a row as come in sixteens, and returns how many. Compilers for a processor with tiles do not
 // choose the instruction that looks up sixteen at once, which takes a third of the time there.
-inline int64_t gelu_sixteens(bfloat16* x, const bfloat16* bias, bfloat16* out, int64_t width, const uint32_t* entries) {
+inline int64_t activate_sixteens(bfloat16* x, const bfloat16* bias, bfloat16* out, int64_t width, const uint32_t* entries) {
     int64_t j = 0;
 #ifdef CLOZE_TILES
     for (; j + 16 <= width; j += 16) {
@@ -47,10 +61,11 @@ inline int64_t gelu_sixteens(bfloat16* x, const bfloat16* bias, bfloat16* out, i
     return j;
 }
 
-inline void gelu_row(bfloat16* x, const bfloat16* bias, bfloat16* out, int64_t width) {
-    static const std::vector<uint32_t> table = gelu_of_each_bfloat16();
+template <Activation ACTIVATION>
+inline void activate_row(bfloat16* x, const bfloat16* bias, bfloat16* out, int64_t width) {
+    static const std::vector<uint32_t> table = activate_each_bfloat16<ACTIVATION>();
     const uint32_t* entries = table.data();
-    const int64_t done = gelu_sixteens(x, bias, out, width, entries);
+    const int64_t done = activate_sixteens(x, bias, out, width, entries);
 #pragma omp simd
     for (int64_t j = done; j < width; ++j) {
         bfloat16 value;
@@ -65,7 +80,13 @@ inline void gelu_row(bfloat16* x, const bfloat16* bias, bfloat16* out, int64_t w
 template <class T>
 void gelu_forward(T* x, const T* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
 #pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
-    for (int64_t i = 0; i < rows; ++i) gelu_row(x + i * width, bias, out + i * width, width);
+    for (int64_t i = 0; i < rows; ++i) activate_row<gelu>(x + i * width, bias, out + i * width, width);
+}
+
+template <class T>
+void gelu_tanh_forward(T* x, const T* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
+#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+    for (int64_t i = 0; i < rows; ++i) activate_row<gelu_tanh>(x + i * width, bias, out + i * width, width);
 }
 
 // grad_x, and grad_bias = its sum over rows
@@ -86,6 +107,59 @@ void gelu_backward(const T* grad, const T* slope, T* grad_x, T* grad_bias, int64
             }
     }
     sums.write(grad_bias, 0, width);
+}
+
+// out (rows, width) = gelu of the left half of x (rows, 2 width), times the right half
+template <class T>
+void geglu_forward(const T* x, T* out, int64_t rows, int64_t width, int64_t threads) {
+#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+    for (int64_t i = 0; i < rows; ++i) {
+        const T *left = x + i * 2 * width, *right = left + width;
+        T* to = out + i * width;
+#pragma omp simd
+        for (int64_t j = 0; j < width; ++j) {
+            float result, slope;
+            gelu(load(left[j]), result, slope);
+            store(to[j], result * load(right[j]));
+        }
+    }
+}
+
+template <class T>
+void geglu_backward(const T* grad, const T* x, T* grad_x, int64_t rows, int64_t width, int64_t threads) {
+#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+    for (int64_t i = 0; i < rows; ++i) {
+        const T *left = x + i * 2 * width, *right = left + width, *from = grad + i * width;
+        T *to_left = grad_x + i * 2 * width, *to_right = to_left + width;
+#pragma omp simd
+        for (int64_t j = 0; j < width; ++j) {
+            float result, slope;
+            gelu(load(left[j]), result, slope);
+            store(to_left[j], load(from[j]) * load(right[j]) * slope);
+            store(to_right[j], load(from[j]) * result);
+        }
+    }
+}
+
+// Rotates queries and keys in rows of x (rows, 3 * heads * size), in place: the left half of each head with the right one,
+// by the angles of the row's position. `turns` (positions, size): their cosines, then their sines; the direction is 1 or -1.
+template <class T>
+void rotate(T* x, const int64_t* positions, const float* turns, double direction, int64_t rows, int64_t heads,
+            int64_t size, int64_t threads) {
+    const int64_t half = size / 2;
+#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+    for (int64_t i = 0; i < rows; ++i) {
+        const float *cosines = turns + positions[i] * size, *sines = cosines + half;
+        for (int64_t h = 0; h < 2 * heads; ++h) {
+            T *left = x + (i * 3 * heads + h) * size, *right = left + half;
+#pragma omp simd
+            for (int64_t d = 0; d < half; ++d) {
+                const float sine = float(direction) * sines[d], one = load(left[d]), other = load(right[d]);
+                store(left[d], one * cosines[d] - other * sine);
+                store(right[d], other * cosines[d] + one * sine);
+            }
+        }
+    }
 }
 
 // x becomes residual + dropout(x + bias); out = its layer norm
@@ -122,9 +196,10 @@ void norm_forward(T* x, const T* bias, const T* residual, const T* weight, const
     }
 }
 
-// From the gradient of the norm: that of the residual, of x (through dropout), and the sums for weight, shift and bias
+// From the gradient of the norm, and from what the sum gets besides it where `past` is given: that of the residual, of x
+// (through dropout), and the sums for weight, shift and bias
 template <class T>
-void norm_backward(const T* grad, const T* sum, const float* means, const float* scales, const T* weight,
+void norm_backward(const T* grad, const T* past, const T* sum, const float* means, const float* scales, const T* weight,
                    const uint32_t* keys, int64_t site, double probability, T* grad_residual, T* grad_x,
                    T* grad_weight, T* grad_shift, T* grad_bias, int64_t rows, int64_t width, int64_t threads) {
     threads = threads_for(rows, threads);
@@ -152,6 +227,8 @@ void norm_backward(const T* grad, const T* sum, const float* means, const float*
             first /= float(width);
             second /= float(width);
             for (int64_t j = 0; j < width; ++j) inner[j] = scale * (inner[j] - first - normed[j] * second);
+            if (past)
+                for (int64_t j = 0; j < width; ++j) inner[j] += load(past[at + j]);
             for (int64_t j = 0; j < width; ++j) store(grad_residual[at + j], inner[j]);
             if (dropout.drops()) {
                 const uint32_t key = dropout.key(keys[i]);

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels import kernels_allowed, threads
+from support.attention import NONE
+from support.fused import either as either
+from support.fused import gradients, keys_of, same, tensors
+from support.kernels import threads
 from support.pretraining_reference import gradient, random_batch
 from torch import Tensor
 
@@ -26,9 +28,11 @@ from pretraining.model.batch import Batch
 from pretraining.model.fused import (
     Dropout,
     add_and_norm,
+    add_then_norm,
     cross_entropies,
     drop,
     embed,
+    geglu,
     gelu,
     log_probabilities,
     loss_in_chunks,
@@ -36,35 +40,16 @@ from pretraining.model.fused import (
     masked_loss,
 )
 
-NONE = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 80))
 
 
-def tensors(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
-
-
-def keys_of(rows: int, draw: int = 0) -> torch.Tensor:
-    return make_row_keys(draw, np.zeros((1, 2), np.int64), np.arange(rows), np.array([rows]))
-
-
-def same(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 1e-5) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-
-
-def gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
-    return list(torch.autograd.grad((out * weight.to(out.dtype)).sum(), inputs))
-
-
-@settings(max_examples=20, deadline=None)
-@given(size=SIZES, scale=st.sampled_from([0.01, 1.0, 5.0, 40.0]))
-def test_gelu(size: tuple[int, int], scale: float) -> None:
+@settings(max_examples=30, deadline=None)
+@given(size=SIZES, scale=st.sampled_from([0.01, 1.0, 5.0, 40.0]), tanh=st.booleans())
+def test_gelu(size: tuple[int, int], scale: float, tanh: bool) -> None:
     x, bias = tensors(1, size, size[1:])
-    wanted = F.gelu((x * scale + bias).double()).float()  # in fp32, PyTorch's own is 1e-6 off where x is near -3
-    found = gelu(x * scale, bias)
+    # in fp32, PyTorch's own is 1e-6 off where x is near -3
+    wanted = F.gelu((x * scale + bias).double(), approximate="tanh" if tanh else "none").float()
+    found = gelu(x * scale, bias, tanh)
     same([found, *gradients(found, [x, bias])], [wanted, *gradients(wanted, [x, bias])], 1e-4 * max(scale, 1))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * max(scale, 1))
 
@@ -184,8 +169,9 @@ def test_one_thread_and_two_compute_the_same(dtype: torch.dtype) -> None:
             inputs = tensors(10, (33, 64), (64,), (33, 64), (64,), (64,), dtype=dtype)
             x, bias, residual, weight, shift = inputs
             out = add_and_norm(x * 1, bias, residual, weight, shift, 1e-6, Dropout(0.1, keys_of(33), 3))
-            results.append([out, *gradients(out, inputs)])
-    assert torch.equal(results[0][0], results[1][0])
+            gate = geglu(torch.cat(add_then_norm(x * 1, bias, residual, weight, shift, 1e-6, NONE), 1))
+            results.append([out, gate, *gradients(out, inputs), *gradients(gate, inputs)])
+    assert all(torch.equal(*pair) for pair in zip(results[0][:2], results[1][:2], strict=True))
     same(results[0], results[1], 1e-5 if dtype == torch.float32 else 0.05)
 
 
@@ -208,13 +194,6 @@ def test_where_autocast_mixes_types_pytorch_computes() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = operations.gelu(x.clone(), bias)
     torch.testing.assert_close(found.float(), torch.nn.functional.gelu(x.float() + bias), rtol=0.02, atol=0.02)
-
-
-@pytest.fixture(params=["kernels", "torch"])
-def either(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Once with our kernels, once with PyTorch's operations."""
-    with kernels_allowed(request.param == "kernels"):
-        yield
 
 
 def inputs(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:

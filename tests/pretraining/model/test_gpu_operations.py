@@ -34,7 +34,7 @@ from pretraining.objectives.declaration import build_model
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu] if has_gpu() else []
 DEVICE = torch.device("cuda", 0) if has_gpu() else torch.device("cpu", 0)
-KERNELS = ("gpu_kernels.py", "gpu_row_keys.py", "gpu_cross_entropy.py")
+KERNELS = ("gpu_kernels.py", "gpu_halves.py", "gpu_row_keys.py", "gpu_cross_entropy.py")
 KEYS = torch.tensor([1, -2], dtype=torch.int32)
 NAMES: tuple[gpu.Operation, ...] = ("row_keys", "gelu", "add_and_norm", "join", "cross_entropy")
 
@@ -158,15 +158,16 @@ def on_a_gpu(width: int = 8, dtype: torch.dtype = torch.float32) -> Any:
 
 @pytest.mark.usefixtures("fresh")
 def test_kernels_are_tried_before_they_are_used() -> None:
-    x, masks = on_a_gpu(), (KEYS, 1, 0.1)
+    x, masks = on_a_gpu(12), (KEYS, 1, 0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # ours; NumPy deprecates what Triton 3.6's interpreter does
         for learns in (False, True):
             with torch.set_grad_enabled(learns):
-                assert gpu.usable("gelu", x)
-                assert gpu.usable("row_keys", x)
+                for operation in ("gelu", "gelu_tanh", "geglu", "rotate", "row_keys"):
+                    assert gpu.usable(operation, x)
                 assert gpu.usable("drop", x, masks)
                 assert gpu.usable("add_and_norm", x, masks)
+                assert gpu.usable("add_then_norm", x, masks)
                 assert gpu.usable("add_and_norm", x, (KEYS[:0], 1, 0.0))
 
 
