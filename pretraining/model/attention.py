@@ -200,7 +200,7 @@ class Group:
         """What a piece sees, and the scores of a band, for our kernels."""
         return int(self.one_way), WHOLE if self.window is None else self.window, self.bands[0][0].stop, self.width
 
-    def cut(self, x: Tensor, rows: slice, seen: slice) -> Tensor:
+    def cut_band(self, x: Tensor, rows: slice, seen: slice) -> Tensor:
         """Cuts a band out of scores, (s * heads, length, width)."""
         return x[:, rows, : seen.stop - seen.start]
 
@@ -281,13 +281,13 @@ def _attend_in_groups(qkv: Tensor, bias: Tensor | None, groups: list[Group], hea
         query, key, value = parts
         shares = qkv.new_empty(s * heads, length, group.width)  # scores, then softmax
         for rows, seen in group.bands:
-            torch.bmm(query[:, rows], key[:, seen].transpose(1, 2), out=group.cut(shares, rows, seen))
+            torch.bmm(query[:, rows], key[:, seen].transpose(1, 2), out=group.cut_band(shares, rows, seen))
         dropped = torch.empty_like(shares) if dropout.probability else shares
         where = (group.starts, group.lengths, *dropout.for_kernels)
         kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, *group.sight, s, heads, length)
         context = torch.empty_like(query)
         for rows, seen in group.bands:
-            torch.bmm(group.cut(dropped, rows, seen), value[:, seen], out=context[:, rows])
+            torch.bmm(group.cut_band(dropped, rows, seen), value[:, seen], out=context[:, rows])
         kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, *shape)
         saved += [parts, shares]
     return out, tuple(saved), partial(_attend_in_groups_backward, groups, heads, dropout, bias is not None)
@@ -320,13 +320,13 @@ def _differentiate_bands(
     query, key, value = parts
     grad_scores = torch.empty_like(shares)
     for rows, seen in group.bands:
-        torch.bmm(grad[:, rows], value[:, seen].transpose(1, 2), out=group.cut(grad_scores, rows, seen))
+        torch.bmm(grad[:, rows], value[:, seen].transpose(1, 2), out=group.cut_band(grad_scores, rows, seen))
     inputs = (shares, dropped, group.lengths, query.shape[2] ** -0.5, *group.sight)
     kernels.call("softmax_backward", grad_scores, *inputs, *shape)
     adds = int(len(group.bands) > 1)  # pieces are seen by several bands
     found = torch.zeros_like(parts) if adds else torch.empty_like(parts)
     for rows, seen in group.bands:
-        slopes, kept = (group.cut(each, rows, seen) for each in (grad_scores, dropped))
+        slopes, kept = (group.cut_band(each, rows, seen) for each in (grad_scores, dropped))
         torch.bmm(slopes, key[:, seen], out=found[0][:, rows])
         found[1][:, seen].baddbmm_(slopes.transpose(1, 2), query[:, rows], beta=adds)
         found[2][:, seen].baddbmm_(kept.transpose(1, 2), grad[:, rows], beta=adds)
