@@ -53,7 +53,7 @@ from pretraining.planning.plan import build_plan
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import time_limit
-from pretraining.training.origin import OriginFinder, check_data
+from pretraining.training.origin import OriginFinder, check_data, read_recorded_base
 from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
 from pretraining.training.request import Branch, Request
@@ -196,10 +196,12 @@ def read_all(
     wanted: Train, overrides: list[str], ranks: int, device: Literal["cpu", "cuda"] | None = None
 ) -> tuple[Recipe, Manifest | None, StoredModel | None]:
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
-    given = overrides if wanted.init is None else [*overrides, f"--base_model={toml_value(wanted.init)}"]
-    run = wanted.out
+    run, base = wanted.out, wanted.init
     if wanted.branch is not None and (run is None or not list_finished(run)):
         run = Branch.parse(wanted.branch).run
+    if wanted.branch is not None and run is not None and peek(FORM, wanted.recipe, overrides, "base_model") is None:
+        base = read_recorded_base(run)
+    given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]
     finder = OriginFinder(run, peek(FORM, wanted.recipe, given, "base_model"))
     recipe, manifest = load_recipe_and_data(
         wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape

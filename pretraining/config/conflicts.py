@@ -154,22 +154,26 @@ def _find_phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[st
                     f"{at}.{name} = {show_value(getattr(phase, name))}: the phase has no learning_rate of its own, so "
                     f"it follows the schedule of the phase before; remove it, or give {at}.learning_rate"
                 )
-    if phase.warmup_steps is not None and recipe.schedule_owners()[number] == number:
-        yield from _find_warmup_faults(recipe, number, phase)
+    for steps, share in (("warmup_steps", "warmup"), ("decay_steps", "decay_share")):
+        if getattr(phase, steps) is not None and recipe.schedule_owners()[number] == number:
+            yield from _find_stretch_faults(recipe, number, steps, share)
 
 
-def _find_warmup_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
-    at = f"phases.{number}.warmup_steps = {phase.warmup_steps}"
-    if phase.warmup:
-        yield f"{at}: phases.{number}.warmup = {phase.warmup:g} is given too; keep one of them"
+def _find_stretch_faults(recipe: Recipe, number: int, in_steps: str, in_share: str) -> Iterator[str]:
+    """Checks the steps of the warm-up or the decay of a schedule, which may be given as a share too."""
+    phase = recipe.phases[number]
+    given, share = getattr(phase, in_steps), getattr(phase, in_share)
+    at = f"phases.{number}.{in_steps} = {given}"
+    if share != Phase.model_fields[in_share].default:
+        yield f"{at}: phases.{number}.{in_share} = {share:g} is given too; keep one of them"
     counts = recipe.phase_steps()
     if counts is None:
-        yield f"{at}: the recipe goes by the clock (hours); give phases.{number}.warmup, a share of the time"
+        yield f"{at}: the recipe goes by the clock (hours); give phases.{number}.{in_share}, a share of the time"
         return
     spanned = [follower for follower, owner in enumerate(recipe.schedule_owners()) if owner == number]
     total = sum(counts[follower] for follower in spanned)
     names = " and ".join(f"phases.{follower}.steps" for follower in spanned)
-    if total and (phase.warmup_steps or 0) >= total:
+    if total and given >= total:
         yield f"{at}: the schedule has {total} steps in all ({names}); give fewer than these"
 
 

@@ -39,6 +39,8 @@ FORM = Form(
         "hours": ("steps",),
         "warmup": ("warmup_steps",),
         "warmup_steps": ("warmup",),
+        "decay_share": ("decay_steps",),
+        "decay_steps": ("decay_share",),
     },
     stand_ins={"phases": {"name": "?", "length": SHORTEST, "batch": 1, "micro_batch": 1}},
     flags={BASE_MODEL: "init"},

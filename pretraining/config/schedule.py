@@ -100,6 +100,8 @@ def build_schedules(recipe: Recipe) -> tuple[PhaseSchedule, ...]:
         share = total * phase.warmup
         warmup = phase.warmup_steps if phase.warmup_steps is not None else share if seconds else round(share)
         decay = phase.model_dump(include={"decay", "power", "final", "decay_share", "decay_from"})
+        if phase.decay_steps is not None:
+            decay["decay_share"] = phase.decay_steps / max(total, 1)
         schedule = Schedule(phase.learning_rate or 0.0, total, warmup, by_clock=seconds is not None, **decay)
         schedules.append(PhaseSchedule(schedule, sum(lengths[owner:number]), lengths[number]))
     return tuple(schedules)

@@ -177,6 +177,8 @@ class Phase(Section):
     """Learning rate at the end, as a share of the highest."""
     decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of the schedule in which the learning rate of `wsd` falls."""
+    decay_steps: Count | None = None
+    """Last steps, in which the learning rate of `wsd` falls, instead of their share."""
     new_positions: Literal["drawn", "copied"] = "drawn"
     """Initial embeddings of positions that no phase before has trained: `drawn` at random with all weights, as in the
     paper, or `copied` from the trained positions, so that relations between neighbours hold at once."""
@@ -184,7 +186,7 @@ class Phase(Section):
     """Begin of the decay; `start`, as in the original BERT and NVIDIA's: the warm-up replaces its first part."""
 
 
-SCHEDULE_KEYS = ("warmup", "warmup_steps", "decay", "power", "final", "decay_share", "decay_from")
+SCHEDULE_KEYS = ("warmup", "warmup_steps", "decay", "power", "final", "decay_share", "decay_steps", "decay_from")
 """Settings that a phase may have only with a `learning_rate`."""
 
 

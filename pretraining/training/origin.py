@@ -19,7 +19,7 @@ from data_prep.shards import Manifest
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel, find_model_folder
-from pretraining.checkpoint.record import list_finished, read_record
+from pretraining.checkpoint.record import CheckpointRecord, list_finished, read_record
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.huggingface.folders import list_sentence_files
 from pretraining.huggingface.weights import PADDED, count_segments
@@ -103,9 +103,21 @@ class OriginFinder:
 
 def read_recorded_shape(out: Path) -> Shape | None:
     """Reads the sizes from the newest readable checkpoint of a run; None if there is none."""
+    record = _read_newest(out)
+    return None if record is None else record.shape
+
+
+def read_recorded_base(out: Path) -> str | None:
+    """Reads the base model from the newest readable checkpoint of a run; None if there is no checkpoint, or no base
+    model."""
+    record = _read_newest(out)
+    return None if record is None else record.caller.get("recipe", {}).get("base_model")
+
+
+def _read_newest(out: Path) -> CheckpointRecord | None:
     for checkpoint in reversed(list_finished(out)):
         with suppress(UserError):
-            return read_record(checkpoint).shape
+            return read_record(checkpoint)
     return None
 
 

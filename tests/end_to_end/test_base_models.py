@@ -47,6 +47,20 @@ def bert(place: Place) -> Path:
     return write_bert(place.folder / "bert", place.data)
 
 
+@pytest.mark.slow
+def test_a_branch_has_the_base_model_of_its_run(adapting: Place, bert: Path) -> None:
+    """And so the sizes, whatever became of the model's folder; its own recipe says both."""
+    assert_well(train(adapting.command("run", "--init", bert, *SAVES), 1))
+    shutil.rmtree(bert)
+    for recipe in (adapting.recipe, adapting.folder / "run" / "recipe.toml"):
+        name, branch = f"of {recipe.name}", ["--branch", f"{adapting.folder / 'run'}@5"]
+        again = dataclasses.replace(adapting, recipe=recipe)
+        for _ in range(2):
+            assert_well(train(again.command(name, *branch, *SAVES), 1))
+        card = (adapting.folder / name / "export" / "README.md").read_text()
+        assert f"Its training began with the weights of {bert.name}. Its run is a branch of run after step 5." in card
+
+
 def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) -> None:
     (bert / "1_Pooling").mkdir()
     (bert / "modules.json").write_text("[]")

@@ -68,9 +68,9 @@ def test_a_stable_run_decays_in_a_branch_and_a_finished_one_is_lengthened(place:
     """Warm-up, stable, decay: the branch that decays is the run that was to decay from its first step on, and the one
     with more steps in its last phase is the run that had them from its first step on."""
     stable = train_straight(place, "stable", *STABLE)
-    decays = [*STABLE, "--phases.0.decay", "wsd", "--phases.0.decay_share", "0.25"]
+    decays = [*STABLE, "--phases.0.decay", "wsd", "--phases.0.decay_steps", "2"]
     said = assert_well(train(place.command("decayed", *decays, "--branch", f"{stable}@6")))
-    for change in ("decay constant -> wsd", "decay_share 0.1 -> 0.25"):
+    for change in ("decay constant -> wsd", "decay_steps not set -> 2"):
         assert f"changed since then: phases.0.{change} (that phase is done)\n" in said
     decayed = place.folder / "decayed"
     assert_same(decayed, train_straight(place, "decays", *decays))

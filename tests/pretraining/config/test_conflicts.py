@@ -48,6 +48,7 @@ def is_named(fault: str, expected: str) -> bool:
         # what does not go together
         ("--model.heads 3", "--model.heads = 3: does not divide model.hidden = 128; 2 does, with 64 a head"),
         ("--phases.0.length 1024", "--phases.0.length = 1024: the model has 512 … take 8 to 512, or model.positions …"),
+        ("--phases.0.decay_steps 120", "--phases.0.decay_steps = 120: … (phases.0.steps and phases.1.steps); …"),
         ("--phases.0.warmup_steps 120", "--phases.0.warmup_steps = 120: … (phases.0.steps and phases.1.steps); …"),
         ("--phases.1.power 2", "--phases.1.power = 2.0: … no learning_rate … or give phases.1.learning_rate"),
         ("--phases.1.name one", '--phases.1.name = "one": phases.0.name is the same'),
