@@ -44,26 +44,15 @@ def test_a_phase_that_got_more_steps_is_opened_again(place: Place) -> None:
     done, between, within = RunState(phase=2, step=8), RunState(phase=1, step=5), RunState(phase=1, phase_step=1)
     assert reopen_phase(done, recipe, more) == replace(done, phase=1, phase_step=3)
     assert reopen_phase(between, recipe, both) == replace(between, phase=0, phase_step=5)
-    for state, now in (
-        (done, recipe),
-        (done, fewer),
-        (done, both),
-        (between, more),
-        (within, both),
-        (RunState(), both),
-    ):
+    same = [(done, recipe), (done, fewer), (done, both), (between, more), (within, both), (RunState(), both)]
+    for state, now in same:
         assert reopen_phase(state, recipe, now) is state
 
 
 def test_batches_that_were_left_out_later_may_be_good_ones() -> None:
     """Those that were left out earlier count into the place in the order."""
-    early, next_to_it, last, later, other = (
-        Skip(0, 3, 2, ""),
-        Skip(1, 2, 1, ""),
-        Skip(1, 4, 3, ""),
-        Skip(1, 9, 1, ""),
-        Skip(2, 0, 1, ""),
-    )
+    places = [(0, 3, 2), (1, 2, 1), (1, 4, 3), (1, 9, 1), (2, 0, 1)]
+    early, next_to_it, last, later, other = (Skip(*place, "") for place in places)
     skips = [other, later, last, next_to_it, early]
     assert [*list_skips_done(skips, RunState(phase=1, phase_step=4))] == [early, next_to_it, last]
     assert [*list_skips_done(skips, RunState(phase=1, phase_step=3))] == [early, next_to_it]
