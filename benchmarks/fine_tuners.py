@@ -32,8 +32,9 @@ from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Setup, Task
+from pretraining.architectures.weights import TaskHead
 from pretraining.engine.precision import set_arithmetic
-from pretraining.huggingface.weights import TaskHead
+from pretraining.huggingface.weights import AUTO_CLASSES
 from pretraining.processes.context import Context
 from pretraining.processes.group import choose_device, connect, default_threads
 from pretraining.processes.stopping import Control
@@ -189,7 +190,7 @@ def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:
     if head.kind in ("classes", "labels", "score", "tags"):
         given["num_labels"] = head.outputs
     transformers.set_seed(settings.seed)
-    return getattr(transformers, head.architecture).from_pretrained(folder, dtype=torch.float32, **given)
+    return getattr(transformers, AUTO_CLASSES[head.kind]).from_pretrained(folder, dtype=torch.float32, **given)
 
 
 def build_arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: bool, on_cpu: bool = False) -> Any:

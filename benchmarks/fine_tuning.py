@@ -36,9 +36,9 @@ from benchmarks.tables import show_contest
 from benchmarks.texts import choose_vocabulary, write_demo_task
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
+from pretraining.architectures.declaration import list_sizes, make_shape
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.huggingface.folders import read_shape, write_folder
-from pretraining.model.shape import SIZES, Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import choose_device
 
@@ -79,11 +79,11 @@ class FineTuningSpeed:
 
 def make_model(size: str, data: Path, folder: Path) -> Path:
     """Writes a transformers folder with fresh weights and the published vocabulary."""
-    if size not in SIZES:
-        raise UserError(f"--size {size}: is none of {', '.join(SIZES)}")
+    if size not in list_sizes():
+        raise UserError(f"--size {size}: is none of {', '.join(list_sizes())}")
     vocabulary = choose_vocabulary(data)
     vocabulary.write(folder.with_name("vocabulary"))
-    shape = Shape.from_size(size, len(vocabulary))
+    shape = make_shape(size, len(vocabulary))
     weights = build_model(shape).initialize(0).state_dict()
     write_folder(folder, shape, weights, folder.with_name("vocabulary"), "fresh weights\n")
     return folder

@@ -44,9 +44,9 @@ from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter
 from finetuning.model.heads import TaskModel
+from pretraining.architectures.declaration import list_sizes, make_shape
+from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import read_shape, read_vocabulary, write_fine_tuned
-from pretraining.huggingface.weights import TaskHead
-from pretraining.model.shape import SIZES, Shape
 
 TOGETHER = 32
 """Sentences of a request of the peers, if we get all at once."""
@@ -146,9 +146,9 @@ def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) 
 
 def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
     """Writes a transformers folder with fresh weights and a head of two classes."""
-    if size not in SIZES:
-        raise UserError(f"--sizes {size}: is none of {', '.join(SIZES)}")
-    shape, head = Shape.from_size(size, len(vocabulary)), TaskHead("classes", ("0", "1"))
+    if size not in list_sizes():
+        raise UserError(f"--sizes {size}: is none of {', '.join(list_sizes())}")
+    shape, head = make_shape(size, len(vocabulary)), TaskHead("classes", ("0", "1"))
     weights = TaskModel(shape, head).initialize(0).state_dict()
     task = {"task": "none", "fields": ["text"], "length": shape.positions}
     write_fine_tuned(folder, shape, head, weights, vocabulary, "fresh weights\n", task, shape.positions)

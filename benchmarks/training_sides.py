@@ -15,6 +15,7 @@ from benchmarks.sides import NoMemoryError, silence_stderr
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
+from pretraining.architectures.declaration import list_sizes, make_shape
 from pretraining.config.settings import Precision
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
@@ -25,7 +26,7 @@ from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, StepResult, train_step
 from pretraining.huggingface.config import make_config
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.model.shape import SIZES, Shape
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.planning.memory import Heaviest, find_largest_that_fits
@@ -58,7 +59,7 @@ class Contest:
         size, *numbers = text.split("-")
         is_auto = numbers[1:] == ["auto"]
         counts = numbers[:1] if is_auto else numbers
-        if size not in SIZES or len(numbers) != 2 or not all(number.isdecimal() for number in counts):
+        if size not in list_sizes() or len(numbers) != 2 or not all(number.isdecimal() for number in counts):
             raise UserError(f"{text}: no contest; give SIZE-LENGTH-SEQUENCES, such as base-128-32")
         if not all(map(int, counts)):
             raise UserError(f"{text}: at least one sequence of one piece")
@@ -92,7 +93,7 @@ class Contest:
         def read(step: int) -> PretrainingBatch:
             return step_batches(dataset, order, step).micro[0]
 
-        return Shape.from_size(self.size, manifest.vocabulary_size), read
+        return make_shape(self.size, manifest.vocabulary_size), read
 
 
 class Training:

@@ -39,11 +39,11 @@ from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.swag import Endings
 from finetuning.tasks.tagged_words import TaggedWords, Words
 from pretraining.answering.one_call import BYTES, can_multiply
+from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.config.settings import Dtype
 from pretraining.devices import explain_absence, find_kind
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import CONFIG, TASK, read_fine_tuned, read_head, read_length, read_shape, read_task
-from pretraining.huggingface.weights import Kind, TaskHead
 
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]

@@ -40,6 +40,7 @@ WINGS = {
         ["engine", "planning"],
         ["data", "config", "huggingface"],
         ["objectives", "optimizers"],
+        ["architectures"],
         ["answering"],
         ["reporting", "processes", "model"],
         ["devices"],
@@ -151,6 +152,10 @@ def test_nobody_compares_the_names_of_objectives_and_optimizers() -> None:
 
 JSON, DEEPSPEED = "JSON, whose form its file has", "DeepSpeed takes it so"
 UNTYPED = {
+    "architectures/declaration.py Architecture.config": "config.json, as transformers has it",
+    "architectures/declaration.py read_shape": JSON,
+    "config/overrides.py list_settings": "a table as a recipe has it, before it is checked",
+    "model/shape.py Shape.values": JSON,
     "checkpoint/state.py RunRecord.as_json": JSON,
     "checkpoint/writing.py Section.as_json": JSON,
     "config/overrides.py take_over": "a table as a recipe has it, before it is checked",

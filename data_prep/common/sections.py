@@ -50,7 +50,7 @@ class NamedSection(Section):
     name: str
 
 
-Settings = TypeVar("Settings", bound=NamedSection)
+Settings = TypeVar("Settings", bound=Section)
 
 
 def declared_in(file: str, package: str, attribute: str) -> dict[str, Any]:
@@ -78,9 +78,17 @@ def own_settings(kind: type[Section], common: type[Section]) -> list[str]:
 
 
 def joined_settings(
-    title: str, common: type[Settings], kinds: Mapping[str, type[Settings]], default: str, meaning: str, module: str
+    title: str,
+    common: type[Settings],
+    kinds: Mapping[str, type[Settings]],
+    default: str,
+    meaning: str,
+    module: str,
+    key: str = "name",
+    **more: Any,
 ) -> type[Settings]:
-    """A table with the settings of all kinds, as a class of this title and module; its `name` is that of a kind.
+    """A table with the settings of all kinds, as a class of this title and module; its `key` is the name of a kind.
+    `more` are types and fields that replace those of `common`.
 
     UserError where two kinds have a setting of one name, which one of them would lose.
     """
@@ -93,7 +101,7 @@ def joined_settings(
     every = dict.fromkeys(kinds.values())
     bases = [one for one in every if not any(other is not one and issubclass(other, one) for other in every)]
     named: Any = (Literal[tuple(kinds)], Field(default, description=meaning))
-    return create_model(title, __base__=tuple(bases), __module__=module, __doc__=common.__doc__, name=named)
+    return create_model(title, __base__=tuple(bases), __module__=module, __doc__=common.__doc__, **{key: named}, **more)
 
 
 def _origin(settings: type[Section], name: str) -> type:
@@ -102,12 +110,13 @@ def _origin(settings: type[Section], name: str) -> type:
 
 
 def foreign_values(
-    section: str, settings: Settings, common: type[Settings], kinds: Mapping[str, type[Settings]]
+    section: str, settings: Settings, common: type[Settings], kinds: Mapping[str, type[Settings]], key: str = "name"
 ) -> Iterator[str]:
     """Says of every setting that it is for another kind than the chosen one, where it has not its default."""
+    chosen = getattr(settings, key)
     for other, kind in kinds.items():
         for name in own_settings(kind, common):
             value = getattr(settings, name)
-            if name not in kinds[settings.name].model_fields and value != kind.model_fields[name].default:
-                where = f'is for {section}.name = "{other}"; it is "{settings.name}"'
+            if name not in kinds[chosen].model_fields and value != kind.model_fields[name].default:
+                where = f'is for {section}.{key} = "{other}"; it is "{chosen}"'
                 yield f"{section}.{name} = {show_value(value)}: {where}"

@@ -20,8 +20,9 @@ from finetuning.model import heads
 from finetuning.model.heads import Output, TaskBatch
 from finetuning.scale import Scale
 from finetuning.settings import Features, LayerChoice
-from pretraining.huggingface.weights import TaskHead
-from pretraining.model.encoder import Encoder, Trainable
+from pretraining.architectures.declaration import build_encoder
+from pretraining.architectures.weights import TaskHead
+from pretraining.model.encoder import Trainable
 from pretraining.model.shape import Shape
 
 LAST_FOUR = 4
@@ -36,7 +37,7 @@ class EncoderWeights(NamedTuple):
 
     def fill_missing(self, seed: int) -> EncoderWeights:
         """Returns a copy with fresh weights in place of missing ones."""
-        return self._replace(weights={**Encoder(self.shape).initialize(seed).state_dict(), **self.weights})
+        return self._replace(weights={**build_encoder(self.shape).initialize(seed).state_dict(), **self.weights})
 
 
 def count_layers(layers: LayerChoice, shape: Shape) -> int:
@@ -55,7 +56,7 @@ class FrozenEncoders:
         self.width = sum(shape.hidden for shape, _ in encoders)
         self.encoders = []
         for shape, weights in encoders:
-            encoder = Encoder(shape)
+            encoder = build_encoder(shape)
             used = {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
             encoder.load_state_dict(used)
             self.encoders.append(encoder.eval().requires_grad_(False))

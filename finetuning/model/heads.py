@@ -22,13 +22,13 @@ from data_prep.common.errors import UserError
 from finetuning.scale import Scale
 from finetuning.settings import BiLstm
 from pretraining.answering.serving import ServedEncoder
-from pretraining.huggingface.weights import Kind, TaskHead
+from pretraining.architectures.declaration import find_architecture
+from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.batch import Batch
-from pretraining.model.bert import PieceHead
 from pretraining.model.encoder import SITES, Encoder
 from pretraining.model.fused import Dropout, drop
-from pretraining.model.shape import Shape
+from pretraining.model.shape import PIECE_HEAD, Shape
 from pretraining.objectives.declaration import find_objective
 
 AnyTaskModel = TypeVar("AnyTaskModel", bound="TaskModel")
@@ -86,17 +86,18 @@ class TaskModel(Encoder):
     ):
         """`scale`: mean and spread of the targets; None if already folded into the head's weights. `language`: also
         train the left-to-right language head."""
-        super().__init__(shape, recompute)
+        kind = find_architecture(shape.architecture)
+        super().__init__(shape, kind, recompute)
         self.kind, self.scale = head.kind, scale or Scale()
         self.has_bilstm = bilstm.hidden > 0
         if head.has_pooler and not self.has_bilstm:
-            self.pooler = nn.Linear(shape.hidden, shape.hidden)
+            self.pooler = kind.build_head("pooler", shape)
         self.head = nn.Linear(bilstm.hidden or shape.hidden, head.outputs)
         if self.has_bilstm:
             self.lstm = build_bilstm(shape.hidden, bilstm.hidden, bilstm.depth)
         self.has_language = language
         if language:
-            self.masked_head = PieceHead(shape, find_objective(shape).logits_at_once)
+            self.masked_head = kind.build_head(PIECE_HEAD, shape, find_objective(shape).logits_at_once)
 
     def initialize(self: AnyTaskModel, seed: int) -> AnyTaskModel:
         """Draws fresh weights, the same on all ranks for a seed."""
@@ -163,7 +164,7 @@ class TaskModel(Encoder):
             return apply_in_fp32(self.head, seen)
         if self.kind == "tags":
             return apply_in_fp32(self.head, self._drop(seen, batch, batch.words))
-        pooled = seen if self.has_bilstm else torch.tanh(self.pooler(seen))
+        pooled = seen if self.has_bilstm else self.pooler(seen)
         logits = apply_in_fp32(self.head, self._drop(pooled, batch, self.sequence_places(batch)))
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from data_prep.common.errors import SharedError, UserError
 from data_prep.vocabulary.vocabulary import Vocabulary, has_capitals
 from finetuning.results import MODEL
+from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface import folders
 from pretraining.huggingface.config import GENERIC
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, list_sentence_files, read_head
 from pretraining.huggingface.model_card import BaseSummary
-from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.group import gather, place
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ from finetuning.results import RESULTS, Begun
 from finetuning.scale import Scale
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
+from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
-from pretraining.huggingface.weights import TaskHead
-from pretraining.model.encoder import INITIAL_RANGE
-from pretraining.model.shape import Shape
+from pretraining.model.shape import HEAD, Shape
 
 SAMPLED = 1024
 """Numbers of each weight that enter a checksum."""
@@ -89,7 +88,7 @@ class Base:
             torch.manual_seed(settings.seed)
             known = [encoder.fill_missing(settings.seed + number) for number, encoder in enumerate(encoders)]
             model = FeatureModel(known, head, settings.features, scale)
-            nn.init.normal_(model.head.weight, std=INITIAL_RANGE)
+            nn.init.normal_(model.head.weight, std=HEAD.initial_range)
         return model
 
     @cached_property
@@ -107,7 +106,7 @@ class Base:
 
 def compute_checksum(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:
     """Computes a checksum of a model from a sample of each weight."""
-    seen = hashlib.sha256(f"{vocabulary.sha256} {asdict(shape)}".encode())
+    seen = hashlib.sha256(f"{vocabulary.sha256} {shape.values()}".encode())
     for name, weight in sorted(weights.items()):
         seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
     return seen.hexdigest()[:16]

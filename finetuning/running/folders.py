@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,15 @@ from finetuning.running.base import Base
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import Outputs
 from finetuning.settings import BiLstm, FineTuning
-from pretraining.checkpoint.models import LANGUAGE, StoredModel
+from pretraining.architectures.declaration import read_shape
+from pretraining.architectures.weights import TaskHead
+from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, write_bare, write_fine_tuned
 from pretraining.huggingface.model_card import TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
-from pretraining.huggingface.weights import TaskHead, check_finite
+from pretraining.huggingface.weights import check_finite
 from pretraining.huggingface.weights_file import read_weights
-from pretraining.model.shape import Shape
+from pretraining.model.shape import PIECE_HEAD
 from pretraining.processes.group import shared_errors
 
 TOLD = ("learning_rate", "batch", "epochs", "warmup", "seed")
@@ -55,7 +56,7 @@ def keep_model(tuner: Tuner, outputs: Outputs) -> None:
     has no class. All ranks call it together."""
     task, settings = tuner.task, tuner.settings
     weights = task.scale.fold_into_head(dict(tuner.engine.weights()))
-    weights = {name: weight for name, weight in weights.items() if not name.startswith(LANGUAGE)}
+    weights = {name: weight for name, weight in weights.items() if not name.startswith(f"{PIECE_HEAD}.")}
     with shared_errors():
         if tuner.context.world.rank == 0:
             for split, output in outputs.items():
@@ -101,7 +102,7 @@ def _write_without_class(tuner: Tuner, weights: Mapping[str, Tensor], use: Mappi
             content["backward"] = _find_lasting_name(base.backward)
         card, vocabulary = FEATURES_CARD, None
     else:
-        content |= {"bilstm": settings.bilstm.model_dump(mode="json"), "shape": asdict(tuner.engine.model.shape)}
+        content |= {"bilstm": settings.bilstm.model_dump(mode="json"), "shape": tuner.engine.model.shape.values()}
         card, vocabulary = BILSTM_CARD, base.model.vocabulary
     card = card.format(task=tuner.task.name, base=summarize_model(base.model).name)
     write_bare(tuner.folder / MODEL, weights, card, content, vocabulary)
@@ -123,7 +124,7 @@ def read_without_class(folder: Path) -> tuple[TaskModel | FeatureModel, TaskHead
         made, vocabulary = _read_features(folder, task, head)
     else:
         with _report_damage(folder):
-            made = TaskModel(Shape(**task["shape"]), head, bilstm=BiLstm.model_validate(task["bilstm"]))
+            made = TaskModel(read_shape(task["shape"]), head, bilstm=BiLstm.model_validate(task["bilstm"]))
         vocabulary = read_vocabulary(folder)
     if made.state_dict().keys() != trained.keys():
         raise UserError(f"{folder / WEIGHTS}: not the weights that task.json tells of; fine-tune it anew")

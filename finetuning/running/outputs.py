@@ -23,12 +23,12 @@ from finetuning.results import Figures, ModelScores
 from finetuning.running.batches import make_evaluation_batches
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
+from pretraining.architectures.weights import Kind
 from pretraining.checkpoint.models import StoredModel
 from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import choose_dtype
 from pretraining.engine.step import GivenUpError
 from pretraining.huggingface.folders import read_task
-from pretraining.huggingface.weights import Kind
 from pretraining.processes.context import Context
 from pretraining.processes.group import exchange, shared_errors
 from pretraining.processes.stopping import StoppedError

@@ -56,7 +56,7 @@ def _require_beside(settings: FineTuning, model: StoredModel, backward: StoredMo
 
 def _require_language(model: StoredModel, from_scratch: bool) -> None:
     """Refuses a language loss for a model that sees the pieces it predicts, or has no language head."""
-    if model.shape.sees != "before":
+    if model.shape.learns.sees != "before":
         raise UserError(
             f"language_loss: a piece of {model.name} sees those after it, which are to be predicted; name a model that "
             "was pre-trained with --objective.name ltr, or leave language_loss out"
@@ -77,8 +77,8 @@ def list_doubts_of_fit(settings: FineTuning, model: StoredModel, backward: Store
             f"{settings.length}, have positions that it knows nothing of"
         )
     for one, usual in ((model, "before"), (backward, "after")) if backward is not None else ():
-        if one is not None and one.shape.sees != usual:
-            sees = "on both sides of it" if one.shape.sees == "both" else f"{one.shape.sees} it"
+        if one is not None and one.shape.learns.sees != usual:
+            sees = "on both sides of it" if one.shape.learns.sees == "both" else f"{one.shape.learns.sees} it"
             usually = f"usual beside another model is one that sees those {usual} it"
             found.append(f"{one.name}: a piece sees those {sees}; {usually}")
     return found

@@ -18,7 +18,7 @@ from finetuning.ragged import Ragged
 from finetuning.tasks import scores
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_tsv, join_items, read_classes, read_scores
 from finetuning.tasks.task import Setup
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 
 
 @dataclass(frozen=True)

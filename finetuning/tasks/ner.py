@@ -27,7 +27,7 @@ from finetuning.results import Figures, name_predictions_file
 from finetuning.tasks.scores import Certainty, Tally, bootstrap_spreads, describe_classes, tally
 from finetuning.tasks.tagged_words import TaggedWords, Words
 from finetuning.tasks.task import Column, Compared, Lengths, Seen, Setup, Task
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 
 OUTSIDE = "O"
 BLANKS = re.compile(r"\s+")

@@ -28,7 +28,7 @@ from finetuning.tasks import scores
 from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, read_classes, read_labels, read_scores
 from finetuning.tasks.task import Setup, Task
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 
 Text = Annotated[str, Field(min_length=1)]
 

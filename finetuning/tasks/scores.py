@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from data_prep.common.arrays import Array
 from finetuning.ragged import Ragged
 from finetuning.results import ClassFigures
-from pretraining.huggingface.weights import Kind, TaskHead
+from pretraining.architectures.weights import Kind, TaskHead
 
 Metric = Callable[[Array, Array], float]
 """Compares labels with predictions: classes (n,), or 0 and 1 (n, labels), or numbers (n,)."""

@@ -23,7 +23,7 @@ from finetuning.scale import Scale
 from finetuning.tasks import scores
 from finetuning.tasks.scores import Certainty, bootstrap_spreads, describe_classes, estimate_share_spread
 from finetuning.tasks.task import Column, Compared, Lengths, Seen, Task
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")
 UNCUT = 2**31 - 1

@@ -22,7 +22,7 @@ from finetuning.tasks.scores import Certainty, bootstrap_spreads, estimate_share
 from finetuning.tasks.spans import RankedAnswers, TextWindows, find_answers, find_pieces
 from finetuning.tasks.squad_rules import Question, Version
 from finetuning.tasks.task import Column, Lengths, Seen, Setup, Task
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 
 DEV = "dev"
 """The only split that is scored."""

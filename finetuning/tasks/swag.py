@@ -13,7 +13,7 @@ from finetuning.inputs import Encoded
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join_items, read_classes
 from finetuning.tasks.task import Setup
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 FIELDS = ("sent1", "sent2", *ENDINGS)

@@ -16,7 +16,7 @@ from finetuning.scale import Scale
 from finetuning.settings import FineTuning
 from finetuning.tasks import scores
 from finetuning.tasks.scores import Certainty
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 
 
 @dataclass(frozen=True)

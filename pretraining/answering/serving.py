@@ -23,7 +23,8 @@ from pretraining.answering.one_call import OneCall, find_way, quantise
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
-from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
+from pretraining.model.bert import Layer
+from pretraining.model.encoder import AddAndNorm, Encoder, Linear
 from pretraining.model.fused import Dropout, gelu
 from pretraining.model.shape import Shape
 
@@ -234,7 +235,7 @@ class ServedEncoder:
 
     def one(self, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
-        places = batch.reverse_places()[places] if self.encoder.shape.sees == "after" else places
+        places = batch.reverse_places()[places] if self.encoder.shape.learns.sees == "after" else places
         return self.layers.one(self._embed(batch), batch, places)
 
     def _embed(self, batch: Batch) -> Tensor:

@@ -16,22 +16,21 @@ from data_prep.common.errors import UserError
 from data_prep.common.hub import fetch_model, find_folder
 from data_prep.vocabulary.source import FILES, read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.reading import list_parameter_sizes, read_weights_together, require_whole_weights
 from pretraining.checkpoint.record import EXPORT, RECORD, TOKENIZER, find_checkpoint, list_finished
 from pretraining.checkpoint.state import Saved
 from pretraining.huggingface import folders
 from pretraining.huggingface.folders import CARD, CONFIG
 from pretraining.huggingface.model_card import BaseSummary, read_front_matter
-from pretraining.huggingface.weights import PADDED, TaskHead, check_finite, count_segments, list_weights, repeat_segment
-from pretraining.model.bert import Bert
-from pretraining.model.shape import Shape
+from pretraining.huggingface.weights import check_finite, count_segments, list_row_names, list_weights, repeat_segment
+from pretraining.model.encoder import PretrainingModel
+from pretraining.model.shape import PIECE_HEAD, Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import gather
 
 SHOWN = 10
 """Number of added pieces that a model card lists."""
-LANGUAGE = "masked_head."
-"""Prefix of the names of the weights that predict pieces."""
 PARTS = "*-of-*"
 """Pattern for the numbers in the names of weight files in parts."""
 
@@ -130,9 +129,9 @@ class StoredModel:
         saved = Saved.read(self.folder)
         weights = read_weights_together(self.folder, list_parameter_sizes(saved.record.shape))
         check_finite(str(self.folder), weights)
-        return repeat_segment(weights) if saved.run.state.trained_segments == 1 else weights
+        return repeat_segment(weights, saved.record.shape) if saved.run.state.trained_segments == 1 else weights
 
-    def build_pretrained(self) -> Bert:
+    def build_pretrained(self) -> PretrainingModel:
         """Builds the model with its pre-training heads; raises UserError if one is missing."""
         missing: tuple[str, ...] = ()
         cure = "name a model with the heads of pre-training: a run, or what export.py made of it"
@@ -156,7 +155,7 @@ class StoredModel:
             return self.cut_embeddings(folders.read_encoder(self.fetch_weights())[1])
         weights = self.read_weights()
         wanted = {weight.ours for weight in list_weights(self.shape, "none")}
-        if count_segments(weights) == 1 < self.shape.segments:  # without pairs, which train the pooler
+        if count_segments(weights, self.shape) == 1 < self.shape.segments:  # without pairs, which train the pooler
             wanted -= {"pooler.weight", "pooler.bias"}
         return self.cut_embeddings({name: weight for name, weight in weights.items() if name in wanted})
 
@@ -166,13 +165,13 @@ class StoredModel:
         if self.head is not None:
             return {}
         return self.cut_embeddings(
-            {name: weight for name, weight in self.read_weights().items() if name.startswith(LANGUAGE)}
+            {name: weight for name, weight in self.read_weights().items() if name.startswith(f"{PIECE_HEAD}.")}
         )
 
     def cut_embeddings(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Leaves out the rows of the embeddings, and of the bias that goes with them, that belong to no piece."""
         pieces = self.shape.vocabulary
-        for name in PADDED if pieces < self.rows else ():
+        for name in list_row_names(self.shape, "pieces") if pieces < self.rows else ():
             if name in weights:
                 rows = torch.zeros(self.shape.padded_vocabulary, *weights[name].shape[1:])
                 rows[:pieces] = weights[name][:pieces]

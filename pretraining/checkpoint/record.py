@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from data_prep.common.codes import CHECKPOINT, IN_A_RUN
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, absence, json_bytes, read_json, write_json
+from pretraining.architectures.declaration import read_shape
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
 
@@ -98,7 +99,7 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
             f"{FORMAT}); go on with that one, or begin anew in another --out folder"
         )
     try:
-        content["shape"], content["made_by"] = Shape(**content["shape"]), MadeBy(**content["made_by"])
+        content["shape"], content["made_by"] = read_shape(content["shape"]), MadeBy(**content["made_by"])
         content["files"] = tuple(FileRecord(**file) for file in content["files"])
         return CheckpointRecord(**{**content, "rank_states": tuple(content["rank_states"])})
     except (KeyError, TypeError) as error:  # its checksum is right, so it is not damaged
@@ -110,7 +111,7 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
 
 def write_record(checkpoint: Path, record: CheckpointRecord) -> None:
     """Writes checkpoint.json with its checksum in it."""
-    content = asdict(record)
+    content = {**asdict(record), "shape": record.shape.values()}
     write_json(checkpoint / RECORD, {**content, CHECKSUM: _checksum(content)})
 
 

@@ -10,8 +10,10 @@ from typing import Any, Literal
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import Key, dotted, show_value
 from data_prep.settings import SHORTEST
+from pretraining.architectures.declaration import find_architecture
+from pretraining.architectures.declaration import find_faults as find_architecture_faults
 from pretraining.config.settings import SCHEDULE_KEYS, Computing, Phase, Recipe, count_micro_batches, find_divisor
-from pretraining.model.shape import SIZES
+from pretraining.objectives.declaration import configure_objective
 from pretraining.objectives.declaration import find_faults as find_objective_faults
 from pretraining.optimizers.declaration import Placement
 from pretraining.optimizers.declaration import find_faults as find_optimizer_faults
@@ -91,11 +93,12 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
     lacking = [name for name in ("layers", "hidden") if model.size is None and getattr(model, name) is None]
     if lacking:
         yield (
-            f"model.size: is missing: one of {', '.join(SIZES)}; "
+            f"model.size: is missing: one of {', '.join(find_architecture(model.architecture).sizes)}; "
             f"or give the numbers, {' and '.join(f'model.{name}' for name in lacking)}; "
             "or begin with a model that has them: --init FOLDER"
         )
         return
+    yield from find_architecture_faults(model, configure_objective(recipe.objective).sees)
     shape = model.shape(vocabulary=1)
     if shape.hidden % shape.heads:
         below = find_divisor(shape.hidden, shape.heads)

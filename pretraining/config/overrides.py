@@ -15,12 +15,13 @@ from typing import Any, Literal
 from data_prep.common.errors import UserError
 from data_prep.common.files import wait_for_storage
 from data_prep.common.reading import Form, read_settings
-from data_prep.common.toml_text import Key
+from data_prep.common.toml_text import Key, show_value
 from data_prep.settings import SHORTEST
 from data_prep.shards import MANIFEST, Manifest
+from pretraining.architectures.declaration import KEY, find_architecture
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Model, Recipe
-from pretraining.model.shape import SIZES, Shape
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -110,7 +111,7 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
     if not isinstance(name, str) or not name or not isinstance(model, dict):
         return {}  # no base model, or a fault that is reported elsewhere
     try:
-        sizes = list_sizes(find_shape(name))
+        sizes = list_settings(find_shape(name))
     except UserError as error:
         raw["model"] = {**model, "size": "tiny"}  # so that all else can be checked
         return {(BASE_MODEL,): f" {error}"}
@@ -122,24 +123,25 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
     return faults
 
 
-def list_sizes(shape: Shape) -> dict[str, float]:
+def list_settings(shape: Shape) -> dict[str, Any]:
     """Lists the model settings of a recipe for this shape."""
-    return {name: getattr(shape, name) for name in Model.model_fields if name != "size"}
+    return {name: getattr(shape, name) for name in Model.model_fields if hasattr(shape, name)}
 
 
-def _find_differences(model: Mapping[str, Any], sizes: Mapping[str, float], base: str) -> Iterator[tuple[Key, str]]:
+def _find_differences(model: Mapping[str, Any], sizes: Mapping[str, Any], base: str) -> Iterator[tuple[Key, str]]:
     """Finds sizes in a recipe that differ from those of its base model; more positions are allowed."""
     for setting, theirs in sizes.items():
         given = model.get(setting, theirs)
-        if setting in FREE or not isinstance(given, int | float) or given == theirs:
+        if setting in FREE or given == theirs or not isinstance(given, str if setting == KEY else int | float):
             continue
         if setting != "positions":
-            yield ("model", setting), f" = {given}: {base} has {theirs}; leave it out (see --recipe adapt)"
+            said = f" = {show_value(given)}: {base} has {show_value(theirs)}"
+            yield ("model", setting), f"{said}; leave it out (see --recipe adapt)"
         elif given < theirs:
             yield ("model", setting), f" = {given}: {base} has {theirs}; leave it out, or give more, which begin anew"
-    size = model.get("size")
-    if size in SIZES:
-        layers, hidden = SIZES[size]
+    size, published = str(model.get("size")), find_architecture(sizes[KEY]).sizes
+    if size in published:
+        layers, hidden = published[size]
         if (model.get("layers", layers), model.get("hidden", hidden)) != (sizes["layers"], sizes["hidden"]):
             there = f"{sizes['layers']} layers of {sizes['hidden']}"
             yield (

@@ -16,7 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Count, Fraction, Positive, Section, whole
-from pretraining.model.shape import SIZES, Shape
+from pretraining.architectures import declaration as architectures
+from pretraining.model.shape import ARCHITECTURE, Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.optimizers import declaration as optimizers
 
@@ -46,42 +47,6 @@ Offload = Literal["none", "optimizer", "all"]
 PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_check_size)]
 
 
-class Model(Section):
-    """The encoder: a published size, or numbers. A number replaces that of the size."""
-
-    size: Literal["tiny", "mini", "small", "medium", "base", "large"] | None = None
-    """One of the published sizes."""
-    layers: Positive | None = None
-    """Layers of the encoder."""
-    hidden: Positive | None = None
-    """Width of the encoder."""
-    heads: Positive | None = None
-    """Attention heads (default: hidden / 64)."""
-    intermediate: Positive | None = None
-    """Width of the feed-forward layers (default: 4 x hidden)."""
-    positions: Positive = 512
-    """Positions that have an embedding: the longest sequence."""
-    dropout: Fraction = 0.1
-    """Share of the activations dropped after the embeddings and in each layer."""
-    attention_dropout: Fraction = 0.1
-    """Share of the attention probabilities dropped."""
-    segments: Positive = 2
-    """Kinds of segments that have an embedding: 2 for the pairs of next-sentence prediction."""
-    epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-12
-    """Added to the variance in layer norms."""
-
-    def shape(self, vocabulary: int, pairs: bool = True, objective: ObjectiveSettings | None = None) -> Shape:
-        """Computes the sizes for a vocabulary; `pairs`: whether the data has pairs."""
-        given, objective = self.model_dump(exclude={"size"}, exclude_none=True), objective or Objective()
-        learns = objectives.configure_objective(objective)
-        layers, hidden = SIZES[self.size] if self.size else (0, 0)
-        hidden = self.hidden or hidden
-        sizes = {"layers": layers, "hidden": hidden, "heads": max(1, hidden // 64), "intermediate": 4 * hidden}
-        has_pairs = pairs and learns.pairs != "unused"
-        values = {**sizes, **given, "objective": objective.name, "pairs": has_pairs, "sees": learns.sees}
-        return Shape(vocabulary=vocabulary, **values)
-
-
 class Data(Section):
     """The shards, whose folder is given as --data."""
 
@@ -91,14 +56,18 @@ class Data(Section):
 
 if TYPE_CHECKING:
     from data_prep.shards import Manifest
+    from pretraining.architectures.declaration import ModelSettings
     from pretraining.objectives.declaration import ObjectiveSettings
     from pretraining.optimizers.declaration import OptimizerSettings
 
+    Model = ModelSettings
     Objective = ObjectiveSettings
     Optimizer = OptimizerSettings
 else:
+    Model = architectures.join_all_settings(__name__)
+    """The settings of all architectures, defined in their files."""
     Objective = objectives.join_all_settings(__name__)
-    """The settings of all objectives, defined in their files."""
+    """The settings of all objectives, likewise."""
     Optimizer = optimizers.join_all_settings(__name__)
     """The settings of all optimizers, likewise."""
 
@@ -299,9 +268,8 @@ class Recipe(Computing):
 
     def shape(self, manifest: Manifest | None) -> Shape:
         """Computes the sizes of the model with the heads that this data can train; without data, for `VOCABULARY`."""
-        if manifest is None:
-            return self.model.shape(VOCABULARY, objective=self.objective)
-        return self.model.shape(manifest.vocabulary_size, manifest.has_pairs, self.objective)
+        vocabulary, has_pairs = (manifest.vocabulary_size, manifest.has_pairs) if manifest else (VOCABULARY, True)
+        return self.model.shape(vocabulary, objectives.configure_objective(self.objective).learning(has_pairs))
 
     def phase_steps(self) -> tuple[int, ...] | None:
         """Steps of the phases; None by the clock."""
@@ -326,6 +294,8 @@ class Recipe(Computing):
     def as_dict(self) -> dict[str, Any]:
         """Returns all settings, without those of the schedule in phases that have none of their own."""
         content = super().as_dict()
+        if content["model"]["architecture"] == ARCHITECTURE:
+            del content["model"]["architecture"]  # so that older versions read it
         for phase, given in zip(content["phases"], self.phases, strict=True):
             if given.learning_rate is None:  # it follows the schedule of another
                 for name in SCHEDULE_KEYS:

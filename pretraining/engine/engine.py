@@ -57,13 +57,13 @@ class Engine:
             keep_compiled("TORCHINDUCTOR_CACHE_DIR", Path(default_cache_dir()))
             model.compile_layers()
         exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        self.optimizer: FlatOptimizer = build_optimizer(model, settings.optimizer)
+        self.optimizer: FlatOptimizer = build_optimizer(model, model.roles(), settings.optimizer)
         self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device)
         self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits
         shapes = {name: value.shape for name, value in exact.items()}
-        self.optimizer.prepare(self.flat_tensors, model.fused_parts, shapes)
+        self.optimizer.prepare(self.flat_tensors, model.roles(), shapes)
         self.optimizer.gradient_norm = self._norm_before_step
         self._update_scale: Callable[[bool], None] = lambda _: None
         if self.dtype == torch.float16:

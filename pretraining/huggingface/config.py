@@ -4,72 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from data_prep.common.errors import UserError
-from pretraining.huggingface.weights import ARCHITECTURES, Kind, TaskHead, refuse_faults
-from pretraining.model.shape import OBJECTIVE, Sees, Shape
-from pretraining.objectives.declaration import find_objective, objectives
+from pretraining.architectures.declaration import architectures, find_architecture
+from pretraining.architectures.weights import KINDS, Kind, TaskHead
+from pretraining.huggingface.weights import (
+    AUTO_CLASSES,
+    find_auto_class,
+    is_theirs,
+    list_class_names,
+    name_class,
+    refuse_faults,
+)
+from pretraining.model.shape import ARCHITECTURE, OBJECTIVE, Learning, Sees, Shape
+from pretraining.objectives.declaration import objectives
 
 if TYPE_CHECKING:
     from data_prep.vocabulary.vocabulary import Special
 
-OWN_TYPES: dict[Sees, str] = {"before": "cloze-ltr", "after": "cloze-rtl"}
-"""The `model_type` of models that no class of transformers computes, by the direction of attention. transformers
-refuses to load them, rather than take them for an ordinary BERT."""
-SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "model_type": ("bert", *OWN_TYPES.values()),
-    "is_decoder": (False, True),
-    "hidden_act": ("gelu",),
-    "position_embedding_type": ("absolute",),
-    "add_cross_attention": (False,),
-    "quantization_config": (None,),
-    "pruned_heads": (None, {}),
-}
-"""Settings of a config with the values that our encoder supports, the default first."""
-SIZES = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "intermediate": "intermediate_size",
-    "vocabulary": "vocab_size",
-    "positions": "max_position_embeddings",
-    "segments": "type_vocab_size",
-}
-"""Integers in a config: our names, and those in transformers."""
-FRACTIONS = {
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "epsilon": "layer_norm_eps",
-}
-"""Fractions in a config: our names, and those in transformers."""
-DEFAULTS = {field.name: field.default for field in fields(Shape) if field.default is not MISSING}
+SUPPORTED: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "pruned_heads": (None, {})}
+"""Settings of any config with the values that our encoders support, the default first."""
 PROBLEMS: dict[str, Kind] = {
     "single_label_classification": "classes",
     "multi_label_classification": "labels",
     "regression": "score",
 }
 """The `problem_type` in transformers of the kinds of heads for whole sequences."""
-OWN_NAMES = ("Bert", "Cloze")
-"""Prefix of classes of transformers, and its replacement for a model that only has the same heads."""
 GENERIC = re.compile(r"LABEL_\d+")
 """The names that transformers gives to unnamed labels."""
 
 
 def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHead | None = None) -> dict[str, Any]:
     """Makes the config.json of a model with the heads of pre-training or that of a task."""
-    architecture = head.architecture if head else find_objective(shape).architecture(shape)
-    theirs = is_theirs(shape, head)
+    theirs, kind = is_theirs(shape, head), find_architecture(shape.architecture)
     ends = {"bos_token_id": special.cls, "eos_token_id": special.sep}  # of what transformers generates
     return {
-        "architectures": [architecture if theirs else architecture.replace(*OWN_NAMES)],
-        "model_type": "bert" if theirs else OWN_TYPES[shape.sees],
-        "hidden_act": "gelu",
-        **{theirs: getattr(shape, ours) for ours, theirs in (SIZES | FRACTIONS).items()},
-        "initializer_range": 0.02,
+        "architectures": [name_class(shape, head)],
+        "model_type": kind.model_type if theirs else name_own_type(shape),
+        **kind.config(shape),
         "pad_token_id": special.pad,
         "tie_word_embeddings": True,
         **({"is_decoder": True, **ends} if theirs and shape.one_way else {}),
@@ -78,11 +54,11 @@ def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHe
     }
 
 
-def is_theirs(shape: Shape, head: TaskHead | None = None) -> bool:
-    """Whether a class of transformers computes the same model: attention to both sides, or to earlier pieces only
-    without a pooler, which reads [CLS]."""
-    pooled = head.has_pooler if head else "pooler" in find_objective(shape).exported_heads(shape)
-    return shape.sees == "both" or (shape.sees == "before" and not pooled)
+def name_own_type(shape: Shape) -> str:
+    """Names the `model_type` of a model that no class of transformers computes: transformers refuses to load it, rather
+    than take it for an ordinary one."""
+    kind = [] if shape.architecture == ARCHITECTURE else [shape.architecture]
+    return "-".join(["cloze", *kind, *({"before": ["ltr"], "after": ["rtl"]}.get(shape.learns.sees, []))])
 
 
 def _write_labels(head: TaskHead) -> dict[str, Any]:
@@ -100,63 +76,82 @@ def _write_labels(head: TaskHead) -> dict[str, Any]:
 
 def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
     """Parses the sizes in a config.json; raises UserError for a model that ours cannot compute."""
+    name, sees = _find_type(config, where)
+    kind = find_architecture(name)
+    constants = {name: (value,) for name, value in kind.config_constants.items()}
     faults = [
         f"{name} is {config[name]!r}; only {values[0]!r} is supported"
-        for name, values in SUPPORTED.items()
+        for name, values in {**kind.config_values, **constants, **SUPPORTED}.items()
         if config.get(name, values[0]) not in values
     ]
-    refuse_faults(where, faults)  # first: another kind of model may have other sizes too
-    sizes = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in SIZES.items()}
-    fractions = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in FRACTIONS.items()}
-    faults += [
-        f"{SIZES[ours]} is {value!r}; it should be a whole number of 1 or more"
-        for ours, value in sizes.items()
-        if type(value) is not int or value < 1
-    ]
-    faults += [
-        f"{FRACTIONS[ours]} is {value!r}; it should be a number from 0 to 1"
-        for ours, value in fractions.items()
-        if not isinstance(value, int | float) or not 0 <= value < 1
-    ]
-    if not faults and sizes["hidden"] % sizes["heads"]:
-        faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
     refuse_faults(where, faults)
-    values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in fractions.items()}}
-    theirs: Sees = "before" if config.get("is_decoder") else "both"
-    sees = next((sees for sees, name in OWN_TYPES.items() if name == config.get("model_type")), theirs)
-    return _add_objective(Shape(**values, sees=sees), _parse_class(config), where)
+    theirs, values = kind.list_config_names(), {}
+    for field in (field for field in fields(kind.shape_type) if field.name in theirs):
+        default = kind.defaults.get(field.name, None if field.default is MISSING else field.default)
+        value = values[field.name] = config.get(theirs[field.name], default)
+        if field.type == "int" and (type(value) is not int or value < 1):
+            faults.append(f"{theirs[field.name]} is {value!r}; it should be a whole number of 1 or more")
+        elif field.type == "float" and (not isinstance(value, int | float) or not 0 <= value < 1):
+            faults.append(f"{theirs[field.name]} is {value!r}; it should be a number from 0 to 1")
+        elif field.type == "float":
+            values[field.name] = float(value)
+    if not faults and values["hidden"] % values["heads"]:
+        width = f"{theirs['hidden']} {values['hidden']}"
+        faults.append(f"{width} cannot be divided among {values['heads']} attention heads")
+    refuse_faults(where, faults)
+    shape = kind.shape_type(architecture=name, learns=Learning(sees=sees), **values)
+    return _add_objective(shape, config, where)
 
 
-def _parse_class(config: Mapping[str, Any]) -> str:
-    """Parses the class of transformers that a config.json names; empty if none."""
+def _find_type(config: Mapping[str, Any], where: str) -> tuple[str, Sees]:
+    """Finds the architecture of a config.json, and the direction of its attention."""
+    given = str(config.get("model_type", find_architecture(ARCHITECTURE).model_type))
+    theirs = {kind.model_type: name for name, kind in architectures().items() if kind.model_type}
+    if (name := theirs.get(given)) is not None:
+        one_way = config.get("is_decoder") or "both" not in architectures()[name].sees
+        return name, "before" if one_way else "both"
+    for name, kind in architectures().items():
+        for sees in kind.sees:
+            if name_own_type(Shape(1, 1, 1, 1, 1, architecture=name, learns=Learning(sees=sees))) == given:
+                return name, sees
+    known = f"{', '.join(map(repr, theirs))} {'is' if len(theirs) == 1 else 'are'} supported"
+    raise UserError(f"{where}: model_type is {given!r}; only {known}")
+
+
+def _read_class(config: Mapping[str, Any]) -> str:
+    """Reads the class that a config.json names; empty if none."""
     named = config.get("architectures")
-    name = str(named[0]) if isinstance(named, list) and named else ""
-    theirs, ours = OWN_NAMES
-    return name.replace(ours, theirs) if config.get("model_type") in OWN_TYPES.values() else name
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
-def _add_objective(shape: Shape, architecture: str, where: str) -> Shape:
+def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape:
     """Adds an objective with the same direction of attention, if possible one that exports this class; of several the
     default."""
-    looking = [name for name, objective in objectives().items() if objective.sees == shape.sees]
+    looking = [name for name, objective in objectives().items() if objective.sees == shape.learns.sees]
     if not looking:
-        seen = {"both": "both ways", "before": "those before it alone", "after": "those after it alone"}[shape.sees]
+        seen = {"both": "both ways", "before": "those before it alone", "after": "those after it alone"}
         raise UserError(
-            f"{where}: a piece sees {seen}, as in no objective of {', '.join(objectives())}; put back the file of one "
-            "in pretraining/objectives/ where it does"
+            f"{where}: a piece sees {seen[shape.learns.sees]}, as in no objective of {', '.join(objectives())}; put "
+            "back the file of one in pretraining/objectives/ where it does"
         )
     looking.sort(key=lambda name: name != OBJECTIVE)
     shapes = [
-        replace(shape, objective=name, pairs=pairs)
+        shape.change_learning(objective=name, pairs=pairs)
         for name in looking
         for pairs in ((True, False) if objectives()[name].pairs != "unused" else (False,))
     ]
-    return next((one for one in shapes if objectives()[one.objective].architecture(one) == architecture), shapes[0])
+    kind, named = find_architecture(shape.architecture), _read_class(config)
+    exporting = (one for one in shapes if named and named in list_class_names(kind, find_auto_class(one)))
+    return next(exporting, shapes[0])
 
 
 def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
     """Parses the head of a task in a config.json; None if there is none."""
-    kinds = [kind for kind, name in ARCHITECTURES.items() if name == _parse_class(config)]
+    named = _read_class(config)
+    every = architectures().values()
+    kinds = [
+        kind for kind in KINDS if any(named in list_class_names(one, AUTO_CLASSES[kind]) for one in every if named)
+    ]
     if not kinds:
         return None
     if kinds[0] in ("choice", "spans"):

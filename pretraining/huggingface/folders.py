@@ -22,7 +22,6 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,17 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_table, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary import source
 from data_prep.vocabulary.vocabulary import TOKENIZER_CONFIG, Vocabulary
+from pretraining.architectures.declaration import count_encoder_parameters, find_architecture
+from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.config import make_config, parse_head, parse_shape
 from pretraining.huggingface.weights import (
-    ARCHITECTURES,
+    AUTO_CLASSES,
     LISTED,
-    TaskHead,
     check_finite,
     export_weights,
     has_pairs,
     import_weights,
+    list_class_names,
 )
 from pretraining.huggingface.weights_file import read_weights, write_weights
 from pretraining.model.shape import Shape
@@ -66,7 +67,7 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]
     prediction, which lacks nothing.
     """
     shape, weights = read_shape(folder), _read_weights(folder)
-    shape = replace(shape, pairs=has_pairs(weights))
+    shape = shape.change_learning(pairs=has_pairs(weights, shape))
     state, missing = import_weights(weights, shape, str(folder))
     return shape, state, missing
 
@@ -81,7 +82,8 @@ def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
     """Reads a model that was fine-tuned for a task, here or by transformers; no weight may be missing."""
     shape, head = read_shape(folder).encoder, read_head(folder)
     if head is None:
-        raise UserError(f"{folder / CONFIG}: names none of {', '.join(ARCHITECTURES.values())}: not fine-tuned")
+        known = (list_class_names(find_architecture(shape.architecture), auto)[0] for auto in AUTO_CLASSES.values())
+        raise UserError(f"{folder / CONFIG}: names none of {', '.join(dict.fromkeys(known))}: not fine-tuned")
     return shape, head, import_weights(_read_weights(folder), shape, str(folder), head)[0]
 
 
@@ -98,9 +100,9 @@ def read_shape(folder: Path) -> Shape:
         raise UserError(f"{folder}: no {CONFIG}: not a folder of transformers")
     shape = parse_shape(read_table(folder / CONFIG), str(folder / CONFIG))
     size = sum(path.stat().st_size for ending in (".safetensors", ".bin") for path in folder.glob(f"*{ending}"))
-    if 0 < size < shape.encoder_parameters - SMALL:  # even at one byte each
+    if 0 < size < count_encoder_parameters(shape) - SMALL:  # even at one byte each
         raise UserError(
-            f"{folder / CONFIG}: {shape.encoder_parameters:,} weights, but the files of weights beside it have "
+            f"{folder / CONFIG}: {count_encoder_parameters(shape):,} weights, but the files of weights beside it have "
             f"{size:,} bytes: one of them is damaged; copy or download the folder again"
         )
     return shape

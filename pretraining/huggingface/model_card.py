@@ -18,8 +18,10 @@ from huggingface_hub import ModelCardData, metadata_load
 
 from data_prep.common.toml_text import toml_text
 from data_prep.shards import Manifest
-from pretraining.huggingface.config import OWN_TYPES, SIZES, is_theirs
-from pretraining.huggingface.weights import Kind, TaskHead, list_weights
+from pretraining.architectures.declaration import find_architecture
+from pretraining.architectures.weights import Kind, TaskHead
+from pretraining.huggingface.config import name_own_type
+from pretraining.huggingface.weights import find_auto_class, is_theirs, list_weights
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import MINIMAL_PAIRS, find_objective, num_parameters
 from pretraining.reporting.records import EvaluationRecord
@@ -184,7 +186,8 @@ def make_model_card(
         shape=shape,
         folder=folder,
         length=length,
-        theirs=theirs,
+        own_type=None if theirs else name_own_type(shape),
+        title=find_architecture(shape.architecture).title,
         loaded_by=objective.auto_class(shape),
         command=None if theirs else "run_task.py TASK.toml --model",
         remarks=list(filter(None, remarks)),
@@ -209,8 +212,9 @@ def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made
         shape=shape,
         folder=folder,
         length=length,
-        theirs=theirs,
-        loaded_by=head.architecture.replace("Bert", "AutoModel", 1),
+        own_type=None if theirs else name_own_type(shape),
+        title=find_architecture(shape.architecture).title,
+        loaded_by=find_auto_class(shape, head),
         command="predict.py",
         says=says,
         made=made,
@@ -220,7 +224,7 @@ def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made
 
 def warn_of_classifiers(shape: Shape) -> str:
     """Returns a warning if a classifier of transformers cannot learn on top of this model; otherwise empty."""
-    if shape.sees != "before" or not is_theirs(shape):
+    if shape.learns.sees != "before" or not is_theirs(shape):
         return ""
     return (
         "A classifier of transformers on top, such as `AutoModelForSequenceClassification`, reads `[CLS]`, which sees "
@@ -240,7 +244,7 @@ def read_front_matter(card: Path, key: Literal["base_model", "license"]) -> str 
 
 def _list_facts(shape: Shape, parameters: int, licence: str | None, more: Mapping[str, str]) -> dict[str, Any]:
     """Lists the facts of the table at the top: sizes and licence."""
-    sizes = {name: getattr(shape, name) for name in SIZES}
+    sizes = {name: value for name, value in shape.values().items() if type(value) is int}
     return {"parameters": parameters, **sizes, "licence": licence or "not specified", **more}
 
 
@@ -268,7 +272,7 @@ def _render(template: str, *, folder: Path, **parts: Any) -> str:
     )
     environment.filters |= {"plain": _format, "quoted": partial(json.dumps, ensure_ascii=False), "toml": toml_text}
     place = folder.name if folder.is_absolute() else str(folder)
-    return environment.get_template(template).render(place=place, own_types=OWN_TYPES, **parts)
+    return environment.get_template(template).render(place=place, **parts)
 
 
 def _format(value: Any) -> str:

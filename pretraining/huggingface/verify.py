@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from pretraining.huggingface.config import is_theirs
+from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import read_fine_tuned, read_folder
-from pretraining.huggingface.weights import TaskHead
+from pretraining.huggingface.weights import is_theirs, name_class
 from pretraining.model.batch import Batch, PretrainingBatch, pack
 from pretraining.model.rows import Rows
 from pretraining.model.shape import Shape
@@ -39,12 +38,12 @@ def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> li
     batch = make_probe(shape)
     wanted = _compute_our_logits(shape, state, batch)
     read_shape, read_state, missing = read_folder(folder)
-    read_shape = replace(read_shape, objective=shape.objective)  # a folder names only its class
+    read_shape = read_shape.change_learning(objective=shape.learns.objective)  # a folder names only its class
     if read_shape != shape or missing:
         raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
     found = {"Cloze": _compute_our_logits(read_shape, read_state, batch)}
     objective = find_objective(shape)
-    if is_theirs(shape) and (model := _load_theirs(folder, objective.architecture(shape))) is not None:
+    if is_theirs(shape) and (model := _load_theirs(folder, name_class(shape))) is not None:
         found["transformers"] = _compute_their_logits(model, objective, batch)
     return [(reader, _compare_logits(folder, reader, wanted, logits)) for reader, logits in found.items()]
 
@@ -61,7 +60,7 @@ def verify_fine_tuned(
         if (read_shape, read_head) != (shape, head):
             raise UserError(f"{folder}: not exported: {read_shape}, {read_head} were read back; wanted {shape}, {head}")
         found = {"Cloze": {head.kind: logits_of(read_shape, read_head, read_state, batch)}}
-        if is_theirs(shape, head) and (model := _load_theirs(folder, head.architecture)) is not None:
+        if is_theirs(shape, head) and (model := _load_theirs(folder, name_class(shape, head))) is not None:
             found["transformers"] = {head.kind: _compute_their_task_logits(model, head, batch)}
     return [(reader, _compare_logits(folder, reader, wanted, logits)) for reader, logits in found.items()]
 

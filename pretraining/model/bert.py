@@ -1,20 +1,91 @@
-"""BERT for pre-training: the encoder, and the heads of an objective.
+"""The modules of BERT: embeddings, layers and heads.
 
-n pieces, s sequences, m predicted positions, H hidden. The heads compute on the m or s hidden states that they need.
+n pieces, m predicted positions, H hidden.
 """
 
 from __future__ import annotations
-
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretraining.model.batch import PretrainingBatch
-from pretraining.model.encoder import Encoder, Linear
-from pretraining.model.fused import gelu, log_probabilities, loss_in_chunks, masked_loss
+from pretraining.model.attention import Layout
+from pretraining.model.batch import Batch
+from pretraining.model.encoder import AddAndNorm, Embeddings, FirstLinear, LayerDropouts, Linear, LookupTable
+from pretraining.model.fused import Dropout, drop, embed, gelu, log_probabilities, loss_in_chunks, masked_loss
 from pretraining.model.shape import Shape
+
+
+class BertEmbeddings(Embeddings):
+    """The normalised sum of the embeddings of pieces, positions and segments."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.word = LookupTable(shape.padded_vocabulary, shape.hidden)
+        self.position = LookupTable(shape.positions, shape.hidden)
+        self.segment = LookupTable(shape.segments, shape.hidden)
+        self.tells_segments = shape.segments > 1
+        self.norm = nn.LayerNorm(shape.hidden, shape.epsilon)
+
+    def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
+        segments = batch.segments if self.tells_segments else torch.zeros_like(batch.segments)
+        ids = (batch.pieces, batch.positions, segments)
+        total = embed(self.word.weight, self.position.weight, self.segment.weight, ids)
+        return drop(self.norm(total), dropout)
+
+
+class Attention(nn.Module):
+    """Attention of every piece to the pieces of its sequence."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = FirstLinear(shape.hidden, 3 * shape.hidden)
+        self.output = Linear(shape.hidden, shape.hidden)
+        self.norm = AddAndNorm(shape.hidden, shape.epsilon)
+
+    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None) -> Tensor:
+        attends_sums = layout.attends_sums(x)
+        qkv, past = self.qkv(x, attends_sums is not None)
+        context = (attends_sums or layout.attend)(qkv, self.qkv.bias, self.heads, dropouts.attention)
+        if chosen is not None:
+            context, past = context.index_select(0, chosen), past.index_select(0, chosen)
+        return self.norm(self.output(context), self.output.bias, past, dropouts.context)
+
+
+class FeedForward(nn.Module):
+    """The feed-forward block: transforms every piece by itself, through a wider layer."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.inner = FirstLinear(shape.hidden, shape.intermediate)
+        self.output = Linear(shape.intermediate, shape.hidden)
+        self.norm = AddAndNorm(shape.hidden, shape.epsilon)
+
+    def forward(self, x: Tensor, dropout: Dropout) -> Tensor:
+        inner, past = self.inner(x)
+        inner = gelu(inner, self.inner.bias)
+        return self.norm(self.output(inner), self.output.bias, past, dropout)
+
+
+class Layer(nn.Module):
+    """One layer of the encoder: attention, then feed-forward."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.attention = Attention(shape)
+        self.feed_forward = FeedForward(shape)
+
+    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts) -> Tensor:
+        return self.feed_forward(self.attention(x, layout, dropouts), dropouts.feed_forward)
+
+
+class FinalLayer(Layer):
+    """The last layer, which may compute only some rows after attention. It has a `forward` of its own, so that
+    torch.compile counts its compilations separately."""
+
+    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None) -> Tensor:
+        return self.feed_forward(self.attention(x, layout, dropouts, chosen), dropouts.feed_forward)
 
 
 class PieceHead(nn.Module):
@@ -46,33 +117,11 @@ class PieceHead(nn.Module):
         return masked_loss(*inputs) if self.at_once is None else loss_in_chunks(*inputs, self.at_once)
 
 
-class ObjectiveOfModel(Protocol):
-    """The methods of an objective that a model calls."""
+class Pooler(nn.Linear):
+    """Transforms the states of the pieces that stand for their sequences."""
 
-    def build(self, shape: Shape) -> dict[str, nn.Module]: ...
+    def __init__(self, hidden: int):
+        super().__init__(hidden, hidden)
 
-    def needed_pieces(self, model: Bert, batch: PretrainingBatch) -> Tensor: ...
-
-    def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Any: ...
-
-
-class Bert(Encoder):
-    """The encoder with the heads of an objective."""
-
-    def __init__(self, shape: Shape, objective: ObjectiveOfModel, recompute: bool = False):
-        super().__init__(shape, recompute)
-        self.objective = objective
-        for name, head in objective.build(shape).items():
-            self.add_module(name, head)
-
-    def head(self, name: str) -> Any:
-        """Returns the head of this name."""
-        return self.get_submodule(name)
-
-    def forward(self, batch: PretrainingBatch) -> Any:
-        """Returns the sums over the batch that the objective computes, as a named tuple."""
-        return self.objective.losses(self, self.states_for_heads(batch), batch)
-
-    def states_for_heads(self, batch: PretrainingBatch) -> Tensor:
-        """Computes only the hidden states that the heads of the objective need."""
-        return self.encode(batch, self.objective.needed_pieces(self, batch))
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).tanh()

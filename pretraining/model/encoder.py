@@ -1,4 +1,5 @@
-"""BERT's encoder, on sequences laid one after another without padding.
+"""The encoder of any architecture, on sequences laid one after another without padding, and the model that learns
+an objective.
 
 n pieces, s sequences, H hidden. Linear layers and norms compute on the n pieces, and in bf16 on a CPU on some rows of
 zeros too.
@@ -6,9 +7,10 @@ zeros too.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,13 +21,12 @@ from torch.utils.checkpoint import checkpoint
 from data_prep.common.errors import UserError
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, Padded, lay_out
-from pretraining.model.batch import Batch
-from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, make_row_keys
+from pretraining.model.batch import Batch, PretrainingBatch
+from pretraining.model.fused import Dropout, add_and_norm, make_row_keys
 from pretraining.model.products import multiply, multiply_and_pass
-from pretraining.model.shape import Shape
+from pretraining.model.shape import BIAS, HEAD, NORM, Role, Shape
 
 AnyEncoder = TypeVar("AnyEncoder", bound="Encoder")
-INITIAL_RANGE = 0.02
 SITES = 4
 """The most places of a layer that apply dropout: their masks must differ."""
 
@@ -92,75 +93,14 @@ class LookupTable(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The normalised sum of the embeddings of pieces, positions and segments."""
+    """The base class of the embeddings of an architecture."""
 
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.word = LookupTable(shape.padded_vocabulary, shape.hidden)
-        self.position = LookupTable(shape.positions, shape.hidden)
-        self.segment = LookupTable(shape.segments, shape.hidden)
-        self.tells_segments = shape.segments > 1
-        self.norm = nn.LayerNorm(shape.hidden, shape.epsilon)
+    word: LookupTable
+    """of pieces; heads that predict pieces use it as their decoder"""
 
     def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
-        segments = batch.segments if self.tells_segments else torch.zeros_like(batch.segments)
-        ids = (batch.pieces, batch.positions, segments)
-        total = embed(self.word.weight, self.position.weight, self.segment.weight, ids)
-        return drop(self.norm(total), dropout)
-
-
-class Attention(nn.Module):
-    """Attention of every piece to the pieces of its sequence."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.heads = shape.heads
-        self.qkv = FirstLinear(shape.hidden, 3 * shape.hidden)
-        self.output = Linear(shape.hidden, shape.hidden)
-        self.norm = AddAndNorm(shape.hidden, shape.epsilon)
-
-    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None) -> Tensor:
-        attends_sums = layout.attends_sums(x)
-        qkv, past = self.qkv(x, attends_sums is not None)
-        context = (attends_sums or layout.attend)(qkv, self.qkv.bias, self.heads, dropouts.attention)
-        if chosen is not None:
-            context, past = context.index_select(0, chosen), past.index_select(0, chosen)
-        return self.norm(self.output(context), self.output.bias, past, dropouts.context)
-
-
-class FeedForward(nn.Module):
-    """The feed-forward block: transforms every piece by itself, through a wider layer."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.inner = FirstLinear(shape.hidden, shape.intermediate)
-        self.output = Linear(shape.intermediate, shape.hidden)
-        self.norm = AddAndNorm(shape.hidden, shape.epsilon)
-
-    def forward(self, x: Tensor, dropout: Dropout) -> Tensor:
-        inner, past = self.inner(x)
-        inner = gelu(inner, self.inner.bias)
-        return self.norm(self.output(inner), self.output.bias, past, dropout)
-
-
-class Layer(nn.Module):
-    """One layer of the encoder: attention, then feed-forward."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.attention = Attention(shape)
-        self.feed_forward = FeedForward(shape)
-
-    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts) -> Tensor:
-        return self.feed_forward(self.attention(x, layout, dropouts), dropouts.feed_forward)
-
-
-class FinalLayer(Layer):
-    """The last layer, which may compute only some rows after attention. It has a `forward` of its own, so that
-    torch.compile counts its compilations separately."""
-
-    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None) -> Tensor:
-        return self.feed_forward(self.attention(x, layout, dropouts, chosen), dropouts.feed_forward)
+        """Computes the input of the first layer, (n, H)."""
+        raise NotImplementedError
 
 
 def require_own_masks(hidden: Dropout, attention: Dropout, layout: Layout) -> None:
@@ -184,35 +124,71 @@ class Trainable(nn.Module):
     def compile_layers(self) -> None:
         """Compiles parts of the model by torch.compile; by default none."""
 
-    @staticmethod
-    def fused_parts(name: str) -> int:
-        """The number of parameters of the paper that are joined in the parameter of this name: three in `qkv`."""
-        return 3 if ".qkv." in name else 1
+    def declared_roles(self) -> Mapping[str, Role]:
+        """Returns the declared roles of weights, by their names; by default none."""
+        return {}
+
+    def roles(self) -> dict[str, Role]:
+        """Returns the roles of all weights, by their names. What no architecture declares is the weight of a head, a
+        norm or a bias, by the module that it is in."""
+        declared, roles = self.declared_roles(), {}
+        for prefix, module in self.named_modules():
+            for own, _ in module.named_parameters(prefix, recurse=False):
+                usual = NORM if isinstance(module, nn.LayerNorm) else HEAD
+                usual = BIAS if own.rpartition(".")[2].startswith("bias") else usual
+                roles[own] = declared.get(own, usual)
+        return roles
+
+
+class WeightOfModel(Protocol):
+    """The facts of a declared weight that a model asks for."""
+
+    @property
+    def ours(self) -> str: ...
+
+    @property
+    def role(self) -> Role: ...
+
+
+class ArchitectureOfModel(Protocol):
+    """The methods of an architecture that a model calls."""
+
+    def build(self, shape: Shape) -> tuple[Embeddings, list[nn.Module]]: ...
+
+    def weights(self, shape: Shape) -> Sequence[WeightOfModel]: ...
+
+    def heads(self, shape: Shape) -> Mapping[str, Sequence[WeightOfModel]]: ...
 
 
 class Encoder(Trainable):
-    """BERT's encoder: embeddings and layers. Models with heads derive from it."""
+    """Embeddings and layers of an architecture. Models with heads derive from it."""
 
-    def __init__(self, shape: Shape, recompute: bool = False):
+    def __init__(self, shape: Shape, architecture: ArchitectureOfModel, recompute: bool = False):
         """`recompute`: the backward pass computes each layer again instead of saving its activations."""
         super().__init__(shape)
-        self.recompute = recompute
-        self.embeddings = Embeddings(shape)
-        self.layers = nn.ModuleList([*(Layer(shape) for _ in range(shape.layers - 1)), FinalLayer(shape)])
+        self.architecture, self.recompute = architecture, recompute
+        self.embeddings, layers = architecture.build(shape)
+        self.layers = nn.ModuleList(layers)
         self.compiled = False
+
+    def declared_roles(self) -> Mapping[str, Role]:
+        heads = self.architecture.heads(self.shape).values()
+        declared = [*self.architecture.weights(self.shape), *itertools.chain.from_iterable(heads)]
+        return {weight.ours: weight.role for weight in declared}
 
     def initialize(self: AnyEncoder, seed: int) -> AnyEncoder:
         """Draws weights from a normal distribution cut at two standard deviations. All ranks draw the same for a seed;
         a GPU draws others than a CPU."""
         generator = torch.Generator(next(self.parameters()).device).manual_seed(seed)
+        roles = self.roles()
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
+            kind, _, spread = roles[name]
+            if kind == "bias":
                 nn.init.zeros_(parameter)
-            elif "norm" in name:
+            elif kind == "norm":
                 nn.init.ones_(parameter)
             else:
-                cut = 2 * INITIAL_RANGE
-                nn.init.trunc_normal_(parameter, std=INITIAL_RANGE, a=-cut, b=cut, generator=generator)
+                nn.init.trunc_normal_(parameter, std=spread, a=-2 * spread, b=2 * spread, generator=generator)
         with torch.no_grad():
             self.embeddings.word.weight[self.shape.vocabulary :] = 0
         return self
@@ -234,7 +210,7 @@ class Encoder(Trainable):
         """
         if chosen is None:
             return self.restore_order(deque(self._states(self.orient(batch)), maxlen=1)[0], batch)
-        places = batch.reverse_places()[chosen] if self.shape.sees == "after" else chosen
+        places = batch.reverse_places()[chosen] if self.shape.learns.sees == "after" else chosen
         return deque(self._states(self.orient(batch), places), maxlen=1)[0]
 
     def encode_layers(self, batch: Batch) -> Iterator[Tensor]:
@@ -244,11 +220,11 @@ class Encoder(Trainable):
     def orient(self, batch: Batch) -> Batch:
         """Orients a batch for the layers: where a piece sees those after it, sequences are reversed, so that attention
         has to support one direction only."""
-        return batch.reverse() if self.shape.sees == "after" else batch
+        return batch.reverse() if self.shape.learns.sees == "after" else batch
 
     def restore_order(self, x: Tensor, batch: Batch) -> Tensor:
         """Restores the order of the text in hidden states of the layers."""
-        return x.index_select(0, batch.reverse_places()) if self.shape.sees == "after" else x
+        return x.index_select(0, batch.reverse_places()) if self.shape.learns.sees == "after" else x
 
     def _states(self, batch: Batch, chosen: Tensor | None = None) -> Iterator[Tensor]:
         """Yields the hidden states of an oriented batch, layer by layer; of the last layer, only those at `chosen`."""
@@ -295,7 +271,7 @@ class Encoder(Trainable):
     def sequence_places(self, batch: Batch) -> Tensor:
         """Finds the places of the pieces that stand for their sequences, (s,) int64: those that see all of it. That is
         [CLS], or the last piece where a piece sees only those before it."""
-        return (batch.starts[1:] - 1 if self.shape.sees == "before" else batch.starts[:-1]).long()
+        return (batch.starts[1:] - 1 if self.shape.learns.sees == "before" else batch.starts[:-1]).long()
 
     def make_dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
         """Makes the dropouts of hidden states and of the probabilities of attention.
@@ -312,3 +288,37 @@ class Encoder(Trainable):
             longest = max(batch.lengths)
             keys = gpu.make_row_keys(self.dropout_seed, batch.examples, batch.positions, batch.starts, longest)
         return Dropout(hidden, keys), Dropout(attention, keys)
+
+
+class ObjectiveOfModel(Protocol):
+    """The methods of an objective that a model calls."""
+
+    def build(self, shape: Shape) -> dict[str, nn.Module]: ...
+
+    def needed_pieces(self, model: PretrainingModel, batch: PretrainingBatch) -> Tensor: ...
+
+    def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> Any: ...
+
+
+class PretrainingModel(Encoder):
+    """The encoder with the heads of an objective."""
+
+    def __init__(
+        self, shape: Shape, architecture: ArchitectureOfModel, objective: ObjectiveOfModel, recompute: bool = False
+    ):
+        super().__init__(shape, architecture, recompute)
+        self.objective = objective
+        for name, head in objective.build(shape).items():
+            self.add_module(name, head)
+
+    def head(self, name: str) -> Any:
+        """Returns the head of this name."""
+        return self.get_submodule(name)
+
+    def forward(self, batch: PretrainingBatch) -> Any:
+        """Returns the sums over the batch that the objective computes, as a named tuple."""
+        return self.objective.losses(self, self.states_for_heads(batch), batch)
+
+    def states_for_heads(self, batch: PretrainingBatch) -> Tensor:
+        """Computes only the hidden states that the heads of the objective need."""
+        return self.encode(batch, self.objective.needed_pieces(self, batch))

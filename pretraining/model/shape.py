@@ -1,19 +1,10 @@
-"""The sizes of an encoder, the number of its parameters, and its arithmetic operations."""
+"""The sizes of an encoder, what it learns by, and the roles of its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-SIZES = {  # layers, hidden
-    "tiny": (2, 128),
-    "mini": (4, 256),
-    "small": (4, 512),
-    "medium": (8, 512),
-    "base": (12, 768),
-    "large": (24, 1024),
-}
 VOCABULARY_MULTIPLE = 64
 """The rows of the word embeddings are padded to a multiple of this, since products over odd sizes are slow; exports are
 not padded."""
@@ -21,15 +12,31 @@ DROPOUT = ("dropout", "attention_dropout")
 """The fields of a shape that weights do not depend on."""
 PIECE_HEAD = "masked_head"
 """The name of the head that predicts pieces, in models and in stored weights."""
-OBJECTIVE = "mlm"
-"""The default objective."""
+ARCHITECTURE, OBJECTIVE = "bert", "mlm"
+"""The default architecture and objective."""
 Sees = Literal["both", "before", "after"]
 """Which pieces a piece sees besides itself: all of its sequence, those before it, or those after it."""
+SIDES: dict[Sees, str] = {"both": "all others", "before": "those before it", "after": "those after it"}
+"""How messages name the pieces that a piece attends to."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a model learns by, which decides its heads and the direction of its attention."""
+
+    objective: str = OBJECTIVE
+    """the objective of pre-training"""
+    pairs: bool = True
+    """whether it has the heads that only pairs of segments train"""
+    sees: Sees = "both"
+    """which pieces a piece sees besides itself. A piece that sees all of a sequence stands for it: the last one for
+    "before", otherwise the first"""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of an encoder and the heads that it has."""
+    """The architecture and the sizes of an encoder, and what it learns by. Architectures with sizes of their own derive
+    from it."""
 
     layers: int
     hidden: int
@@ -44,53 +51,57 @@ class Shape:
     attention_dropout: float = 0.1
     epsilon: float = 1e-12
     """added to the variance in layer norms"""
-    objective: str = OBJECTIVE
-    """the objective of pre-training, which decides its heads"""
-    pairs: bool = True
-    """whether it has the heads that only pairs of segments train"""
-    sees: Sees = "both"
-    """which pieces a piece sees besides itself. A piece that sees all of a sequence stands for it: the last one for
-    "before", otherwise the first"""
-
-    @classmethod
-    def from_size(cls, size: str, vocabulary: int) -> Shape:
-        """Makes one of the published sizes."""
-        layers, hidden = SIZES[size]
-        return cls(layers, hidden, heads=hidden // 64, intermediate=4 * hidden, vocabulary=vocabulary)
+    architecture: str = ARCHITECTURE
+    learns: Learning = Learning()
 
     @property
     def encoder(self) -> Shape:
         """The shape of the encoder without heads, whatever its objective was."""
-        return replace(self, objective=OBJECTIVE, pairs=False)
+        return replace(self, learns=Learning(pairs=False, sees=self.learns.sees))
+
+    def change_learning(self, **changes: Any) -> Shape:
+        """Returns this shape with other values of what it learns by."""
+        return replace(self, learns=replace(self.learns, **changes))
 
     def differences(self, other: Shape) -> list[tuple[str, Any, Any]]:
-        """Lists the fields that differ between two shapes and decide whether weights fit: name, value here, value
-        there."""
-        names = [field.name for field in fields(self) if field.name not in DROPOUT]
-        values = [(name, getattr(self, name), getattr(other, name)) for name in names]
-        return [(name, here, there) for name, here, there in values if here != there]
+        """Lists the values that differ between two shapes and decide whether weights fit: name, value here, value
+        there; a value that one architecture lacks is None."""
+        ours, theirs = self.values(), other.values()
+        names = [name for name in {**ours, **theirs} if name not in DROPOUT]
+        return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
+
+    def values(self) -> dict[str, Any]:
+        """Returns all values by name, as checkpoints store them: those of `learns` among them, and the architecture
+        only if it is another than the default."""
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        learns, architecture = content.pop("learns"), content.pop("architecture")
+        return content | vars(learns) | ({} if architecture == ARCHITECTURE else {"architecture": architecture})
 
     @property
     def one_way(self) -> bool:
         """Whether a piece sees only itself and the pieces on one side of it."""
-        return self.sees != "both"
+        return self.learns.sees != "both"
 
     @property
     def padded_vocabulary(self) -> int:
         return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
-    @property
-    def encoder_parameters(self) -> int:
-        """The number of parameters without heads and without the padding of the vocabulary."""
-        h, i = self.hidden, self.intermediate
-        embeddings = (self.vocabulary + self.positions + self.segments) * h + 2 * h
-        layer = 4 * (h * h + h) + (h * i + i) + (i * h + h) + 4 * h
-        return embeddings + self.layers * layer
 
-    def count_encoder_flops(self, lengths: Sequence[int]) -> float:
-        """Counts the useful operations of the layers, forward: linear layers, and attention over the pieces that are
-        seen."""
-        h = self.hidden
-        linear = 2 * (4 * h * h + 2 * h * self.intermediate) * sum(lengths)
-        seen = sum(length * (length + 1) / 2 if self.one_way else length * length for length in lengths)
-        return self.layers * (linear + 4 * h * seen)
+class Role(NamedTuple):
+    """The role of a weight, which optimizers and the draw of initial weights ask for."""
+
+    kind: Literal["matrix", "table", "head", "norm", "bias"]
+    """a matrix of a layer, a table of embeddings, a matrix of a head, the factors of a norm, or a bias"""
+    parts: int = 1
+    """number of weights of the paper that are joined in it, row after row"""
+    initial_range: float = 0.02
+    """standard deviation of its initial values; norms begin with ones, biases with zeros"""
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay falls on it."""
+        return self.kind not in ("norm", "bias")
+
+
+MATRIX, TABLE, HEAD, NORM, BIAS = (Role(kind) for kind in ("matrix", "table", "head", "norm", "bias"))
+"""The usual role of each kind."""

@@ -17,17 +17,13 @@ short, the data and the heads of `ltr.py` are:
             return pack(rows, text, chosen, text[chosen + 1])
 
         def heads(self, shape):
-            return {"masked_head": "language head"}
+            return {"masked_head": "language head"}    # which every architecture has
 
-        def build(self, shape):
-            return {"masked_head": PieceHead(shape, self.logits_at_once)}
-
-Loss, figures, operations and the class of its export follow, see `mlm.py`. The file ends with `OBJECTIVE =
-LeftToRight()`. `make recipes-page` then writes its name into docs/recipes.md. To be exported, a head that a class of
-transformers has too must have its name in `huggingface/weights.py`, such as `masked_head` for the head that predicts
-pieces. Settings of its own are a class that derives from `ObjectiveSettings`, as in `mlm.py`; methods read them from
-`self.settings`, which has the defaults where there is no recipe. Nothing here loads PyTorch: heads are modules of
-`model/`, which methods import.
+Loss, figures and the class of its export follow, see `mlm.py`. The file ends with `OBJECTIVE = LeftToRight()`. `make
+recipes-page` then writes its name into docs/recipes.md. A head that is exported must be one that the architecture
+declares, as `masked_head`, which predicts pieces; `build` makes other heads too. Settings of its own are a class that
+derives from `ObjectiveSettings`, as in `mlm.py`; methods read them from `self.settings`, which has the defaults where
+there is no recipe. Nothing here loads PyTorch: heads are modules of `model/`, which methods import.
 """
 
 from __future__ import annotations
@@ -40,14 +36,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import NamedSection, declared_in, foreign_values, joined_settings
-from pretraining.model.shape import OBJECTIVE, Sees, Shape
+from pretraining.architectures.declaration import (
+    count_encoder_flops,
+    count_encoder_parameters,
+    count_head_products,
+    find_architecture,
+)
+from pretraining.architectures.weights import Weight, count_parameters, count_products
+from pretraining.model.shape import OBJECTIVE, PIECE_HEAD, Learning, Sees, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from data_prep.shards import Manifest
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-    from pretraining.model.bert import Bert
+    from pretraining.model.encoder import PretrainingModel
     from pretraining.model.rows import Draw, Rows
 
 COUNTS = ("predictions", "sequences")
@@ -85,7 +88,7 @@ class ObjectiveSettings(NamedSection):
 
 
 class Objective(ABC):
-    """The declaration of an objective. `shape.pairs` says whether the model learns from pairs of segments."""
+    """The declaration of an objective. `shape.learns.pairs` says whether the model learns from pairs of segments."""
 
     settings_type: ClassVar[type[ObjectiveSettings]] = ObjectiveSettings
     """the settings of all objectives, and its own"""
@@ -127,6 +130,10 @@ class Objective(ABC):
 
     # Its data.
 
+    def learning(self, has_pairs: bool) -> Learning:
+        """Returns what a model learns by from data that has pairs or not."""
+        return Learning(self.settings.name, has_pairs and self.pairs != "unused", self.sees)
+
     @property
     def pairs(self) -> Literal["needed", "used", "unused"]:
         """Whether it learns from pairs of segments: always, where the data has them, or never."""
@@ -149,21 +156,29 @@ class Objective(ABC):
     def heads(self, shape: Shape) -> dict[str, str]:
         """Returns the names of the modules that it adds to an encoder, in order, with their display names."""
 
-    @abstractmethod
     def build(self, shape: Shape) -> dict[str, nn.Module]:
-        """Makes the heads, by their names."""
+        """Makes the heads, by their names: by default those of the architecture."""
+        build = find_architecture(shape.architecture).build_head
+        return {name: build(name, shape, self.logits_at_once) for name in self.heads(shape)}
 
     def parameters(self, shape: Shape) -> int:
-        """Counts the parameters of the heads, by default of a `PieceHead`, without those that pad the vocabulary."""
-        h = shape.hidden
-        return h * h + h + 2 * h + shape.vocabulary
+        """Counts the parameters of the heads, by default those that the architecture declares, without those that pad
+        the vocabulary."""
+        return sum(count_parameters(weights) for weights in self._declared_heads(shape).values())
 
-    def flops(self, shape: Shape, sequences: int, predictions: float) -> float:  # noqa: ARG002
-        """Counts the useful operations of the heads, by default of a `PieceHead`, forward: only matrix products."""
-        h = shape.hidden
-        return 2 * (h * h + h * shape.vocabulary) * predictions
+    def flops(self, shape: Shape, sequences: int, predictions: float) -> float:
+        """Counts the useful operations of the heads that the architecture declares, forward: only matrix products."""
+        total = 0.0
+        for name, weights in self._declared_heads(shape).items():
+            pieces = name == PIECE_HEAD
+            total += predictions * count_head_products(shape) if pieces else sequences * count_products(weights)
+        return total
 
-    def needed_pieces(self, model: Bert, batch: PretrainingBatch) -> Tensor:  # noqa: ARG002
+    def _declared_heads(self, shape: Shape) -> dict[str, list[Weight]]:
+        declared = find_architecture(shape.architecture).heads(shape)
+        return {name: declared[name] for name in self.heads(shape) if name in declared}
+
+    def needed_pieces(self, model: PretrainingModel, batch: PretrainingBatch) -> Tensor:  # noqa: ARG002
         """Returns the places of the pieces whose last hidden states the heads need, (k,) int64; first those of
         predictions."""
         return batch.chosen
@@ -173,7 +188,7 @@ class Objective(ABC):
         return predictions
 
     @abstractmethod
-    def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Any:
+    def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> Any:
         """Computes the sums over a batch for losses and figures, as a named tuple, from the states of
         `needed_pieces`."""
 
@@ -209,16 +224,12 @@ class Objective(ABC):
 
     # Its export.
 
-    @abstractmethod
-    def architecture(self, shape: Shape) -> str:
-        """Returns the class of transformers that has the same heads."""
-
     def exported_heads(self, shape: Shape) -> Sequence[str]:
-        """Lists the heads that this class has too; the others are left out of an export."""
+        """Lists the heads that a class of transformers has too; the others are left out of an export."""
         return list(self.heads(shape))
 
     @abstractmethod
-    def logits(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
+    def logits(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
         """Computes the logits of the exported heads by display names, from the states of `needed_pieces`."""
 
     @abstractmethod
@@ -231,7 +242,7 @@ class Objective(ABC):
         """Describes its heads for the model card and messages: an encoder with its …"""
 
     def auto_class(self, shape: Shape) -> str:  # noqa: ARG002
-        """Returns the class of transformers by which the model card loads all exported heads."""
+        """Returns the AutoModel class of transformers that loads all exported heads."""
         return self.loads_as
 
     def loading_remark(self, shape: Shape) -> str | None:  # noqa: ARG002
@@ -247,7 +258,7 @@ def objectives() -> dict[str, Objective]:
 
 def find_objective(shape: Shape) -> Objective:
     """Finds the objective of a shape, with its default settings."""
-    return _find_by_name(shape.objective)
+    return _find_by_name(shape.learns.objective)
 
 
 def configure_objective(settings: ObjectiveSettings) -> Objective:
@@ -286,16 +297,16 @@ def list_heads() -> dict[str, str]:
     return {name: called for kind in objectives().values() for name, called in kind.heads(any_shape).items()}
 
 
-def build_model(shape: Shape, recompute: bool = False) -> Bert:
+def build_model(shape: Shape, recompute: bool = False) -> PretrainingModel:
     """Makes a model with the heads of its objective; `recompute` is that of `Encoder`."""
-    from pretraining.model.bert import Bert
+    from pretraining.model.encoder import PretrainingModel
 
-    return Bert(shape, find_objective(shape), recompute)
+    return PretrainingModel(shape, find_architecture(shape.architecture), find_objective(shape), recompute)
 
 
 def num_parameters(shape: Shape) -> int:
     """Counts the parameters of a model with its heads, without those that pad the vocabulary."""
-    return shape.encoder_parameters + find_objective(shape).parameters(shape)
+    return count_encoder_parameters(shape) + find_objective(shape).parameters(shape)
 
 
 def count_step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
@@ -304,15 +315,15 @@ def count_step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -
     As usual, these are the multiplications and additions of matrix products: linear layers, attention over real pieces,
     and the heads on the predicted positions.
     """
-    return 3.0 * (shape.count_encoder_flops(lengths) + find_objective(shape).flops(shape, len(lengths), predictions))
+    return 3.0 * (count_encoder_flops(shape, lengths) + find_objective(shape).flops(shape, len(lengths), predictions))
 
 
 def count_computed_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
     """Counts the operations of `count_step_flops` that are computed: after its attention, the last layer computes only
     the pieces that the heads need."""
-    h = shape.hidden
+    _, behind = find_architecture(shape.architecture).count_products(shape)
     unseen = sum(lengths) - find_objective(shape).num_needed(shape, len(lengths), predictions)
-    return count_step_flops(shape, lengths, predictions) - 3.0 * 2 * (h * h + 2 * h * shape.intermediate) * unseen
+    return count_step_flops(shape, lengths, predictions) - 3.0 * behind * unseen
 
 
 def list_loss_curves() -> dict[str, str]:

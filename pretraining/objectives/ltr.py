@@ -14,11 +14,11 @@ from pretraining.model.shape import PIECE_HEAD, Sees, Shape
 from pretraining.objectives.declaration import Figure, Objective
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from data_prep.common.arrays import Array
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-    from pretraining.model.bert import Bert
+    from pretraining.model.encoder import PretrainingModel
     from pretraining.model.rows import Draw, Rows
 
 
@@ -65,12 +65,7 @@ class LeftToRight(Objective):
     def heads(self, shape: Shape) -> dict[str, str]:  # noqa: ARG002
         return {PIECE_HEAD: "language head"}
 
-    def build(self, shape: Shape) -> dict[str, nn.Module]:
-        from pretraining.model.bert import PieceHead
-
-        return {PIECE_HEAD: PieceHead(shape, self.logits_at_once)}
-
-    def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> PieceLosses:
+    def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> PieceLosses:
         return PieceLosses(*model.head(PIECE_HEAD)(seen, model.embeddings.word.weight, batch.labels))
 
     def sums(self, shape: Shape) -> tuple[str, ...]:  # noqa: ARG002
@@ -92,10 +87,7 @@ class LeftToRight(Objective):
             parts.append(f"perplexity {figures['perplexity']:.2f}")
         return parts
 
-    def architecture(self, shape: Shape) -> str:  # noqa: ARG002
-        return "BertLMHeadModel"
-
-    def logits(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:  # noqa: ARG002
+    def logits(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:  # noqa: ARG002
         return {"language": model.head(PIECE_HEAD).logits(seen, model.embeddings.word.weight)}
 
     def pick_their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:

@@ -13,11 +13,11 @@ from pretraining.model.shape import PIECE_HEAD, Shape
 from pretraining.objectives.declaration import Figure, Objective, ObjectiveSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from data_prep.shards import Manifest
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-    from pretraining.model.bert import Bert
+    from pretraining.model.encoder import PretrainingModel
     from pretraining.model.rows import Draw, Rows
 
 
@@ -97,7 +97,7 @@ class MaskedPieces(Objective):
 
     def used_settings(self, shape: Shape) -> list[str]:
         unused = set() if self.is_dynamic else set(DYNAMIC)
-        if self.settings.next_sentences and not shape.pairs:  # the data decides
+        if self.settings.next_sentences and not shape.learns.pairs:  # the data decides
             unused.add("next_sentences")
         return [name for name in super().used_settings(shape) if name not in unused]
 
@@ -159,53 +159,34 @@ class MaskedPieces(Objective):
 
     def heads(self, shape: Shape) -> dict[str, str]:
         masked = {PIECE_HEAD: "masked head"}
-        return {"pooler": "pooler", **masked, "next_head": "next-sentence head"} if shape.pairs else masked
+        return {"pooler": "pooler", **masked, "next_head": "next-sentence head"} if shape.learns.pairs else masked
 
-    def build(self, shape: Shape) -> dict[str, nn.Module]:
-        from torch import nn
-
-        from pretraining.model.bert import PieceHead
-
-        if not shape.pairs:
-            return {PIECE_HEAD: PieceHead(shape)}
-        pooler, next_head = nn.Linear(shape.hidden, shape.hidden), nn.Linear(shape.hidden, 2)
-        return {"pooler": pooler, PIECE_HEAD: PieceHead(shape), "next_head": next_head}
-
-    def parameters(self, shape: Shape) -> int:
-        h = shape.hidden
-        return super().parameters(shape) + ((h * h + h) + (2 * h + 2) if shape.pairs else 0)
-
-    def flops(self, shape: Shape, sequences: int, predictions: float) -> float:
-        h = shape.hidden
-        masked = super().flops(shape, sequences, predictions)
-        return masked + (2 * (h * h + 2 * h) * sequences if shape.pairs else 0)
-
-    def needed_pieces(self, model: Bert, batch: PretrainingBatch) -> Tensor:
+    def needed_pieces(self, model: PretrainingModel, batch: PretrainingBatch) -> Tensor:
         import torch
 
-        return torch.cat([batch.chosen, model.sequence_places(batch)]) if model.shape.pairs else batch.chosen
+        return torch.cat([batch.chosen, model.sequence_places(batch)]) if model.shape.learns.pairs else batch.chosen
 
     def num_needed(self, shape: Shape, sequences: int, predictions: float) -> float:
-        return predictions + (sequences if shape.pairs else 0)
+        return predictions + (sequences if shape.learns.pairs else 0)
 
-    def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Losses | MaskedLosses:
+    def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> Losses | MaskedLosses:
         from torch.nn.functional import cross_entropy
 
         at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])
         masked, masked_correct = model.head(PIECE_HEAD)(at_masks, model.embeddings.word.weight, batch.labels)
-        if not model.shape.pairs:
+        if not model.shape.learns.pairs:
             return MaskedLosses(masked, masked_correct)
         logits = self._next_logits(model, of_sequences).float()
         next_sentence = cross_entropy(logits, batch.random_next, reduction="sum")
         next_correct = (logits.argmax(1) == batch.random_next).sum()
         return Losses(masked, next_sentence, masked_correct, next_correct, batch.random_next.sum())
 
-    def _next_logits(self, model: Bert, of_sequences: Tensor) -> Tensor:
-        logits: Tensor = model.head("next_head")(model.head("pooler")(of_sequences).tanh())
+    def _next_logits(self, model: PretrainingModel, of_sequences: Tensor) -> Tensor:
+        logits: Tensor = model.head("next_head")(model.head("pooler")(of_sequences))
         return logits
 
     def sums(self, shape: Shape) -> tuple[str, ...]:
-        return (Losses if shape.pairs else MaskedLosses)._fields
+        return (Losses if shape.learns.pairs else MaskedLosses)._fields
 
     def loss(self, losses: Losses | MaskedLosses, batches: PretrainingBatches) -> Tensor:
         masked = losses.masked / max(batches.predictions, 1)
@@ -238,7 +219,7 @@ class MaskedPieces(Objective):
 
     def note(self, shape: Shape) -> str | None:
         notes = []
-        if not shape.pairs:
+        if not shape.learns.pairs:
             why = "the data has no pairs" if self.settings.next_sentences else "next sentences are left out"
             notes.append(f"{why}: the model learns from masked pieces alone")
         if self.is_dynamic:
@@ -246,26 +227,25 @@ class MaskedPieces(Objective):
             notes.append(f"masks are drawn anew in every epoch, a share of {' to '.join(shares)} of the pieces")
         return "\n".join(notes) or None
 
-    def architecture(self, shape: Shape) -> str:
-        return "BertForPreTraining" if shape.pairs else "BertForMaskedLM"
-
-    def logits(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
+    def logits(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
         at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])
         masked = {"masked": model.head(PIECE_HEAD).logits(at_masks, model.embeddings.word.weight)}
-        return {**masked, "next-sentence": self._next_logits(model, of_sequences)} if model.shape.pairs else masked
+        return (
+            {**masked, "next-sentence": self._next_logits(model, of_sequences)} if model.shape.learns.pairs else masked
+        )
 
     def pick_their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
         masked, *others = output.to_tuple()
         return {"masked": masked[0, chosen], **dict(zip(["next-sentence"], others, strict=False))}
 
     def describe_heads(self, shape: Shape) -> str:
-        return "masked-language and next-sentence heads" if shape.pairs else "masked-language head"
+        return "masked-language and next-sentence heads" if shape.learns.pairs else "masked-language head"
 
     def auto_class(self, shape: Shape) -> str:
-        return "AutoModelForPreTraining" if shape.pairs else self.loads_as
+        return "AutoModelForPreTraining" if shape.learns.pairs else self.loads_as
 
     def loading_remark(self, shape: Shape) -> str | None:
-        if not shape.pairs:
+        if not shape.learns.pairs:
             return "There is no trained pooler: `AutoModel` draws one anew."
         return (
             "`AutoModel` and `AutoModelForMaskedLM` load parts of it; transformers then lists the weights of the other "

@@ -5,7 +5,7 @@
         state = ("average",)             # fp32 numbers for each weight
         traffic = 26                     # bytes through memory for each parameter
 
-        def update(self, name, weight, gradient, state, step, settings):
+        def update(self, role, weight, gradient, state, step, settings):
             change = state["average"].lerp(gradient, 1 - settings.betas[0]).sign_()
             state["average"].lerp_(gradient, 1 - settings.betas[1])
             return change
@@ -14,7 +14,7 @@
 
 is a whole `pretraining/optimizers/lion.py`, and no other code changes: recipes accept `optimizer.name = "lion"`,
 checkpoints keep its state, and `--check` counts it (`make recipes-page` writes its name into docs/recipes.md). `update`
-gets the name of every parameter, so that it can treat embeddings differently; with `whole_matrices = True` it gets
+gets the role of every weight, so that it can treat embeddings differently; with `whole_matrices = True` it gets
 whole matrices under every ZeRO stage, with query, key and value one by one, as in `muon.py`. Settings of its own are a
 class that derives from `OptimizerSettings`, as in `lamb.py`. Nothing here loads PyTorch: an optimizer that needs more
 than the methods of tensors has a file of the same name in `steps/`.
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from data_prep.common.sections import Fraction, NamedSection, declared_in, foreign_values, joined_settings
+from pretraining.model.shape import Role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +108,7 @@ class Optimizer(ABC):
 
     def update(
         self,
-        name: str,
+        role: Role,
         weight: Tensor,
         gradient: Tensor,
         state: Mapping[str, Tensor],
@@ -118,8 +119,8 @@ class Optimizer(ABC):
         place.
 
         With `whole_matrices` all tensors have the shape of the parameter, otherwise they are flat stretches of it.
-        `name` is that of the parameter: `embeddings.word.weight`, or `layers.0.attention.qkv.weight`, whose whole
-        matrices are query, key and value, one by one. The gradient is clipped already. `step` is a tensor on the device
+        `role` is that of the weight; of a weight with several parts, whole matrices are the parts one by one: query,
+        key and value. The gradient is clipped already. `step` is a tensor on the device
         of the weights, and counts from 1.
         """
         raise NotImplementedError

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from data_prep.common.sections import Fraction
+from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ class MuonDeclaration(Optimizer):
 
     def update(
         self,
-        name: str,
+        role: Role,
         weight: Tensor,
         gradient: Tensor,
         state: Mapping[str, Tensor],
         step: Tensor,
         settings: OptimizerSettings,
     ) -> Tensor:
-        if name.startswith("layers.") and weight.ndim == 2:
+        if role.kind == "matrix":
             beta = muon_settings(settings).momentum
             momentum = state["exp_avg"].lerp_(gradient, 1 - beta)
             ahead = gradient.lerp(momentum, beta)  # Nesterov's

@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pretraining.architectures.declaration import find_architecture
 from pretraining.config.settings import Dtype, Offload, list_divisors
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, num_parameters
@@ -148,19 +149,18 @@ def plan_activations(
     """
     size = 4 if dtype == "fp32" else 2
     pieces, h = sequences * length, shape.hidden
-    # a layer keeps: its input, q k v, attention's result, the sum before and the output of the first norm, the sum
-    # before the second, and the inner layer before and after GELU
-    behind = size * (3 * h + 2 * shape.intermediate) + (not by_kernels) * 2 * h  # attention, for each piece
-    layer = pieces * (5 * size * h + behind)
+    kept = find_architecture(shape.architecture).layer_memory(shape)
+    behind = size * kept.behind + (not by_kernels) * kept.masks
+    layer = pieces * (size * kept.before + behind)
     if predictions is None:
         predictions = find_objective(shape).predictions(length, PREDICTED_SHARE * length, HALF_WAY)
     if seen is None:
         seen = find_objective(shape).num_needed(shape, 1, predictions)
     # of the last layer, the states that the heads read: selected from its input and from attention's result, and beyond
-    last = pieces * 5 * size * h + sequences * seen * (2 * size * h + behind)
+    last = pieces * size * kept.before + sequences * seen * (size * kept.chosen + behind)
     if not fused_attention:
         layer, last = (each + pieces * size * shape.heads * length for each in (layer, last))
-    embeddings = pieces * (3 * size + (not by_kernels)) * h
+    embeddings = pieces * (size * kept.embeddings + (not by_kernels) * h)
     asked, at_once = sequences * predictions, find_objective(shape).logits_at_once
     in_place = by_kernels and dtype != "fp16"  # our kernels put the gradient of logits where these were
     heads = asked * 4 * size * h

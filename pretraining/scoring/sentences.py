@@ -26,9 +26,10 @@ from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Special, Vocabulary
 from pretraining.answering.serving import ServedEncoder
+from pretraining.architectures.declaration import count_encoder_flops, count_head_products, find_architecture
 from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import PretrainingBatch, pack
-from pretraining.model.bert import Bert
+from pretraining.model.encoder import PretrainingModel
 from pretraining.model.rows import Rows
 from pretraining.model.shape import PIECE_HEAD
 from pretraining.objectives.declaration import find_objective
@@ -93,7 +94,7 @@ def mask_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int
     return batch, sentence
 
 
-def make_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special) -> Question:
+def make_pass(model: PretrainingModel, sentences: Sentences, numbers: Array, special: Special) -> Question:
     """Makes a batch of sentences for a model of one direction, without predictions of [CLS] and [SEP]."""
     chosen = sentences.take(numbers)
     batch = find_objective(model.shape).batch(chosen.rows())
@@ -121,7 +122,7 @@ class SentenceCutter:
 class Scorer:
     """Scores sentences in fp32 by a pre-trained model, which it takes over."""
 
-    def __init__(self, model: Bert, vocabulary: Vocabulary, device: torch.device) -> None:
+    def __init__(self, model: PretrainingModel, vocabulary: Vocabulary, device: torch.device) -> None:
         require_pieces(model)
         self.model = model.float().to(device).eval().requires_grad_(False)
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
@@ -170,13 +171,13 @@ class Scorer:
         masked piece attends."""
         shape, sentences = self.model.shape, self.cut_texts([*dict.fromkeys(texts)])
         lengths = sentences.lengths[sentences.have_scores(self.longest)]
-        h, asked = shape.hidden, lengths - MARKS
-        head = 2.0 * (h * h + h * shape.vocabulary) * asked.sum()
+        kind, asked = find_architecture(shape.architecture), lengths - MARKS
+        head = asked.sum() * count_head_products(shape)
         if self._served is None:
-            return float(head + shape.count_encoder_flops(lengths.tolist()))
-        below = replace(shape, layers=shape.layers - 1).count_encoder_flops(np.repeat(lengths, asked).tolist())
-        last = 2.0 * (4 * h * h + 2 * h * shape.intermediate) * asked.sum()
-        return float(head + below + last + 4.0 * h * shape.heads * (asked * lengths).sum())
+            return float(head + count_encoder_flops(shape, lengths.tolist()))
+        below = count_encoder_flops(replace(shape, layers=shape.layers - 1), np.repeat(lengths, asked).tolist())
+        last = sum(kind.count_products(shape)) * asked.sum()
+        return float(head + below + last + 4.0 * shape.hidden * shape.heads * (asked * lengths).sum())
 
     @torch.inference_mode()
     def score_part(self, sentences: Sentences, part: Array) -> tuple[Array, Array]:
@@ -191,7 +192,7 @@ class Scorer:
         return numbers, found.double().cpu().numpy()
 
 
-def require_pieces(model: Bert) -> None:
+def require_pieces(model: PretrainingModel) -> None:
     """Raises UserError for a model that predicts no pieces."""
     objective = find_objective(model.shape)
     if PIECE_HEAD not in objective.heads(model.shape):

@@ -24,9 +24,9 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.model.batch import PretrainingBatch
-from pretraining.model.bert import Bert
+from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import COUNTS, Objective, find_objective
+from pretraining.objectives.declaration import COUNTS, Objective, build_model, find_objective
 
 PIECES = 1 << 13
 """Maximum number of pieces of a batch, with padding."""
@@ -147,14 +147,14 @@ def choose_length(manifest: Manifest, trained: int, folder: Path) -> int:
     return max([length for length in lengths if length <= trained], default=max(trained, SHORTEST))
 
 
-def fit_to_data(model: Bert, manifest: Manifest, folder: Path) -> tuple[Bert, list[str]]:
+def fit_to_data(model: PretrainingModel, manifest: Manifest, folder: Path) -> tuple[PretrainingModel, list[str]]:
     """Returns the model without heads that this data cannot score, and lines on them."""
     shape, objective = model.shape, find_objective(model.shape)
-    if not shape.pairs or manifest.has_pairs:
+    if not shape.learns.pairs or manifest.has_pairs:
         return model, []
     if objective.pairs == "needed":
         raise UserError(f"--data {folder}: has no pairs, and a model that {objective.learns} needs them")
-    without = Bert(replace(shape, pairs=False), objective)
+    without = build_model(shape.change_learning(pairs=False))
     wanted = without.state_dict().keys()
     without.load_state_dict({name: weight for name, weight in model.state_dict().items() if name in wanted})
     return without, [f"{folder} has no pairs: {objective.pairs_head} is not scored"]
@@ -164,7 +164,7 @@ class Bits:
     """Measures bits per character while a model scores batches, without special pieces, whose losses are computed once
     more from the same states."""
 
-    def __init__(self, model: Bert, objective: Objective, vocabulary: Vocabulary) -> None:
+    def __init__(self, model: PretrainingModel, objective: Objective, vocabulary: Vocabulary) -> None:
         self._model, self._objective = model, objective
         self._letters, self._special = np.array([*map(len, vocabulary.texts)]), vocabulary.special
         self._names = vocabulary.special_pieces

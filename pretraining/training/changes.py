@@ -73,7 +73,9 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
             then, now = (getattr(either.phases[run.state.phase], name) for either in (before, recipe))
             settings.append((f"phases.{run.state.phase}.{name}", then, now))
     if changes := select_different(settings):
-        by_data = shape.pairs != request.shape.pairs and before.objective == recipe.objective  # a fact of the data
+        by_data = (
+            shape.learns.pairs != request.shape.learns.pairs and before.objective == recipe.objective
+        )  # a fact of the data
         cure = _suggest_new_run(latest, request) if by_data else "give what was, or name a new folder"
         raise UserError(_write_message(f"{place}: cannot go on with this recipe", changes, cure))
     if branch is not None and run.state.phase >= len(recipe.phases):

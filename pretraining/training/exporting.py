@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +141,12 @@ def _read_transformers(source: Path) -> Exportable:
     shape, weights, missing = folders.read_folder(source)
     lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
     objective = find_objective(shape)
-    if {*lacking} & {*objective.exported_heads(replace(shape, pairs=False))}:
+    unpaired = shape.change_learning(pairs=False)
+    if {*lacking} & {*objective.exported_heads(unpaired)}:
         raise UserError(f"{source}: lacks {', '.join(lacking)}; only a model that {objective.learns} can be exported")
     left_out = []
     if lacking:
-        shape = replace(shape, pairs=False)
+        shape = unpaired
         weights, heads = select_heads(shape, weights)
         left_out += [f"{heads}, half of {objective.pairs_head}"] * bool(heads)
     if files := folders.list_sentence_files(source):
@@ -182,7 +183,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Exportable:
     run, shape = saved.run, saved.record.shape
     state = run.state
     if state.trained_segments == 1:
-        weights = repeat_segment(weights)
+        weights = repeat_segment(weights, shape)
     weights, unknown = select_heads(shape, weights)
     made = Provenance(
         run.data,

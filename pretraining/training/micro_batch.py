@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 
 import torch
@@ -143,7 +142,7 @@ class MicroBatches:
             "ranks": self._context.world.size,
             "devices": devices,
             "dtype": self._target.dtype,
-            "model": asdict(self._request.shape),
+            "model": self._request.shape.values(),
             "batch": phase.batch,
             "length": phase.length,
             "predictions": self._target.heaviest(phase).predictions,

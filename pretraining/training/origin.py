@@ -22,22 +22,18 @@ from pretraining.checkpoint.models import StoredModel, find_model_folder
 from pretraining.checkpoint.record import CheckpointRecord, list_finished, read_record
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.huggingface.folders import list_sentence_files
-from pretraining.huggingface.weights import PADDED, count_segments
-from pretraining.model.bert import Bert
-from pretraining.model.shape import Sees, Shape
+from pretraining.huggingface.weights import count_segments, list_row_names
+from pretraining.model.encoder import PretrainingModel
+from pretraining.model.shape import SIDES, Sees, Shape
 from pretraining.objectives.declaration import find_objective, list_heads
 from pretraining.training.skips import Skip
-
-POSITIONS = "embeddings.position.weight"
-SIDES: dict[Sees, str] = {"both": "all others", "before": "those before it", "after": "those after it"}
-"""How messages name the pieces that a piece attends to."""
 
 
 @dataclass(frozen=True)
 class StartingPoint:
     """Where a run begins or continues."""
 
-    model: Bert
+    model: PretrainingModel
     state: RunState
     """progress of the run, and what the weights were trained on before"""
     latest: Saved | None
@@ -122,7 +118,7 @@ def _read_newest(out: Path) -> CheckpointRecord | None:
 
 
 @torch.no_grad()
-def begin_with(model: Bert, state: RunState, origin: StoredModel, vocabulary: Vocabulary) -> str:
+def begin_with(model: PretrainingModel, state: RunState, origin: StoredModel, vocabulary: Vocabulary) -> str:
     """Copies the weights of a model into a new one, notes what they were trained on, and describes what is new.
 
     The embedding and the bias of a new piece are the means of those of the pieces that it replaces. New positions keep
@@ -130,22 +126,22 @@ def begin_with(model: Bert, state: RunState, origin: StoredModel, vocabulary: Vo
     """
     weights, fresh = origin.read_weights(), model.state_dict()
     state.trained_length, state.begun_positions = origin.trained, origin.known
-    state.trained_segments = max(state.trained_segments, count_segments(weights))
+    state.trained_segments = max(state.trained_segments, count_segments(weights, model.shape))
     new = origin.vocabulary.find_replaced(vocabulary.pieces[len(origin.vocabulary) :])
-    for name in PADDED:
+    for name in list_row_names(model.shape, "pieces"):
         if name in weights:
             weights[name] = extend_rows(weights[name], len(origin.vocabulary), new, len(fresh[name]))
-    positions = len(weights[POSITIONS])
-    weights[POSITIONS] = torch.cat([weights[POSITIONS], fresh[POSITIONS][positions:]])
+    for name in list_row_names(model.shape, "positions"):
+        weights[name] = torch.cat([weights[name], fresh[name][len(weights[name]) :]])
     known = {name: weight for name, weight in weights.items() if name in fresh}
     model.load_state_dict(fresh | known)
     called = {**list_heads(), **find_objective(model.shape).heads(model.shape)}
     anew = name_heads(fresh.keys() - weights.keys(), called)
-    if len(fresh[POSITIONS]) > positions:
-        anew.append(f"positions {positions:,} to {len(fresh[POSITIONS]) - 1:,}")
+    if model.shape.positions > origin.shape.positions and list_row_names(model.shape, "positions"):
+        anew.append(f"positions {origin.shape.positions:,} to {model.shape.positions - 1:,}")
     if new:
         anew.append(f"{len(new):,} pieces, each the mean of those that it replaces")
-    return describe_beginning(origin, model.shape.sees, anew, name_heads(weights.keys() - fresh.keys(), called))
+    return describe_beginning(origin, model.shape.learns.sees, anew, name_heads(weights.keys() - fresh.keys(), called))
 
 
 def extend_rows(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tensor:
@@ -175,8 +171,8 @@ def describe_beginning(origin: StoredModel, sees: Sees, anew: list[str], left: l
     if files := list_sentence_files(origin.folder):
         left = [*left, f"{', '.join(files)}, for vectors of sentences"]
     parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]
-    if shape.sees != sees:
-        parts += [f"a piece saw {SIDES[shape.sees]}, and from now on {SIDES[sees]}"]
+    if shape.learns.sees != sees:
+        parts += [f"a piece saw {SIDES[shape.learns.sees]}, and from now on {SIDES[sees]}"]
     if origin.trained < origin.known:
         parts += [f"positions {origin.trained:,} to {origin.known - 1:,} as they are, though its tokenizer cuts before"]
     parts += [f"anew: {', '.join(anew)}"] * bool(anew) + [f"left out: {', '.join(left)}"] * bool(left)

@@ -27,6 +27,7 @@ from pretraining.data.batches import training_batches, validation_batches
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
+from pretraining.huggingface.weights import list_row_names
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, configure_objective, find_objective
 from pretraining.processes.context import Context
@@ -116,7 +117,8 @@ class TrainingPhase:
         phase, rows = self.settings, engine.model.shape.positions
         if not 0 < known < phase.length or phase.new_positions != "copied":
             return None
-        engine.change_weight("embeddings.position.weight", lambda weight: repeat_rows(weight, known))
+        for name in list_row_names(engine.model.shape, "positions"):
+            engine.change_weight(name, lambda weight: repeat_rows(weight, known))
         return f"positions {known:,} to {rows - 1:,} begin as copies of those before them"
 
     @torch.no_grad()

@@ -27,9 +27,8 @@ from pretraining.config.schedule import build_schedules
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
-from pretraining.huggingface.config import is_theirs
 from pretraining.huggingface.folders import CONFIG
-from pretraining.huggingface.weights import check_finite
+from pretraining.huggingface.weights import check_finite, is_theirs
 from pretraining.model.shape import Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.planning.amount import warn_of_disproportion

@@ -35,8 +35,9 @@ import os, sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})  # as a script's process has it, and what it spawns
 import torch
 from benchmarks.throughput import SIDES
+from pretraining.architectures.declaration import make_shape
 from pretraining.model.shape import Shape
-SIDES["transformers"].make(Shape.from_size("tiny", 1000), torch.device("cpu"), torch.float32)
+SIDES["transformers"].make(make_shape("tiny", 1000), torch.device("cpu"), torch.float32)
 assert not {{*os.environ}} & {{*{SETTINGS!r}}}
 """
 

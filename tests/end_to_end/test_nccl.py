@@ -14,7 +14,7 @@ from support.training import connect_ranks
 
 from data_prep.common.launchers import World
 from pretraining.engine.partition import find_flat_tensors
-from pretraining.model.bert import Bert
+from pretraining.model.encoder import PretrainingModel
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import Losses
 from pretraining.processes.group import disconnect
@@ -76,7 +76,7 @@ class SimpleBatch:
         return self
 
 
-def divided(model: Bert) -> Any:
+def divided(model: PretrainingModel) -> Any:
     """What DeepSpeed looks like under ZeRO 2: each rank has its half of all parameters."""
     parameters = list(model.parameters())
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])

@@ -87,8 +87,8 @@ def test_an_export_is_what_it_says(name: str, trained: Place, tmp_path: Path) ->
     assert export.main([str(tmp_path / "anew"), "--out", str(tmp_path / "again")]) == 0
     config, card = (json.loads((tmp_path / "again" / "config.json").read_text()), (tmp_path / "again" / "README.md"))
     shape = read_shape(tmp_path / "again")
-    assert (shape.objective, shape.pairs) == (name, False)
-    assert shape.sees == {"ltr": "before", "rtl": "after"}[name]
+    assert (shape.learns.objective, shape.learns.pairs) == (name, False)
+    assert shape.learns.sees == {"ltr": "before", "rtl": "after"}[name]
     if name == "rtl":
         assert config["model_type"] == "cloze-rtl"
         for kind in (AutoConfig, AutoModel, AutoModelForCausalLM):
@@ -118,7 +118,7 @@ def test_it_is_fine_tuned_one_way_without_being_told(name: str, trained: Place, 
     tuned = toy.folder / "tuned"
     assert results(tuned)["scores"] == results(toy.folder / "two")["scores"]
     folder = tuned / "toy" / "model"
-    assert read_shape(folder).sees == {"ltr": "before", "rtl": "after"}[name]
+    assert read_shape(folder).learns.sees == {"ltr": "before", "rtl": "after"}[name]
     assert json.loads((folder / "config.json").read_text())["model_type"] == f"cloze-{name}"
     with pytest.raises(ValueError, match=f"cloze-{name}"):
         AutoModelForSequenceClassification.from_pretrained(folder)

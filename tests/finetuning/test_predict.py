@@ -27,8 +27,8 @@ from finetuning import predict
 from finetuning.prediction import FineTuned, load
 from finetuning.ragged import Ragged
 from finetuning.tasks.spans import TextWindows
+from pretraining.architectures.weights import Kind
 from pretraining.huggingface.folders import TASK
-from pretraining.huggingface.weights import Kind
 
 pytest_plugins = ["support.fine_tuned_models"]
 ENTRY = [sys.executable, str(ROOT / "finetuning" / "predict.py")]

@@ -25,7 +25,7 @@ from support.processes import free_port
 
 from finetuning import predict
 from finetuning.prediction import load
-from pretraining.huggingface.weights import Kind
+from pretraining.architectures.weights import Kind
 
 pytest_plugins = ["support.fine_tuned_models"]
 

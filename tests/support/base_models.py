@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from support.transformers_models import leave_out_checksums, our_weights
@@ -30,7 +29,7 @@ def write_bert(
         vocabulary = source
     shape = Shape(layers, hidden, 2, 48, len(read_vocabulary(vocabulary)), positions)
     learned_by = objectives()[objective]
-    shape = replace(shape, objective=objective, sees=learned_by.sees, pairs=learned_by.pairs != "unused")
+    shape = shape.change_learning(objective=objective, sees=learned_by.sees, pairs=learned_by.pairs != "unused")
     write_folder(folder, shape, our_weights(shape=shape), vocabulary, "a model of tests\n")
     leave_out_checksums(folder)
     return folder

@@ -21,7 +21,7 @@ from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from pretraining.huggingface.folders import read_folder
 from pretraining.huggingface.weights import import_weights
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.model.bert import Bert
+from pretraining.model.encoder import PretrainingModel
 from pretraining.objectives.declaration import build_model, find_objective
 
 LENGTHS = (5, 70, 96, 17, 64, 1, 33)
@@ -59,7 +59,7 @@ COUNTERPARTS = {
 class Pair:
     """Our model and that of transformers, with the same weights, which all matter to the logits; without dropout."""
 
-    ours: Bert
+    ours: PretrainingModel
     theirs: Any
 
     @classmethod

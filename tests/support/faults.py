@@ -26,7 +26,7 @@ from pretraining.checkpoint import writing
 from pretraining.engine import gradients
 from pretraining.engine.engine import Engine
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import Bert
+from pretraining.model.encoder import PretrainingModel
 from pretraining.planning.memory import Heaviest
 from pretraining.processes import group, stopping
 from pretraining.training import micro_batch
@@ -162,14 +162,14 @@ def stay_in_the_group(step: int | None = None) -> None:
 
 def slow_start() -> None:
     """A fault: rank 0 needs longer for its model, and the others wait for it."""
-    initialize = Bert.initialize
+    initialize = PretrainingModel.initialize
 
-    def slowly(self: Bert, seed: int) -> Any:
+    def slowly(self: PretrainingModel, seed: int) -> Any:
         if os.environ["RANK"] == "0":
             time.sleep(2)
         return initialize(self, seed)
 
-    replace(Bert, "initialize", slowly)
+    replace(PretrainingModel, "initialize", slowly)
 
 
 def jumping_clock() -> None:

@@ -18,7 +18,7 @@ from transformers import (
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import predict
-from pretraining.huggingface.weights import Kind
+from pretraining.architectures.weights import Kind
 
 Ask = Callable[..., str]
 """Calls predict.py on a model, of a kind or in a folder, with these words; returns what it prints, or its refusal."""

@@ -14,17 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import StepBatches
-from pretraining.model.bert import Bert
-from pretraining.model.shape import Shape
+from pretraining.model.encoder import PretrainingModel
+from pretraining.model.shape import MATRIX, Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.lamb import LambSettings
-from pretraining.optimizers.steps.building import is_decayed
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.optimizers.steps.lamb import Lamb
 
@@ -67,11 +67,11 @@ class Pull(NamedTuple):
         return self
 
 
-class Pulled(Bert):
+class Pulled(PretrainingModel):
     """BERT's modules and parameters, with gradients that are given and not computed."""
 
     def __init__(self) -> None:
-        super().__init__(SHAPE, MLM)
+        super().__init__(SHAPE, BERT, MLM)
         self.load_state_dict(first_weights())
         for path, module in self.named_modules():
             if _has_parameters(module):
@@ -144,7 +144,7 @@ def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], di
     settings = LambSettings.model_validate({"name": "lamb", **chosen})
     weights = {name: each.double() for name, each in separate(first_weights()).items()}
     means, powers = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
-    ratios = {}
+    ratios, roles = {}, build_model(SHAPE).roles()
     for step, learning_rate in enumerate(LEARNING_RATES):
         for name, gradient in gradients(step, ranks, settings).items():
             means[name] = settings.betas[0] * means[name] + (1 - settings.betas[0]) * gradient
@@ -154,7 +154,7 @@ def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], di
                 mean, power = (
                     each / (1 - beta ** (step + 1)) for each, beta in zip((mean, power), settings.betas, strict=True)
                 )
-            decay = settings.weight_decay if is_decayed(name.partition("[")[0]) else 0.0
+            decay = settings.weight_decay if roles[name.partition("[")[0]].decays else 0.0
             update = mean / (power.sqrt() + settings.epsilon) + decay * weight
             ratio = 1.0
             if decay or settings.trust_all:
@@ -194,5 +194,5 @@ def without_partition(engine: Engine) -> Engine:
         for each in engine.flat_tensors
     ]
     assert isinstance(engine.optimizer, Lamb)
-    engine.optimizer.prepare(whole, Bert.fused_parts, {})
+    engine.optimizer.prepare(whole, {"flat": MATRIX}, {})
     return engine

@@ -44,7 +44,7 @@ def reference_states(weights: Mapping[str, Tensor], shape: Shape, text: Sequence
     x = x + weights["embeddings.segment.weight"][(places >= boundary).long()]
     x = _norm(weights, "embeddings.norm", x, shape)
     for layer in range(shape.layers):
-        x = _layer(weights, f"layers.{layer}", x, shape, seen[shape.sees])
+        x = _layer(weights, f"layers.{layer}", x, shape, seen[shape.learns.sees])
     return x
 
 
@@ -70,7 +70,7 @@ def _layer(weights: Mapping[str, Tensor], name: str, x: Tensor, shape: Shape, se
 def reference_logits(weights: Mapping[str, Tensor], shape: Shape, text: Sequence[int], boundary: int) -> Tensor:
     """Logits of every piece that is predicted, in the order of the text: (length - 1 or length - 2, vocabulary)."""
     hidden = reference_states(weights, shape, text, boundary)
-    asked = hidden[:-1] if shape.sees == "before" else hidden[2:]
+    asked = hidden[:-1] if shape.learns.sees == "before" else hidden[2:]
     transformed = F.gelu(_linear(weights, "masked_head.transform", asked))
     decoder = weights["embeddings.word.weight"], weights["masked_head.bias"]
     return F.linear(_norm(weights, "masked_head.norm", transformed, shape), *decoder)[:, : shape.vocabulary]
@@ -78,5 +78,5 @@ def reference_logits(weights: Mapping[str, Tensor], shape: Shape, text: Sequence
 
 def reference_loss(logits: Tensor, text: Sequence[int], shape: Shape) -> Tensor:
     """The sum of the cross-entropies: of all pieces but [CLS] and, from right to left, of the last."""
-    predicted = text[1:] if shape.sees == "before" else text[1:-1]
+    predicted = text[1:] if shape.learns.sees == "before" else text[1:-1]
     return F.cross_entropy(logits, torch.tensor(predicted), reduction="sum")

@@ -13,7 +13,7 @@ from transformers import BertConfig
 
 from benchmarks.peer import pad_batch
 from pretraining.model.batch import PretrainingBatch
-from pretraining.model.bert import Bert
+from pretraining.model.encoder import PretrainingModel
 from pretraining.model.rows import Rows
 from pretraining.model.shape import Shape
 from pretraining.objectives.mlm import OBJECTIVE as MLM
@@ -45,7 +45,7 @@ def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: 
     return MLM.batch(random_rows(lengths, vocabulary, seed, first))
 
 
-def make_uneven(model: Bert) -> Bert:
+def make_uneven(model: PretrainingModel) -> PretrainingModel:
     """Draws weights so large that attention is far from uniform."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def their_config(shape: Shape, **more: Any) -> BertConfig:
     )
 
 
-def mean_loss(model: Bert, batch: PretrainingBatch) -> Tensor:
+def mean_loss(model: PretrainingModel, batch: PretrainingBatch) -> Tensor:
     """As transformers means it: mean over predictions plus mean over sequences."""
     losses = model(batch)
     mean: Tensor = losses.masked / len(batch.labels) + losses.next_sentence / len(batch.lengths)

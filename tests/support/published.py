@@ -17,8 +17,8 @@ from typing import Any
 from conftest import ROOT
 
 from data_prep.common.toml_text import read_toml
+from pretraining.architectures.declaration import make_shape
 from pretraining.config.settings import VOCABULARY, Dtype
-from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
@@ -67,7 +67,7 @@ class Comparison:
 
 def work_of(row: Row, length: int) -> MicroBatch:
     """A micro-batch of full sequences, as the model has it."""
-    shape = Shape.from_size(row["model"], VOCABULARY)
+    shape = make_shape(row["model"], VOCABULARY)
     return MicroBatch.from_average(shape, dtype_of(row), row["micro_batch"], measure_sequences(shape, length, None))
 
 
@@ -93,7 +93,7 @@ def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float
 
 
 def parameters_of(row: Row) -> int:
-    return num_parameters(Shape.from_size(row["model"], VOCABULARY))
+    return num_parameters(make_shape(row["model"], VOCABULARY))
 
 
 def modelled_speed(row: Row, pace: float) -> float:

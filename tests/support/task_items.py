@@ -11,7 +11,7 @@ from finetuning.inputs import Encoded, Sequences
 from finetuning.model.heads import TaskBatch
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
-from pretraining.huggingface.weights import Kind, TaskHead
+from pretraining.architectures.weights import Kind, TaskHead
 
 LENGTHS = [6, 2, 9, 4]
 """Pieces of the items."""

@@ -9,7 +9,7 @@ from support.transformers_models import SHAPE
 from torch import Tensor
 
 from finetuning.model.heads import TaskModel, compute_logits
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 from pretraining.model.shape import Shape
 
 __all__ = ["HEADS", "MNLI", "TaskModel", "compute_logits", "task_weights"]

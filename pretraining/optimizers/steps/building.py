@@ -1,10 +1,13 @@
-"""Builds the optimizer that a recipe names, and decides which weights decay."""
+"""Builds the optimizer that a recipe names."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from torch import nn
 
 from data_prep.common.sections import declared_in
+from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
 from pretraining.optimizers.steps.flat import ByParameter, FlatOptimizer
 
@@ -18,14 +21,9 @@ def find_steps(name: str) -> type[FlatOptimizer]:
     return found
 
 
-def is_decayed(name: str) -> bool:
-    """Whether weight decay falls on a parameter: never on biases and norms."""
-    return not (name.rpartition(".")[2].startswith("bias") or ".norm." in name)
-
-
-def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> FlatOptimizer:
+def build_optimizer(model: nn.Module, roles: Mapping[str, Role], settings: OptimizerSettings) -> FlatOptimizer:
     """Makes the optimizer that the settings name, for the weights that decay and those that do not."""
-    decayed = [weight for name, weight in model.named_parameters() if is_decayed(name)]
-    others = [weight for name, weight in model.named_parameters() if not is_decayed(name)]
+    decayed = [weight for name, weight in model.named_parameters() if roles[name].decays]
+    others = [weight for name, weight in model.named_parameters() if not roles[name].decays]
     steps = find_steps(settings.name)
     return steps(find_optimizer(settings), [{"params": decayed}, {"params": others, "weight_decay": 0.0}], settings)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.processes.group import find_device
 
@@ -78,14 +79,12 @@ class FlatOptimizer(torch.optim.Optimizer):
         """the ids of the flat tensors whose `rounded` the last step has written"""
 
     def prepare(
-        self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
+        self, flat_tensors: Sequence[FlatTensor], roles: Mapping[str, Role], shapes: Mapping[str, torch.Size]
     ) -> None:
-        """Takes the layout of DeepSpeed's flat tensors and the shapes of parameters, before the first step.
-
-        `fused_parts` returns the number of parameters of the paper that are joined in one of ours.
-        """
+        """Takes the layout of DeepSpeed's flat tensors, and the roles and shapes of parameters, before the first
+        step."""
         self.flats = {id(flat.tensor): flat for flat in flat_tensors}
-        self.fused_parts, self.shapes = fused_parts, shapes
+        self.roles, self.shapes = roles, shapes
         self.read_layout()
 
     def read_layout(self) -> None:
@@ -158,7 +157,9 @@ class ByParameter(FlatOptimizer):
                 gradient = values.pop(GRADIENT)
                 before = {kind: value.clone() for kind, value in values.items() if found_inf is not None}
                 averages = {kind: value for kind, value in values.items() if kind != WEIGHT}
-                change = self.kind.update(name, values[WEIGHT], gradient, averages, step.double(), self.settings)
+                change = self.kind.update(
+                    self.roles[name], values[WEIGHT], gradient, averages, step.double(), self.settings
+                )
                 values[WEIGHT].mul_(1 - learning_rate * decay).sub_(change, alpha=learning_rate)
                 if found_inf is not None:
                     for kind, value in before.items():
@@ -181,8 +182,8 @@ class ByParameter(FlatOptimizer):
             kind: gather_parameter(flat, parts, source, shape) if cut else flat.view_part(parts[0], source).view(shape)
             for kind, source in sources.items()
         }
-        blocks = {kind: values.chunk(self.fused_parts(name)) for kind, values in whole.items()}
-        for number in range(self.fused_parts(name)):
+        blocks = {kind: values.chunk(self.roles[name].parts) for kind, values in whole.items()}
+        for number in range(self.roles[name].parts):
             yield {kind: values[number] for kind, values in blocks.items()}
         for kind, source in sources.items() if cut else ():
             for part in parts:

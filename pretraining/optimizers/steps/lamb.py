@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.optimizers.lamb import apex_fault, lamb_settings
 from pretraining.optimizers.steps.adamw import SETTLED, adam, find_adam_factors
@@ -60,7 +61,7 @@ class Lamb(FlatOptimizer):
         """the trust ratios of the last step, by the names of their slots"""
 
     def read_layout(self) -> None:
-        self._tables = {name: make_slot_table(flat, self.fused_parts) for name, flat in self.flats.items()}
+        self._tables = {name: make_slot_table(flat, self.roles) for name, flat in self.flats.items()}
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Returns the trust ratios by layer."""
@@ -196,12 +197,12 @@ class Lamb(FlatOptimizer):
         }
 
 
-def make_slot_table(flat: FlatTensor, fused_parts: Callable[[str], int]) -> SlotTable:
+def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role]) -> SlotTable:
     """Lists the slots of a flat tensor: a fused parameter is divided into equal blocks of rows, a slot for each."""
     slots: list[str] = []
     places, stretches = [], []
     for name, size in flat.sizes.items():
-        count = fused_parts(name)
+        count = roles[name].parts
         block = size // count
         for number in range(count):
             begin, end = number * block, (number + 1) * block

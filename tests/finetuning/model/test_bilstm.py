@@ -31,8 +31,8 @@ from finetuning.model.heads import TaskBatch, TaskModel, build_bilstm, initializ
 from finetuning.prediction import load
 from finetuning.running.batches import pack
 from finetuning.settings import BiLstm, Features, LayerChoice
-from pretraining.huggingface.weights import KINDS, Kind
-from pretraining.model.encoder import Encoder
+from pretraining.architectures.declaration import build_encoder
+from pretraining.architectures.weights import KINDS, Kind
 from pretraining.model.shape import Shape
 
 QUIET = replace(SHAPE, dropout=0.0, attention_dropout=0.0)
@@ -107,7 +107,7 @@ def test_all_of_it_learns(kind: Kind) -> None:
 
 # ELMo's scheme
 
-FORWARD, BACKWARD = replace(SHAPE, sees="before"), replace(SHAPE, sees="after", hidden=16)
+FORWARD, BACKWARD = SHAPE.change_learning(sees="before"), replace(SHAPE, hidden=16).change_learning(sees="after")
 MIX = Features(layers="mix", hidden=8, depth=2)
 
 
@@ -126,7 +126,7 @@ def mixed(model: FeatureModel, batch: TaskBatch) -> Tensor:
     """The formula as it stands in the paper: γ·Σ softmax(s)_j·[h_j of one; h_j of the other]."""
     states = []
     for shape, frozen in zip((FORWARD, BACKWARD), model.frozen.encoders, strict=True):
-        encoder = Encoder(shape)
+        encoder = build_encoder(shape)
         encoder.load_state_dict(frozen.state_dict())
         states.append(list(encoder.eval().encode_layers(batch)))
     shares = torch.exp(model.mix) / torch.exp(model.mix).sum()
@@ -163,7 +163,7 @@ def test_shares_learn_and_encoders_do_not(kind: Kind) -> None:
 # Frozen features: every choice of layers
 
 
-DEEP = Shape(5, 16, 2, 24, 99, 32, pairs=False)
+DEEP = Shape(5, 16, 2, 24, 99, 32).change_learning(pairs=False)
 LAYERS = [layers for layers in get_args(LayerChoice) if layers]
 SENTENCES = "Paris B-LOC\nis O\nin O\nFrance B-LOC\n\nAnna B-PER\nSmith I-PER\nsleeps O\n\n"
 
@@ -171,7 +171,7 @@ SENTENCES = "Paris B-LOC\nis O\nin O\nFrance B-LOC\n\nAnna B-PER\nSmith I-PER\ns
 @pytest.mark.parametrize("layers", LAYERS)
 def test_features_are_the_states_that_they_are_called_and_the_head_learns_alone(layers: LayerChoice) -> None:
     torch.manual_seed(1)
-    encoder = Encoder(DEEP).initialize(1).eval()
+    encoder = build_encoder(DEEP).initialize(1).eval()
     before = {name: weight.clone() for name, weight in encoder.state_dict().items()}
     model = FeatureModel([EncoderWeights(DEEP, before)], head_of("tags"), Features(layers=layers, hidden=8))
     batch = pack(items_of("tags"), np.arange(len(LENGTHS)))

@@ -22,8 +22,10 @@ from finetuning.inputs import Encoded, Sequences
 from finetuning.model.heads import TaskBatch, TaskModel
 from finetuning.running.batches import TaskBatches, pack
 from finetuning.running.loop import compute_minimised
+from pretraining.architectures.weights import KINDS, Kind
 from pretraining.huggingface.folders import read_fine_tuned
-from pretraining.huggingface.weights import KINDS, Kind
+from pretraining.huggingface.weights import name_class
+from pretraining.model.bert import PieceHead
 
 STEPS, LENGTH, SECOND = 3, 12, 7
 ITEMS = 4
@@ -66,7 +68,7 @@ def test_three_steps_give_the_losses_of_transformers(kind: Kind, tmp_path: Path)
         settings |= {"num_labels": head.outputs, "id2label": dict(enumerate(head.labels or ["score"]))}
         settings |= {"problem_type": PROBLEMS[kind]} if kind in PROBLEMS else {}
     torch.manual_seed(0)
-    their_model = getattr(transformers, head.architecture)(
+    their_model = getattr(transformers, name_class(SHAPE, head))(
         their_config(replace(SHAPE, dropout=0.0, attention_dropout=0.0), **settings)
     ).train()
     their_model.save_pretrained(tmp_path)
@@ -91,7 +93,7 @@ def test_three_steps_give_the_losses_of_transformers(kind: Kind, tmp_path: Path)
 # GPT's auxiliary loss
 
 
-ONE_WAY = replace(SHAPE, sees="before", objective="ltr", dropout=0.0, attention_dropout=0.0)
+ONE_WAY = replace(SHAPE, dropout=0.0, attention_dropout=0.0).change_learning(sees="before", objective="ltr")
 
 
 def model_of(kind: Kind) -> TaskModel:
@@ -100,7 +102,8 @@ def model_of(kind: Kind) -> TaskModel:
 
 def plain(model: TaskModel, batch: TaskBatch) -> Tensor:
     """The loss of all sequences, piece by piece, by PyTorch alone."""
-    head, total = model.masked_head, torch.zeros(())
+    head, total = model.get_submodule("masked_head"), torch.zeros(())
+    assert isinstance(head, PieceHead)
     hidden = F.gelu(F.linear(model.encode(batch), head.transform.weight, head.transform.bias))
     inner = F.layer_norm(hidden, (SHAPE.hidden,), head.norm.weight, head.norm.bias, SHAPE.epsilon)
     logits = F.linear(inner, model.embeddings.word.weight, head.bias)[:, : SHAPE.vocabulary]

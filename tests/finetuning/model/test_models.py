@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,11 +25,12 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning.model.models import find_model, find_newest_export, list_notes, order_outputs, read_fine_tuned
+from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import list_checkpoints, read_record, write_record
 from pretraining.huggingface.folders import read_encoder, write_fine_tuned
 from pretraining.huggingface.verify import make_probe
-from pretraining.huggingface.weights import TaskHead
+from pretraining.huggingface.weights import name_class
 
 pytest_plugins = ["support.website_fixtures"]
 
@@ -49,7 +50,7 @@ def write_task(folder: Path, head: TaskHead) -> Path:
 def test_a_folder_of_transformers(bert: Path) -> None:
     model = find_model(str(bert))
     assert (model.folder, model.vocabulary, model.head, list_notes(model)) == (bert, VOCABULARY, None, [])
-    assert asdict(model.shape) == {**asdict(SHAPE), "positions": 64, "pairs": False}
+    assert model.shape == replace(SHAPE, positions=64).encoder
     assert "pooler.weight" in model.encoder
     assert same(model.encoder, read_encoder(bert)[1])
     (bert / "modules.json").write_text("[]")  # as in the folder of a sentence model
@@ -67,7 +68,7 @@ def test_a_folder_that_others_have_fine_tuned(kind: type, tmp_path: Path) -> Non
     VOCABULARY.write(tmp_path)
     model = find_model(str(tmp_path))
     assert model.head is not None
-    assert model.head.architecture == kind.__name__
+    assert name_class(model.shape, model.head) == kind.__name__
     assert ("pooler.weight" in model.encoder) == model.head.has_pooler
     weights, notes = read_fine_tuned(model)
     assert same({name: value for name, value in weights.items() if not name.startswith("head.")}, model.encoder)
@@ -78,7 +79,7 @@ def test_a_run_and_its_checkpoints(straight: Path) -> None:
     """The newest checkpoint of a run, or the one that is named; heads of pre-training are left out."""
     model = find_model(str(straight))
     saved, weights = load_checkpoint(straight)
-    assert model.shape == replace(saved.record.shape, pairs=False)
+    assert model.shape == saved.record.shape.change_learning(pairs=False)
     assert same(model.encoder, {name: value for name, value in weights.items() if "_head." not in name})
     assert same(model.encoder, find_model(str(straight / "export")).encoder)
     assert "pooler.weight" in model.encoder

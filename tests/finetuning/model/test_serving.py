@@ -4,7 +4,6 @@ encoders that look one way, where one piece stands for a text."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -104,7 +103,7 @@ SEES: tuple[Sees, ...] = ("before", "after")
 
 
 def shape_of(sees: Sees) -> Shape:
-    return replace(SHAPE, sees=sees, pairs=False)
+    return SHAPE.change_learning(sees=sees, pairs=False)
 
 
 def reference(weights: dict[str, Tensor], shape: Shape, batch: TaskBatch, kind: str) -> Tensor:
@@ -116,7 +115,7 @@ def reference(weights: dict[str, Tensor], shape: Shape, batch: TaskBatch, kind: 
         if kind == "tags":
             states = states[::2]
         elif kind != "spans":
-            one = states[-1:] if shape.sees == "before" else states[:1]
+            one = states[-1:] if shape.learns.sees == "before" else states[:1]
             states = torch.tanh(one @ weights["pooler.weight"].T + weights["pooler.bias"])
         rows.append(states @ weights["head.weight"].T + weights["head.bias"])
     return torch.cat(rows).view(-1, 3) if kind == "choice" else torch.cat(rows)

@@ -24,8 +24,8 @@ from finetuning.running import kept
 from finetuning.running.batches import make_evaluation_batches, pack
 from finetuning.running.kept import FOLDER, Keeper, KeptItems
 from finetuning.settings import Features
+from pretraining.architectures.weights import Kind
 from pretraining.engine.step import GivenUpError
-from pretraining.huggingface.weights import Kind
 from pretraining.processes.context import Context
 
 
@@ -43,7 +43,7 @@ class Given(Items):
 
 
 def model_of(kind: Kind = "classes", seed: int = 1) -> FeatureModel:
-    encoders = [EncoderWeights(replace(SHAPE, sees=sees), {}).fill_missing(seed) for sees in ("before", "after")]
+    encoders = [EncoderWeights(SHAPE.change_learning(sees=sees), {}).fill_missing(seed) for sees in ("before", "after")]
     return FeatureModel(encoders, head_of(kind), Features(layers="mix", hidden=8)).eval()
 
 

@@ -18,8 +18,8 @@ from support.tasks import CUTTER, VOCABULARY
 from data_prep.common.files import write_json
 from finetuning.session.look import SAMPLE, look
 from finetuning.tasks.sentences import SentenceItems, SentenceTask
+from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import WEIGHTS
-from pretraining.huggingface.weights import TaskHead
 from pretraining.huggingface.weights_file import write_weights
 
 HEAD = "text\tlabel\n"

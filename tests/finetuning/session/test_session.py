@@ -38,9 +38,9 @@ from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
 from finetuning.tasks.spans import TextWindows
 from finetuning.tasks.task import Setup
+from pretraining.architectures.declaration import make_shape
+from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import write_fine_tuned
-from pretraining.huggingface.weights import TaskHead
-from pretraining.model.shape import Shape
 
 
 @pytest.fixture
@@ -309,4 +309,4 @@ def test_what_is_done_left_and_free_changes_no_threads(machine: SimpleNamespace)
 def test_the_memory_of_a_run_grows_with_its_model(toy: Toy, size: str, low: float, high: float) -> None:
     settings = FineTuning.model_validate({"precision": {"dtype": "fp32"}})
     task = open_own(toy.data / "toy.toml", Setup(Cutter(read_vocabulary(toy.model)), settings))
-    assert low * GB < estimate_memory(task, settings, Shape.from_size(size, 30522), CPU) < high * GB
+    assert low * GB < estimate_memory(task, settings, make_shape(size, 30522), CPU) < high * GB

@@ -22,7 +22,7 @@ from finetuning.tasks.scores import METRICS
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions, hold_out
 from finetuning.tasks.tagged_words import TaggedWords
 from finetuning.tasks.task import Setup, Task
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

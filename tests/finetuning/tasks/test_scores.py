@@ -29,7 +29,7 @@ from finetuning.tasks.scores import (
     is_degenerate,
     tally,
 )
-from pretraining.huggingface.weights import TaskHead
+from pretraining.architectures.weights import TaskHead
 
 
 @pytest.fixture(autouse=True)

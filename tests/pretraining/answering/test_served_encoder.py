@@ -31,8 +31,7 @@ from pretraining.answering.serving import (
 )
 from pretraining.model import cpu_kernels
 from pretraining.model.batch import Batch, pack
-from pretraining.model.bert import Bert
-from pretraining.model.encoder import Linear
+from pretraining.model.encoder import Linear, PretrainingModel
 from pretraining.model.rows import Rows
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model
@@ -50,9 +49,9 @@ def batch_of(lengths: list[int], seed: int = 0) -> Batch:
     return pack(rows, pieces, none, none)
 
 
-def model_of(sees: Sees, shape: Shape = SHAPE) -> Bert:
+def model_of(sees: Sees, shape: Shape = SHAPE) -> PretrainingModel:
     """A model whose weights are far enough from 0 for every part of a layer to be seen."""
-    model = build_model(replace(shape, sees=sees)).initialize(1).eval()
+    model = build_model(shape.change_learning(sees=sees)).initialize(1).eval()
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
@@ -61,7 +60,7 @@ def model_of(sees: Sees, shape: Shape = SHAPE) -> Bert:
 
 
 @cache
-def encoders(sees: Sees, shape: Shape = SHAPE) -> tuple[Bert, ServedEncoder]:
+def encoders(sees: Sees, shape: Shape = SHAPE) -> tuple[PretrainingModel, ServedEncoder]:
     served = ServedEncoder(model_of(sees, shape), sees_one=True)
     assert isinstance(served.layers, OneCall if shape == SHAPE else LayerByLayer)
     return model_of(sees, shape), served
@@ -123,7 +122,7 @@ def test_in_few_bits_it_is_as_near_to_fp32_as_layer_by_layer(way: Way, closer: f
     served, in_steps = (ServedEncoder(model_of(sees).to(dtype), True, in_bytes=way is BYTES) for _ in range(2))
     assert isinstance(served.layers, OneCall)
     make, layers = QuantisedProduct if way is BYTES else make_product, deque(model_of(sees).to(dtype).layers)
-    in_steps.layers = LayerByLayer(replace(SHAPE, sees=sees), layers, True, make)  # type: ignore[arg-type]
+    in_steps.layers = LayerByLayer(SHAPE.change_learning(sees=sees), layers, True, make)  # type: ignore[arg-type]
     wanted, right = in_steps.one(batch, places), exact.one(batch, places)
     for found in (served.one(batch, places), served.all(batch)[places]):
         error, theirs = ((each - right).square().mean().sqrt() for each in (found, wanted))

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.launchers import World
+from pretraining.architectures.declaration import make_shape
 from pretraining.checkpoint import writing
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.reading import find_newest_whole, load_checkpoint, restore_engine
@@ -192,7 +193,7 @@ def test_an_objective_that_is_gone_is_named_with_its_cure(tmp_path: Path, object
 
 def test_a_model_whose_objective_is_gone_is_named() -> None:
     with pytest.raises(UserError, match=r'^objective\.name = "gone": there is .*mlm.*; put back .*/gone\.py'):
-        find_objective(replace(Shape.from_size("tiny", 100), objective="gone"))
+        find_objective(make_shape("tiny", 100).change_learning(objective="gone"))
 
 
 RENAME = os.rename

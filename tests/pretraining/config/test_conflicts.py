@@ -193,7 +193,7 @@ def test_without_next_sentences_there_is_no_head_for_them(plain: Path, place: Pl
     lengths = ["--phases.0.length", "64", "--phases.1.length", "64"]
     for word, pairs in (("true", True), ("false", False)):
         recipe, manifest = load_recipe_and_data(plain, [*lengths, "--objective.next_sentences", word], place.data)
-        assert recipe.shape(manifest).pairs == pairs
+        assert recipe.shape(manifest).learns.pairs == pairs
     with pytest.raises(UserError, match=r"objective.next_sentences = 1: true or false is needed"):
         load_recipe(plain, [*lengths, "--objective.next_sentences", "1"])
 

@@ -21,12 +21,12 @@ from torch import Tensor
 from data_prep.arrow_files import read_shard
 from data_prep.shards import Manifest, ShardSet
 from data_prep.vocabulary.source import read_vocabulary
+from pretraining.architectures.declaration import make_shape
 from pretraining.config.settings import Objective
 from pretraining.data.batches import deal, step_batches, training_batches, validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.model.batch import Batch, PretrainingBatch, PretrainingBatches
-from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.planning.amount import measure_sequences, most_predictions
@@ -325,7 +325,7 @@ def test_the_rows_of_table_8_come_of_one_folder(folder: Path, split: tuple[float
 
 
 def test_plans_count_what_is_predicted(folder: Path) -> None:
-    manifest, shape = Manifest.read(folder), Shape.from_size("tiny", 300)
+    manifest, shape = Manifest.read(folder), make_shape("tiny", 300)
     objective = configure_objective(Objective.model_validate({"masks": "dynamic", "rate": 0.4, "last_rate": 0.2}))
     assert most_predictions(objective, 32, manifest) == round(0.4 * 32)
     assert most_predictions(objective, 48, manifest) == round(0.4 * 48)

@@ -33,6 +33,8 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model import cpu_kernels
 from pretraining.model.batch import PretrainingBatches
+from pretraining.model.encoder import Trainable
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.group import connect, disconnect
@@ -99,20 +101,16 @@ def test_a_bucket_of_a_gpu_is_added_in_two_operations() -> None:
     assert bucket.sums.eq(2).all()
 
 
-class Parts(nn.Module):
+class Parts(Trainable):
     """Parameters of which a call uses those that it names: each of their elements has the gradient that it is given."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Shape(1, 1, 1, 1, 1))
         self.norm = nn.LayerNorm(9)  # never used, and in the last buckets of all
         self.parts = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in (7, 30, 1, 12, 64, 5))
 
     def forward(self, uses: dict[int, float]) -> Tensor:
         return torch.stack([self.parts[number].sum() * pull for number, pull in uses.items()]).sum().float()
-
-    @staticmethod
-    def fused_parts(name: str) -> int:
-        return 1
 
 
 USES: list[list[list[dict[int, float]]]] = [

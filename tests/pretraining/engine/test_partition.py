@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from data_prep.common.errors import UserError
 from pretraining.engine import partition as partition
 from pretraining.engine.partition import find_flat_tensors
+from pretraining.model.shape import MATRIX
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.optimizers.steps.lamb import make_slot_table
@@ -62,7 +63,7 @@ def test_slots_hold_all_once(size: int, cuts: list[int], count: int) -> None:
     some = [Slice("p", begin, end - begin, 1000 + begin) for begin, end in pairwise(ends)]
     held: dict[int, list[int]] = {slot: [] for slot in range(count)}
     for part in some:  # a rank has one part of a parameter; here each is a rank of its own
-        layout = make_slot_table(FlatTensor(torch.empty(0), {"p": total}, (part,)), lambda _: count)
+        layout = make_slot_table(FlatTensor(torch.empty(0), {"p": total}, (part,)), {"p": MATRIX._replace(parts=count)})
         assert len(layout.slots) == count
         for slot, (offset, length, whole) in zip(layout.places, layout.stretches.tolist(), strict=True):
             held[slot] += range(offset - 1000, offset - 1000 + length)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
+from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface import verify
 from pretraining.huggingface.folders import (
     read_encoder,
@@ -26,11 +26,11 @@ from pretraining.huggingface.folders import (
     write_fine_tuned,
 )
 from pretraining.huggingface.verify import verify_fine_tuned
-from pretraining.huggingface.weights import TaskHead
+from pretraining.huggingface.weights import AUTO_CLASSES, name_class
 
 VOCABULARY = WordPiece(PIECES, cased=False)
 TASK = {"length": 16, "pair": True}
-OURS = replace(SHAPE, pairs=False)
+OURS = SHAPE.change_learning(pairs=False)
 
 
 def write(folder: Path, head: TaskHead, weights: dict[str, Tensor] | None = None, **more: Any) -> Path:
@@ -55,9 +55,9 @@ def test_there_and_back(head: TaskHead, tmp_path: Path) -> None:
     assert same(state, weights)
     assert read_task(tmp_path / "out") == TASK
     assert read_task(tmp_path) == {}
-    auto = getattr(transformers, head.architecture.replace("Bert", "AutoModel"))
+    auto = getattr(transformers, AUTO_CLASSES[head.kind])
     model, report = auto.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert type(model).__name__ == head.architecture
+    assert type(model).__name__ == name_class(OURS, head)
     assert not any(report.values())
     if head.labels:
         assert tuple(model.config.id2label[number] for number in range(len(head.labels))) == head.labels
@@ -84,7 +84,7 @@ NAMES, MANY = {0: "no", 1: "yes", 2: "perhaps"}, "multi_label_classification"
     ],
 )
 def test_folders_of_transformers(settings: dict[str, Any], wanted: TaskHead, tmp_path: Path) -> None:
-    their_model(getattr(transformers, wanted.architecture), **settings).save_pretrained(tmp_path)
+    their_model(getattr(transformers, name_class(OURS, wanted)), **settings).save_pretrained(tmp_path)
     shape, head, weights = read_fine_tuned(tmp_path)
     assert (shape, head) == (OURS, wanted)
     readers = verify_fine_tuned(tmp_path, shape, head, weights, compute_logits)

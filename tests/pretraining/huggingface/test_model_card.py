@@ -16,6 +16,7 @@ from support.transformers_models import SHAPE
 
 from data_prep.common.toml_text import read_toml
 from data_prep.shards import Manifest, RecordedSettings
+from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.model_card import (
     BaseSummary,
     DataSummary,
@@ -25,7 +26,6 @@ from pretraining.huggingface.model_card import (
     make_task_card,
     read_front_matter,
 )
-from pretraining.huggingface.weights import TaskHead
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters
 
@@ -114,7 +114,7 @@ def test_the_card_says_how_the_model_came_about(shape: Shape, provenance: Proven
 
 def test_the_command_that_loads_it_fits_the_heads_and_the_place(shape: Shape, provenance: Provenance) -> None:
     assert 'AutoModelForPreTraining.from_pretrained("runs/mine/export")' in card(shape)
-    alone = card(replace(shape, pairs=False), replace(provenance, segments=1), folder=Path("/home/me/mine"))
+    alone = card(shape.change_learning(pairs=False), replace(provenance, segments=1), folder=Path("/home/me/mine"))
     assert 'AutoModelForMaskedLM.from_pretrained("mine")' in alone
     assert "(`token_type_ids` of 1) was never trained, and has the embedding of the first" in alone
     assert "/home" not in alone

@@ -104,7 +104,7 @@ def test_heads_that_are_missing_are_named(model: Callable[[], Any], expected: li
     model().save_pretrained(tmp_path)
     shape, state, missing = read_folder(tmp_path)
     assert list(missing) == expected
-    assert shape == replace(SHAPE, pairs="pooler.weight" in state)
+    assert shape == SHAPE.change_learning(pairs="pooler.weight" in state)
     assert state.keys() == build_model(shape).state_dict().keys() - set(missing)
 
 
@@ -242,7 +242,7 @@ def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None
 
 SPECIAL = Special(0, 1, 2, 3, 4)
 SHAPES: dict[Sees, Shape] = {
-    objective.sees: replace(SHAPE, objective=name, sees=objective.sees, pairs=objective.pairs != "unused")
+    objective.sees: SHAPE.change_learning(objective=name, sees=objective.sees, pairs=objective.pairs != "unused")
     for name, objective in objectives().items()
 }
 

@@ -14,6 +14,7 @@ from support.pretraining_reference import SMALL, random_batch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.model.attention import Grouped
 from pretraining.model.encoder import Encoder
 from pretraining.model.shape import Sees, Shape
@@ -32,7 +33,7 @@ def gradients(encoder: Encoder, states: Tensor) -> dict[str, Tensor]:
 
 def both_ways(shape: Shape, dtype: torch.dtype, asked: Tensor, recompute: bool = False) -> list[Any]:
     """States and gradients: of what is asked for alone, and picked among all."""
-    encoder = Encoder(shape, recompute).initialize(3).to(dtype)
+    encoder = Encoder(shape, BERT, recompute).initialize(3).to(dtype)
     encoder.dropout_seed = 5
     batch = random_batch([5, 40, 17, 1, 63], SMALL.vocabulary)
     ways = (encoder.encode(batch, asked), encoder.encode(batch)[asked])
@@ -56,14 +57,14 @@ def assert_equal(found: list[Any], within: float) -> None:
 @settings(max_examples=12)
 def test_any_pieces_may_be_asked_for(asked: list[int], sees: Sees, recompute: bool) -> None:
     """With dropout, whose masks belong to the piece and not to its row."""
-    assert_equal(both_ways(replace(DROPS, sees=sees), torch.float32, torch.tensor(asked), recompute), 1e-5)
+    assert_equal(both_ways(DROPS.change_learning(sees=sees), torch.float32, torch.tensor(asked), recompute), 1e-5)
 
 
 @pytest.mark.parametrize("sees", SEEN)
 def test_in_bf16_too(sees: Sees) -> None:
     """Where rows that belong to no piece round their number up."""
     asked = torch.tensor([0, 3, 60, 125])
-    assert_equal(both_ways(replace(DROPS, sees=sees), torch.bfloat16, asked), 2e-2)
+    assert_equal(both_ways(DROPS.change_learning(sees=sees), torch.bfloat16, asked), 2e-2)
 
 
 def test_without_our_kernels_too() -> None:
@@ -90,7 +91,7 @@ def test_nothing_may_be_asked_for(dtype: torch.dtype) -> None:
     """As where no piece of a batch is predicted: all gradients are there, and 0."""
     states, found = both_ways(DROPS, dtype, torch.zeros(0, dtype=torch.int64))[0]
     assert states.shape == (0, 48)
-    assert len(found) == len([*Encoder(DROPS).parameters()])
+    assert len(found) == len([*Encoder(DROPS, BERT).parameters()])
     assert not any(each.any() for each in found.values())
 
 
@@ -100,7 +101,7 @@ LENGTHS = (5, 12, 9)
 def step() -> tuple[Tensor, dict[str, Tensor]]:
     """The hidden states of a batch, with dropout, and the gradients of their sum of squares."""
     batch = random_batch(LENGTHS, SMALL.vocabulary)
-    model = Encoder(SMALL.encoder).initialize(0).to(torch.bfloat16).train()
+    model = Encoder(SMALL.encoder, BERT).initialize(0).to(torch.bfloat16).train()
     hidden = model.encode(batch)
     torch.autograd.backward(hidden.float().square().sum())
     return hidden.detach(), {name: each.grad for name, each in model.named_parameters() if each.grad is not None}

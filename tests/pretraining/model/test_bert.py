@@ -18,10 +18,11 @@ from support.pretraining_reference import (
     random_batch,
 )
 
+from pretraining.architectures.declaration import list_sizes, make_shape
 from pretraining.config.settings import Model
 from pretraining.model import cpu_kernels
-from pretraining.model.bert import Bert
-from pretraining.model.shape import DROPOUT, SIZES, Shape
+from pretraining.model.encoder import PretrainingModel
+from pretraining.model.shape import DROPOUT, Shape
 from pretraining.objectives.declaration import build_model, count_step_flops, num_parameters
 
 LENGTHS = (5, 70, 96, 17, 64, 1, 33)
@@ -35,16 +36,16 @@ def either_path(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def small_model(**changes: Any) -> Bert:
+def small_model(**changes: Any) -> PretrainingModel:
     return make_uneven(build_model(replace(SMALL, **changes)))
 
 
 def test_the_published_sizes_have_the_published_parameters() -> None:
-    millions = {name: num_parameters(Shape.from_size(name, 30522)) / 1e6 for name in SIZES}
+    millions = {name: num_parameters(make_shape(name, 30522)) / 1e6 for name in list_sizes()}
     assert 109 < millions["base"] < 111
     assert 335 < millions["large"] < 340
     for name in ("tiny", "mini", "medium"):
-        shape = Shape.from_size(name, 30522)
+        shape = make_shape(name, 30522)
         padding = (shape.padded_vocabulary - shape.vocabulary) * (shape.hidden + 1)
         assert sum(parameter.numel() for parameter in build_model(shape).parameters()) - padding == num_parameters(
             shape
@@ -59,19 +60,19 @@ def test_flops_are_those_that_the_peers_count() -> None:
         ("base", 128, 20, 69.9),
         ("base", 512, 80, 301.4),
     ):
-        assert count_step_flops(Shape.from_size(name, 30522), [length], predictions) / 1e9 == pytest.approx(
+        assert count_step_flops(make_shape(name, 30522), [length], predictions) / 1e9 == pytest.approx(
             gigaflops, abs=0.06
         )
 
 
 def test_fresh_weights_are_a_cut_normal_distribution() -> None:
-    model = build_model(Shape.from_size("tiny", 1000)).initialize(7)
+    model = build_model(make_shape("tiny", 1000)).initialize(7)
     weight = model.get_parameter("layers.0.attention.qkv.weight")
     assert weight.abs().max().item() <= 0.04
     assert weight.std().item() == pytest.approx(0.02 * 0.88, rel=0.03)  # the cut at two deviations narrows it
     assert not any(parameter.any() for name, parameter in model.named_parameters() if name.endswith("bias"))
     assert not model.embeddings.word.weight[1000:].any()
-    again = build_model(Shape.from_size("tiny", 1000)).initialize(7)
+    again = build_model(make_shape("tiny", 1000)).initialize(7)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
@@ -124,7 +125,7 @@ def test_batches_arrive_whole_on_a_gpu() -> None:
                 assert torch.equal(getattr(moved, field.name).cpu(), getattr(batch, field.name))
 
 
-TINY = Shape.from_size("tiny", vocabulary=100)
+TINY = make_shape("tiny", vocabulary=100)
 
 
 def test_differences_are_told() -> None:
@@ -138,5 +139,5 @@ def test_weights_do_not_depend_on_dropout() -> None:
 
 
 def test_every_number_has_its_name_in_the_recipe_or_one_in_words() -> None:
-    names = {field.name for field in fields(Shape)} - {*DROPOUT, "vocabulary", "objective", "pairs", "sees"}
+    names = {field.name for field in fields(Shape)} - {*DROPOUT, "vocabulary", "learns"}
     assert names <= set(Model.model_fields)

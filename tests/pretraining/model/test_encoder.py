@@ -20,8 +20,8 @@ from data_prep.common.errors import UserError
 from pretraining.model import attention
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import Packed, Padded
-from pretraining.model.bert import Bert
-from pretraining.model.encoder import FinalLayer, Layer, require_own_masks
+from pretraining.model.bert import FinalLayer, Layer
+from pretraining.model.encoder import PretrainingModel, require_own_masks
 from pretraining.model.fused import Dropout
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
@@ -40,7 +40,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(attention, "has_flash", lambda *_: request.param == "flash")
 
 
-def model_without_data(recompute: bool = False, shape: Shape = SHAPE) -> Bert:
+def model_without_data(recompute: bool = False, shape: Shape = SHAPE) -> PretrainingModel:
     with torch.device("meta"):
         return build_model(shape, recompute).bfloat16()
 
@@ -105,7 +105,7 @@ def count_translations() -> list[int]:
     return [len(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(kind)) for kind in kinds]
 
 
-def model_on(device: str, recompute: bool, shape: Shape) -> Bert:
+def model_on(device: str, recompute: bool, shape: Shape) -> PretrainingModel:
     return model_without_data(recompute, shape) if device == "meta" else build_model(shape, recompute).initialize(1)
 
 

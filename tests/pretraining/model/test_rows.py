@@ -18,10 +18,10 @@ from data_prep.arrow_files import read_shard
 from data_prep.common.arrays import ranges
 from data_prep.common.hashing import hash_key
 from data_prep.shards import Manifest
+from pretraining.architectures.declaration import make_shape
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.model.masks import Masked, Split, choose_places, count_masked, draw_masks, number_places
 from pretraining.model.rows import Draw, Rows
-from pretraining.model.shape import Shape
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.planning.amount import measure_sequences, most_predictions
 
@@ -141,7 +141,7 @@ def check_against_shards(folder: Path, dataset: Dataset) -> None:
 
 
 def test_plans_know_how_long_cut_examples_are(folder: Path) -> None:
-    manifest, shape = Manifest.read(folder), Shape.from_size("tiny", 300)
+    manifest, shape = Manifest.read(folder), make_shape("tiny", 300)
     dataset = Dataset(folder, manifest, 24)
     lengths, predictions = dataset.sizes(dataset.first_examples(sum(dataset.shard_rows[0])))
     found = measure_sequences(shape, 24, manifest)

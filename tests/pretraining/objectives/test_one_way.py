@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pretraining.model import encoder
 from pretraining.model.attention import Padded
-from pretraining.model.bert import Bert
+from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, build_model, count_step_flops, find_objective, objectives
 
@@ -39,10 +39,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield str(request.param)
 
 
-def made(name: str, **changes: Any) -> tuple[Objective, Bert]:
+def made(name: str, **changes: Any) -> tuple[Objective, PretrainingModel]:
     """An objective, and a model of it."""
     objective = objectives()[name]
-    shape = replace(SMALL, objective=name, sees=objective.sees, pairs=False, **changes)
+    shape = replace(SMALL, **changes).change_learning(objective=name, sees=objective.sees, pairs=False)
     return objective, make_uneven(build_model(shape))
 
 
@@ -87,7 +87,7 @@ def test_no_piece_knows_the_answer(name: str, length: int, others: list[int], se
     model.train().dropout_seed = seed
     one, other = (random_batch([length, *others], SMALL.vocabulary, seed) for _ in range(2))
     at = data.draw(st.integers(1, length - 1))
-    unseen = slice(at, length) if model.shape.sees == "before" else slice(at)
+    unseen = slice(at, length) if model.shape.learns.sees == "before" else slice(at)
     other.pieces[unseen] = (one.pieces[unseen] + 1) % SMALL.vocabulary
     kept = torch.ones(len(one.pieces), dtype=torch.bool)
     kept[unseen] = False
@@ -117,16 +117,16 @@ def test_a_sequence_does_not_know_its_neighbours(name: str, lengths: list[int], 
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
         standing = model.sequence_states(ours, alone)
         last = alone.starts[1:].long() - 1
-        assert torch.equal(standing, ours[last if model.shape.sees == "before" else alone.starts[:-1].long()])
+        assert torch.equal(standing, ours[last if model.shape.learns.sees == "before" else alone.starts[:-1].long()])
 
 
 @pytest.mark.parametrize("name", ONE_WAY)
 def test_flops_are_those_of_half_the_pairs_and_all_predictions(name: str) -> None:
     shape: Shape = made(name)[1].shape
-    two_way = replace(shape, sees="both", objective="mlm")
+    two_way = shape.change_learning(sees="both", objective="mlm")
     length, h = 96, shape.hidden
     predictions = find_objective(shape).predictions(length, 14, 0.0)
     left = length * length - (length * length + length) / 2
     saved = 3 * shape.layers * 4 * h * left
     assert count_step_flops(shape, [length], predictions) == count_step_flops(two_way, [length], predictions) - saved
-    assert predictions == (95 if shape.sees == "before" else 94)
+    assert predictions == (95 if shape.learns.sees == "before" else 94)

@@ -21,6 +21,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from pretraining.engine.engine import Engine
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model.shape import BIAS, MATRIX
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
 from pretraining.optimizers.steps.building import build_optimizer
@@ -125,6 +126,7 @@ def test_trust_ratios_by_layer() -> None:
 
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+ROLES = {"small": BIAS, "fused": MATRIX._replace(parts=3), "rest": MATRIX}
 SIZES = {"small": 7, "fused": 3 * 40, "rest": 33}
 FP32 = 1e-5
 """how far the updates may be apart: apex takes the powers of the betas and 1 - beta in fp32, which shows most in the
@@ -141,7 +143,7 @@ class Twin:
         groups: list[dict[str, Any]] = [{"params": self.flats[:1]}, {"params": self.flats[1:], "weight_decay": 0.0}]
         self.lamb = Lamb(OPTIMIZER, groups, settings)
         self.lamb.gradient_norm = lambda: 2.5
-        self.lamb.prepare([held(flat) for flat in self.flats], lambda name: 3 if name == "fused" else 1, {})
+        self.lamb.prepare([held(flat) for flat in self.flats], ROLES, {})
 
     def step(self) -> None:
         for flat in self.flats:
@@ -249,4 +251,4 @@ def test_apex_is_an_accelerator_and_never_needed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "amp_C", None)
     assert load_apex("auto") is None
     with pytest.raises(UserError, match=r'"apex": apex is not installed; build NVIDIA\'s .*, or take "auto"'):
-        build_optimizer(model, LambSettings(name="lamb", kernels="apex"))
+        build_optimizer(model, model.roles(), LambSettings(name="lamb", kernels="apex"))

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.lamb_reference import LEARNING_RATES, error, first_weights, gradients, make_engine, moved, separate
+from support.lamb_reference import LEARNING_RATES, SHAPE, error, first_weights, gradients, make_engine, moved, separate
 from support.training import run_connected
 from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
+from pretraining.model.shape import BIAS, HEAD, MATRIX, NORM, TABLE, Role
+from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.lamb import LambSettings
 from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, orthogonalize
-from pretraining.optimizers.steps.building import build_optimizer, is_decayed
+from pretraining.optimizers.steps.building import build_optimizer
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
 
 MUON = {"name": "muon", "bias_correction": False}
@@ -38,13 +40,13 @@ def train(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor], size: flo
     return torch.cat([weight.detach() for weight in weights])
 
 
-def ours(parameter: str, begin: Tensor, settings: dict[str, Any], fused_parts: int = 1, size: float = 1.0) -> Tensor:
-    """What becomes of a weight that has this name in the model."""
+def ours(role: Role, begin: Tensor, settings: dict[str, Any], size: float = 1.0) -> Tensor:
+    """What becomes of a weight with this role."""
     model = nn.ParameterDict({"only": begin.clone()})
-    optimizer = build_optimizer(model, recipe.Optimizer.model_validate(settings))
+    optimizer = build_optimizer(model, {"only": role}, recipe.Optimizer.model_validate(settings))
     weight = model["only"]
-    flat = FlatTensor(weight, {parameter: weight.numel()}, (Slice(parameter, 0, weight.numel(), 0),))
-    optimizer.prepare([flat], lambda _: fused_parts, {parameter: weight.shape})
+    flat = FlatTensor(weight, {"only": weight.numel()}, (Slice("only", 0, weight.numel(), 0),))
+    optimizer.prepare([flat], {"only": role}, {"only": weight.shape})
     return train(optimizer, [weight], size)
 
 
@@ -55,20 +57,15 @@ def pytorchs(begin: Tensor, parts: int, size: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "parts"),
-    [
-        ("feed_forward.inner", (96, 24), 1),
-        ("feed_forward.output", (24, 96), 1),
-        ("attention.output", (40, 40), 1),
-        ("attention.qkv", (72, 24), 3),
-    ],
+    ("shape", "parts"),
+    [((96, 24), 1), ((24, 96), 1), ((40, 40), 1), ((72, 24), 3)],
 )
 @pytest.mark.parametrize("size", [1.0, 1e-7])
-def test_matrices_of_layers_move_as_pytorch_has_it(name: str, shape: tuple[int, int], parts: int, size: float) -> None:
+def test_matrices_of_layers_move_as_pytorch_has_it(shape: tuple[int, int], parts: int, size: float) -> None:
     """PyTorch's iterates in bf16, which has 3 digits. Query, key and value are matrices of their own, and what they
     are given in the first steps is as small as this."""
     begin = random(0, shape)
-    found = ours(f"layers.0.{name}.weight", begin, {"name": "muon", "weight_decay": 0.1}, parts, size)
+    found = ours(MATRIX._replace(parts=parts), begin, {"name": "muon", "weight_decay": 0.1}, size)
     wanted = pytorchs(begin, parts, size)
     assert (found - wanted).norm() < 0.02 * (wanted - begin).norm()
 
@@ -102,13 +99,10 @@ def test_the_nearest_orthogonal_matrix_does_not_depend_on_the_size(dtype: torch.
     assert not torch.equal(orthogonalize(2.0**-60 * matrix).float(), wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [("embeddings.word.weight", (7, 5)), ("masked_head.transform.weight", (5, 5)), ("layers.0.output.bias", (11,))],
-)
-def test_all_else_moves_as_adamw_has_it(name: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("role", "shape"), [(TABLE, (7, 5)), (HEAD, (5, 5)), (BIAS, (11,)), (NORM, (11,))])
+def test_all_else_moves_as_adamw_has_it(role: Role, shape: tuple[int, ...]) -> None:
     common: dict[str, Any] = {"betas": (0.9, 0.98), "epsilon": 1e-6, "weight_decay": 0.1}
-    moved = [ours(name, random(0, shape), {"name": kind, **common}) for kind in ("muon", "adamw")]
+    moved = [ours(role, random(0, shape), {"name": kind, **common}) for kind in ("muon", "adamw")]
     torch.testing.assert_close(*moved, rtol=1e-5, atol=1e-6)
 
 
@@ -123,6 +117,7 @@ def reference(ranks: int) -> dict[str, Tensor]:
     """Plain Muon in fp64 on one process, with the forces of all ranks; Adam's part without bias correction."""
     weights = {name: weight.double() for name, weight in separate(first_weights()).items()}
     means, powers = ({name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in range(2))
+    roles = build_model(SHAPE).roles()
     for step, rate in enumerate(LEARNING_RATES):
         for name, gradient in gradients(step, ranks, LambSettings()).items():
             matrix = name.startswith("layers.") and gradient.ndim == 2
@@ -132,7 +127,7 @@ def reference(ranks: int) -> dict[str, Tensor]:
             change = means[name] / (powers[name].sqrt() + 1e-6)
             if matrix:
                 change = plainly((1 - beta) * gradient + beta * means[name]) * 0.2 * max(gradient.shape) ** 0.5
-            decay = 0.01 if is_decayed(name.partition("[")[0]) else 0.0
+            decay = 0.01 if roles[name.partition("[")[0]].decays else 0.0
             weights[name] = weights[name] * (1 - rate * decay) - rate * change
     return weights
 

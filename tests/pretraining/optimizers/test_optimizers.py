@@ -20,7 +20,7 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
-from pretraining.optimizers.steps.building import build_optimizer, find_steps, is_decayed
+from pretraining.optimizers.steps.building import build_optimizer, find_steps
 from pretraining.optimizers.steps.flat import FlatOptimizer
 
 RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
@@ -66,14 +66,14 @@ def test_biases_and_norms_never_decay_and_all_else_does() -> None:
     for layer in range(SMALL.layers):
         parts = ("attention.qkv", "attention.output", "feed_forward.inner", "feed_forward.output")
         wanted |= {f"layers.{layer}.{part}.weight" for part in parts}
-    names = [name for name, _ in build_model(SMALL).named_parameters()]
-    assert {name for name in names if is_decayed(name)} == wanted
-    assert "masked_head.bias" in names
+    roles = build_model(SMALL).roles()
+    assert {name for name, role in roles.items() if role.decays} == wanted
+    assert "masked_head.bias" in roles
 
 
 def test_every_parameter_is_in_one_group() -> None:
     model = build_model(SMALL)
-    decayed, others = build_optimizer(model, settings()).param_groups
+    decayed, others = build_optimizer(model, model.roles(), settings()).param_groups
     found = [*map(id, decayed["params"]), *map(id, others["params"])]
     assert sorted(found) == sorted(map(id, model.parameters()))
     assert decayed["weight_decay"] == settings().weight_decay

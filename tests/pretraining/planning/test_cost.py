@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretraining.model.shape import SIZES, Shape
+from pretraining.architectures.declaration import list_sizes, make_shape
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
 from pretraining.planning.cost import Cluster, Exchange, MicroBatch, estimate_step, find_efficiency
@@ -27,12 +27,12 @@ def cluster(name: str = "a100-80", nodes: int = 4, per_node: int = 8, network: s
 
 
 def work(size: str = "large", length: int = 128, sequences: int = 64) -> MicroBatch:
-    shape = Shape.from_size(size, 30522)
+    shape = make_shape(size, 30522)
     return MicroBatch.from_average(shape, "bf16", sequences, measure_sequences(shape, length, None))
 
 
 def sharing(zero: int = 1, size: str = "large", dtype: Any = "bf16") -> Exchange:
-    return Exchange.for_stage(count_parameters(Shape.from_size(size, 30522)), zero, dtype, optimizers()["lamb"].traffic)
+    return Exchange.for_stage(count_parameters(make_shape(size, 30522)), zero, dtype, optimizers()["lamb"].traffic)
 
 
 @given(names, kinds, stages, powers, powers, st.floats(1.0, 10.0))
@@ -54,7 +54,7 @@ def test_faster_parts_help(name: str, network: str, zero: int, nodes: int, accum
         assert estimate_step(other, work(), sharing(zero), accumulation).total <= seconds * (1 + 1e-9)
 
 
-@given(names, kinds, stages, powers, powers, st.sampled_from(sorted(SIZES)))
+@given(names, kinds, stages, powers, powers, st.sampled_from(sorted(list_sizes())))
 def test_a_rank_among_others_gets_no_more_done_than_alone(
     name: str, network: str, zero: int, nodes: int, accumulation: int, size: str
 ) -> None:
@@ -103,7 +103,7 @@ def test_the_host_limits_small_micro_batches_on_a_gpu() -> None:
 
 
 def test_recomputed_activations_cost_a_third_more() -> None:
-    shape = Shape.from_size("large", 30522)
+    shape = make_shape("large", 30522)
     statistics = measure_sequences(shape, 512, None)
     kept, again = (MicroBatch.from_average(shape, "bf16", 64, statistics, recompute) for recompute in (False, True))
     device = cluster().device

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.live_tensors import LiveTensors
 
+from pretraining.architectures.declaration import make_shape
 from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.config.settings import Dtype, list_divisors
 from pretraining.data.batches import full_sequences
@@ -30,7 +31,7 @@ from pretraining.planning.memory import (
 )
 from pretraining.planning.plan import Target
 
-BASE = Heaviest(Shape.from_size("base", 30522), "bf16", length=128, predictions=20, recompute=False)
+BASE = Heaviest(make_shape("base", 30522), "bf16", length=128, predictions=20, recompute=False)
 
 
 @given(st.integers(1, 100_000), st.integers(0, 100_000))
@@ -94,7 +95,7 @@ def test_a_step_takes_what_is_planned(name: str, dtype: Dtype, sequences: int, m
         monkeypatch.setattr(fused, "has_loss_kernel", lambda _: False)
         monkeypatch.setitem(DTYPES, "fp16", torch.bfloat16)  # which CPUs compute with
     objective = objectives()[name]
-    shape = Shape(2, 64, 2, 256, 9000, objective=name, pairs=False, sees=objective.sees)
+    shape = Shape(2, 64, 2, 256, 9000).change_learning(objective=name, pairs=False, sees=objective.sees)
     predictions = int(objective.predictions(64, 10, 0.5))
     model = build_model(shape).initialize(1).to(DTYPES[dtype]).train()
     batch = full_sequences(sequences, 64, predictions, objective)

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.sides import silence_stderr
 from benchmarks.training_sides import Training, join_micro_batches
+from pretraining.architectures.declaration import make_shape
 from pretraining.config.settings import Dtype, Parallel, Precision
 from pretraining.data.batches import full_sequences
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -34,7 +35,7 @@ PEAK_STEPS = 6
 def measure(size: str, zero: int) -> dict[str, Any]:
     """What one rank finds."""
     connect_ranks()
-    found = measure_peak(Shape.from_size(size, VOCABULARY), "bf16", zero)
+    found = measure_peak(make_shape(size, VOCABULARY), "bf16", zero)
     disconnect()
     return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from support.recipes import TAKE_WHAT_FITS, completing
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from pretraining import train
+from pretraining.architectures.declaration import list_sizes, make_shape
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Dtype, Recipe
 from pretraining.data.order import BatchOrder, Order
-from pretraining.model.shape import SIZES, Shape
 from pretraining.objectives.declaration import configure_objective, count_step_flops, num_parameters
 from pretraining.planning.amount import measure_sequences
 from pretraining.planning.memory import Room, plan_memory
@@ -106,7 +105,7 @@ def test_a_rate_that_moves_is_planned_for_every_phase_by_its_own_steps() -> None
 
 
 def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
-    shape = Shape.from_size("tiny", 1000)
+    shape = make_shape("tiny", 1000)
     statistics = measure_sequences(shape, 512, manifest)
     sizes = LENGTHS[512]
     assert statistics.duplicates == 2
@@ -132,7 +131,7 @@ def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
 def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest) -> None:
     alone = manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": "none"})})
     with_pairs, without = (plan("bert_mini", manifest=data, flops_per_second=1e12) for data in (manifest, alone))
-    assert without.target.shape == replace(with_pairs.target.shape, pairs=False)
+    assert without.target.shape == with_pairs.target.shape.change_learning(pairs=False)
     assert without.memories[0].optimizer < with_pairs.memories[0].optimizer
     assert (without.seconds or 0) < (with_pairs.seconds or 0)
 
@@ -190,7 +189,7 @@ def test_zero_divides_what_it_says_among_the_ranks() -> None:
 
 
 def test_offload_moves_memory_to_the_host() -> None:
-    shape = Shape.from_size("large", 30522)
+    shape = make_shape("large", 30522)
     for zero in range(4):
         moved, here = plan_memory(shape, "bf16", 8, zero, "all"), plan_memory(shape, "bf16", 8, zero)
         assert here.host == 0
@@ -198,11 +197,16 @@ def test_offload_moves_memory_to_the_host() -> None:
         assert (moved.host > 0) == (zero > 0)
 
 
-@given(st.sampled_from(sorted(SIZES)), st.sampled_from(["bf16", "fp16", "fp32"]), st.integers(0, 3), st.integers(0, 12))
+@given(
+    st.sampled_from(sorted(list_sizes())),
+    st.sampled_from(["bf16", "fp16", "fp32"]),
+    st.integers(0, 3),
+    st.integers(0, 12),
+)
 def test_memory_falls_with_ranks_and_with_the_stage(size: str, dtype: Any, zero: int, power: int) -> None:
     """With small buckets; DeepSpeed's own take more than ZeRO 2 and 3 save of small models."""
     small = {"reduce_bucket_size": 0, "stage3_max_live_parameters": 0}
-    shape, ranks = Shape.from_size(size, 30522), 2**power
+    shape, ranks = make_shape(size, 30522), 2**power
     here = plan_memory(shape, dtype, ranks, zero, zero_options=small)
     assert plan_memory(shape, dtype, 2 * ranks, zero, zero_options=small).device <= here.device
     if zero > 1 and ranks > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ SCORER = our_scorer()
 def test_a_model_of_one_direction_is_asked_once_for_all_pieces(name: str) -> None:
     """What stands at a piece and on its other side may be anything."""
     objective = objectives()[name]
-    shape = replace(SHAPE, objective=name, pairs=False, sees=objective.sees)
+    shape = SHAPE.change_learning(objective=name, pairs=False, sees=objective.sees)
     model = build_model(shape).initialize(3)
     text = "word1 abc word2 ?"
     found = Scorer(model, VOCABULARY, CPU).score([text, "word3", text])
@@ -129,7 +128,7 @@ def test_a_long_sentence_is_asked_in_parts_and_one_that_is_too_long_is_not(monke
 @pytest.mark.parametrize("scorer", ["both", "before"])
 def test_a_sentence_of_which_no_piece_is_left_has_no_score(scorer: str) -> None:
     """It would be the likeliest of all: nothing is asked of it."""
-    one_way = build_model(replace(SHAPE, objective="ltr", pairs=False, sees="before")).initialize(0)
+    one_way = build_model(SHAPE.change_learning(objective="ltr", pairs=False, sees="before")).initialize(0)
     found = (SCORER if scorer == "both" else Scorer(one_way, VOCABULARY, CPU)).score(["\u200b", "word1", "\x01\x02"])
     assert np.isnan(found).tolist() == [True, False, True]
 
@@ -172,7 +171,7 @@ def test_a_model_of_one_direction_fills_in_nothing(folder: Path, monkeypatch: py
     model = StoredModel.open(str(folder))
     [best] = fill_masks(model, "word1 [MASK]", 2, CPU)
     assert len(best) == 2
-    one_way = build_model(replace(SHAPE, objective="rtl", pairs=False, sees="after")).initialize(0)
+    one_way = build_model(SHAPE.change_learning(objective="rtl", pairs=False, sees="after")).initialize(0)
     monkeypatch.setattr(StoredModel, "build_pretrained", lambda _: one_way)
     with pytest.raises(UserError, match="has never seen a"):
         fill_masks(model, "word1 [MASK]", 2, CPU)
@@ -199,7 +198,7 @@ EXAMPLES, LENGTH = 24, 32
 def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
     """The pieces that a model is asked for, with what each costs, from its logits in plain PyTorch."""
     bert, manifest = model.build_pretrained(), Manifest.read(data)
-    dataset = Dataset(data, manifest, LENGTH, validation=True, objective=objectives()[bert.shape.objective])
+    dataset = Dataset(data, manifest, LENGTH, validation=True, objective=objectives()[bert.shape.learns.objective])
     found = []
     for batch, _ in validation_batches(dataset, 0, 1, 1, EXAMPLES):
         states = bert.encode(batch)[batch.chosen]

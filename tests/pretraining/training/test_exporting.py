@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from data_prep.common.toml_text import read_toml
 from data_prep.shards import Manifest
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
+from pretraining.architectures.declaration import make_shape
 from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.config.settings import Recipe
 from pretraining.export import main
@@ -112,10 +112,10 @@ def test_the_card_has_the_recipe_of_what_was_trained() -> None:
     recipe = Recipe.model_validate({"phases": phases, "parallel": {"zero": 2}})
     data = DataSummary({}, 100, {"64": 5, "64, held out": 1}, {}, "vocabulary", "fingerprint")
     run = RunRecord(RunState(phase=1, phase_step=3), recipe, data, None, [])
-    told = read_toml(describe_training(run, Shape.from_size("tiny", 100)))
+    told = read_toml(describe_training(run, make_shape("tiny", 100)))
     assert told.keys() == {"objective", "seed", "model", "phases"}
     assert told["objective"]["next_sentences"]
-    unpaired = replace(Shape.from_size("tiny", 100), pairs=False)
+    unpaired = make_shape("tiny", 100).change_learning(pairs=False)
     assert "next_sentences" not in read_toml(describe_training(run, unpaired))["objective"]
     short, long = told["phases"]
     assert (short["name"], short["steps"], short["cut_out_of"]) == ("short", 9, 64)

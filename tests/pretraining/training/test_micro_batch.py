@@ -14,9 +14,9 @@ from support.marks import slow
 from support.pretraining_reference import SMALL
 from torch import Tensor
 
+from pretraining.architectures.declaration import make_shape
 from pretraining.data.batches import full_sequences
 from pretraining.engine.engine import is_shortage
-from pretraining.model.shape import Shape
 from pretraining.planning.memory import Heaviest, find_largest_that_fits, plan_activations
 from pretraining.training import micro_batch
 from pretraining.training.micro_batch import fits_in_trial, memory_to_reserve
@@ -141,7 +141,7 @@ def test_a_trial_leaves_room_for_what_the_engine_will_hold_yet(monkeypatch: pyte
 def test_a_gpu_finds_what_fits_and_is_as_before() -> None:
     """In 4 GB, of which the weights and gradients of Base take 0.5."""
     device = torch.device("cuda", 0)
-    base = Heaviest(Shape.from_size("base", 30522), "bf16", length=128, predictions=20, recompute=False)
+    base = Heaviest(make_shape("base", 30522), "bf16", length=128, predictions=20, recompute=False)
     free, held = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)
     reserve = free - 4 * 10**9
     sizes = [2**power for power in range(12)]

@@ -17,9 +17,9 @@ from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.state import RunState
-from pretraining.config.overrides import list_sizes
+from pretraining.config.overrides import list_settings
 from pretraining.huggingface.folders import write_folder
-from pretraining.model.bert import Bert
+from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.training.origin import begin_with, find_difference
@@ -28,10 +28,10 @@ BASE = WordPiece(PIECES, cased=False)
 MORE = WordPiece((*PIECES, "river", "中", "é"), cased=False)
 
 
-def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[Bert, str]:
+def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[PretrainingModel, str]:
     """A new model with the weights of a folder, and what was said of it."""
     origin = StoredModel.open(str(folder))
-    sizes: dict[str, Any] = {**list_sizes(origin.shape), "vocabulary": len(vocabulary), "positions": positions}
+    sizes: dict[str, Any] = {**list_settings(origin.shape), "vocabulary": len(vocabulary), "positions": positions}
     shape = Shape(**sizes)
     model = build_model(shape).initialize(1)
     return model, begin_with(model, RunState(), origin, vocabulary)
@@ -119,7 +119,7 @@ def test_what_saw_both_sides_may_learn_one_way_and_that_is_said(tmp_path: Path, 
     if not pairs:
         BertForMaskedLM.from_pretrained(bert).save_pretrained(bert)
     origin, sees = StoredModel.open(str(bert)), objectives()[name].sees
-    model = build_model(replace(origin.shape, objective=name, sees=sees, pairs=False)).initialize(1)
+    model = build_model(origin.shape.change_learning(objective=name, sees=sees, pairs=False)).initialize(1)
     said = begin_with(model, RunState(), origin, BASE)
     assert f"; a piece saw all others, and from now on those {sees} it" in said
     assert ("; left out: pooler, next-sentence head" in said) == pairs

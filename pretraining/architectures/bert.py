@@ -1,0 +1,134 @@
+"""BERT: learned positions and segments, and layers that end with a norm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pretraining.architectures.declaration import Architecture, LayerMemory
+from pretraining.architectures.weights import TaskHead, Weight, declare_linear, declare_norm, declare_table
+from pretraining.model.shape import BIAS, HEAD, MATRIX, PIECE_HEAD, Shape
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pretraining.model.encoder import Embeddings
+
+FUSED = MATRIX._replace(parts=3)
+"""The role of the matrix that joins query, key and value."""
+
+
+class Bert(Architecture):
+    """BERT as published."""
+
+    title = "BERT"
+    sizes: ClassVar = {
+        "tiny": (2, 128),
+        "mini": (4, 256),
+        "small": (4, 512),
+        "medium": (8, 512),
+        "base": (12, 768),
+        "large": (24, 1024),
+    }
+    model_type, class_prefix, trunk = "bert", "Bert", "bert."
+    classes: ClassVar = {
+        "AutoModelForPreTraining": "BertForPreTraining",
+        "AutoModelForMaskedLM": "BertForMaskedLM",
+        "AutoModelForCausalLM": "BertLMHeadModel",
+        "AutoModelForSequenceClassification": "BertForSequenceClassification",
+        "AutoModelForMultipleChoice": "BertForMultipleChoice",
+        "AutoModelForQuestionAnswering": "BertForQuestionAnswering",
+        "AutoModelForTokenClassification": "BertForTokenClassification",
+    }
+    config_names: ClassVar = {
+        "layers": "num_hidden_layers",
+        "hidden": "hidden_size",
+        "heads": "num_attention_heads",
+        "intermediate": "intermediate_size",
+        "vocabulary": "vocab_size",
+        "positions": "max_position_embeddings",
+        "segments": "type_vocab_size",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+        "epsilon": "layer_norm_eps",
+    }
+    config_constants: ClassVar = {"hidden_act": "gelu"}
+    config_values: ClassVar = {
+        "is_decoder": (False, True),
+        "position_embedding_type": ("absolute",),
+        "add_cross_attention": (False,),
+    }
+    head_prefixes = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.", "qa_outputs.")
+    copies: ClassVar = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+    def embeddings(self, shape: Shape) -> list[Weight]:
+        h, theirs = shape.hidden, f"{self.trunk}embeddings"
+        return [
+            declare_table("embeddings.word", f"{theirs}.word_embeddings", shape.vocabulary, h, "pieces"),
+            declare_table("embeddings.position", f"{theirs}.position_embeddings", shape.positions, h, "positions"),
+            declare_table("embeddings.segment", f"{theirs}.token_type_embeddings", shape.segments, h, "segments"),
+            *declare_norm("embeddings.norm", f"{theirs}.LayerNorm", h),
+        ]
+
+    def layer(self, shape: Shape, number: int) -> list[Weight]:
+        h, inner = shape.hidden, shape.intermediate
+        ours, theirs = f"layers.{number}", f"{self.trunk}encoder.layer.{number}"
+        attention = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
+        return [
+            *declare_linear(f"{ours}.attention.qkv", attention, 3 * h, h, FUSED, "columns"),
+            *declare_linear(f"{ours}.attention.output", [f"{theirs}.attention.output.dense"], h, h, cut="rows"),
+            *declare_norm(f"{ours}.attention.norm", f"{theirs}.attention.output.LayerNorm", h),
+            *declare_linear(f"{ours}.feed_forward.inner", [f"{theirs}.intermediate.dense"], inner, h, cut="columns"),
+            *declare_linear(f"{ours}.feed_forward.output", [f"{theirs}.output.dense"], h, inner, cut="rows"),
+            *declare_norm(f"{ours}.feed_forward.norm", f"{theirs}.output.LayerNorm", h),
+        ]
+
+    def heads(self, shape: Shape) -> dict[str, list[Weight]]:
+        h, theirs = shape.hidden, "cls.predictions"
+        return {
+            "pooler": declare_linear("pooler", ["bert.pooler.dense"], h, h, HEAD),
+            PIECE_HEAD: [
+                *declare_linear(f"{PIECE_HEAD}.transform", [f"{theirs}.transform.dense"], h, h, HEAD),
+                *declare_norm(f"{PIECE_HEAD}.norm", f"{theirs}.transform.LayerNorm", h),
+                Weight(f"{PIECE_HEAD}.bias", (f"{theirs}.bias",), (shape.vocabulary,), BIAS, "vocabulary", "pieces"),
+            ],
+            "next_head": declare_linear("next_head", ["cls.seq_relationship"], 2, h, HEAD),
+        }
+
+    def task_head(self, shape: Shape, head: TaskHead) -> list[Weight]:
+        theirs = "qa_outputs" if head.kind == "spans" else "classifier"
+        pooler = self.heads(shape)["pooler"] if head.has_pooler else []
+        return [*pooler, *declare_linear("head", [theirs], head.outputs, shape.hidden, HEAD)]
+
+    def count_products(self, shape: Shape) -> tuple[float, float]:
+        h = shape.hidden
+        return 2 * 3 * h * h, 2 * (h * h + 2 * h * shape.intermediate)
+
+    def layer_memory(self, shape: Shape) -> LayerMemory:
+        # a layer keeps its input, q k v and attention's result; then the sum before and the output of the first norm,
+        # the sum before the second, and the inner layer before and after GELU
+        h = shape.hidden
+        return LayerMemory(3 * h, 5 * h, 2 * h, 3 * h + 2 * shape.intermediate, 2 * h)
+
+    def build(self, shape: Shape) -> tuple[Embeddings, list[nn.Module]]:
+        from pretraining.model.bert import BertEmbeddings, FinalLayer, Layer
+
+        return BertEmbeddings(shape), [*(Layer(shape) for _ in range(shape.layers - 1)), FinalLayer(shape)]
+
+    def build_head(self, name: str, shape: Shape, at_once: int | None = None) -> nn.Module:
+        from torch import nn
+
+        from pretraining.model.bert import PieceHead, Pooler
+
+        built: dict[str, Any] = {
+            "pooler": lambda: Pooler(shape.hidden),
+            PIECE_HEAD: lambda: PieceHead(shape, at_once),
+            "next_head": lambda: nn.Linear(shape.hidden, 2),
+        }
+        module: nn.Module = built[name]()
+        return module
+
+
+ARCHITECTURE = Bert()

@@ -1,0 +1,300 @@
+"""The declaration of an architecture. Every other file of this folder is an architecture, and `find_architecture` finds
+it; `weights.py` has what they declare weights with.
+
+An architecture defines an encoder: its sizes and settings, its weights and their roles, what it costs, its modules, and
+its form in transformers. A file has an `ARCHITECTURE`, whose class derives from `Architecture`; the file's name is the
+name in recipes (`model.architecture = "bert"`) and checkpoints. Sizes of its own are a dataclass that derives from
+`Shape`, with settings of the same names in a class that derives from `ModelSettings`. A layer is a module that is
+called as `Layer` in `model/encoder.py` is. Nothing here loads PyTorch: modules are those of `model/`, which `build`
+and its like import.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from data_prep.common.errors import UserError
+from data_prep.common.sections import Fraction, Positive, Section, declared_in, foreign_values, joined_settings
+from data_prep.common.toml_text import show_value
+from pretraining.architectures.weights import TaskHead, Weight, count_parameters, count_products
+from pretraining.model.shape import ARCHITECTURE, MATRIX, PIECE_HEAD, SIDES, Learning, Sees, Shape
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pretraining.model.encoder import Embeddings, Encoder
+
+KEY = "architecture"
+
+
+class ModelSettings(Section):
+    """The encoder: a published size, or numbers. A number replaces that of the size."""
+
+    architecture: str = ARCHITECTURE
+    """The architecture."""
+    size: str | None = None
+    """One of the published sizes."""
+    layers: Positive | None = None
+    """Layers of the encoder."""
+    hidden: Positive | None = None
+    """Width of the encoder."""
+    heads: Positive | None = None
+    """Attention heads (default: hidden / 64)."""
+    intermediate: Positive | None = None
+    """Width of the feed-forward layers (default: 4 x hidden)."""
+    positions: Positive = 512
+    """Positions that have an embedding: the longest sequence."""
+    dropout: Fraction = 0.1
+    """Share of the activations dropped after the embeddings and in each layer."""
+    attention_dropout: Fraction = 0.1
+    """Share of the attention probabilities dropped."""
+    segments: Positive = 2
+    """Kinds of segments that have an embedding: 2 for the pairs of next-sentence prediction."""
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-12
+    """Added to the variance in layer norms."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_defaults(cls, given: Any) -> Any:
+        """Adds the defaults of the architecture where they differ from those of the others."""
+        if not isinstance(given, dict):
+            return given
+        kinds = [kind for name, kind in architectures().items() if name == given.get(KEY, ARCHITECTURE)]
+        return {**kinds[0].defaults, **given} if kinds else given
+
+    def shape(self, vocabulary: int, learns: Learning | None = None) -> Shape:
+        """Computes the sizes for a vocabulary; `learns`: by default, by the default objective."""
+        kind = find_architecture(self.architecture)
+        names = {field.name for field in fields(kind.shape_type)}
+        given = self.model_dump(include=names, exclude_none=True)
+        values = {
+            **kind.find_sizes(self.size, self.hidden),
+            **given,
+            "vocabulary": vocabulary,
+            "learns": learns or Learning(),
+        }
+        return kind.shape_type(**{field.name: values[field.name] for field in fields(kind.shape_type)})
+
+
+class LayerMemory(NamedTuple):
+    """The numbers that are kept for each piece until the backward pass."""
+
+    embeddings: float
+    """of the embeddings"""
+    before: float
+    """of a layer, up to the end of attention: all pieces have these, in the last layer too"""
+    chosen: float
+    """of the last layer besides, for each piece that the heads read: it is selected from what attention has"""
+    behind: float
+    """of a layer, after attention"""
+    masks: float
+    """bytes of the dropout masks of a layer, after attention, where PyTorch's operations keep them"""
+
+
+class Architecture(ABC):
+    """The declaration of an architecture."""
+
+    title: ClassVar[str]
+    """its name in sentences"""
+    shape_type: ClassVar[type[Shape]] = Shape
+    """the sizes of all architectures, and its own"""
+    settings_type: ClassVar[type[ModelSettings]] = ModelSettings
+    """the settings of all architectures, and its own"""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """settings whose default is another than that of `ModelSettings`"""
+    sizes: ClassVar[Mapping[str, tuple[int, int]]]
+    """layers and width of its published sizes"""
+    sees: ClassVar[tuple[Sees, ...]] = ("both", "before", "after")
+    """the directions of attention that it can have"""
+
+    # Its form in transformers; an architecture without one is exported with names of its own.
+
+    model_type: ClassVar[str | None] = None
+    """`model_type` in config.json; None if transformers does not have it"""
+    classes: ClassVar[Mapping[str, str]] = {}
+    """its classes in transformers, by the AutoModel class that finds them"""
+    class_prefix: ClassVar[str] = ""
+    """what the names of these classes begin with"""
+    config_names: ClassVar[Mapping[str, str]] = {}
+    """the names in config.json of the numbers of its shape that have another name there"""
+    config_constants: ClassVar[Mapping[str, Any]] = {}
+    """other values in config.json that decide what is computed, as all models have them that ours can compute"""
+    config_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """the same where it is not written, or there are several: the default first"""
+    trunk: ClassVar[str] = ""
+    """what the names of the encoder's weights begin with in models with heads"""
+    head_prefixes: ClassVar[tuple[str, ...]] = ()
+    """what the names of the weights of heads begin with, those of tasks included"""
+    copies: ClassVar[Mapping[str, str]] = {}
+    """names of weights that may be stored twice, and of the weights that they are equal to"""
+
+    def find_sizes(self, size: str | None, hidden: int | None) -> dict[str, int]:
+        """Finds the sizes of a published model, with the widths that usually go with another `hidden`."""
+        layers, width = self.sizes[size] if size else (0, 0)
+        hidden = hidden or width
+        return {"layers": layers, "hidden": hidden, "heads": max(1, hidden // 64), "intermediate": 4 * hidden}
+
+    # Its weights.
+
+    @abstractmethod
+    def embeddings(self, shape: Shape) -> list[Weight]:
+        """Declares the weights of the embeddings, in the order of the module's parameters."""
+
+    @abstractmethod
+    def layer(self, shape: Shape, number: int) -> list[Weight]:
+        """Declares the weights of a layer, counted from 0. All but the first have the same sizes."""
+
+    def weights(self, shape: Shape) -> list[Weight]:
+        """Lists the weights of the encoder."""
+        layers = (self.layer(shape, number) for number in range(shape.layers))
+        return [*self.embeddings(shape), *itertools.chain.from_iterable(layers)]
+
+    @abstractmethod
+    def heads(self, shape: Shape) -> dict[str, list[Weight]]:
+        """Declares the weights of the heads of pre-training that it has: `PIECE_HEAD`, and perhaps `pooler` and
+        `next_head`."""
+
+    @abstractmethod
+    def task_head(self, shape: Shape, head: TaskHead) -> list[Weight]:
+        """Declares the weights of the head of a task: its linear layer, named `head`, behind the pooler if it has
+        one."""
+
+    # Its costs.
+
+    @abstractmethod
+    def count_products(self, shape: Shape) -> tuple[float, float]:
+        """Counts the operations of the matrix products of a layer for each piece: up to attention, and after it."""
+
+    def count_seen(self, shape: Shape, length: float) -> float:
+        """Counts the pairs of a piece and a piece that it sees, in a sequence of this length, as a mean of the
+        layers."""
+        return length * (length + 1) / 2 if shape.one_way else length * length
+
+    @abstractmethod
+    def layer_memory(self, shape: Shape) -> LayerMemory:
+        """Counts the numbers that are kept until the backward pass."""
+
+    # Its modules.
+
+    @abstractmethod
+    def build(self, shape: Shape) -> tuple[Embeddings, list[nn.Module]]:
+        """Makes the embeddings and the layers, the last one able to compute only chosen pieces."""
+
+    @abstractmethod
+    def build_head(self, name: str, shape: Shape, at_once: int | None = None) -> nn.Module:
+        """Makes a head of `heads`; of `PIECE_HEAD`, `at_once` is the most predictions whose logits are in memory
+        together."""
+
+    def is_theirs(self, shape: Shape, pooled: bool) -> bool:
+        """Whether a class of transformers computes the same model; `pooled`: whether it has a pooler, which reads the
+        first piece there."""
+        return bool(self.classes) and (shape.learns.sees == "both" or (shape.learns.sees == "before" and not pooled))
+
+    def config(self, shape: Shape) -> dict[str, Any]:
+        """Makes the part of config.json that says what is computed."""
+        sizes = {theirs: getattr(shape, ours) for ours, theirs in self.list_config_names().items()}
+        return {**self.config_constants, **sizes, "initializer_range": MATRIX.initial_range}
+
+    def list_config_names(self) -> dict[str, str]:
+        """Lists the numbers of a shape with their names in config.json."""
+        names = (field.name for field in fields(self.shape_type) if field.name not in (KEY, "learns"))
+        return {name: self.config_names.get(name, name) for name in names}
+
+
+@lru_cache
+def architectures() -> dict[str, Architecture]:
+    """Finds all architectures, by their names in recipes."""
+    return declared_in(__file__, __package__, "ARCHITECTURE")
+
+
+def find_architecture(name: str) -> Architecture:
+    """Finds an architecture by its name in recipes and checkpoints."""
+    if name not in architectures():
+        there = ", ".join(architectures())
+        raise UserError(
+            f'model.architecture = "{name}": there is {there}; put back pretraining/architectures/{name}.py, which it '
+            "was"
+        )
+    return architectures()[name]
+
+
+def make_shape(size: str, vocabulary: int, architecture: str = ARCHITECTURE) -> Shape:
+    """Makes the shape of a published size, with the default objective."""
+    settings = find_architecture(architecture).settings_type(architecture=architecture, size=size)
+    return settings.shape(vocabulary)
+
+
+def read_shape(values: Mapping[str, Any]) -> Shape:
+    """Makes a shape of stored values, as `Shape.values` returns them."""
+    names = {field.name for field in fields(Learning)}
+    learns = Learning(**{name: value for name, value in values.items() if name in names})
+    sizes = {name: value for name, value in values.items() if name not in names}
+    return find_architecture(values.get(KEY, ARCHITECTURE)).shape_type(**sizes, learns=learns)
+
+
+def join_all_settings(module: str) -> type[ModelSettings]:
+    """Makes a class `Model` of this module with the settings of all architectures."""
+    meaning = "The architecture: " + ", or ".join(f"`{name}`, {kind.title}" for name, kind in architectures().items())
+    size: Any = (Literal[tuple(list_sizes())] | None, Field(None, description="One of the published sizes."))
+    return joined_settings(
+        "Model", ModelSettings, _settings_of_all(), ARCHITECTURE, f"{meaning}.", module, KEY, size=size
+    )
+
+
+def _settings_of_all() -> dict[str, type[ModelSettings]]:
+    return {name: kind.settings_type for name, kind in architectures().items()}
+
+
+def find_faults(settings: ModelSettings, sees: Sees) -> Iterator[str]:
+    """Yields the faults of the settings of an encoder with this direction of attention."""
+    yield from foreign_values("model", settings, ModelSettings, _settings_of_all(), KEY)
+    kind, size = find_architecture(settings.architecture), settings.size
+    if size is not None and size not in kind.sizes:
+        yield f"model.size = {show_value(size)}: none of {kind.title}'s: {', '.join(kind.sizes)}"
+    if sees not in kind.sees:
+        yield (
+            f"model.architecture = {show_value(settings.architecture)}: its pieces see {SIDES[kind.sees[0]]}, and by "
+            f"this objective {SIDES[sees]}; take another objective or architecture"
+        )
+
+
+@lru_cache
+def count_encoder_parameters(shape: Shape) -> int:
+    """Counts the parameters of an encoder without heads and without the padding of the vocabulary."""
+    kind = find_architecture(shape.architecture)
+    first, other = (count_parameters(kind.layer(shape, number)) for number in (0, 1))
+    return count_parameters(kind.embeddings(shape)) + first + (shape.layers - 1) * other
+
+
+def count_encoder_flops(shape: Shape, lengths: Iterable[float]) -> float:
+    """Counts the useful operations of the layers, forward: matrix products, and attention over the pieces that are
+    seen."""
+    kind, lengths = find_architecture(shape.architecture), list(lengths)
+    seen = sum(kind.count_seen(shape, length) for length in lengths)
+    return shape.layers * (sum(kind.count_products(shape)) * sum(lengths) + 4 * shape.hidden * seen)
+
+
+def count_head_products(shape: Shape) -> int:
+    """Counts the operations of the head that predicts pieces for one of them, its decoder included."""
+    weights = find_architecture(shape.architecture).heads(shape)[PIECE_HEAD]
+    return count_products(weights) + 2 * shape.hidden * shape.vocabulary
+
+
+def build_encoder(shape: Shape) -> Encoder:
+    """Makes an encoder without heads."""
+    from pretraining.model.encoder import Encoder
+
+    return Encoder(shape, find_architecture(shape.architecture))
+
+
+def list_sizes() -> dict[str, tuple[int, int]]:
+    """Lists the published sizes of all architectures, the smallest first."""
+    every = {size: numbers for kind in architectures().values() for size, numbers in kind.sizes.items()}
+    return dict(sorted(every.items(), key=lambda item: item[1]))
