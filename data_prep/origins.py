@@ -109,7 +109,7 @@ class Origins:
         """Loads the vocabulary that all of them were cut with."""
         first = self.folders[0]
         said = first.manifest.vocabulary
-        path = first.folder / find_kind(first.manifest.settings.tokenizer).file
+        path = first.folder / find_kind(first.manifest.settings.tokenizer).vocabulary.file
         if not path.is_file():
             raise DamageError(f"{path}: missing: it is the vocabulary that the documents were cut with")
         vocabulary = load_vocabulary(first.folder, said.cased)

@@ -121,8 +121,9 @@ class Pipeline:
 
     def _take_vocabulary(self, kind: TokenizerKind, cased: bool) -> None:
         """Takes over the kind and case of the vocabulary; the usual kind is in no manifest, as in older ones."""
-        name = None if kind.name == USUAL else kind.name
-        self.settings = self.settings.model_copy(update={"cased": cased, "tokenizer": name})
+        name = kind.vocabulary.kind
+        update = {"cased": cased, "tokenizer": None if name == USUAL else name}
+        self.settings = self.settings.model_copy(update=update)
 
     def _find_files(self) -> tuple[list[sources.SourceFile], Problems]:
         """Finds the files to read, and those to leave out; prints both."""

@@ -78,7 +78,7 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console, said: 
     `work` is a folder with room for temporary files. Returns whether the line about compiling was printed.
     """
     schemas = [example_schema(length, size, 1) for length in settings.lengths]
-    kinds = f"{settings.pairs}-{'near-' * (settings.near_copies is not None)}" + "-".join(
+    kinds = f"{settings.tokenizer or ''}{settings.pairs}-{'near-' * (settings.near_copies is not None)}" + "-".join(
         str(schema.field(name).type) for schema in schemas for name in ("pieces", "boundary")
     )
     if compiled_before(kinds):

@@ -241,7 +241,7 @@ def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiec
     mask = vocabulary.special.mask
     for position, piece in enumerate(example.pieces):
         label = example.labels.get(position)
-        now, was = vocabulary.spellings[piece], None if label is None else vocabulary.spellings[label]
+        now, was = vocabulary.spell_alone(piece), None if label is None else vocabulary.spell_alone(label)
         style = "masked" if piece == mask and was is not None else _style(position, now, was, example)
         segment: Literal["A", "B"] = "A" if position < example.boundary else "B"
         begins = position in (0, example.boundary)
@@ -256,7 +256,11 @@ def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
     for piece in mark_pieces(example, vocabulary):
         segments[piece.segment].append("" if piece.is_glued else " ").append(piece.spelling, STYLES.get(piece.style))
     legend = Text("")
-    for style, sample in (("masked", "word→[MASK]"), ("replaced", "word→other"), ("kept", "=word=")):
+    for style, sample in (
+        ("masked", f"word→{vocabulary.special_pieces.mask}"),
+        ("replaced", "word→other"),
+        ("kept", "=word="),
+    ):
         legend.append(f"{style} " if not legend else f"  {style} ").append(sample, STYLES[style])
     return [segments["A"], *([segments["B"]] if len(segments["B"]) > 3 else []), legend]
 

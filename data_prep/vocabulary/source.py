@@ -67,7 +67,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 def list_needed_files(folder: Path) -> tuple[str, ...]:
     """Lists the files that a folder of ours has of a vocabulary of the kind that this one has."""
-    return (recognise_kind(folder, _read_tokenizer(folder)).file, TOKENIZER, TOKENIZER_CONFIG)
+    return (recognise_kind(folder, _read_tokenizer(folder)).vocabulary.file, TOKENIZER, TOKENIZER_CONFIG)
 
 
 def _read_tokenizer(folder: Path) -> dict[str, Any]:

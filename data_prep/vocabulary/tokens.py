@@ -17,6 +17,7 @@ from data_prep.common.arrays import Array, smallest_type
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import GOLDEN, scramble_bits
 from data_prep.shards import KEPT, WORK
+from data_prep.vocabulary.encoders.bytelevel import put_blanks
 from data_prep.vocabulary.encoders.encoder import Encoder
 from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -104,8 +105,8 @@ class Corpus(NamedTuple):
 
 def count_part(task: PartTask) -> Record:
     """Counts how often every word occurs in one file of documents, and writes the counts into a file."""
-    text, ends = _view_text(map_batches(task.folder / task.path).get_batch(0)["sentences"].values)
-    counts = find_kind(task.tokenizer).count_words(text, ends, task.cased)
+    kind, column = find_kind(task.tokenizer), map_batches(task.folder / task.path).get_batch(0)["sentences"]
+    counts = kind.count_words(*_view_sentences(column, kind.vocabulary.has_blanks), task.cased)
     batch = pa.record_batch([list(counts), list(counts.values())], schema=COUNTS_SCHEMA)
     return Record(files=[write_batches(task.folder, task.target(f"{WORK}/words"), COUNTS_SCHEMA, [batch])])
 
@@ -137,7 +138,7 @@ def encode_part(task: PartTask) -> TokensRecord:
     vocabulary, encoder = _load_encoder(task.folder, task.cased, task.vocabulary_sha256)
     batch = map_batches(task.folder / task.path).get_batch(0)
     column = batch["sentences"]
-    pieces = encoder.encode(*_view_text(column.values))
+    pieces = encoder.encode(*_view_sentences(column, vocabulary.has_blanks))
     sentence_ends, document_ends = _drop_empty(pieces.ends, np.asarray(column.offsets)[1:])
     filled = np.diff(document_ends, prepend=0) > 0
     document_ends = document_ends[filled]
@@ -189,6 +190,20 @@ def _load_encoder(folder: Path, cased: bool, sha256: str) -> tuple[Vocabulary, E
     vocabulary = load_vocabulary(folder, cased)
     assert vocabulary.sha256 == sha256
     return vocabulary, vocabulary.encoder()
+
+
+def _view_sentences(documents: pa.ListArray, has_blanks: bool) -> tuple[Array, Array]:
+    """Returns the bytes of all sentences, and where each ends in them.
+
+    With blanks, a sentence that follows another of its document begins with one, as in a running text.
+    """
+    text, ends = _view_text(documents.values)
+    if not has_blanks:
+        return text, ends
+    offsets, follows = np.asarray(documents.offsets), np.ones(len(ends), bool)
+    follows[offsets[:-1][np.diff(offsets) > 0]] = False
+    text, ends = put_blanks(text, ends, follows)
+    return text, ends
 
 
 def _view_text(sentences: pa.StringArray) -> tuple[Array, Array]:

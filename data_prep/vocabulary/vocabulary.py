@@ -53,6 +53,8 @@ class Vocabulary(ABC):
     """The name of its tokenizer kind."""
     file: ClassVar[str]
     """The file that it is read from."""
+    has_blanks: ClassVar[bool] = False
+    """Whether pieces have blanks, so that a sentence has one before it where it follows another."""
 
     pieces: tuple[str, ...]
     cased: bool
@@ -97,6 +99,10 @@ class Vocabulary(ABC):
     def spellings(self) -> tuple[str, ...]:
         """Every piece as pages and messages show it."""
         return self.pieces
+
+    def spell_alone(self, id: int) -> str:
+        """Spells a piece as it is shown where blanks stand between pieces anyway."""
+        return self.spellings[id].strip()
 
     @cached_property
     def texts(self) -> tuple[str, ...]:

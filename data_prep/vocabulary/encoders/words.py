@@ -16,6 +16,8 @@ their keys (keys.py). The others are read byte by byte.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from data_prep.common.arrays import Array
@@ -93,13 +95,16 @@ class WordTable:
         numbers, word_ends = np.empty(len(text), np.int32), np.empty(len(ends), np.int64)
         eights = np.ndarray(max(0, len(text) - 7), EIGHT, text, strides=(1,))  # one from every byte on, copying none
         word = np.empty(int(np.diff(ends, prepend=0).max(initial=0)) // 8 + 2, np.uint64)  # has room for any word
-        state = np.zeros(3, np.int64)  # bytes read, words found, sentences finished
+        state = np.array([0, 0, 0, -1])  # bytes read, words found, sentences finished, where something is to be asked
         while state[2] < len(ends):
             self._grow(word.nbytes)
             table = (self._slots, self._letters, self._ends)
-            found = (state, numbers, word_ends)
-            self._size = _number_words(text, eights, ends, self._forms, word, *table, self._size, *found)
+            self._size = self.number_more(text, eights, ends, word, *table, self._size, state, numbers, word_ends)
         return numbers[: state[1]].copy(), word_ends
+
+    def number_more(self, text: Array, eights: Array, ends: Array, *others: Any) -> int:
+        """Numbers words until all sentences are done or the table must grow; returns its size by then."""
+        return int(_number_words(text, eights, ends, self._forms, *others))
 
     def _grow(self, longest: int) -> None:
         """Makes room for one more word of at most `longest` bytes."""
@@ -267,7 +272,7 @@ def _number_words(text, eights, sentence_ends, forms, word, slots, letters, ends
             if slots[slot].high and size <= SHORT:
                 numbers[count] = slots[slot].number
             else:
-                numbers[count] = _number_word(low, high, word, size, slots, letters, ends, num_words)
+                numbers[count] = number_word(low, high, word, size, slots, letters, ends, num_words)
                 if numbers[count] == num_words:
                     num_words += 1
                     full = num_words == limit or ends[num_words - 1] > room
@@ -281,7 +286,7 @@ def _number_words(text, eights, sentence_ends, forms, word, slots, letters, ends
 
 
 @compiled
-def _number_word(low, high, word, size, slots, letters, ends, num_words):
+def number_word(low, high, word, size, slots, letters, ends, num_words):
     """Looks up the number of a word; one that is new becomes the last in the table.
 
     The letters of a short word are those of its key, and need not be in `word` before.

@@ -26,17 +26,14 @@ USUAL = "wordpiece"
 class TokenizerKind(ABC):
     """A tokenizer kind: how its vocabularies are recognised, read and trained."""
 
-    name: ClassVar[str]
+    vocabulary: ClassVar[type[Vocabulary]]
+    """The class of its vocabularies, which has its name."""
     title: ClassVar[str]
     """What messages call it."""
     model: ClassVar[str]
     """The value of model.type in a tokenizer.json of this kind."""
-    file: ClassVar[str]
-    """The file of a folder of ours that a vocabulary is read from."""
     plain: ClassVar[tuple[str, ...]]
     """Files that together are a vocabulary of this kind, without a tokenizer.json."""
-    has_blanks: ClassVar[bool] = False
-    """Whether pieces have blanks, so that a sentence has one before it where it follows another."""
 
     is_cased: ClassVar[bool] = False
     """Whether its vocabularies keep case and accents always."""
@@ -98,7 +95,7 @@ def recognise_kind(folder: Path, tokenizer: dict[str, Any]) -> TokenizerKind:
 def load_vocabulary(folder: Path, cased: bool) -> Vocabulary:
     """Reads the vocabulary of a folder of shards, whose manifest says whether it is cased."""
     usual = find_kind(USUAL)
-    own = (folder / usual.file).is_file() or not (folder / TOKENIZER).is_file()
+    own = (folder / usual.vocabulary.file).is_file() or not (folder / TOKENIZER).is_file()
     return (usual if own else recognise_kind(folder, read_table(folder / TOKENIZER))).load(folder, cased)
 
 

@@ -278,8 +278,7 @@ def _describe_difference(pieces: tuple[str, ...], others: tuple[str, ...]) -> st
 class WordPieceKind(TokenizerKind):
     """How WordPiece is read and trained."""
 
-    name, title, model = "wordpiece", "WordPiece", "WordPiece"
-    file, plain = VOCABULARY, (VOCABULARY,)
+    vocabulary, title, model, plain = WordPiece, "WordPiece", "WordPiece", (VOCABULARY,)
 
     def load(self, folder: Path, cased: bool) -> Vocabulary:
         """Reads the vocab.txt of a folder of shards, whose manifest says whether it is cased."""
