@@ -157,22 +157,27 @@ def _sort_by_distance(paths: list[Path]) -> list[Path]:
 
 
 def restore_model(checkpoint: Path, model: nn.Module) -> None:
-    """Loads the weights of a checkpoint into a model; buffers stay as they are. All ranks call it together."""
-    sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    """Loads the weights of a checkpoint into a model; buffers, and heads that it does not have, stay as they are. All
+    ranks call it together."""
+    there = list_parameter_sizes(read_record(checkpoint).shape)
+    sizes = {name: parameter.shape for name, parameter in model.named_parameters() if name in there}
     model.load_state_dict({**model.state_dict(), **read_weights_together(checkpoint, sizes)})
 
 
 @torch.no_grad()
 def restore_engine(checkpoint: Path, engine: Engine) -> CheckpointRecord:
-    """Loads the optimizer's state of a checkpoint into an engine, whose model has its weights already."""
+    """Loads the optimizer's state of a checkpoint into an engine, whose model has its weights already. That of heads
+    that the checkpoint does not have begins at zero."""
     record = read_record(checkpoint)
+    there = list_parameter_sizes(record.shape)
     for kind in engine.optimizer.kind.state:
         stored = StoredTensors(checkpoint, record, kind)
         for flat in engine.flat_tensors:
             state = engine.optimizer.get_state(flat.tensor)
             state["step"].fill_(record.optimizer_steps)
             for part in flat.parts:
-                stored.read(part.name, flat.view_part(part, state[kind]), part.start)
+                if part.name in there:
+                    stored.read(part.name, flat.view_part(part, state[kind]), part.start)
     engine.loss_scaler = record.loss_scaler
     return record
 

@@ -74,7 +74,8 @@ def find_faults(
             count_micro_batches(phase, ranks or 1, number)  # what does not divide for one rank does not for more
         except UserError as error:
             faults.append(str(error))
-    faults += find_objective_faults(recipe.objective, timed=recipe.hours is not None)
+    used = [settings.name for settings in recipe.list_objectives()]
+    faults += find_objective_faults(recipe.objective, recipe.hours is not None, used)
     faults += [*_find_optimizer_faults(recipe, device), *_find_deepspeed_faults(recipe.deepspeed)]
     return faults if device is None else [*faults, *_find_tracker_faults(recipe)]
 
@@ -98,7 +99,8 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
             "or begin with a model that has them: --init FOLDER"
         )
         return
-    yield from find_architecture_faults(model, configure_objective(recipe.objective).sees)
+    directions = [configure_objective(settings).sees for settings in recipe.list_objectives()]
+    yield from dict.fromkeys(fault for sees in directions for fault in find_architecture_faults(model, sees))
     shape = model.shape(vocabulary=1)
     if shape.hidden % shape.heads:
         below = find_divisor(shape.hidden, shape.heads)

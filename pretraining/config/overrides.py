@@ -73,7 +73,8 @@ def load_recipe_and_data(
     if manifest and recipe.model.segments < 2 and manifest.has_pairs:
         faults.append("model.segments = 1: the data has pairs, of two segments; make it with shard.py --pairs none")
     if manifest:
-        faults += configure_objective(recipe.objective).data_faults(manifest)
+        for settings in recipe.list_objectives():
+            faults += configure_objective(settings).data_faults(manifest)
     if faults:
         raise UserError("\n".join(faults))
     return recipe, manifest

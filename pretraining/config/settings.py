@@ -63,7 +63,9 @@ if TYPE_CHECKING:
     Model = ModelSettings
     Objective = ObjectiveSettings
     Optimizer = OptimizerSettings
+    ObjectiveName = str
 else:
+    ObjectiveName = Literal[tuple(objectives.objectives())]
     Model = architectures.join_all_settings(__name__)
     """The settings of all architectures, defined in their files."""
     Objective = objectives.join_all_settings(__name__)
@@ -128,6 +130,8 @@ class Phase(Section):
     """Sequences of a step, over all ranks."""
     micro_batch: PositiveOrAuto
     """Sequences that a rank computes at a time, or "auto": the most that fit; batch is made of these."""
+    objective: ObjectiveName | None = None
+    """What the model learns by in this phase, with the settings of [objective] (default: its `name`)."""
     steps: Positive | None = None
     """Optimizer steps."""
     share: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -270,6 +274,25 @@ class Recipe(Computing):
         """Computes the sizes of the model with the heads that this data can train; without data, for `VOCABULARY`."""
         vocabulary, has_pairs = (manifest.vocabulary_size, manifest.has_pairs) if manifest else (VOCABULARY, True)
         return self.model.shape(vocabulary, objectives.configure_objective(self.objective).learning(has_pairs))
+
+    def in_phase(self, phase: Phase) -> Recipe:
+        """Returns the recipe with the objective of a phase as that of all."""
+        if phase.objective is None:
+            return self
+        return self.model_copy(update={"objective": self.objective.model_copy(update={"name": phase.objective})})
+
+    def list_objectives(self) -> list[ObjectiveSettings]:
+        """Lists the settings of the objectives that phases have, each once."""
+        used = [self.in_phase(phase).objective for phase in self.phases] or [self.objective]
+        return list({each.name: each for each in used}.values())
+
+    def objective_steps(self, number: int) -> tuple[int, int] | None:
+        """Steps of the phases with the objective of phase `number`: before it, and in all; None by the clock."""
+        if (steps := self.phase_steps()) is None:
+            return None
+        names = [self.in_phase(phase).objective.name for phase in self.phases]
+        same = [count * (name == names[number]) for name, count in zip(names, steps, strict=True)]
+        return sum(same[:number]), sum(same)
 
     def phase_steps(self) -> tuple[int, ...] | None:
         """Steps of the phases; None by the clock."""

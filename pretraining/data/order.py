@@ -149,7 +149,7 @@ class BatchOrder:
         self, order: Order, batch_size: int, left_out: Collection[int] = (), behind: int = 0, total: int | None = None
     ) -> None:
         """`left_out` has numbers of batches, counted as if none were left out; `behind` is the number of steps before
-        this phase, and `total` that of all phases, None where it is not known."""
+        this phase with its objective, and `total` that of all phases with it, None where it is not known."""
         self.batch_size = batch_size
         self._order, self._left_out = order, sorted(left_out)
         self._behind, self._total = behind, total

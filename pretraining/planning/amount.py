@@ -139,23 +139,23 @@ def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequ
 
 def _measure_all(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]:
     """Measures the average sequences of all phases."""
-    shape = recipe.shape(manifest)
-    return [measure_phase(recipe, phase, shape, manifest) for phase in recipe.phases]
+    return [measure_phase(recipe, phase, recipe.in_phase(phase).shape(manifest), manifest) for phase in recipe.phases]
 
 
 def measure_phase(recipe: Recipe, phase: Phase, shape: Shape, manifest: Manifest | None) -> SequenceStatistics:
     """Measures the average sequence of a phase, with the predictions in the middle of the phase."""
-    objective, done = configure_objective(recipe.objective), find_middle(recipe, phase)
+    objective, done = configure_objective(recipe.in_phase(phase).objective), find_middle(recipe, phase)
     return measure_sequences(shape, phase.length, manifest, objective, done)
 
 
 def find_middle(recipe: Recipe, phase: Phase) -> float:
-    """Finds the share of the run's steps that is done in the middle of a phase; by the clock, one half."""
-    steps, names = recipe.phase_steps() or (), [each.name for each in recipe.phases]
-    if not sum(steps):
+    """Finds the share of the run's steps with its objective that is done in the middle of a phase; by the clock, one
+    half."""
+    number = [each.name for each in recipe.phases].index(phase.name)
+    steps, (before, total) = recipe.phase_steps(), recipe.objective_steps(number) or (0, 0)
+    if steps is None or not total:
         return HALF_WAY
-    number = names.index(phase.name)
-    return (sum(steps[:number]) + max(steps[number] - 1, 0) / 2) / max(sum(steps) - 1, 1)
+    return (before + max(steps[number] - 1, 0) / 2) / max(total - 1, 1)
 
 
 def _list_options(recipe: Recipe, steps: Sequence[float], share: float) -> Iterator[str]:

@@ -52,11 +52,16 @@ class Target:
 
     @property
     def shape(self) -> Shape:
-        return self.recipe.shape(self.manifest)
+        """The sizes of the model in the phase in which it has most parameters."""
+        return max(map(self.shape_in, self.recipe.phases), key=memory.count_parameters)
+
+    def shape_in(self, phase: Phase) -> Shape:
+        """Computes the sizes of the model in a phase, with its heads."""
+        return self.recipe.in_phase(phase).shape(self.manifest)
 
     def statistics(self, phase: Phase) -> SequenceStatistics:
         """Measures the average sequence of a phase."""
-        return measure_phase(self.recipe, phase, self.shape, self.manifest)
+        return measure_phase(self.recipe, phase, self.shape_in(phase), self.manifest)
 
     def change_section(self, section: str, **values: Any) -> Target:
         """Returns the run with other values in a section of its recipe."""
@@ -70,13 +75,14 @@ class Target:
         return memory.plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
 
     def heaviest(self, phase: Phase) -> memory.Heaviest:
-        most = most_predictions(configure_objective(self.recipe.objective), phase.length, self.manifest)
+        objective = configure_objective(self.recipe.in_phase(phase).objective)
+        most = most_predictions(objective, phase.length, self.manifest)
         compute = self.recipe.compute
         recomputes, by_kernels = compute.checkpoint_activations, compute.kernels == "auto"
-        return memory.Heaviest(self.shape, self.dtype, phase.length, most, recomputes, by_kernels)
+        return memory.Heaviest(self.shape_in(phase), self.dtype, phase.length, most, recomputes, by_kernels)
 
     def activations(self, phase: Phase, micro_batch: int) -> memory.Activations:
-        full = measure_phase(self.recipe, phase, self.shape, None)
+        full = measure_phase(self.recipe, phase, self.shape_in(phase), None)
         return replace(self.heaviest(phase), predictions=full.predictions).plan(micro_batch, self.room.on_cpu)
 
     def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
@@ -95,10 +101,10 @@ class Target:
         """Estimates the time of a step on the cluster, and the efficiency of a rank."""
         assert self.cluster is not None
         average, recompute = self.statistics(phase), self.recipe.compute.checkpoint_activations
-        work = MicroBatch.from_average(self.shape, self.dtype, micro_batch, average, recompute)
+        work = MicroBatch.from_average(self.shape_in(phase), self.dtype, micro_batch, average, recompute)
         accumulation = phase.batch // (micro_batch * self.ranks)
         traffic = find_optimizer(self.recipe.optimizer).traffic
-        exchange = Exchange.for_stage(memory.count_parameters(self.shape), zero, self.dtype, traffic)
+        exchange = Exchange.for_stage(memory.count_parameters(self.shape_in(phase)), zero, self.dtype, traffic)
         arguments = (self.cluster, work, exchange, accumulation)
         return cost.estimate_step(*arguments), cost.find_efficiency(*arguments)
 
@@ -238,7 +244,9 @@ def _find_length(schedule: PhaseSchedule, steps_per_second: float | None) -> tup
 def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
     """Lists the assumptions of a plan: on the objective, the data, the speed, and the memory."""
     target, room, flops = plan.target, plan.target.room, plan.target.flops_per_second
-    yield from (configure_objective(target.recipe.objective).note(target.shape) or "").splitlines()
+    for phase in {each.objective: each for each in target.recipe.phases}.values():
+        objective = configure_objective(target.recipe.in_phase(phase).objective)
+        yield from (objective.note(target.shape_in(phase)) or "").splitlines()
     if target.manifest is None:
         yield f"no --data: a vocabulary of {VOCABULARY:,} and full sequences are assumed; real text fills less of them"
     if target.pieces_per_second is not None:

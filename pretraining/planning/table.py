@@ -90,7 +90,7 @@ def _phase_row(planned: PhasePlan, ranks: int) -> list[str]:
     phase, about = planned.phase, "~" if planned.phase.micro_batch == "auto" else ""
     length, stored = phase.length, planned.statistics.stored
     return [
-        phase.name,
+        phase.name if phase.objective is None else f"{phase.name} ({phase.objective})",
         str(length) if length == stored else f"{length} of {stored}",  # cut out of longer examples
         f"{phase.batch:,} = {about}{planned.micro_batch} x {about}{planned.accumulation} x {ranks}",
         _format_number(planned.steps),

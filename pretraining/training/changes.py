@@ -60,8 +60,10 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
             raise UserError(_write_message(f"--out {request.out}: is trained to its end", changes, cure))
         return
     require_data(run, request, source)
+    latest_phase = run.state.phase - (run.state.phase_step == 0)
+    wanted = request.shape_in(latest_phase)
     settings: list[Change] = [
-        *_name_changes(shape.differences(request.shape), request),
+        *_name_changes(shape.differences(wanted), request),
         (BASE_MODEL, before.base_model or NOT_SET, recipe.base_model or NOT_SET),
         ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
         ("the phases", _name_phases(before.phases[:begun]), _name_phases(recipe.phases[:begun])),
@@ -73,9 +75,8 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
             then, now = (getattr(either.phases[run.state.phase], name) for either in (before, recipe))
             settings.append((f"phases.{run.state.phase}.{name}", then, now))
     if changes := select_different(settings):
-        by_data = (
-            shape.learns.pairs != request.shape.learns.pairs and before.objective == recipe.objective
-        )  # a fact of the data
+        is_same = before.objective == recipe.objective
+        by_data = shape.learns.pairs != wanted.learns.pairs and is_same  # a fact of the data
         cure = _suggest_new_run(latest, request) if by_data else "give what was, or name a new folder"
         raise UserError(_write_message(f"{place}: cannot go on with this recipe", changes, cure))
     if branch is not None and run.state.phase >= len(recipe.phases):
@@ -87,7 +88,7 @@ def _name_changes(changes: Iterable[Change], request: Request) -> Iterator[Chang
     names = {
         "vocabulary": "pieces of the vocabulary",
         "pairs": find_objective(request.shape).pairs_head,
-        "objective": "objective.name",
+        "objective": "the objective" if any(each.objective for each in request.recipe.phases) else "objective.name",
         "sees": "which pieces one sees",
     }
     for name, then, now in changes:

@@ -172,8 +172,9 @@ def describe_training(run: RunRecord, shape: Shape) -> str:
         phase |= {"cut_out_of": stored} if stored > phase["length"] else {}
         phase |= {"steps_done": state.phase_step} if number == state.phase else {}
     dropout = {name: recipe["model"][name] for name in DROPOUT}
-    used = configure_objective(run.recipe.objective).used_settings(shape)
-    objective = {name: value for name, value in recipe["objective"].items() if name in used}
+    settings = run.recipe.objective.model_copy(update={"name": shape.learns.objective})
+    used = configure_objective(settings).used_settings(shape)
+    objective = {name: value for name, value in settings.as_dict().items() if name in used}
     top: dict[str, Any] = {name: recipe[name] for name in ("seed", "steps", "hours") if name in recipe}
     return toml_text({**top, "objective": objective, "model": dropout, "phases": begun})
 

@@ -142,7 +142,7 @@ class MicroBatches:
             "ranks": self._context.world.size,
             "devices": devices,
             "dtype": self._target.dtype,
-            "model": self._request.shape.values(),
+            "model": self._target.shape_in(phase).values(),
             "batch": phase.batch,
             "length": phase.length,
             "predictions": self._target.heaviest(phase).predictions,

@@ -163,6 +163,22 @@ def name_heads(names: set[str], called: Mapping[str, str]) -> list[str]:
     return [called[name] for name in called if name in found]
 
 
+def describe_change(before: Shape, now: Shape) -> str | None:
+    """Describes in one line what becomes of a model in a phase with another objective; None if it stays as it is."""
+    if before.learns.objective == now.learns.objective:
+        return None
+    objective, theirs = find_objective(now), find_objective(before).heads(before)
+    ours, sight = objective.heads(now), describe_sight(before.learns.sees, now.learns.sees)
+    anew = [called for name, called in ours.items() if name not in theirs]
+    left = [called for name, called in theirs.items() if name not in ours]
+    return "; ".join([f"from here on the model {objective.learns}", *sight, *describe_heads(anew, left)])
+
+
+def describe_sight(then: Sees, now: Sees) -> list[str]:
+    """Describes a change of the pieces that a piece attends to; empty if there is none."""
+    return [f"a piece saw {SIDES[then]}, and from now on {SIDES[now]}"] * (then != now)
+
+
 def describe_beginning(origin: StoredModel, sees: Sees, anew: list[str], left: list[str]) -> str:
     """Describes in one line what a run begins with; `sees`: the pieces that a piece attends to from now on."""
     shape, pieces = origin.shape, len(origin.vocabulary)
@@ -171,9 +187,12 @@ def describe_beginning(origin: StoredModel, sees: Sees, anew: list[str], left: l
     if files := list_sentence_files(origin.folder):
         left = [*left, f"{', '.join(files)}, for vectors of sentences"]
     parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]
-    if shape.learns.sees != sees:
-        parts += [f"a piece saw {SIDES[shape.learns.sees]}, and from now on {SIDES[sees]}"]
+    parts += describe_sight(shape.learns.sees, sees)
     if origin.trained < origin.known:
         parts += [f"positions {origin.trained:,} to {origin.known - 1:,} as they are, though its tokenizer cuts before"]
-    parts += [f"anew: {', '.join(anew)}"] * bool(anew) + [f"left out: {', '.join(left)}"] * bool(left)
-    return "; ".join(parts)
+    return "; ".join([*parts, *describe_heads(anew, left)])
+
+
+def describe_heads(anew: list[str], left: list[str]) -> list[str]:
+    """Describes which parts of a model are new and which are left out; empty if there are neither."""
+    return [f"anew: {', '.join(anew)}"] * bool(anew) + [f"left out: {', '.join(left)}"] * bool(left)

@@ -55,9 +55,8 @@ class TrainingPhase:
         self._dataset = self._open(validation=False)
         examples = Order(int(hash_key(request.recipe.seed, self.number)[0]), self._dataset.shard_rows)
         left_out = {skip.first + index for skip in skips if skip.phase == self.number for index in range(skip.count)}
-        steps = request.recipe.phase_steps()
-        behind, total = (None, None) if steps is None else (sum(steps[: self.number]), sum(steps))
-        self._order = BatchOrder(examples, self.settings.batch, left_out, behind or 0, total)
+        behind, total = request.recipe.objective_steps(self.number) or (0, None)
+        self._order = BatchOrder(examples, self.settings.batch, left_out, behind, total)
         held_out = num_held_out(request.manifest, self.settings.length)
         self.validation = self._open(validation=True) if held_out else None
         self.scored = request.recipe.evaluation.examples or None
@@ -65,7 +64,7 @@ class TrainingPhase:
 
     def _open(self, validation: bool) -> Dataset:
         request, world = self._request, self._world
-        length, objective = self.settings.length, configure_objective(request.recipe.objective)
+        length, objective = self.settings.length, configure_objective(request.recipe.in_phase(self.settings).objective)
         return Dataset(request.data, request.manifest, length, validation, world.rank, world.size, objective)
 
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:

@@ -82,8 +82,14 @@ class Request:
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the model: from the recipe, the vocabulary, and the heads that the data can train."""
-        return self.recipe.shape(self.manifest)
+        """The sizes of the model after the last phase."""
+        return self.shape_in(len(self.recipe.phases))
+
+    def shape_in(self, phase: int) -> Shape:
+        """Computes the sizes of the model in a phase, or after all: from the recipe, the vocabulary, and the heads that
+        the data can train."""
+        settings = self.recipe.phases[min(phase, len(self.recipe.phases) - 1)]
+        return self.recipe.in_phase(settings).shape(self.manifest)
 
     @property
     def num_phases(self) -> int:

@@ -44,7 +44,7 @@ from pretraining.training.branching import begin_branch, require_own_branch
 from pretraining.training.changes import continue_run, list_changes
 from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError
-from pretraining.training.origin import StartingPoint, begin_with
+from pretraining.training.origin import StartingPoint, begin_with, describe_change
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip, read_skips, write_skips
 from pretraining.training.trainer import Trainer
@@ -109,19 +109,23 @@ def require_one_request(request: Request) -> None:
 
 
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
-    """Trains to the end; if training diverges, returns to the last checkpoint and skips the batches concerned."""
+    """Trains to the end. Goes on from the last checkpoint where a phase with another objective begins; if training
+    diverges, returns to it and skips the batches concerned."""
     while True:
         with show_waiting(context.console, "getting ready to train", context.world.rank == 0):
             trainer = make_trainer(request, context, start)
+        wrong = None
         try:
             trainer.train()
-            return trainer
+            if not trainer.learns_otherwise:
+                return trainer
         except DivergedError as error:  # `error` refers to the whole trainer, and ends with this block
             wrong = error.skip
         with context.watch.pause():
-            trainer.saver.finish()
-            set_leaps_aside(request, context, trainer.branch is None)
-            leave_out(wrong, request, context, trainer)
+            if wrong is not None:
+                trainer.saver.finish()
+                set_leaps_aside(request, context, trainer.branch is None)
+                leave_out(wrong, request, context, trainer)
             trainer.close()
             del trainer, start
             gc.collect()
@@ -150,11 +154,13 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     if context.device.type == "cuda":
         keep_near(context.device, threads)
     set_arithmetic(request.recipe.precision, compute, context.device)
-    model = objectives.build_model(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
+    shape = request.shape_in(0 if latest is None else latest.run.state.phase)
+    model = objectives.build_model(shape, compute.checkpoint_activations).initialize(request.recipe.seed)
     state = RunState(trained_segments=2 if request.manifest.has_pairs else 1)
     begins = None
     if latest is not None:
         restore_model(latest.folder, model)
+        begins = describe_change(latest.record.shape, shape)
         check_finite(str(latest.folder), model.state_dict())
         state = latest.run.state
     elif request.origin is not None:
@@ -220,7 +226,7 @@ def write_run_folder(request: Request) -> None:
 
 def describe_run(request: Request, context: Context, engine: Engine, latest: Saved | None) -> None:
     """Prints the model, the ranks, the data, and the settings that changed since the checkpoint."""
-    world, recipe, shape = context.world, request.recipe, request.shape
+    world, recipe, shape = context.world, request.recipe, engine.model.shape
     say = partial(context.console.print, markup=False, soft_wrap=True)
     count, threads = objectives.num_parameters(shape), torch.get_num_threads()
     say(
@@ -231,7 +237,8 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     where = f"{world.size} rank{'s' * (world.size > 1)} on {context.device.type}"
     each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
     say(f"{where}, {each}; data {request.data}, run {request.out}")
-    if note := objectives.configure_objective(recipe.objective).note(shape):
+    settings = recipe.objective.model_copy(update={"name": shape.learns.objective})
+    if note := objectives.configure_objective(settings).note(shape):
         say(note)
     steps = [schedule.steps for schedule in build_schedules(recipe)]
     if latest is None and (warning := warn_of_disproportion(recipe, request.manifest, steps)):

@@ -41,8 +41,9 @@ class Trainer(Loop):
         self.micro_batches = MicroBatches(request, context, engine, {} if latest is None else latest.run.micro_batches)
         self.micro_batches.find(state.phase)
         ceiling = recipe.logging.peak_flops or measure_flops(engine.device, engine.dtype)
-        self.objective = find_objective(request.shape)
-        meter = Meter(engine.device, self.objective.sums(request.shape), COUNTS, ceiling)
+        shape = engine.model.shape
+        self.objective = find_objective(shape)
+        meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling)
         super().__init__(request.out, context, engine, meter, state.step, recipe.logging, recipe.checkpoints)
         self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
@@ -65,7 +66,8 @@ class Trainer(Loop):
     def restore(self, saved: Saved) -> None:
         """Restores meter, guard and scores from a checkpoint; progress and weights are restored already."""
         run = saved.run
-        self.meter.restore(saved.record.rank_states, self.context.world.rank, self.context.world.size)
+        if find_objective(saved.record.shape) == self.objective:  # otherwise no step is left to log
+            self.meter.restore(saved.record.rank_states, self.context.world.rank, self.context.world.size)
         self.guard.losses.extend(run.logged_losses)
         self.scores, self.base = run.scores, run.base
         self.log.keep(EvaluationRecord.kind, 0 if run.scores is None else run.scores.step)
@@ -80,8 +82,14 @@ class Trainer(Loop):
         """Whether all phases of the recipe are trained."""
         return self.state.phase >= len(self.request.recipe.phases)
 
+    @property
+    def learns_otherwise(self) -> bool:
+        """Whether the next phase to train has another objective, and so another model than this one."""
+        wanted = self.request.shape_in(self.state.phase)
+        return self.state.phase < self.request.num_phases and wanted != self.engine.model.shape
+
     def train(self) -> None:
-        """Trains the phases that are left."""
+        """Trains the phases that are left, up to one with another objective."""
         begin, request = time.monotonic(), self.request
         with self.log, self.saver, self.garbage, self.profile or nullcontext():
             self.log.text("recipe", request.recipe.as_toml())
@@ -93,7 +101,7 @@ class Trainer(Loop):
                 self.log.say("all that was asked for is trained already")
             try:
                 with self.context.control.interruptible(self.log.say, self.describe_lost_steps):
-                    while self.state.phase < request.num_phases:
+                    while self.state.phase < request.num_phases and not self.learns_otherwise:
                         self.train_phase()
                     self.saver.finish()
             finally:
@@ -101,7 +109,7 @@ class Trainer(Loop):
                     took = time.monotonic() - begin
                     share = f"{duration(waited)} of {duration(took)} for saving: {waited / took:.1%}"
                     self.log.say(f"training waited {share}")
-            if not self.is_done:
+            if not self.is_done and not self.learns_otherwise:
                 self.log.say(f"stopped after phase {request.stop_after}; to go on, leave out --stop-after")
 
     def train_phase(self) -> None:
