@@ -72,7 +72,7 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
     model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
     if dtype == "int8":
-        check_int8(where)
+        check_int8(where, model.shape)
         computes = choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
     else:
         computes = choose_dtype(dtype, where)

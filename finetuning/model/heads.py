@@ -21,8 +21,7 @@ from data_prep.common.arrays import ranges
 from data_prep.common.errors import UserError
 from finetuning.scale import Scale
 from finetuning.settings import BiLstm
-from pretraining.answering.serving import ServedEncoder
-from pretraining.architectures.declaration import find_architecture
+from pretraining.architectures.declaration import find_architecture, serve_encoder
 from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.batch import Batch
@@ -221,9 +220,11 @@ def pad_logits(logits: Tensor, batch: Batch) -> Tensor:
     return table.index_put((rows, batch.positions), logits)
 
 
-def check_int8(device: torch.device) -> None:
+def check_int8(device: torch.device, shape: Shape) -> None:
     """Raises UserError where int8 products are not available."""
-    cured = 'take "bf16", "fp32" or "auto"'
+    cured, kind = 'take "bf16", "fp32" or "auto"', find_architecture(shape.architecture)
+    if kind.find_server() is None:
+        raise UserError(f'dtype "int8": layers of {kind.title} are not computed in 8 bits; {cured}')
     if device.type != "cpu":
         raise UserError(f'dtype "int8": on a CPU alone; {cured}')
     if not torch.cpu._is_vnni_supported() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
@@ -233,12 +234,12 @@ def check_int8(device: torch.device) -> None:
 
 
 class ServedModel:
-    """A fine-tuned model for inference. It takes over the layers of the given model."""
+    """A fine-tuned model for inference. It takes over the given model."""
 
     def __init__(self, model: TaskModel, int8: bool = False) -> None:
         """`int8`: layers multiply in 8 bits, as `check_int8` allows; all else stays in the model's dtype."""
         self.model = model
-        self.encoder = ServedEncoder(model, model.sees_one, in_bytes=int8)
+        self.encoder = serve_encoder(model, model.sees_one, in_bytes=int8)
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""

@@ -11,6 +11,7 @@ from pretraining.model.shape import BIAS, HEAD, MATRIX, PIECE_HEAD, Shape
 if TYPE_CHECKING:
     from torch import nn
 
+    from pretraining.answering.serving import ServeLayers
     from pretraining.model.encoder import Embeddings
 
 FUSED = MATRIX._replace(parts=3)
@@ -129,6 +130,11 @@ class Bert(Architecture):
         }
         module: nn.Module = built[name]()
         return module
+
+    def find_server(self) -> ServeLayers:
+        from pretraining.answering.layers import serve_layers
+
+        return serve_layers
 
 
 ARCHITECTURE = Bert()

@@ -29,6 +29,7 @@ from pretraining.model.shape import ARCHITECTURE, MATRIX, PIECE_HEAD, SIDES, Lea
 if TYPE_CHECKING:
     from torch import nn
 
+    from pretraining.answering.serving import ServedEncoder, ServeLayers
     from pretraining.model.encoder import Embeddings, Encoder
 
 KEY = "architecture"
@@ -192,6 +193,11 @@ class Architecture(ABC):
         """Makes a head of `heads`; of `PIECE_HEAD`, `at_once` is the most predictions whose logits are in memory
         together."""
 
+    def find_server(self) -> ServeLayers | None:
+        """Returns what makes faster layers for inference, in 8 bits too, which is a function of `answering/`. None: the
+        layers of training answer, and not in 8 bits."""
+        return None
+
     def is_theirs(self, shape: Shape, pooled: bool) -> bool:
         """Whether a class of transformers computes the same model; `pooled`: whether it has a pooler, which reads the
         first piece there."""
@@ -292,6 +298,13 @@ def build_encoder(shape: Shape) -> Encoder:
     from pretraining.model.encoder import Encoder
 
     return Encoder(shape, find_architecture(shape.architecture))
+
+
+def serve_encoder(encoder: Encoder, sees_one: bool, in_bytes: bool = False) -> ServedEncoder:
+    """Makes an encoder for inference, as `ServedEncoder` says."""
+    from pretraining.answering.serving import ServedEncoder
+
+    return ServedEncoder(encoder, find_architecture(encoder.shape.architecture).find_server(), sees_one, in_bytes)
 
 
 def list_sizes() -> dict[str, tuple[int, int]]:

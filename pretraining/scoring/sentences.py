@@ -25,8 +25,12 @@ import torch
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Special, Vocabulary
-from pretraining.answering.serving import ServedEncoder
-from pretraining.architectures.declaration import count_encoder_flops, count_head_products, find_architecture
+from pretraining.architectures.declaration import (
+    count_encoder_flops,
+    count_head_products,
+    find_architecture,
+    serve_encoder,
+)
 from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import PretrainingBatch, pack
 from pretraining.model.encoder import PretrainingModel
@@ -128,7 +132,7 @@ class Scorer:
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
         self.cut_texts = SentenceCutter(vocabulary).cut_texts
         self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
-        self._served = None if model.shape.one_way else ServedEncoder(model, sees_one=True)
+        self._served = None if model.shape.one_way else serve_encoder(model, sees_one=True)
 
     def score(
         self, texts: Sequence[str], before: Callable[[], None] = lambda: None, rank: int = 0, ranks: int = 1
@@ -168,14 +172,17 @@ class Scorer:
 
     def flops(self, texts: Sequence[str]) -> float:
         """Counts the useful FLOPs of the matrix products for these sentences, each once. In the last layer only the
-        masked piece attends."""
+        masked piece attends, if the architecture has faster layers."""
         shape, sentences = self.model.shape, self.cut_texts([*dict.fromkeys(texts)])
         lengths = sentences.lengths[sentences.have_scores(self.longest)]
         kind, asked = find_architecture(shape.architecture), lengths - MARKS
         head = asked.sum() * count_head_products(shape)
         if self._served is None:
             return float(head + count_encoder_flops(shape, lengths.tolist()))
-        below = count_encoder_flops(replace(shape, layers=shape.layers - 1), np.repeat(lengths, asked).tolist())
+        every, (_, after) = np.repeat(lengths, asked), kind.count_products(shape)
+        if self._served.layers is None:
+            return float(head + count_encoder_flops(shape, every.tolist()) - after * (every.sum() - asked.sum()))
+        below = count_encoder_flops(replace(shape, layers=shape.layers - 1), every.tolist())
         last = sum(kind.count_products(shape)) * asked.sum()
         return float(head + below + last + 4.0 * shape.hidden * shape.heads * (asked * lengths).sum())
 

@@ -19,8 +19,9 @@ from transformers import AutoModel
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning.model.heads import ServedModel, TaskBatch, TaskModel, check_int8, compute_logits
-from pretraining.answering import serving
-from pretraining.answering.serving import QuantisedProduct
+from pretraining.answering import layers
+from pretraining.answering.layers import QuantisedProduct
+from pretraining.architectures.bert import Bert
 from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
 from pretraining.huggingface.model_card import BaseSummary, TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
@@ -31,7 +32,8 @@ from pretraining.model.shape import Sees, Shape
 LENGTHS = (7, 1, 31, 2, 7, 40)
 WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "as this machine does": lambda _: None,
-    "without packed weights": lambda patch: patch.setattr(serving, "can_pack", lambda _: False),
+    "without packed weights": lambda patch: patch.setattr(layers, "can_pack", lambda _: False),
+    "by the layers of training": lambda patch: patch.setattr(Bert, "find_server", lambda _: None),
     "without our kernels": lambda patch: patch.setattr(cpu_kernels, "_allowed", False),
 }
 
@@ -82,16 +84,18 @@ def test_a_row_of_zeros_is_zero_in_8_bits() -> None:
 
 
 def test_where_there_is_no_int8_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert '"int8": on a CPU alone' in refusal(check_int8, torch.device("cuda"))
+    assert '"int8": on a CPU alone' in refusal(check_int8, torch.device("cuda"), SHAPE)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert "no products of bytes" in refusal(check_int8, torch.device("cpu"))
+    assert "no products of bytes" in refusal(check_int8, torch.device("cpu"), SHAPE)
+    monkeypatch.setattr(Bert, "find_server", lambda _: None)
+    assert '"int8": layers of BERT are not computed' in refusal(check_int8, torch.device("cpu"), SHAPE)
 
 
 def test_one_long_text_among_many_short_ones_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer goes through sequences in runs, and says the same."""
     batch = batch_of("classes", LENGTHS)
     whole = ServedModel(model_of("classes")).logits(batch)
-    monkeypatch.setattr(serving, "MOST_PADDED", 50)
+    monkeypatch.setattr(layers, "MOST_PADDED", 50)
     torch.testing.assert_close(ServedModel(model_of("classes")).logits(batch), whole)
 
 

@@ -18,17 +18,19 @@ from hypothesis import strategies as st
 from support.kernels import threads
 from torch import Tensor
 
-from pretraining.answering import one_call, serving
-from pretraining.answering.one_call import BYTES, HALVES, OneCall, Way, can_multiply
-from pretraining.answering.serving import (
+from pretraining.answering import one_call
+from pretraining.answering.layers import (
     LayerByLayer,
     PackedProduct,
     Product,
     QuantisedProduct,
-    ServedEncoder,
     can_pack,
     make_product,
+    split_runs,
 )
+from pretraining.answering.one_call import BYTES, HALVES, OneCall, Way, can_multiply
+from pretraining.answering.serving import ServedEncoder
+from pretraining.architectures.declaration import serve_encoder
 from pretraining.model import cpu_kernels
 from pretraining.model.batch import Batch, pack
 from pretraining.model.encoder import Linear, PretrainingModel
@@ -61,7 +63,7 @@ def model_of(sees: Sees, shape: Shape = SHAPE) -> PretrainingModel:
 
 @cache
 def encoders(sees: Sees, shape: Shape = SHAPE) -> tuple[PretrainingModel, ServedEncoder]:
-    served = ServedEncoder(model_of(sees, shape), sees_one=True)
+    served = serve_encoder(model_of(sees, shape), sees_one=True)
     assert isinstance(served.layers, OneCall if shape == SHAPE else LayerByLayer)
     return model_of(sees, shape), served
 
@@ -98,7 +100,7 @@ def test_an_answer_has_the_same_bits_whatever_lies_beside_it(others: list[int]) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, in_bytes: bool) -> None:
-    served = ServedEncoder(model_of("both").to(dtype), sees_one=True, in_bytes=in_bytes)
+    served = serve_encoder(model_of("both").to(dtype), sees_one=True, in_bytes=in_bytes)
     batch, found = batch_of([37, 3, 60]), list[Tensor]()
     for count in (1, 2, 7):
         with threads(count):
@@ -119,7 +121,7 @@ def test_in_few_bits_it_is_as_near_to_fp32_as_layer_by_layer(way: Way, closer: f
     """In bf16 nearer, since single operations also round between the products."""
     batch, exact = batch_of([7, 3, 31, 2, 75, 40]), encoders(sees)[1]
     places, dtype = batch.starts[:-1].long(), torch.float32 if way is BYTES else torch.bfloat16
-    served, in_steps = (ServedEncoder(model_of(sees).to(dtype), True, in_bytes=way is BYTES) for _ in range(2))
+    served, in_steps = (serve_encoder(model_of(sees).to(dtype), True, in_bytes=way is BYTES) for _ in range(2))
     assert isinstance(served.layers, OneCall)
     make, layers = QuantisedProduct if way is BYTES else make_product, deque(model_of(sees).to(dtype).layers)
     in_steps.layers = LayerByLayer(SHAPE.change_learning(sees=sees), layers, True, make)  # type: ignore[arg-type]
@@ -135,7 +137,7 @@ def test_in_few_bits_it_is_as_near_to_fp32_as_layer_by_layer(way: Way, closer: f
 @torch.inference_mode()
 def test_a_copy_answers_by_itself() -> None:
     """Also in another process, as a server makes its workers."""
-    batch, original = batch_of([9, 20]), ServedEncoder(model_of("both"), sees_one=True)
+    batch, original = batch_of([9, 20]), serve_encoder(model_of("both"), sees_one=True)
     expected = original.all(batch)
     copies = copy.deepcopy(original), pickle.loads(pickle.dumps(original))
     for weight in cast(OneCall, original.layers).weights:
@@ -165,7 +167,7 @@ def test_numbers_that_are_none_stay_visible(dtype: torch.dtype, in_bytes: bool) 
         model.embeddings.word.weight[batch.pieces[7]] = torch.nan
     first = int((batch.pieces[:5] == batch.pieces[7]).sum())
     assert not first, "draw other pieces"
-    states = ServedEncoder(model, sees_one=True, in_bytes=in_bytes).one(batch, batch.starts[:-1].long())
+    states = serve_encoder(model, sees_one=True, in_bytes=in_bytes).one(batch, batch.starts[:-1].long())
     assert states[0].isfinite().all()
     assert states[1].isnan().all()
 
@@ -184,7 +186,7 @@ def test_the_weight_that_is_packed_is_the_one_that_was_given() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1), st.integers(1, 200))
 def test_runs_hold_every_sequence_once_and_few_pieces(lengths: list[int], most: int) -> None:
-    runs = list(serving.split_runs(lengths, most))
+    runs = list(split_runs(lengths, most))
     assert [number for begin, end in runs for number in range(begin, end)] == list(range(len(lengths)))
     for begin, end in runs:
         assert end == begin + 1 or (end - begin) * max(lengths[begin:end]) <= most

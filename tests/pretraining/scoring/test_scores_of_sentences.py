@@ -21,6 +21,7 @@ from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from pretraining import evaluate
+from pretraining.architectures.bert import Bert
 from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
@@ -185,6 +186,17 @@ def test_operations_are_those_of_the_copies() -> None:
     expected = below + layer + 4 * h * SHAPE.heads * length + 2 * (h * h + h * SHAPE.vocabulary)
     assert SCORER.flops(["word1", "word1"]) == expected
     assert SCORER.flops(["word1", "word1 word2"]) == expected + SCORER.flops(["word1 word2"])
+
+
+def test_an_architecture_without_faster_layers_scores_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its last layer all pieces attend, and one row goes on."""
+    monkeypatch.setattr(Bert, "find_server", lambda _: None)
+    scorer, texts = our_scorer(), ["word1", "abc word2 xyz"]
+    np.testing.assert_allclose(scorer.score(texts), SCORER.score(texts), atol=1e-4)
+    h, inner, length = SHAPE.hidden, SHAPE.intermediate, 3
+    every = SHAPE.layers * (2 * (4 * h * h + 2 * h * inner) * length + 4 * h * length**2)
+    unread = 2 * (h * h + 2 * h * inner) * (length - 1)
+    assert scorer.flops(["word1"]) == every - unread + 2 * (h * h + h * SHAPE.vocabulary)
 
 
 def test_a_tie_is_wrong() -> None:
