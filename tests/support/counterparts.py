@@ -25,7 +25,6 @@ from pretraining.model.encoder import PretrainingModel
 from pretraining.objectives.declaration import build_model, find_objective
 
 LENGTHS = (5, 70, 96, 17, 64, 1, 33)
-PADS = "pad_token_id"
 
 
 def write_wordpiece(folder: Path, count: int) -> None:
@@ -40,7 +39,8 @@ class Counterpart:
 
     kind: Any
     """its class"""
-    config: Callable[[], Any]
+    config: Callable[..., Any]
+    """makes its config, perhaps with more settings"""
     write_vocabulary: Callable[[Path, int], None] = write_wordpiece
     """writes the files of a vocabulary of so many pieces, with which our model is exported"""
 
@@ -53,6 +53,18 @@ COUNTERPARTS = {
     ),
 }
 """Every architecture with every objective that transformers computes too."""
+ENCODERS = ("bert",)
+"""Those of other encoders, on which transformers has the heads of tasks that we have."""
+
+
+def replace_padding(pieces: Array, config: Any) -> Array:
+    """Replaces the piece that pads by the one after it."""
+    return np.where(pieces == getattr(config, "pad_token_id", None), pieces + 1, pieces)
+
+
+def tells_segments(config: Any) -> bool:
+    """Whether segments have embeddings of their own."""
+    return getattr(config, "type_vocab_size", 1) > 1
 
 
 @dataclass(frozen=True)
@@ -88,19 +100,11 @@ class Pair:
         transformers gives no gradient to its embedding, and RoBERTa no position."""
         shape, config = self.ours.shape, self.theirs.config
         rows = random_rows([min(length, shape.positions) for length in LENGTHS], shape.vocabulary, seed)
-
-        def without_padding(pieces: Array) -> Array:
-            return np.where(pieces == getattr(config, PADS, None), pieces + 1, pieces) % shape.vocabulary
-
-        rows = replace(rows, pieces=without_padding(rows.pieces), labels=without_padding(rows.labels))
-        if not self.tells_segments:
+        pieces, labels = (replace_padding(pieces, config) for pieces in (rows.pieces, rows.labels))
+        rows = replace(rows, pieces=pieces, labels=labels)
+        if not tells_segments(config):
             rows = replace(rows, boundaries=rows.lengths)
         return find_objective(shape).batch(rows)
-
-    @property
-    def tells_segments(self) -> bool:
-        """Whether segments have embeddings of their own."""
-        return getattr(self.theirs.config, "type_vocab_size", 1) > 1
 
     def our_logits(self, batch: PretrainingBatch) -> dict[str, Tensor]:
         """Computes our logits, by the display names of heads."""
@@ -109,7 +113,7 @@ class Pair:
 
     def their_logits(self, batch: PretrainingBatch) -> dict[str, Tensor]:
         """Computes the same logits by transformers, of sequences that are padded to the longest."""
-        names = ["input_ids", "attention_mask", *(["token_type_ids"] if self.tells_segments else [])]
+        names = ["input_ids", "attention_mask", *(["token_type_ids"] if tells_segments(self.theirs.config) else [])]
         given, objective = pad_batch(batch), find_objective(self.ours.shape)
         output, found = self.theirs(**{name: given[name] for name in names}), []
         for number, (start, end) in enumerate(pairwise(batch.starts.tolist())):
@@ -118,14 +122,19 @@ class Pair:
             found.append(objective.pick_their_logits(type(output)(**own), chosen))
         return {name: torch.cat([logits[name] for logits in found]) for name in found[0]}
 
-    def gradients(self, batch: PretrainingBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Computes the gradients of the loss that our model is trained by, and theirs under our names."""
-        shape, counts = self.ours.shape, (len(batch.lengths), len(batch.labels))
-        torch.autograd.backward(find_objective(shape).loss(self.ours(batch), PretrainingBatches((batch,), *counts)))
+    def their_gradients(self, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """Computes the gradients by transformers of the loss that our model is trained by, under our names."""
         theirs = zip(self.their_logits(batch).values(), (batch.labels, batch.random_next), strict=False)
         torch.autograd.backward([F.cross_entropy(logits, labels) for logits, labels in theirs])
-        wanted, _ = import_weights(gradients(self.theirs), shape)
-        return gradients(self.ours), wanted
+        return import_weights(gradients(self.theirs), self.ours.shape)[0]
+
+
+def train(model: PretrainingModel, batch: PretrainingBatch) -> dict[str, Tensor]:
+    """Computes the gradients of the loss of a model's objective."""
+    batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
+    model.zero_grad()
+    torch.autograd.backward(find_objective(model.shape).loss(model(batch), batches))
+    return gradients(model)
 
 
 def assert_equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], within: float) -> None:

@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
-from support.pretraining_reference import their_config
+from support.counterparts import COUNTERPARTS, ENCODERS, replace_padding, tells_segments
 from support.task_items import CHOICES, LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 from torch import Tensor
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Sequences
@@ -24,27 +29,34 @@ from finetuning.running.batches import TaskBatches, pack
 from finetuning.running.loop import compute_minimised
 from pretraining.architectures.weights import KINDS, Kind
 from pretraining.huggingface.folders import read_fine_tuned
-from pretraining.huggingface.weights import name_class
 from pretraining.model.bert import PieceHead
 
 STEPS, LENGTH, SECOND = 3, 12, 7
 ITEMS = 4
+CLASSES: dict[Kind, Any] = {
+    "choice": AutoModelForMultipleChoice,
+    "spans": AutoModelForQuestionAnswering,
+    "tags": AutoModelForTokenClassification,
+}
 PROBLEMS = {"classes": "single_label_classification", "labels": "multi_label_classification", "score": "regression"}
 
 
-def made(kind: Kind, seed: int) -> Encoded:
+def made(kind: Kind, seed: int, config: Any) -> Encoded:
     """Items of one length, since transformers would let padding take part in the choice of a span."""
     items = items_of(kind, [LENGTH] * ITEMS, seed)
     pieces = items.sequences.pieces
-    return replace(items, sequences=Sequences(pieces, np.full(len(pieces), SECOND)))
+    pieces = replace(pieces, values=replace_padding(pieces.values, config))
+    second = SECOND if tells_segments(config) else LENGTH
+    return replace(items, sequences=Sequences(pieces, np.full(len(pieces), second)))
 
 
-def theirs(encoded: Encoded, kind: Kind) -> dict[str, Any]:
+def theirs(encoded: Encoded, kind: Kind, config: Any) -> dict[str, Any]:
     """The same items as transformers takes them."""
     rows = (ITEMS, CHOICES, LENGTH) if kind == "choice" else (ITEMS, LENGTH)
     pieces = torch.from_numpy(encoded.sequences.pieces.values.astype(np.int64)).view(rows)
-    segments = (torch.arange(LENGTH) >= SECOND).long().expand(rows)
-    given: dict[str, Any] = {"input_ids": pieces, "token_type_ids": segments}
+    given: dict[str, Any] = {"input_ids": pieces}
+    if tells_segments(config):
+        given["token_type_ids"] = (torch.arange(LENGTH) >= SECOND).long().expand(rows)
     assert encoded.labels is not None
     values: Array = encoded.labels.values
     if kind == "spans":
@@ -61,28 +73,30 @@ def theirs(encoded: Encoded, kind: Kind) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_three_steps_give_the_losses_of_transformers(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ENCODERS)
+def test_three_steps_give_the_losses_of_transformers(name: str, kind: Kind, tmp_path: Path) -> None:
+    """Without dropout."""
     head = head_of(kind)
     settings: dict[str, Any] = {}
     if head.labels or kind == "score":
         settings |= {"num_labels": head.outputs, "id2label": dict(enumerate(head.labels or ["score"]))}
         settings |= {"problem_type": PROBLEMS[kind]} if kind in PROBLEMS else {}
     torch.manual_seed(0)
-    their_model = getattr(transformers, name_class(SHAPE, head))(
-        their_config(replace(SHAPE, dropout=0.0, attention_dropout=0.0), **settings)
-    ).train()
+    config = COUNTERPARTS[name].config(**settings)
+    their_model = CLASSES.get(kind, AutoModelForSequenceClassification).from_config(config).eval()
     their_model.save_pretrained(tmp_path)
     shape, read_head, weights = read_fine_tuned(tmp_path)
     assert read_head == head
     our_model = TaskModel(shape, head)
     our_model.load_state_dict(weights)
+    our_model.eval()
     optimizers = [torch.optim.SGD(model.parameters(), 0.05) for model in (our_model, their_model)]
     for step in range(STEPS):
-        encoded = made(kind, step)
+        encoded = made(kind, step, config)
         batch = pack(encoded, np.arange(ITEMS))
         assert encoded.labels is not None
-        ours = our_model.train()(batch).loss / len(encoded.labels.values)
-        their_loss = their_model(**theirs(encoded, kind)).loss
+        ours = our_model(batch).loss / len(encoded.labels.values)
+        their_loss = their_model(**theirs(encoded, kind, config)).loss
         assert ours.item() == pytest.approx(their_loss.item(), abs=1e-5)
         for loss, optimizer in zip((ours, their_loss), optimizers, strict=True):
             optimizer.zero_grad()

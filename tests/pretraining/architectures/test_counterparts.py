@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from support.counterparts import COUNTERPARTS, Pair, assert_equal
+from support.counterparts import COUNTERPARTS, Pair, assert_equal, train
 from support.kernels import kernels_allowed
 from support.transformers_models import same
 
+from pretraining.architectures.declaration import serve_encoder
 from pretraining.huggingface.folders import write_folder
 from pretraining.huggingface.verify import verify_export
+from pretraining.huggingface.weights import list_weights
 from pretraining.model import cpu_kernels
 from pretraining.model.batch import Batch
 
@@ -29,7 +31,10 @@ def test_logits_and_gradients_are_those_of_transformers(name: str, way: str, tmp
         pair = Pair.make(name, tmp_path).to(WAYS[way])
         batch, exact = pair.batch(), WAYS[way] == torch.float64
         assert_equal(pair.our_logits(batch), pair.their_logits(batch), 1e-10 if exact else 1e-5)
-        assert_equal(*pair.gradients(batch), 1e-6 if exact else 1e-5)  # of which theirs are imported in fp32
+        found = train(pair.ours, batch)
+        assert_equal(found, pair.their_gradients(batch), 1e-6 if exact else 1e-5)  # theirs are imported in fp32
+        for weight in list_weights(pair.ours.shape):
+            assert not found[weight.ours][weight.size[0] :].any(), "the padding of the vocabulary never learns"
 
 
 @pytest.mark.parametrize("name", COUNTERPARTS)
@@ -56,6 +61,28 @@ def describe_config(model: Any) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in ("transformers_version", "_name_or_path")}
 
 
+@pytest.mark.parametrize("name", COUNTERPARTS)
+def test_layers_that_are_computed_again_change_no_bit(name: str, tmp_path: Path) -> None:
+    """With dropout."""
+    pair = Pair.make(name, tmp_path)
+    model, batch = pair.ours.train(), pair.batch()
+    assert model.shape.dropout > 0 < model.shape.attention_dropout
+    model.dropout_seed = 5
+    wanted = train(model, batch)
+    model.recompute = True
+    assert same(train(model, batch), wanted)
+
+
+@pytest.mark.parametrize("name", COUNTERPARTS)
+def test_gradients_in_bf16_stay_near_those_in_fp32(name: str, tmp_path: Path) -> None:
+    pair = Pair.make(name, tmp_path)
+    exact = train(pair.ours, pair.batch())
+    rounded = train(pair.ours.bfloat16(), pair.batch())
+    for name, wanted in exact.items():
+        distance = (wanted - rounded[name].float()).norm() / wanted.norm().clamp(min=1e-6)
+        assert float(distance) < 0.05 or float(wanted.norm()) < 1e-3, f"{name}: {float(distance):.3f}"
+
+
 def cut_out(batch: Batch, number: int) -> Batch:
     """One sequence of a batch by itself."""
     begin, end = batch.starts[number : number + 2].tolist()
@@ -75,3 +102,14 @@ def test_states_do_not_depend_on_what_else_is_asked_for(name: str, tmp_path: Pat
         torch.testing.assert_close(model.encode(batch, chosen), states[chosen], atol=1e-10, rtol=1e-10)
     apart = [model.encode(cut_out(batch, number)) for number in range(len(batch.lengths))]
     torch.testing.assert_close(torch.cat(apart), states, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", COUNTERPARTS)
+@torch.inference_mode()
+def test_answers_are_the_states_of_the_model(name: str, tmp_path: Path) -> None:
+    """By the layers that the architecture has for answers, or by those of training."""
+    pair = Pair.make(name, tmp_path)
+    batch, places = pair.batch(), pair.ours.sequence_places(pair.batch())
+    states, served = pair.ours.encode(batch), serve_encoder(pair.ours, sees_one=True)
+    torch.testing.assert_close(served.all(batch), states, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(served.one(batch, places), states[places], atol=1e-5, rtol=1e-5)

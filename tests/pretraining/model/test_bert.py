@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 import torch
-from support.kernels import kernels_allowed
 from support.pretraining_reference import (
-    SMALL,
-    gradient,
-    gradients,
-    make_uneven,
-    mean_loss,
     random_batch,
 )
 
 from pretraining.architectures.declaration import list_sizes, make_shape
 from pretraining.config.settings import Model
-from pretraining.model import cpu_kernels
-from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import DROPOUT, Shape
 from pretraining.objectives.declaration import build_model, count_step_flops, num_parameters
-
-LENGTHS = (5, 70, 96, 17, 64, 1, 33)
-
-
-@pytest.fixture(params=["kernels", "torch"])
-def either_path(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Once with our kernels, once with PyTorch's operations."""
-    with kernels_allowed(request.param == "kernels"):
-        assert cpu_kernels.usable(torch.zeros(1)) == (request.param == "kernels"), "no C++ compiler"
-        yield
-
-
-def small_model(**changes: Any) -> PretrainingModel:
-    return make_uneven(build_model(replace(SMALL, **changes)))
 
 
 def test_the_published_sizes_have_the_published_parameters() -> None:
@@ -74,35 +50,6 @@ def test_fresh_weights_are_a_cut_normal_distribution() -> None:
     assert not model.embeddings.word.weight[1000:].any()
     again = build_model(make_shape("tiny", 1000)).initialize(7)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-
-
-@pytest.mark.usefixtures("either_path")
-def test_padding_of_the_vocabulary_never_learns() -> None:
-    model, batch = small_model(), random_batch(LENGTHS, SMALL.vocabulary)
-    mean_loss(model, batch).backward()
-    assert not gradient(model.embeddings.word.weight)[SMALL.vocabulary :].any()
-    assert not gradient(model.head("masked_head").bias)[SMALL.vocabulary :].any()
-
-
-def test_recomputing_layers_changes_no_bit() -> None:
-    plain, again = small_model(), small_model()
-    again.recompute = True
-    batch = random_batch(LENGTHS, SMALL.vocabulary)
-    for model in (plain, again):
-        model.dropout_seed = 5
-        mean_loss(model, batch).backward()
-    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
-        assert torch.equal(gradient(one), gradient(other))
-
-
-def test_the_model_in_bf16_stays_near_fp32() -> None:
-    batch = random_batch(LENGTHS, SMALL.vocabulary)
-    exact, rounded = small_model(), small_model().bfloat16()
-    for model in (exact, rounded):
-        mean_loss(model, batch).backward()
-    for name, wanted in gradients(exact).items():
-        distance = (wanted - gradients(rounded)[name].float()).norm() / wanted.norm().clamp(min=1e-6)
-        assert float(distance) < 0.05 or float(wanted.norm()) < 1e-3, f"{name}: {float(distance):.3f}"
 
 
 def test_batches_are_on_the_device_that_is_asked_for() -> None:
