@@ -246,6 +246,10 @@ class Pipeline:
         known = [manifest.vocabulary for manifest in self.origins.manifests]
         figures = known[0] if known else describe_vocabulary(vocabulary, given)
         self._say_vocabulary(figures)
+        if not vocabulary.has_masks:
+            self._warn(
+                f"{vocabulary.special_pieces.mask} stands for masks too: these shards are for objectives without"
+            )
         rehearse(s, len(vocabulary), work.path, self.console, said)  # fewer pieces may have a smaller type
         cut = steps.cut_documents(documents, vocabulary)
         tokens = Joined((taken, cut))

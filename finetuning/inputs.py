@@ -82,6 +82,10 @@ class Cutter:
             pieces = self._fast.encode_texts(texts)
         return Ragged(pieces.ids, pieces.ends)
 
+    def cut_words(self, words: Sequence[str]) -> Ragged:
+        """The ids of the pieces of the words of a list, each with the blank that a text has before it."""
+        return self.cut_texts([f" {word}" for word in words] if self.vocabulary.has_blanks else words)
+
     def cut_with_offsets(self, texts: Sequence[str]) -> tuple[Ragged, Ragged]:
         """The ids of the pieces of every text, and where every piece begins and ends in it, counted in characters.
 
@@ -97,17 +101,17 @@ class Cutter:
         Of a pair that is too long, the longer part loses pieces at its end until both have the same length, then both
         do, the second first, as in the original.
         """
-        parts = [first] if second is None else [first, second]
-        kept = _count_kept(parts, length - 1 - len(parts))
-        lengths = np.sum(kept, axis=0) + 1 + len(kept)
+        parts, between = ([first], 0) if second is None else ([first, second], self.vocabulary.separators)
+        kept = _count_kept(parts, length - 2 - between)
+        lengths = np.sum(kept, axis=0) + 2 + between
         ends = np.cumsum(lengths)
         pieces, begins = np.full(lengths.sum(), self.special.sep, np.int32), ends - lengths
         pieces[begins] = self.special.cls
         places = begins + 1
         for part, size in zip(parts, kept, strict=True):
             pieces[ranges(places, size)] = part.values[ranges(part.starts, size)]
-            places = places + size + 1
-        return Sequences(Ragged(pieces, ends), kept[0] + 2)
+            places = places + size + between
+        return Sequences(Ragged(pieces, ends), kept[0] + 1 + max(1, between))
 
 
 def _count_kept(parts: Sequence[Ragged], room: int) -> list[Array]:

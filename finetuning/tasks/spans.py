@@ -16,8 +16,6 @@ from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning, Spans
 
-MARKS = 3
-"""Special pieces of a sequence: [CLS] and two [SEP]."""
 SPARE = 5
 """Spans of a window that are kept, as a multiple of the wanted answers: several may have the same text."""
 
@@ -41,7 +39,8 @@ class TextWindows:
     def __init__(self, pairs: Sequence[tuple[str, str]], cutter: Cutter, settings: FineTuning) -> None:
         """Takes pairs of a question and its text; a repeated text is cut once."""
         self.length, self.spans, self.cutter = settings.length, settings.spans, cutter
-        if self.length <= self.spans.question + MARKS:
+        self.marks = 2 + cutter.vocabulary.separators
+        if self.length <= self.spans.question + self.marks:
             raise UserError(
                 f"length = {self.length} leaves no room for text beside a question of {self.spans.question} pieces: "
                 f"lengthen it, or shorten spans.question"
@@ -64,7 +63,7 @@ class TextWindows:
 
     def measure_whole(self, numbers: Array) -> Array:
         """Returns the pieces of these questions' sequences if they had the whole text."""
-        lengths: Array = self.questions.lengths[numbers] + self.pieces.lengths[self.context[numbers]] + MARKS
+        lengths: Array = self.questions.lengths[numbers] + self.pieces.lengths[self.context[numbers]] + self.marks
         return lengths
 
     @cached_property
@@ -75,7 +74,7 @@ class TextWindows:
     @cached_property
     def places(self) -> Places:
         """The windows of every question."""
-        room = self.length - MARKS - self.questions.lengths
+        room = self.length - self.marks - self.questions.lengths
         step = np.minimum(self.spans.stride, room)
         size = self.pieces.lengths[self.context]
         counts = 1 + np.maximum(-((room - size) // step), 0)
@@ -94,7 +93,7 @@ class TextWindows:
 
     def count_before(self, numbers: Array) -> Array:
         """Counts the pieces before the text in these windows: [CLS], the question and [SEP]."""
-        return self.questions.lengths[self.places.question[numbers]] + 2
+        return self.questions.lengths[self.places.question[numbers]] + self.marks - 1
 
     def find_offsets(self, contexts: Array) -> list[Array]:
         """Finds the start and end of each piece of these texts in characters; each text is cut once."""

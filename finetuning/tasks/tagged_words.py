@@ -67,7 +67,7 @@ class TaggedWords(Items):
     @cached_property
     def _pieces(self) -> Ragged:
         """The pieces of every word: at least one, at most a window."""
-        cut = self._cutter.cut_texts(self.words.texts)
+        cut = self._cutter.cut_words(self.words.texts)
         kept = cut.take_stretches(np.arange(len(cut)), 0, np.minimum(cut.lengths, self._length - 2))
         values = np.insert(kept.values, kept.starts[kept.lengths == 0], self._cutter.special.unk)
         return Ragged(values, np.cumsum(np.maximum(kept.lengths, 1)))

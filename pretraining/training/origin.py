@@ -16,6 +16,7 @@ from torch import Tensor
 
 from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.shards import Manifest
+from data_prep.vocabulary.kinds.declaration import find_kind
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel, find_model_folder
@@ -55,6 +56,9 @@ def check_data(origin: StoredModel, data: Path, manifest: Manifest) -> None:
 def find_difference(origin: StoredModel, ours: Vocabulary) -> str | None:
     """Says why a vocabulary does not extend that of the model; None if it does."""
     name, theirs = origin.name, origin.vocabulary
+    if ours.kind != theirs.kind:
+        kinds = [find_kind(one.kind).title for one in (theirs, ours)]
+        return f"the vocabulary of {name} is {kinds[0]}, that of the data {kinds[1]}"
     if ours.cased != theirs.cased:
         cases = {True: "keeps case and accents", False: "puts text into lower case"}
         return f"the vocabulary of {name} {cases[theirs.cased]}, that of the data {cases[ours.cased]}"
@@ -63,6 +67,8 @@ def find_difference(origin: StoredModel, ours: Vocabulary) -> str | None:
             return f"piece {number:,} is {their!r} in {name} and {our!r} in the data"
     if len(ours) < len(theirs):
         return f"{name} has {len(theirs):,} pieces, the data only the first {len(ours):,} of them"
+    if len(ours) == len(theirs) and ours.sha256 != theirs.sha256:
+        return f"the data cuts text with the pieces of {name} in another way"
     return None
 
 

@@ -323,7 +323,8 @@ def _number_words(
 ):
     """Numbers words from `state` on until all sentences are done, the table must grow or a character has no class.
 
-    Returns the size of the table by then.
+    Returns the size of the table by then. Words of ASCII are found here, not in a function of its own: numba counts
+    references to the arrays that are passed, which takes longer than finding a word.
     """
     at, count, sentence = state[0], state[1], state[2]
     limit, room = min(slots.size // 2, ends.size), letters.size - 8 * word.size
@@ -331,7 +332,12 @@ def _number_words(
     while sentence < sentence_ends.size and not full:
         stop = sentence_ends[sentence]
         while at < stop and not full:
-            end = _find_word_end(text, at, stop, classes)
+            end = at + (text[at] == BLANK)
+            kind = classes[text[end]] if end < stop and text[end] < 0x80 and text[at] != APOSTROPHE else SPACE
+            while kind != SPACE and end < stop and text[end] < 0x80 and classes[text[end]] == kind:
+                end += 1
+            if kind == SPACE or (end < stop and text[end] >= 0x80):
+                end = _find_word_end(text, at, stop, classes)
             if end < 0:
                 state[3], full = -1 - end, True
                 break

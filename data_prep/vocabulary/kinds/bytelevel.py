@@ -87,6 +87,13 @@ class ByteLevel(Vocabulary):
     def _has_prefix(self) -> bool:
         return bool(self._table["pre_tokenizer"].get("add_prefix_space"))
 
+    @property
+    def separators(self) -> int:
+        """The number of marks between the two texts of a pair, which is two in RoBERTa."""
+        marks = self._table.get("post_processor") or {}
+        pair = [index for index, part in enumerate(marks.get("pair") or ()) if "Sequence" in part]
+        return pair[1] - pair[0] - 1 if len(pair) == 2 else 1 + (marks.get("type") == "RobertaProcessing")
+
     def list_rules(self) -> bytes:
         """Lists the pieces, their merges, and what happens to a text before and after."""
         rules = [self.pieces, self._merges, self.special_pieces, self._added, self._has_prefix]

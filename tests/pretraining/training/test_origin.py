@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from support.transformers_models import PIECES
 from transformers import AutoModelForPreTraining, AutoTokenizer, BertForMaskedLM, BertModel
 
 from data_prep.common.errors import UserError
+from data_prep.vocabulary.kinds.bytelevel import KIND, make_vocabulary
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel
@@ -107,6 +109,14 @@ def test_the_first_piece_that_differs_is_named(tmp_path: Path) -> None:
     said = f"piece 20 is {PIECES[20]!r} in {origin.name} and {PIECES[30]!r} in the data"
     assert find_difference(origin, swapped(BASE, 20, 30)) == said
     assert "the data only the first 99 of them" in str(find_difference(replace(origin, vocabulary=MORE), BASE))
+    pieces = KIND.make_up(300, cased=True)
+    said = f"the vocabulary of {origin.name} is WordPiece, that of the data byte-level BPE"
+    assert find_difference(origin, pieces) == said
+    theirs, table = replace(origin, vocabulary=pieces), json.loads(pieces.list_contents()["tokenizer.json"])
+    table["pre_tokenizer"]["add_prefix_space"] = True
+    other = make_vocabulary(table, {}, tmp_path)
+    assert find_difference(theirs, pieces) is None
+    assert find_difference(theirs, other) == f"the data cuts text with the pieces of {origin.name} in another way"
     assert "puts text into lower case, that of the data keeps" in str(
         find_difference(origin, WordPiece(PIECES, cased=True))
     )
