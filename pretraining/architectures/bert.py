@@ -58,7 +58,13 @@ class Bert(Architecture):
         "position_embedding_type": ("absolute",),
         "add_cross_attention": (False,),
     }
-    head_prefixes = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.", "qa_outputs.")
+    head_prefixes: ClassVar[tuple[str, ...]] = (
+        "bert.pooler.",
+        "cls.predictions.",
+        "cls.seq_relationship.",
+        "classifier.",
+        "qa_outputs.",
+    )
     copies: ClassVar = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",

@@ -29,6 +29,7 @@ from pretraining.model.shape import ARCHITECTURE, MATRIX, PIECE_HEAD, SIDES, Lea
 if TYPE_CHECKING:
     from torch import nn
 
+    from data_prep.vocabulary.vocabulary import Special
     from pretraining.answering.serving import ServedEncoder, ServeLayers
     from pretraining.model.encoder import Embeddings, Encoder
 
@@ -74,14 +75,8 @@ class ModelSettings(Section):
         """Computes the sizes for a vocabulary; `learns`: by default, by the default objective."""
         kind = find_architecture(self.architecture)
         names = {field.name for field in fields(kind.shape_type)}
-        given = self.model_dump(include=names, exclude_none=True)
-        values = {
-            **kind.find_sizes(self.size, self.hidden),
-            **given,
-            "vocabulary": vocabulary,
-            "learns": learns or Learning(),
-        }
-        return kind.shape_type(**{field.name: values[field.name] for field in fields(kind.shape_type)})
+        sizes = {**kind.find_sizes(self.size, self.hidden), **self.model_dump(include=names, exclude_none=True)}
+        return kind.shape_type(vocabulary=vocabulary, learns=learns or Learning(), **sizes)
 
 
 class LayerMemory(NamedTuple):
@@ -125,6 +120,8 @@ class Architecture(ABC):
     """what the names of these classes begin with"""
     config_names: ClassVar[Mapping[str, str]] = {}
     """the names in config.json of the numbers of its shape that have another name there"""
+    config_defaults: ClassVar[Mapping[str, Any]] = {}
+    """the numbers that transformers leaves out of config.json, where they are other ones than those of `Shape`"""
     config_constants: ClassVar[Mapping[str, Any]] = {}
     """other values in config.json that decide what is computed, as all models have them that ours can compute"""
     config_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -133,6 +130,8 @@ class Architecture(ABC):
     """what the names of the encoder's weights begin with in models with heads"""
     head_prefixes: ClassVar[tuple[str, ...]] = ()
     """what the names of the weights of heads begin with, those of tasks included"""
+    untrained: ClassVar[tuple[str, ...]] = ()
+    """what the names of weights begin with that folders of pre-trained models may have, though nothing trains them"""
     copies: ClassVar[Mapping[str, str]] = {}
     """names of weights that may be stored twice, and of the weights that they are equal to"""
 
@@ -207,6 +206,22 @@ class Architecture(ABC):
         """Makes the part of config.json that says what is computed."""
         sizes = {theirs: getattr(shape, ours) for ours, theirs in self.list_config_names().items()}
         return {**self.config_constants, **sizes, "initializer_range": MATRIX.initial_range}
+
+    def adapt_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns config.json with the numbers as `Shape` has them, if they differ there."""
+        return config
+
+    def fit_vocabulary(self, shape: Shape, special: Special) -> Shape:  # noqa: ARG002
+        """Returns the shape for an export with a vocabulary that has these special pieces."""
+        return shape
+
+    def find_padding(self, shape: Shape) -> int | None:  # noqa: ARG002
+        """Returns the piece that transformers takes for padding wherever it is, if it does."""
+        return None
+
+    def learns_pairs(self, shape: Shape) -> bool:
+        """Whether it has a head that only pairs of segments train."""
+        return "next_head" in self.heads(shape)
 
     def list_config_names(self) -> dict[str, str]:
         """Lists the numbers of a shape with their names in config.json."""

@@ -34,13 +34,15 @@ class Weight:
     cut: Cut = "whole"
     rows: Rows | None = None
     """the things that it has a row for each of"""
+    before: int = 0
+    """rows that transformers has besides, before ours, which nothing reads"""
     transposed: bool = False
     """whether transformers stores a matrix with its inputs first"""
 
     @property
     def part(self) -> tuple[int, ...]:
         """The size of each weight of transformers."""
-        size = (self.size[0] // len(self.theirs), *self.size[1:])
+        size = (self.before + self.size[0] // len(self.theirs), *self.size[1:])
         return size[::-1] if self.transposed else size
 
     def pad_size(self, shape: Shape) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.hub import fetch_model, find_folder
 from data_prep.vocabulary.source import FILES, read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.reading import list_parameter_sizes, read_weights_together, require_whole_weights
 from pretraining.checkpoint.record import EXPORT, RECORD, TOKENIZER, find_checkpoint, list_finished
@@ -86,7 +87,8 @@ class StoredModel:
             trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
         if len(vocabulary) > shape.vocabulary:
             raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
-        encoder = replace(shape.encoder, vocabulary=len(vocabulary))
+        fitted = find_architecture(shape.architecture).fit_vocabulary(shape, vocabulary.special)
+        encoder = replace(fitted.encoder, vocabulary=len(vocabulary))
         return cls(name, folder, encoder, shape.vocabulary, vocabulary, trained, known, on_hub, from_hub, licence)
 
     @property

@@ -85,9 +85,9 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
         if config.get(name, values[0]) not in values
     ]
     refuse_faults(where, faults)
-    theirs, values = kind.list_config_names(), {}
+    theirs, values, config = kind.list_config_names(), {}, kind.adapt_config(config)
     for field in (field for field in fields(kind.shape_type) if field.name in theirs):
-        default = kind.defaults.get(field.name, None if field.default is MISSING else field.default)
+        default = kind.config_defaults.get(field.name, None if field.default is MISSING else field.default)
         value = values[field.name] = config.get(theirs[field.name], default)
         if field.type == "int" and (type(value) is not int or value < 1):
             faults.append(f"{theirs[field.name]} is {value!r}; it should be a whole number of 1 or more")
@@ -127,6 +127,7 @@ def _read_class(config: Mapping[str, Any]) -> str:
 def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape:
     """Adds an objective with the same direction of attention, if possible one that exports this class; of several the
     default."""
+    kind = find_architecture(shape.architecture)
     looking = [name for name, objective in objectives().items() if objective.sees == shape.learns.sees]
     if not looking:
         seen = {"both": "both ways", "before": "those before it alone", "after": "those after it alone"}
@@ -138,9 +139,9 @@ def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape
     shapes = [
         shape.change_learning(objective=name, pairs=pairs)
         for name in looking
-        for pairs in ((True, False) if objectives()[name].pairs != "unused" else (False,))
+        for pairs in ((True, False) if objectives()[name].pairs != "unused" and kind.learns_pairs(shape) else (False,))
     ]
-    kind, named = find_architecture(shape.architecture), _read_class(config)
+    named = _read_class(config)
     exporting = (one for one in shapes if named and named in list_class_names(kind, find_auto_class(one)))
     return next(exporting, shapes[0])
 

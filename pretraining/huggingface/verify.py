@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from data_prep.common.errors import UserError
+from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import read_fine_tuned, read_folder
 from pretraining.huggingface.weights import is_theirs, name_class
@@ -72,6 +73,8 @@ def make_probe(shape: Shape) -> PretrainingBatch:
     positions = [np.unique(np.linspace(0, length - 1, PREDICTIONS).astype(int)) for length in lengths]
     predictions = np.array([len(places) for places in positions])
     pieces, labels = (draw.integers(0, shape.vocabulary, count) for count in (lengths.sum(), predictions.sum()))
+    padding = find_architecture(shape.architecture).find_padding(shape)
+    pieces = np.where(pieces == padding, (pieces + 1) % shape.vocabulary, pieces)
     boundaries = lengths // 2 if shape.segments > 1 else lengths
     rows = Rows.from_memory(lengths, pieces, boundaries, predictions, np.concatenate(positions), labels)
     return pack(rows, rows.pieces, rows.masked, rows.labels)

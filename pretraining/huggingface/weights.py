@@ -72,6 +72,8 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
 def has_pairs(names: Iterable[str], shape: Shape) -> bool:
     """Whether weights of these names include a head that only pairs train, by the objective of this shape."""
     kind, objective = find_architecture(shape.architecture), find_objective(shape)
+    if not kind.learns_pairs(shape):
+        return False
     with_pairs, without = (objective.heads(shape.change_learning(pairs=pairs)) for pairs in (True, False))
     heads = kind.heads(shape)
     paired = [weight for name in with_pairs.keys() - without.keys() for weight in heads.get(name, [])]
@@ -107,7 +109,8 @@ def export_weights(state: Mapping[str, Tensor], shape: Shape, heads: Heads = "pr
         ours = state[weight.ours]
         assert tuple(ours.shape) == weight.pad_size(shape), f"{weight.ours}: {tuple(ours.shape)}"
         parts = ours[: weight.size[0]].detach().cpu().chunk(len(weight.theirs))
-        turned = [part.T if weight.transposed else part for part in parts]
+        whole = (torch.cat([part.new_zeros(weight.before, *part.shape[1:]), part]) for part in parts)
+        turned = [part.T if weight.transposed else part for part in whole]
         theirs.update(
             (name, part.clone(memory_format=torch.contiguous_format))
             for name, part in zip(weight.theirs, turned, strict=True)
@@ -125,7 +128,7 @@ def import_weights(
     half a head.
     """
     kind = find_architecture(shape.architecture)
-    unasked = () if heads == "pre-training" else kind.head_prefixes
+    unasked = kind.untrained if heads == "pre-training" else kind.head_prefixes
     found = _rename_weights(state, where, kind, unasked)
     weights, faults, ours = list_weights(shape, heads), [], {}
     places = {name: weight for weight in weights for name in weight.theirs}
@@ -147,7 +150,7 @@ def import_weights(
     check_finite(where, {given: tensor for name, (given, tensor) in found.items() if name in places})
     for weight in weights:
         if weight not in missing:
-            parts = [found[name][1] for name in weight.theirs]
+            parts = [found[name][1][weight.before :] for name in weight.theirs]
             rows = torch.cat([part.T if weight.transposed else part for part in parts])
             ours[weight.ours] = torch.zeros(weight.pad_size(shape))
             ours[weight.ours][: len(rows)] = rows

@@ -17,6 +17,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import absence
 from data_prep.common.outputs import making
 from data_prep.common.toml_text import toml_text
+from pretraining.architectures.declaration import find_architecture
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import EXPORT, TOKENIZER
 from pretraining.checkpoint.state import RunRecord
@@ -98,17 +99,19 @@ def export(
     with nullcontext() if is_own else making([out], "export.py", read, replace):
         model = read_source(source, checkpoint)
         vocabulary = vocabulary or model.vocabulary
-        if model.made and model.made.data.vocabulary != folders.read_vocabulary(vocabulary).sha256:
+        pieces = folders.read_vocabulary(vocabulary)
+        if model.made and model.made.data.vocabulary != pieces.sha256:
             raise UserError(
                 f"{vocabulary}: not the vocabulary that the model was trained with; name its folder: --vocabulary"
             )
         written = {name: weight.to("cpu", dtype).float() for name, weight in model.weights.items()}  # as read back
 
         def check(folder: Path) -> None:
-            results.extend(verify_export(folder, model.shape, written))
+            results.extend(verify_export(folder, shape, written))
 
-        card = make_model_card(model.shape, out, model.length, licence or model.licence, model.made)
-        folders.write_folder(out, model.shape, model.weights, vocabulary, card, dtype, model.length, check)
+        shape = find_architecture(model.shape.architecture).fit_vocabulary(model.shape, pieces.special)
+        card = make_model_card(shape, out, model.length, licence or model.licence, model.made)
+        folders.write_folder(out, shape, model.weights, vocabulary, card, dtype, model.length, check)
     readers, differences = zip(*results, strict=True)
     warning = _warn_of_licence(model, licence)
     remark, parameters = warn_of_classifiers(model.shape), num_parameters(model.shape)

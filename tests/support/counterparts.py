@@ -14,12 +14,19 @@ import torch
 import torch.nn.functional as F
 from support.pretraining_reference import SMALL, gradients, pad_batch, random_rows, their_config
 from torch import Tensor
-from transformers import BertForMaskedLM, BertForPreTraining, BertLMHeadModel
+from transformers import (
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertLMHeadModel,
+    RobertaConfig,
+    RobertaForCausalLM,
+    RobertaForMaskedLM,
+)
 
 from data_prep.common.arrays import Array
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from pretraining.huggingface.folders import read_folder
-from pretraining.huggingface.weights import import_weights
+from pretraining.huggingface.weights import import_weights, list_weights
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.encoder import PretrainingModel
 from pretraining.objectives.declaration import build_model, find_objective
@@ -45,11 +52,30 @@ class Counterpart:
     """writes the files of a vocabulary of so many pieces, with which our model is exported"""
 
 
+def roberta_config(**more: Any) -> RobertaConfig:
+    """The sizes of `SMALL`; what pads is the first piece, as in our vocabularies."""
+    sizes = {**their_config(SMALL).to_diff_dict(), "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    sizes |= {
+        "max_position_embeddings": SMALL.positions + 1,
+        "pad_token_id": 0,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        **more,
+    }
+    return RobertaConfig(
+        **{name: value for name, value in sizes.items() if name not in ("model_type", "architectures")}
+    )
+
+
 COUNTERPARTS = {
     "bert": Counterpart(BertForPreTraining, partial(their_config, SMALL)),
     "bert without pairs": Counterpart(BertForMaskedLM, partial(their_config, SMALL)),
     "bert, left to right": Counterpart(
         BertLMHeadModel, partial(their_config, SMALL, is_decoder=True, bos_token_id=2, eos_token_id=3)
+    ),
+    "roberta": Counterpart(RobertaForMaskedLM, roberta_config),
+    "roberta, left to right": Counterpart(
+        RobertaForCausalLM, partial(roberta_config, is_decoder=True, bos_token_id=2, eos_token_id=3)
     ),
 }
 """Every architecture with every objective that transformers computes too."""
@@ -87,6 +113,8 @@ class Pair:
         theirs.save_pretrained(folder)
         shape, state, missing = read_folder(folder)
         assert not missing
+        for weight in list_weights(shape):
+            theirs.get_parameter(weight.theirs[0]).data[: weight.before] = 0  # nothing reads these rows
         ours = build_model(shape)
         ours.load_state_dict(state)
         return cls(ours.eval(), theirs)

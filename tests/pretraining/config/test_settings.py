@@ -30,6 +30,7 @@ RANKS = {  # what their comments promise
     "bert_large_1472_gpus": (1472,),
     "bert_large_budget": (1, 8),
     "roberta_base": (1, 8, 1024),
+    "roberta_large": (1, 8, 1024),
     "adapt": (1, 2, 4, 8),
 }
 

@@ -152,7 +152,7 @@ def test_another_model_names_its_first_weights_only() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert'"),
+        ({"model_type": "distilbert"}, "model_type is 'distilbert'; only 'bert'"),
         ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"is_decoder": "yes"}, "is_decoder is 'yes'"),
