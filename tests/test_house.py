@@ -152,6 +152,9 @@ def test_nobody_compares_the_names_of_objectives_and_optimizers() -> None:
 
 JSON, DEEPSPEED = "JSON, whose form its file has", "DeepSpeed takes it so"
 UNTYPED = {
+    "architectures/declaration.py Architecture.adapt_config": "config.json, as transformers has it",
+    "architectures/roberta.py Roberta.adapt_config": "config.json, as transformers has it",
+    "architectures/roberta.py Roberta.config": "config.json, as transformers has it",
     "architectures/declaration.py Architecture.config": "config.json, as transformers has it",
     "architectures/declaration.py read_shape": JSON,
     "config/overrides.py list_settings": "a table as a recipe has it, before it is checked",
