@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -180,29 +180,38 @@ class Group:
     one_way: bool
     window: int | None
 
-    @cached_property
-    def bands(self) -> tuple[tuple[slice, slice], ...]:
-        """The pieces whose scores are computed at a time, and those that one of them may see."""
-        length, window = self.length, self.window
-        if window is None or GRAIN + window >= length:
-            return ((slice(0, length), slice(0, length)),)
-        ahead = GRAIN + (0 if self.one_way else window)
-        begins = range(0, length, GRAIN)
-        return tuple((slice(at, at + GRAIN), slice(max(0, at - window), min(at + ahead, length))) for at in begins)
-
     @property
-    def width(self) -> int:
-        """The most scores of a piece."""
-        return max(seen.stop - seen.start for _, seen in self.bands)
+    def whole(self) -> bool:
+        """Whether all scores of a sequence are computed: with a window that is nearly as long, others save nothing."""
+        return self.window is None or GRAIN + self.window >= self.length
 
     @property
     def sight(self) -> tuple[int, ...]:
-        """What a piece sees, and the scores of a band, for our kernels."""
-        return int(self.one_way), WHOLE if self.window is None else self.window, self.bands[0][0].stop, self.width
+        """What a piece sees; how many pieces have scores with the same ones, and with how many: for our kernels."""
+        window, size = (WHOLE, self.length) if self.window is None or self.whole else (self.window, GRAIN)
+        width = self.length if self.whole else GRAIN + window * (1 if self.one_way else 2)
+        return int(self.one_way), WHOLE if self.window is None else self.window, size, width
 
-    def cut_band(self, x: Tensor, rows: slice, seen: slice) -> Tensor:
-        """Cuts a band out of scores, (s * heads, length, width)."""
-        return x[:, rows, : seen.stop - seen.start]
+    def take_bands(self, x: Tensor) -> Tensor:
+        """Takes the rows that each GRAIN of rows sees, zeros outside of a sequence, of x (s * heads, length, size):
+        (bands, width, size). The copy costs less than a product for each band, at which threads would meet."""
+        if self.whole:
+            return x
+        _, window, rows, width = self.sight
+        padded = F.pad(x, (0, 0, window, width - rows - window))
+        return padded.unfold(1, width, rows).transpose(2, 3).reshape(-1, width, x.shape[2])
+
+    def sum_bands(self, bands: Tensor) -> Tensor:
+        """Adds up what each band has for a row: the backward pass of `take_bands`."""
+        if self.whole:
+            return bands
+        _, window, rows, width = self.sight
+        parts = bands.view(-1, self.length // rows, width, bands.shape[2])
+        sums = bands.new_zeros(len(parts), self.length + width, bands.shape[2], dtype=torch.float32)
+        for at in range(0, width, rows):
+            part = parts[:, :, at : at + rows]
+            sums[:, at : at + self.length].unflatten(1, (-1, rows))[:, :, : part.shape[2]] += part
+        return sums[:, window : window + self.length].to(bands.dtype)
 
 
 class ByOurKernels(Layout):
@@ -261,8 +270,9 @@ class Grouped(ByOurKernels):
         sizes = torch.tensor(lengths, dtype=torch.int32)
         self.groups = []
         for _, members in sorted(rounded.items()):
-            longest = -(-max(lengths[member] for member in members) // 16) * 16
-            self.groups.append(Group(starts[members], sizes[members], longest, one_way, window))
+            length = -(-max(lengths[member] for member in members) // 16) * 16
+            group = Group(starts[members], sizes[members], length, one_way, window)
+            self.groups.append(group if group.whole else replace(group, length=-(-length // GRAIN) * GRAIN))
 
     def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
         return _attend_in_groups(qkv, bias, self.groups, heads, dropout)
@@ -279,15 +289,12 @@ def _attend_in_groups(qkv: Tensor, bias: Tensor | None, groups: list[Group], hea
         parts, shape = qkv.new_empty(3, s * heads, length, size), (s, heads, length, size)
         kernels.call("split_heads", qkv, bias, group.starts, group.lengths, parts, 3, *shape)
         query, key, value = parts
-        shares = qkv.new_empty(s * heads, length, group.width)  # scores, then softmax
-        for rows, seen in group.bands:
-            torch.bmm(query[:, rows], key[:, seen].transpose(1, 2), out=group.cut_band(shares, rows, seen))
+        rows = group.sight[2]
+        shares = query.view(-1, rows, size) @ group.take_bands(key).transpose(1, 2)  # scores, then softmax
         dropped = torch.empty_like(shares) if dropout.probability else shares
         where = (group.starts, group.lengths, *dropout.for_kernels)
         kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, *group.sight, s, heads, length)
-        context = torch.empty_like(query)
-        for rows, seen in group.bands:
-            torch.bmm(group.cut_band(dropped, rows, seen), value[:, seen], out=context[:, rows])
+        context = dropped @ group.take_bands(value)
         kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, *shape)
         saved += [parts, shares]
     return out, tuple(saved), partial(_attend_in_groups_backward, groups, heads, dropout, bias is not None)
@@ -308,29 +315,17 @@ def _attend_in_groups_backward(
             dropped = torch.empty_like(shares)
             where = (group.starts, group.lengths, *dropout.for_kernels)
             kernels.call("redo_dropout", shares, *where, dropped, *group.sight, s, heads, length)
-        grad_parts = _differentiate_bands(group, parts, shares, dropped, grad_context, (s, heads, length))
+        rows = group.sight[2]
+        grad_context, query = (each.view(-1, rows, size) for each in (grad_context, parts[0]))
+        grad_scores = grad_context @ group.take_bands(parts[2]).transpose(1, 2)
+        inputs = (shares, dropped, group.lengths, size**-0.5, *group.sight)
+        kernels.call("softmax_backward", grad_scores, *inputs, s, heads, length)
+        grad_parts = torch.empty_like(parts)
+        torch.bmm(grad_scores, group.take_bands(parts[1]), out=grad_parts[0].view(query.shape))
+        grad_parts[1] = group.sum_bands(grad_scores.transpose(1, 2) @ query)
+        grad_parts[2] = group.sum_bands(dropped.transpose(1, 2) @ grad_context)
         kernels.call("merge_heads", grad_parts, group.starts, group.lengths, grad_qkv, grad_bias, 3, *shape)
     return grad_qkv, None if grad_bias is None else grad_bias.to(grad.dtype)
-
-
-def _differentiate_bands(
-    group: Group, parts: Tensor, shares: Tensor, dropped: Tensor, grad: Tensor, shape: tuple[int, int, int]
-) -> Tensor:
-    """Computes the gradients of queries, keys and values from that of what attention gives."""
-    query, key, value = parts
-    grad_scores = torch.empty_like(shares)
-    for rows, seen in group.bands:
-        torch.bmm(grad[:, rows], value[:, seen].transpose(1, 2), out=group.cut_band(grad_scores, rows, seen))
-    inputs = (shares, dropped, group.lengths, query.shape[2] ** -0.5, *group.sight)
-    kernels.call("softmax_backward", grad_scores, *inputs, *shape)
-    adds = int(len(group.bands) > 1)  # pieces are seen by several bands
-    found = torch.zeros_like(parts) if adds else torch.empty_like(parts)
-    for rows, seen in group.bands:
-        slopes, kept = (group.cut_band(each, rows, seen) for each in (grad_scores, dropped))
-        torch.bmm(slopes, key[:, seen], out=found[0][:, rows])
-        found[1][:, seen].baddbmm_(slopes.transpose(1, 2), query[:, rows], beta=adds)
-        found[2][:, seen].baddbmm_(kept.transpose(1, 2), grad[:, rows], beta=adds)
-    return found
 
 
 def _count_pieces(groups: list[Group]) -> int:

@@ -57,15 +57,16 @@ struct Sight {
     int64_t end(int64_t i, int64_t n) const { return std::min(n, i + 1 + (one_way ? 0 : window)); }
 };
 
-// Scores of `rows` pieces at a time with `width` others each, the first that one of them may see and those behind it.
+// Scores of `rows` pieces at a time with `width` others each, from the first on that one of them would see in a sequence
+// without a beginning; or of all pieces with all.
 struct Bands {
     Sight sight;
     int64_t rows, width;
 
     Bands(int64_t one_way, int64_t window, int64_t rows, int64_t width)
         : sight{window, one_way != 0}, rows(rows), width(width) {}
-    // The piece to which the scores in the first column of row i belong
-    int64_t first(int64_t i) const { return sight.begin(i / rows * rows); }
+    // The piece to which the scores in the first column of row i belong, which may lie before the sequence
+    int64_t first(int64_t i) const { return i / rows * rows - (width > rows ? sight.window : 0); }
     // The columns of the row that it sees, of n pieces
     int64_t begin(int64_t i) const { return sight.begin(i) - first(i); }
     int64_t end(int64_t i, int64_t n) const { return sight.end(i, n) - first(i); }
