@@ -141,6 +141,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         *_, (recipe, manifest, _) = check_all(
             lambda: check_numbers(**{name: getattr(wanted, name) for name in names}),
             lambda: check_names(wanted.gpu, wanted.network),
+            lambda: wanted.branch and Branch.parse(wanted.branch).find(),
             lambda: read_all(wanted, overrides, max(1, ranks)),
         )
         _, notes = read_sample(recipe, manifest, wanted.data)

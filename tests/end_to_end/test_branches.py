@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -122,6 +123,20 @@ def test_a_branch_takes_any_ranks_and_any_stage(place: Place, straight: Path, ze
 
 
 @pytest.mark.slow
+def test_a_branch_that_is_killed_is_the_one_that_is_not(place: Place, straight: Path) -> None:
+    """Before its first own checkpoint and after it: the same command goes on in its folder."""
+    words = ["--phases.0.steps", "40", "--checkpoints.every", "8", "--branch", f"{straight}@3"]
+    command = place.command("killed", *words)
+    for step, said in ((5, "goes on as a branch"), (10, "goes on as a branch"), (20, "continues after step ")):
+        run = launch(command)
+        run.reach(step)
+        run.signal(signal.SIGKILL)
+        assert said in run.wait()[0].output
+    assert_well(train(command))
+    assert_same(place.folder / "killed", train_straight(place, "not killed", *words))
+
+
+@pytest.mark.slow
 def test_a_branch_goes_back_to_where_it_began(place: Place, straight: Path) -> None:
     """If it diverges before its first checkpoint; it leaves out what was left out before its step, and no more."""
     new, command = place.folder / "new", partial(place.command, "new", "--checkpoints.every", "0", "--branch")
@@ -150,6 +165,7 @@ def test_branches_that_cannot_be_are_refused(place: Place, straight: Path, other
         assert everything(run) == before
 
     refuse(f"{run}@2", f"{run}: no checkpoint step-00000002; there are step-00000001, step-00000003, step-00000004")
+    refuse(f"{run}@2", f"{run}: no checkpoint step-00000002; ", more=("--check",))
     refuse(run, f"--branch {run}: {list_finished(run)[-1] / FILES[0]}: ", "\nname another step, of 1, 3, 4, 5\n")
     refuse(f"{run}x@2", f"{run}x: no such folder")
     refuse(place.data, f"{place.data}: has no finished checkpoint")

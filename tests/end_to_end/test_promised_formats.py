@@ -43,8 +43,10 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
     place = Place(WRITTEN / "shards", WRITTEN / "recipe.toml", tmp_path)
     assert "continues after step 2" in assert_well(train(place.command("run"), 1))
     assert [line["step"] for line in records(run)] == [1, 2, 3, 4]
-    for ours, theirs in zip(records(run), expected, strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    assert "branch of run after step 2" in assert_well(train(place.command("new", "--branch", WRITTEN / "run"), 1))
+    for same in (run, tmp_path / "new"):
+        for ours, theirs in zip(records(same), expected, strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
 def test_exported_models_are_read(tmp_path: Path) -> None:
