@@ -154,7 +154,7 @@ def rotate(qkv: Tensor, positions: Tensor, turns: Tensor, heads: int) -> Tensor:
     n = len(positions)
     cosines, sines = turns[positions][:, None, None].chunk(2, -1)
     parts = qkv[:n].view(n, 3, heads, -1)
-    left, right = parts[:, :2].to(turns.dtype).chunk(2, -1)
+    left, right = parts[:, :2].chunk(2, -1)
     turned = torch.cat([left * cosines - right * sines, right * cosines + left * sines], -1).to(qkv.dtype)
     return torch.cat([torch.cat([turned, parts[:, 2:]], 1).view(n, -1), qkv[n:]])
 

@@ -46,6 +46,21 @@ def test_flash_kernels_are_called_as_they_demand(dtype: torch.dtype, sight: tupl
     assert kernels.dropouts == [0.1, 0.1], "dropout of the forward pass, then of the backward pass"
 
 
+def test_flash_kernels_compile_as_a_whole_and_all_windows_alike() -> None:
+    batch, graphs = random_batch([5, 70], 50), list[torch.fx.GraphModule]()
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return lambda *_: (torch.zeros(75, 32),)
+
+    for window in (None, 20, 30):
+        attend = torch.compile(WAYS["packed"](batch, True, window).attend, backend=note, fullgraph=True, dynamic=True)
+        attend(inputs(75, 32, torch.bfloat16)[0].detach(), None, 2, NONE)
+    without, within = (graph.code for graph in graphs)
+    assert "window_size_right" in within
+    assert "window_size_right" not in without
+
+
 def test_this_torch_has_the_flash_operator_that_we_call() -> None:
     """With what we give by place and take first; the rest has defaults. Other versions are tested where installed."""
     schema = torch.ops.aten._flash_attention_forward.default._schema

@@ -76,7 +76,7 @@ def rotate_by_transformers(qkv: Tensor, positions: Tensor, base: float, heads: i
 
 
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(("heads", "size"), [(2, 64), (3, 20), (1, 2)])
 def test_positions_rotate_queries_and_keys_as_in_transformers(heads: int, size: int, dtype: torch.dtype) -> None:
     (qkv,) = tensors(6, (40, 3 * heads * size), dtype=dtype)
@@ -87,7 +87,7 @@ def test_positions_rotate_queries_and_keys_as_in_transformers(heads: int, size: 
     assert torch.equal(found[33:], qkv[33:]), "rows behind the last piece"
     assert found.dtype == dtype
     wanted = torch.cat([rotate_by_transformers(qkv[:33], positions, 160_000.0, heads), qkv[33:]])
-    close = 1e-6 if dtype == torch.float32 else 2**-7
+    close = 2**-7 if dtype == torch.bfloat16 else 1e-6  # also in fp64: transformers rounds queries to fp32
     same([found, *gradients(found, [qkv])], [wanted, *gradients(wanted, [qkv])], close)
     assert torch.equal(found.detach().view(40, 3, -1)[:, 2], qkv.detach().view(40, 3, -1)[:, 2])
 
@@ -116,6 +116,13 @@ def test_in_bf16_the_error_is_that_of_rounding() -> None:
         both = [torch.autograd.grad(out, given, slope.to(out.dtype)) for out in (found, wanted)]
         for one, other in zip([found, *both[0]], [wanted, *both[1]], strict=True):
             assert float(((one - other).norm() / other.norm()).detach()) < 2**-7
+
+
+def test_positions_rotate_in_fp64_with_fp64() -> None:
+    """Finite differences would show a rounding to fp32."""
+    (qkv,) = tensors(9, (4, 3 * 2 * 4), dtype=torch.float64)
+    turns = make_turns(10.0, 4, 4, torch.device("cpu"))
+    assert torch.autograd.gradcheck(lambda x: rotate(x, torch.arange(4), turns, 2), [qkv])
 
 
 def test_a_block_compiles_as_a_whole() -> None:
