@@ -4,7 +4,8 @@
     python benchmarks/preparation.py
 
 The sides take turns on one core with the same text and vocabulary: shard.py, the original generator's algorithm
-(generators.py), and `tokenizers` alone. Reads real text from the folder that CLOZE_DATA names, or the documentation
+(generators.py), and `tokenizers` alone; then encoders of byte-level BPE: ours, `tokenizers`, and gigatoken where it is
+installed. Reads real text from the folder that CLOZE_DATA names, or the documentation
 strings of installed packages. Results go to benchmarks/results/, a file for each kind of hardware.
 """
 
@@ -20,13 +21,16 @@ if __name__ == "__main__":
 import io
 import itertools
 import os
+import re
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,9 +41,10 @@ from rich.console import Console
 from benchmarks.contests import OURS, alternate
 from benchmarks.generators import ExamplesJob, generate_examples
 from benchmarks.measure import DATA, SHARD, ResultsFile, run_command
+from benchmarks.peer import find_missing_packages
 from benchmarks.processes import pin_to_one_core
 from benchmarks.tables import build_table, show, show_contest
-from benchmarks.texts import choose_vocabulary
+from benchmarks.texts import DEMO_PIECES, choose_vocabulary
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
@@ -48,7 +53,9 @@ from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.running import Runner, Step
 from data_prep.settings import Settings
+from data_prep.vocabulary.kinds.declaration import find_kind
 from data_prep.vocabulary.kinds.wordpiece import VOCABULARY, read_pieces
+from data_prep.vocabulary.source import read_vocabulary
 
 BATCH = 1000
 """Sentences in a call of `tokenizers`."""
@@ -69,6 +76,8 @@ class Preparation:
     """Turns of which the median is taken."""
     peer_mb: tuple[float, ...] = (1, 4)
     """Sizes of the texts for comparisons with peers; our start-up weighs less in a longer text."""
+    encode_mb: float = 20
+    """Size of the text that is cut into pieces of byte-level BPE; an encoder meets fewer new words in a longer one."""
     run_mb: tuple[float, ...] = (20, 100)
     """Sizes of the texts for whole runs on one core; 0 for none."""
     growth_mb: tuple[float, ...] = (10, 20, 40, 80)
@@ -210,6 +219,35 @@ def run_contests(settings: Preparation, text: SourceText, folder: Path, console:
     return found
 
 
+def time_encoding(make: Callable[[], Callable[[Sequence[str]], Any]], sentences: Sequence[str]) -> float:
+    """Returns the seconds in which an encoder that has met no word yet cuts sentences."""
+    encode, start = make(), time.perf_counter()
+    encode(sentences)
+    return time.perf_counter() - start
+
+
+def run_byte_level_contest(data: Path, text: Path, megabytes: float, rounds: int) -> dict[str, Any]:
+    """Lets encoders of byte-level BPE take turns on one core: RoBERTa's pieces, or else some that are trained here."""
+    sentences = [line for line in text.read_text("utf-8").split("\n") if line]
+    kind, folder = find_kind("bytelevel"), data / "bpe/roberta"
+    words = Counter(word for line in sentences for word in re.findall(" ?[^ ]+", line))
+    vocabulary = read_vocabulary(folder) if folder.is_dir() else kind.train(words, DEMO_PIECES, cased=True)
+    pipeline = vocabulary.pipeline()
+    makers: dict[str, Callable[[], Callable[[Sequence[str]], Any]]] = {
+        OURS: lambda: vocabulary.encoder().encode_texts,
+        "tokenizers": lambda: pipeline.encode_batch,
+    }
+    if not find_missing_packages("gigatoken"):
+        gigatoken: Any = import_module("gigatoken")
+        makers["gigatoken"] = lambda: partial(gigatoken.Tokenizer(pipeline).encode_batch, parallel=False)
+    time_encoding(makers[OURS], sentences[:100])  # compiles
+    with pin_to_one_core():
+        turns = alternate({name: partial(time_encoding, make, sentences) for name, make in makers.items()}, rounds)
+    speeds = {name: round(megabytes / turns.summarise_side(name)["median"], 2) for name in makers}
+    about = {"text_mb": megabytes, "pieces": len(vocabulary), "mb_per_s": speeds}
+    return {**about, "times_as_fast_as": turns.compute_ratios()}
+
+
 def measure_growth(settings: Preparation, corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
     """Measures memory and time of runs with two workers on corpora of growing size; the last trains a vocabulary."""
     rows = []
@@ -301,6 +339,11 @@ def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Co
     """Runs all contests, whole runs, and runs on growing corpora."""
     console.print(f"text: {' '.join(corpus.docs)}", markup=False)
     found: dict[str, Any] = {"text": corpus.format, "contests": run_contests(settings, corpus, folder, console)}
+    text = folder / "bytes.txt"
+    megabytes = corpus.write(text, settings.encode_mb)
+    found["byte_level"] = run_byte_level_contest(settings.data, text, megabytes, settings.rounds)
+    for name, speed in found["byte_level"]["mb_per_s"].items():
+        console.print(f"byte-level BPE, {name}: {speed:g} MB/s")
     found["whole_runs"] = [
         measure_whole_runs(corpus.files, corpus.format, corpus.vocabulary, size, settings.rounds)
         for size in settings.run_mb

@@ -66,7 +66,7 @@ def test_the_original_writes_padded_examples(job: ExamplesJob, tmp_path: Path) -
 
 def measure(place: Path, *words: str, **environment: str) -> dict[str, Any]:
     """Runs the command on very little text; returns what it has measured."""
-    few = ("--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0", "--out", str(place / "found.json"))
+    few = [*"--rounds 1 --peer-mb 0.01 --encode-mb 0.01 --growth-mb 0 --out".split(), str(place / "found.json")]
     done = run_program("benchmarks/preparation.py", (*few, *words), ROOT, 300, **environment)
     assert done.code == 0, done.errors
     found: dict[str, Any] = json.loads((place / "found.json").read_text())
@@ -81,6 +81,7 @@ def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
     found = measure(tmp_path, "--data", str(tmp_path), "--run-mb", "0.01")
     assert found["benchmark"] == "preparation"
     assert len(found["contests"]) == 2
+    assert {"cloze", "tokenizers"} <= set(found["byte_level"]["mb_per_s"])
     for contest in found["contests"].values():
         assert list(contest["sides"]) == ["cloze", "original", "tokenizers alone"]
         assert set(contest["times_as_fast_as"]) == {"original", "tokenizers alone"}

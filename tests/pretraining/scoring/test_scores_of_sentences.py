@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassifi
 
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
+from data_prep.vocabulary.kinds.bytelevel import KIND
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from pretraining import evaluate
 from pretraining.architectures.bert import Bert
@@ -250,3 +251,17 @@ def test_a_gpu_that_is_not_there_is_told(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert evaluate.main([str(tmp_path), *words, "--device", "cuda"]) == 2
     assert "a GPU was asked for" in capsys.readouterr().err
+
+
+def test_masks_of_byte_level_pieces_are_filled_in_as_by_transformers(tmp_path: Path) -> None:
+    """The blank before a mask belongs to it, and pieces are shown as text."""
+    vocabulary = KIND.train(dict.fromkeys(("The", " river", " bank", "."), 5), 300, cased=True)
+    folder = write_bert(tmp_path / "bert", vocabulary)
+    [found] = fill_masks(StoredModel.open(str(folder)), "The <mask> bank.", 3, CPU)
+    theirs, tokenizer = BertForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    theirs.train(False)
+    inputs = tokenizer("The <mask> bank.", return_tensors="pt")
+    place = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+    best = theirs(**inputs).logits[0, place].softmax(0).topk(3)
+    assert [piece for piece, _ in found] == [vocabulary.spellings[id] for id in best.indices.tolist()]
+    assert [share for _, share in found] == pytest.approx(best.values.tolist(), rel=1e-5)
