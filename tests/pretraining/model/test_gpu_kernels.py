@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,35 @@ def test_kernels_move_few_bytes() -> None:
     with Traffic() as traffic:
         gpu.join(*parts, torch.zeros(3 * hidden, dtype=torch.bfloat16))  # type: ignore[call-arg]
     assert traffic.bytes < 6.5 * 2 * rows * hidden, "three read, three written, and sums of blocks"
+
+
+def norm_of_sum(masks: cpu_kernels.Masks, *inputs: Tensor) -> Tensor:
+    return gpu.add_then_norm(*inputs, 1e-6, masks)[1]  # type: ignore[call-arg, arg-type]
+
+
+@pytest.mark.skipif(has_gpu(), reason="the interpreter counts")
+def test_kernels_of_a_norm_before_the_block_move_each_tensor_once() -> None:
+    """In sizes of hidden states, forward and backward: x, residual, sum and norm; then the sum and three gradients.
+    Of a gate: halves and result; then these and two gradients. Of positions: queries and keys, in place."""
+    from support.triton_interpreter import Traffic
+
+    rows, hidden = 128, 64
+    x, residual, qkv = drawn(1, (rows, hidden), (rows, hidden), (rows, 3 * hidden), dtype=torch.bfloat16)
+    vectors = drawn(2, *[(hidden,)] * 3, dtype=torch.bfloat16)
+    turns, positions = fused.make_turns(100.0, 32, rows, DEVICE), torch.arange(rows, device=DEVICE)
+    operations: list[tuple[Any, list[Tensor], float]] = [
+        (
+            partial(norm_of_sum, masks(NONE)),
+            [x, vectors[0], residual, *vectors[1:]],
+            4 + 4,
+        ),
+        (gpu.geglu, [qkv[:, : 2 * hidden]], 3 + 5),
+        (lambda qkv: gpu.rotate(qkv * 1, positions, turns, 2), [qkv], 4 + 4),
+    ]
+    for operation, tensors, moved in operations:
+        with Traffic() as traffic:
+            on_device(operation, tensors)
+        assert moved <= traffic.bytes / (2 * rows * hidden) < 1.3 * moved, "and what belongs to rows or columns"
 
 
 @pytest.mark.parametrize(

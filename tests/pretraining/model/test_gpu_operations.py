@@ -17,6 +17,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT
+from support.attention import attend_plainly, furthest, inputs
+from support.attention import gradients as gradients_by
 from support.flash import FlashKernels
 from support.kernels import kernels_allowed
 from support.marks import has_gpu
@@ -102,6 +104,20 @@ def test_a_layer_on_flash_kernels_is_that_of_pytorch(monkeypatch: pytest.MonkeyP
     ]
     assert max(apart[0]) < 0.03
     assert sum(apart[0]) < 1.1 * sum(apart[1])
+
+
+@pytest.mark.skipif(has_gpu(), reason="the flash kernels have a stand-in here")
+@pytest.mark.parametrize("one_way", [False, True])
+def test_products_without_a_bias_are_attended_within_a_window(one_way: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, (qkv, _) = random_batch([5, 30, 1], 50), inputs(36, 32, torch.bfloat16)
+    wanted = attend_plainly(batch, qkv, torch.zeros(96), 2, one_way, 3)
+    as_on_a_gpu(monkeypatch)
+    attend = Packed(batch.starts, 30, one_way, 3).attends_sums(qkv)
+    assert attend is not None
+    with FlashKernels():
+        found = attend(qkv, None, 2, Dropout(0.0, KEYS[:0]))
+        ours = [found.detach(), *gradients_by(found, qkv)]
+    assert furthest(ours, [wanted.detach(), *gradients_by(wanted, qkv)]) < 0.02
 
 
 @pytest.mark.parametrize("learns", [(True, True), (False, True), (True, False)])
