@@ -79,7 +79,7 @@ COUNTERPARTS = {
     ),
 }
 """Every architecture with every objective that transformers computes too."""
-ENCODERS = ("bert",)
+ENCODERS = ("bert", "roberta")
 """Those of other encoders, on which transformers has the heads of tasks that we have."""
 
 
