@@ -43,7 +43,7 @@ Format = Literal["mediawiki", "wikiextractor", "parquet", "arrow", "csv", "jsonl
 Errors = Literal["fail", "replace", "skip"]
 Formulas = Literal["drop", "word"]
 MaskedUnit = Literal["token", "whole-word"]
-Pairing = Literal["nsp", "none"]
+Pairing = Literal["nsp", "none", "full-sentences"]
 
 
 def group_values(value: Any) -> Any:
@@ -141,7 +141,8 @@ class Settings(Section):
     short_probability: float = 0.1
     """Share of the documents that are made into examples of a random, shorter length."""
     pairs: Pairing = "nsp"
-    """Pairs of segments for next-sentence prediction, or full sentences up to the length."""
+    """Pairs of segments for next-sentence prediction; or none, but full sentences up to the length: of one document, or
+    with `full-sentences` of one document after another, with a separator between them, as RoBERTa has them."""
     validation: float = 0.005
     """Share of the documents held out for validation; at least one of them, unless 0."""
     shard_size: str = "64MB"

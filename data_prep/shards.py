@@ -13,11 +13,12 @@
 
 A shard is one Arrow record batch, so that a reader maps it into memory and finds any row at once. A row is an example:
 
-    pieces        `[CLS] A [SEP] B [SEP]` as the model reads it: masks applied, no padding
+    pieces        `[CLS] A [SEP] B [SEP]` as the model reads it: masks applied, no padding; A of
+                  `--pairs full-sentences` has a [SEP] between two documents
     masked        the predicted positions, ascending, with the pieces that stood there
     boundary      where B begins (segment 1); the length of `pieces` where there is no B
     random_next   the NSP label: whether B was drawn from another document
-    document      the number of the document that A comes from
+    document      the number of the document that A comes from, or begins in
 """
 
 from __future__ import annotations
@@ -344,7 +345,12 @@ class Manifest(Ingredients):
     @property
     def has_pairs(self) -> bool:
         """Returns whether examples are pairs of segments, for next-sentence prediction."""
-        return self.settings.pairs != "none"
+        return self.settings.pairs == "nsp"
+
+    @property
+    def crosses_documents(self) -> bool:
+        """Returns whether an example may have several documents, with separators between them."""
+        return self.settings.pairs == "full-sentences"
 
     def files(self) -> list[FileRecord]:
         """Lists the records of the files that training needs: all but the manifest itself and the kept documents."""

@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return 2
-    console.print(describe_example(wanted.index, example), markup=False)
+    console.print(describe_example(wanted.index, example, vocabulary), markup=False)
     for line in format_example(example, vocabulary):
         console.print(line)
     return 0

@@ -21,7 +21,14 @@ from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.masking import Masking, count_predictions, mask_example
 from data_prep.examples.merging import SortedFiles, add_keys
-from data_prep.examples.pairs import Segments, fill_second, plan_segments, take_partners
+from data_prep.examples.pairs import (
+    Segments,
+    fill_second,
+    join_documents,
+    plan_joined,
+    plan_segments,
+    take_partners,
+)
 from data_prep.examples.parting import Parted, count_use, part_sentences
 from data_prep.examples.parts import read_parts
 from data_prep.examples.streams import draw_bits
@@ -62,6 +69,7 @@ class Draft(NamedTuple):
 
     shards: ShardSet
     rows: Array  # the documents that they are made of
+    corpus: Corpus  # whose pieces segments A are ranges of
     segments: Segments
     second: Array  # (examples, room) the pieces of segment B
 
@@ -107,6 +115,7 @@ def make_masking_rules(settings: Settings, length: int, vocabulary: Vocabulary) 
         settings.masking == "whole-word",
         vocabulary.continues,
         vocabulary.special.mask,
+        vocabulary.special.sep,
         masked / 100,
         random / 100,
     )
@@ -134,9 +143,12 @@ class ExampleMaker:
 
     def make(self, part: int) -> Iterator[Finished]:
         """Makes the examples of all sets from one part, a few sets at a time, so that duplicates cost no memory."""
-        own = self._read(part)
+        own, held_out = self._read(part), self.parts.validation_rows(part)
+        rows = np.delete(np.arange(own.corpus.document_ends.size), held_out), held_out
+        texts = [(chosen, self._join(own.corpus, chosen)) for chosen in rows]  # for training, for validation
         for at in range(0, len(self.sets), TOGETHER):
-            drafts = [self._draft(part, own.corpus, shards) for shards in self.sets[at : at + TOGETHER]]
+            sets = self.sets[at : at + TOGETHER]
+            drafts = [self._draft(part, own.corpus, one, *texts[one.validation]) for one in sets]
             if self.pairs:
                 self._add_partners(part, own.corpus, drafts)
             for draft in drafts:
@@ -147,15 +159,19 @@ class ExampleMaker:
         corpus = read_corpus(self.folder / self.parts.path(part), self.parts.firsts[part])
         return part_sentences(corpus, self.vocabulary.marks, self.room)
 
-    def _draft(self, part: int, corpus: Corpus, shards: ShardSet) -> Draft:
+    def _join(self, corpus: Corpus, rows: Array) -> Corpus | None:
+        """Joins documents where examples go on from one into the next."""
+        joined = self.settings.pairs == "full-sentences"
+        return join_documents(corpus, rows, self.vocabulary.special.sep) if joined else None
+
+    def _draft(self, part: int, corpus: Corpus, shards: ShardSet, rows: Array, joined: Corpus | None) -> Draft:
         """Plans the examples of one set of shards; what their segments B hold is filled in later."""
-        settings, held_out = self.settings, self.parts.validation_rows(part)
-        rows = held_out if shards.validation else np.delete(np.arange(corpus.document_ends.size), held_out)
+        settings = self.settings
         pool = self.parts.pool(part, settings.seed, shards.validation) if self.pairs else None
         key = (shards.length, shards.duplicate, settings.seed, settings.short_probability)
-        segments = plan_segments(corpus, rows, pool, *key)
-        second = np.empty((len(segments.row), self.room if self.pairs else 0), corpus.pieces.dtype)
-        return Draft(shards, rows, segments, second)
+        planned = plan_joined(corpus, rows, joined, *key) if joined else plan_segments(corpus, rows, pool, *key)
+        second = np.empty((len(planned.row), self.room if self.pairs else 0), corpus.pieces.dtype)
+        return Draft(shards, rows, joined or corpus, planned, second)
 
     def _add_partners(self, own_part: int, own: Corpus, drafts: list[Draft]) -> None:
         """Fills in segment B of all examples: those from this part, then part by part those from elsewhere."""
@@ -189,7 +205,7 @@ class ExampleMaker:
 
     def _finish(self, draft: Draft, own: Parted) -> Finished:
         """Puts the segments of examples together, masks them, and sorts the examples by their keys."""
-        segments, corpus = draft.segments, own.corpus
+        segments, corpus = draft.segments, draft.corpus
         num_specials = 3 if self.pairs else 2
         sizes = (segments.a_end - segments.a_start) + (segments.b_end - segments.b_start) + num_specials
         position = self.schema.field("masked").type.value_type.field("position").type.to_pandas_dtype()
@@ -214,7 +230,7 @@ class ExampleMaker:
             split=split.tolist(),
             random_next=int(random_next.sum()),
             histogram=np.bincount(sizes, minlength=draft.shards.length + 1).tolist(),
-            **count_use(segments, draft.rows, own),
+            **count_use(segments if self.pairs else None, draft.rows, own),
         )
         return Finished(make_example_batch(self.schema, *lists, *columns), counts)
 

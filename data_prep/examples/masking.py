@@ -1,6 +1,7 @@
 """Chooses the pieces of an example that the model has to predict, and what stands in their place.
 
-A share of the pieces is chosen, at least one and at most a set number; [CLS] and [SEP] are counted but never chosen.
+A share of the pieces is chosen, at least one and at most a set number; [CLS] and [SEP] are counted but never chosen,
+and no text has these pieces.
 Of those chosen, 80% become [MASK], 10% a random piece of the whole vocabulary and 10% stay as they are. Where whole
 words are masked, `##` pieces go with the word before them, and a word that would exceed the number is passed over.
 """
@@ -23,6 +24,7 @@ class Masking(NamedTuple):
     whole_word: bool
     continues: Array  # (vocabulary,) whether a piece continues a word
     mask_piece: int
+    separator: int
     mask_share: float  # which share of the chosen pieces becomes [MASK]
     random_share: float  # which share of the chosen pieces becomes a random piece
 
@@ -36,19 +38,16 @@ def count_predictions(length: int, rate: float, most: int) -> Array:
 
 
 @compiled
-def choose_pieces(state, size, boundary, wanted, candidates):
+def choose_pieces(state, pieces, separator, wanted, candidates):
     """Moves to the front of the candidates as many positions as are wanted; returns how many there are.
 
-    `boundary` is where B begins; [CLS], and the [SEP] at the end of A and of B, are no candidates. They are shuffled as
-    far as is needed.
+    [CLS], the last [SEP] and all separators are no candidates. They are shuffled as far as is needed.
     """
     count = 0
-    for position in range(1, min(boundary - 1, size - 1)):
-        candidates[count] = position
-        count += 1
-    for position in range(boundary, size - 1):
-        candidates[count] = position
-        count += 1
+    for position in range(1, pieces.size - 1):
+        if pieces[position] != separator:
+            candidates[count] = position
+            count += 1
     chosen = min(wanted, count)
     for at in range(chosen):
         other = at + draw_below(state, count - at)
@@ -101,15 +100,16 @@ def sort_positions(positions, count, size, chosen):
 def find_words(pieces, boundary, masking, candidates, words):
     """Fills in the positions that may be chosen, and where every word begins among them; counts the words.
 
-    `boundary` is where B begins; [CLS], and the [SEP] at the end of A and of B, are no candidates.
+    `boundary` is where B begins; [CLS], the last [SEP] and all separators are no candidates.
     A piece that continues a word belongs to the one before it, even if B begins with it and the word is the last of A,
-    as in the original, which looks at nothing but the pieces.
+    as in the original, which looks at nothing but the pieces. Another document begins with a word.
     """
     count, num_words = 0, 0
     for position in range(1, pieces.size - 1):
-        if position == boundary - 1:
+        if pieces[position] == masking.separator:
             continue
-        if count == 0 or not masking.continues[pieces[position]]:
+        begins = count == 0 or (pieces[position - 1] == masking.separator and position != boundary)
+        if begins or not masking.continues[pieces[position]]:
             words[num_words] = count
             num_words += 1
         candidates[count] = position
@@ -129,7 +129,7 @@ def mask_example(state, pieces, boundary, masking, candidates, words, positions,
         num_words = find_words(pieces, boundary, masking, candidates, words)
         count = choose_words(state, candidates, words[: num_words + 1], min(wanted, words[num_words]))
     else:
-        count = choose_pieces(state, pieces.size, boundary, wanted, candidates)
+        count = choose_pieces(state, pieces, masking.separator, wanted, candidates)
     sort_positions(candidates, count, pieces.size, words)
     copy_items(positions, 0, candidates, 0, count)
     for index in range(count):

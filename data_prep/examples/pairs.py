@@ -8,7 +8,8 @@ Two passes, because a partner can be any document of the corpus and so lies in a
 `plan_segments` decides everything that depends on the document itself, `place_partners` finds the partners' sentences,
 for all the examples whose partner lies in one file, in one sweep. A segment is a range of pieces in its file.
 
-The other way of making examples is without pairs: whole sentences, as many as fit.
+The other way of making examples is without pairs: whole sentences, as many as fit, of one document (DOC-SENTENCES of
+the paper of RoBERTa) or of one document after another (FULL-SENTENCES).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.common.arrays import Array
+from data_prep.common.arrays import Array, ranges
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.parts import Pool
 from data_prep.examples.streams import begin_stream, count_heads, draw_below, draw_bits, draw_uniform
@@ -55,6 +56,30 @@ def plan_segments(
     limits = (length - (3 if pool else 2), seed, length, duplicate, short)
     columns = _plan_pairs(corpus, rows, pool, limits) if pool else _plan_sentences(corpus, rows, limits)
     return Segments.from_columns(columns)
+
+
+def plan_joined(
+    corpus: Corpus, rows: Array, joined: Corpus, length: int, duplicate: int, seed: int, short: float
+) -> Segments:
+    """Plans the examples of the documents `rows` that go on from one into the next: ranges of their joined pieces."""
+    return Segments.from_columns(_plan_joined(corpus, rows, joined, (length - 2, seed, length, duplicate, short)))
+
+
+def join_documents(corpus: Corpus, rows: Array, separator: int) -> Corpus:
+    """Copies the documents `rows`, which ascend, one after another; a separator is then the last piece of each."""
+    counts, sizes = np.diff(corpus.document_ends, prepend=0), np.diff(corpus.sentence_ends, prepend=0)
+    starts = corpus.document_ends[rows] - counts[rows]
+    sentences = ranges(starts.astype(np.int64), counts[rows])
+    ends, document_ends = np.cumsum(sizes[sentences]), np.cumsum(counts[rows])
+    chosen = np.zeros(len(sizes), bool)
+    chosen[sentences] = True
+    pieces = np.insert(corpus.pieces[np.repeat(chosen, sizes)], ends[document_ends - 1], separator)
+    ends += np.repeat(np.arange(len(rows)), counts[rows])  # the separators before
+    ends[document_ends - 1] += 1
+    arrays = pieces, ends.astype(np.int32), document_ends.astype(np.int32)
+    for array in arrays:
+        array.flags.writeable = False  # as those that are mapped, so that nothing is compiled twice
+    return Corpus(*arrays, corpus.first, corpus.books[rows])
 
 
 @compiled
@@ -174,6 +199,38 @@ def _plan_sentences(corpus, rows, limits):
             columns[7, count] = np.int64(draw_bits(state))
             count += 1
             start = end
+    return columns[:, :count].copy()
+
+
+@compiled
+def _plan_joined(corpus, rows, joined, limits):
+    """Fills the columns of a plan of single segments that go on from document to document of those that are joined.
+
+    An example has the stream and the target length of the document in which it begins. No example begins or ends with
+    a separator.
+    """
+    ends, columns = joined.sentence_ends, np.zeros((COLUMNS, 1024), np.int64)
+    count, sentence, start = 0, 0, np.int64(0)
+    for document in range(rows.size):
+        if sentence >= joined.document_ends[document]:  # all of it is in an example that began earlier
+            continue
+        state, target, _, _, _ = _begin_document(corpus, rows[document], limits)
+        while sentence < joined.document_ends[document]:
+            end, after, other = start, start, document
+            while sentence < ends.size:
+                is_last = sentence + 1 == joined.document_ends[other]
+                if ends[sentence] - is_last - start > target:
+                    break
+                end, after = ends[sentence] - is_last, np.int64(ends[sentence])
+                sentence, other = sentence + 1, other + is_last
+            if end == start:  # not even one sentence fits
+                end, after = start + target, start + target
+            columns = _with_room(columns, count)
+            columns[0, count], columns[1, count], columns[2, count] = rows[document], start, end
+            columns[3, count], columns[4, count], columns[5, count], columns[6, count] = 0, 0, -1, 0
+            columns[7, count] = np.int64(draw_bits(state))
+            count += 1
+            start = after
     return columns[:, :count].copy()
 
 

@@ -92,18 +92,23 @@ def _part_one(pieces, marks, room, start, stop, ends, count, stretches, num_stre
     return count, num_stretches
 
 
-def count_use(segments: Segments, rows: Array, parted: Parted) -> dict[str, int]:
+def count_use(segments: Segments | None, rows: Array, parted: Parted) -> dict[str, int]:
     """Counts the pieces of the documents `rows`, those that examples have as A or as a true B, and what is lost.
 
-    `lost_parted` is what truncation took of sentences that had to be parted before words.
+    `lost_parted` is what truncation took of sentences that had to be parted before words. Without the segments of pairs
+    nothing is lost: examples of single segments have all of their documents.
     """
-    corpus, follows = parted.corpus, segments.partner < 0
+    corpus = parted.corpus
+    borders = np.concatenate([[0], corpus.sentence_ends[corpus.document_ends - 1]])
+    text = int((borders[rows + 1] - borders[rows]).sum())
+    if segments is None:
+        return {"text": text, "own": text, "lost_parted": 0, "parted": parted.num_parted}
+    follows = segments.partner < 0
     starts = np.concatenate([segments.a_start, segments.b_start[follows]])
     ends = np.concatenate([segments.a_end, segments.b_end[follows]])
-    borders = np.concatenate([[0], corpus.sentence_ends[corpus.document_ends - 1]])
     within = _lengths_within(parted.stretches, borders[rows], borders[rows + 1])
     return {
-        "text": int((borders[rows + 1] - borders[rows]).sum()),
+        "text": text,
         "own": int((ends - starts).sum()),
         "lost_parted": int(within - _lengths_within(parted.stretches, starts, ends)),
         "parted": parted.num_parted,

@@ -225,7 +225,11 @@ def _misplaced_special(flat: FlatExamples, special: Special) -> str | None:
     pieces, starts, ends = flat.pieces, flat.ends[:-1], flat.ends[1:]
     wrong = (pieces[starts] != special.cls) | (pieces[ends - 1] != special.sep)
     wrong |= pieces[starts + flat.boundary - 1] != special.sep
-    return f"example {np.argmax(wrong)} does not read [CLS] A [SEP] B [SEP]" if wrong.any() else None
+    if wrong.any():
+        return f"example {np.argmax(wrong)} does not read [CLS] A [SEP] B [SEP]"
+    masked = flat.labels == special.sep
+    row = np.searchsorted(np.cumsum(flat.num_masked), np.argmax(masked), side="right")
+    return f"example {row} masks a position that it must not" if masked.any() else None
 
 
 def _mask_fault(flat: FlatExamples, vocabulary_size: int) -> str | None:

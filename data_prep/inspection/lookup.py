@@ -200,12 +200,15 @@ def read_document_rows(folder: Path, numbers: Iterable[int]) -> dict[int, dict[s
 STYLES = {"masked": "bold magenta", "replaced": "bold red", "kept": "bold green", "special": "dim"}
 
 
-def describe_example(index: int, example: Example) -> str:
-    """Describes an example: its size, its masks, its segment B and its document."""
+def describe_example(index: int, example: Example, vocabulary: Vocabulary) -> str:
+    """Describes an example: its size, its masks, its segment B and its document, with the number of those after it."""
     size = len(example.pieces)
     follows = "no B" if example.boundary == size else "B is random" if example.random_next else "B follows A"
     figures = f"example {index}: {size} pieces, {len(example.labels)} masked, {follows}"
-    return f"{figures}; document {example.document} {example.source}".rstrip()
+    ends = [place for place, piece in enumerate(example.pieces) if piece == vocabulary.special.sep]
+    more = len(set(ends) - example.labels.keys() - {example.boundary - 1, size - 1})
+    others = f", and {more} more" if more else ""
+    return f"{figures}; document {example.document} {example.source}".rstrip() + others
 
 
 class MarkedPiece(NamedTuple):
@@ -238,11 +241,11 @@ class MarkedPiece(NamedTuple):
 
 def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
     """Yields the pieces of an example with their styles."""
-    mask = vocabulary.special.mask
+    mask, separator = vocabulary.special.mask, vocabulary.special.sep
     for position, piece in enumerate(example.pieces):
         label = example.labels.get(position)
         now, was = vocabulary.spell_alone(piece), None if label is None else vocabulary.spell_alone(label)
-        style = "masked" if piece == mask and was is not None else _style(position, now, was, example)
+        style = "masked" if piece == mask and was is not None else _style(position, now, was, piece == separator)
         segment: Literal["A", "B"] = "A" if position < example.boundary else "B"
         begins = position in (0, example.boundary)
         text = vocabulary.spell([piece])
@@ -265,10 +268,10 @@ def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
     return [segments["A"], *([segments["B"]] if len(segments["B"]) > 3 else []), legend]
 
 
-def _style(position: int, now: str, was: str | None, example: Example) -> str:
+def _style(position: int, now: str, was: str | None, separates: bool) -> str:
     """Returns the key of STYLES for a piece; "" for plain text."""
     if was is None:
-        return "special" if position in (0, example.boundary - 1, len(example.pieces) - 1) else ""
+        return "special" if position == 0 or separates else ""
     return "kept" if now == was else "replaced"
 
 

@@ -27,6 +27,7 @@ from pretraining.model.shape import OBJECTIVE
 from pretraining.objectives.declaration import Objective, objectives
 
 if TYPE_CHECKING:
+    from data_prep.vocabulary.vocabulary import Special
     from pretraining.model.batch import PretrainingBatch
 
 OPEN_SHARDS = 8
@@ -92,14 +93,14 @@ class Dataset:
 
     def training_batch(self, examples: Examples, keys: Array, done: float) -> PretrainingBatch:
         """Reads examples as a batch for training; `keys` and `done` are those of a `Draw`."""
-        draw = Draw(keys, done, self.vocabulary_size, self._mask_piece)
+        draw = Draw(keys, done, self.vocabulary_size, self._special.mask, self._special.sep)
         return self._objective.batch(self.read(examples), draw)
 
     @cached_property
-    def _mask_piece(self) -> int:
+    def _special(self) -> Special:
         from data_prep.vocabulary.source import read_vocabulary  # loads numba, which the order does not need
 
-        return read_vocabulary(self.folder).special.mask
+        return read_vocabulary(self.folder).special
 
     def _cut_sizes(self, examples: Examples) -> tuple[Array, Array]:
         lengths, predictions, boundaries = self._stored_sizes(examples)

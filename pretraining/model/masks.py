@@ -52,8 +52,10 @@ def count_masked(length: Any, mask_share: float) -> Any:
 def draw_masks(rows: Rows, mask_share: float, split: Split, draw: Draw) -> Masked:
     """Restores the pieces that the masks of the shards hide, and masks this share of the pieces instead."""
     numbers = number_places(draw.keys, int(rows.lengths.max()))
-    which, places = choose_places(rows, count_masked(rows.lengths, mask_share), numbers)
-    chosen, text = rows.starts[which] + places, rows.restore_text()
+    text = rows.restore_text()
+    separators = np.flatnonzero(text == draw.separator)
+    which, places = choose_places(rows, count_masked(rows.lengths, mask_share), numbers, separators)
+    chosen = rows.starts[which] + places
     labels = text[chosen]
     text[chosen] = replace_pieces(labels, numbers[which, places], split, draw)
     return Masked(text, chosen, labels)
@@ -65,14 +67,18 @@ def number_places(keys: Array, length: int) -> Array:
     return scramble_bits(keys[:, None] + steps)
 
 
-def choose_places(rows: Rows, counts: Array, numbers: Array) -> tuple[Array, Array]:
-    """Takes the first `counts` pieces of each example's ranking; returns examples and places in them, ascending."""
+def choose_places(rows: Rows, counts: Array, numbers: Array, separators: Array) -> tuple[Array, Array]:
+    """Takes the first `counts` pieces of each example's ranking; returns examples and places in them, ascending.
+
+    `separators` has the places of all [SEP] among all pieces.
+    """
     places, sequences = np.arange(numbers.shape[1], dtype=np.uint32), np.arange(len(counts))
     assert len(places) <= 1 << PLACE, f"sequences of {len(places)}"
     ranks = ((numbers >> HIGH).astype(np.uint32) >> PLACE << PLACE) | places
     ranks[:, 0] = NEVER
-    ranks[sequences, rows.boundaries - 1] = NEVER  # the [SEP] of A, or the last
     ranks[places >= rows.lengths[:, None] - 1] = NEVER
+    home = np.searchsorted(rows.starts, separators, side="right") - 1
+    ranks[home, separators - rows.starts[home]] = NEVER
     last = np.sort(ranks, axis=1)[sequences, counts - 1]
     assert (last != NEVER).all(), "more pieces than may be chosen"
     which, chosen = np.nonzero(ranks <= last[:, None])

@@ -79,6 +79,7 @@ class Draw:
     done: float  # the share of the run's steps that lies behind
     vocabulary: int  # pieces of the vocabulary
     mask_piece: int  # which of them is [MASK]
+    separator: int  # which of them is [SEP]
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ class MaskedSettings(ObjectiveSettings):
     """mlm, dynamic masks: of the predicted pieces, the shares that become [MASK], become a random piece, stay."""
 
 
+MOST_ACROSS = 0.5
+"""The rate that dynamic masks must be below where examples go across documents, of which each may be one piece."""
 DYNAMIC = ("rate", "last_rate", "split")
 """The settings of dynamic masks; static masks are in the data."""
 
@@ -136,6 +138,13 @@ class MaskedPieces(Objective):
                 'objective.masks = "dynamic": masks single pieces, and in this data whole words are masked; take '
                 '"static", or make the data with shard.py --masking token'
             )
+        rates = {name: getattr(self.settings, name) for name in ("rate", "last_rate")} if self.is_dynamic else {}
+        for name, rate in rates.items():
+            if manifest.crosses_documents and rate is not None and rate >= MOST_ACROSS:
+                yield (
+                    f"objective.{name} = {rate:g}: up to half of an example of very short documents are separators, "
+                    f"which are never masked; take a rate below {MOST_ACROSS}, or data of shard.py --pairs none"
+                )
 
     @property
     def pairs(self) -> Literal["used", "unused"]:

@@ -243,6 +243,7 @@ def with_column(name: str, values: list[object]) -> Callable[[pa.RecordBatch], p
         (with_column("pieces", [[5] * 10**6]), "example 0 is longer than its length", "1,000,000 pieces, longer than"),
         (with_column("masked", [[]]), "example 0 has no masked piece", ""),
         (with_column("masked", [[{"position": 0, "piece": 7}]]), "masks a position that it must not", ""),
+        (with_column("masked", [[{"position": 1, "piece": 3}]]), "example 0 masks a position that it must not", ""),
         (with_column("masked", [[{"position": 2, "piece": 7}, {"position": 2, "piece": 7}]]), "masks a position", ""),
         (with_column("masked", [[{"position": 1, "piece": 255}]]), "beyond the vocabulary", "beyond its vocab.txt"),
     ],

@@ -23,6 +23,7 @@ ASKED = ["--lengths", "32", "--duplicates", "2", "--shard-size", "64KB"]
 OTHERS = [
     ["--lengths", "48", "24", "--duplicates", "1", "--masking", "whole-word", "--pairs", "none", "--mask-rate", "0.2"],
     ["--drop-copies", "--max-share", "wiki=0.6", "--seed", "3", "--validation", "0.1", "--weight", "more=2.5"],
+    ["--pairs", "full-sentences", "--weight", "more=2"],
 ]
 
 

@@ -26,11 +26,11 @@ WORDS = [*MASKS, "--objective.split", "[0.6, 0.3, 0.1]", "--logging.every", "1",
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pairs", ["nsp", "none"])
+@pytest.mark.parametrize("pairs", ["nsp", "none", "full-sentences"])
 def test_a_stopped_run_is_the_straight_one_on_any_ranks(place: Place, pairs: str) -> None:
-    """Without pairs it is as RoBERTa."""
-    if pairs == "none":
-        place = replace(place, data=make_shards(place.folder / "unpaired", pairs="none"))
+    """Without pairs it is as RoBERTa, whose examples go across documents."""
+    if pairs != "nsp":
+        place = replace(place, data=make_shards(place.folder / pairs, pairs=pairs))
     said = assert_well(train(place.command("straight", *WORDS)))
     assert "masks are drawn anew in every epoch, a share of 0.4 to 0.1 of the pieces" in said
     straight = place.folder / "straight"

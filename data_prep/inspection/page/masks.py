@@ -64,7 +64,7 @@ def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Mask
         if max([*example.pieces, *example.labels.values()], default=0) >= len(vocabulary):
             raise DamageError(f"{folder / record.path}: example {row} has a piece beyond its {vocabulary.file}")
         example = replace(example, source=name_document(documents.get(example.document, {})))
-        shown.append(ShownExample(describe_example(row, example), list(mark_pieces(example, vocabulary))))
+        shown.append(ShownExample(describe_example(row, example, vocabulary), list(mark_pieces(example, vocabulary))))
     by_source = Counter[str]()
     for number, boundary in zip(numbers, boundaries, strict=True):
         if number in documents:

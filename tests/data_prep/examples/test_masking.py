@@ -179,6 +179,15 @@ def test_a_word_that_would_exceed_the_number_is_passed_over() -> None:
     np.testing.assert_array_equal(result.pieces, none[0])
 
 
+def test_another_document_begins_with_a_word() -> None:
+    """Where an example has several, whatever its first piece looks like; the separator between them is no candidate."""
+    two = np.array([CLS, 7, SEP, FIRST_REST, FIRST_REST + 1, SEP], np.uint16), 6
+    seen = {tuple(masked(two, rules_of_most(2, "whole-word"), number).positions.tolist()) for number in range(50)}
+    assert seen == {(1,), (3, 4)}
+    pieces = {tuple(masked(two, rules_of_most(5), number).positions.tolist()) for number in range(50)}
+    assert pieces == {(1, 3, 4)}
+
+
 @pytest.mark.parametrize(("most", "example"), [(3, MIXED), (6, MIXED), (11, MIXED), (4, CUT_WORDS)])
 @pytest.mark.parametrize("kind", ["token", "whole-word"])
 def test_masks_are_distributed_as_the_original_ones(kind: MaskedUnit, most: int, example: tuple[Array, int]) -> None:

@@ -172,7 +172,7 @@ def hidden_rows(lengths: list[int], boundaries: list[int]) -> Rows:
 
 
 def draw_for(count: int, seed: int = 0) -> Draw:
-    return Draw(hash_key(seed, np.arange(count)), 0.0, VOCABULARY, MASK)
+    return Draw(hash_key(seed, np.arange(count)), 0.0, VOCABULARY, MASK, SEP)
 
 
 def by_example(rows: Rows, masked: Masked) -> list[tuple[list[int], list[int], list[int]]]:
@@ -266,4 +266,4 @@ def test_an_example_of_one_candidate_has_it() -> None:
     rows = hidden_rows([8], [8])
     alone = replace(rows, lengths=np.array([3]), pieces=np.array([CLS, 9, SEP]), boundaries=np.array([3]))
     assert count_masked(3, 0.15) == 1
-    assert choose_places(alone, np.array([1]), number_places(draw_for(1).keys, 3))[1].tolist() == [1]
+    assert choose_places(alone, np.array([1]), number_places(draw_for(1).keys, 3), np.array([2]))[1].tolist() == [1]
