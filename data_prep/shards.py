@@ -347,11 +347,6 @@ class Manifest(Ingredients):
         """Returns whether examples are pairs of segments, for next-sentence prediction."""
         return self.settings.pairs == "nsp"
 
-    @property
-    def crosses_documents(self) -> bool:
-        """Returns whether an example may have several documents, with separators between them."""
-        return self.settings.pairs == "full-sentences"
-
     def files(self) -> list[FileRecord]:
         """Lists the records of the files that training needs: all but the manifest itself and the kept documents."""
         return [*self.tables, *(record for figures in self.figures for record in figures.shards)]

@@ -21,14 +21,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.masking import Masking, count_predictions, mask_example
 from data_prep.examples.merging import SortedFiles, add_keys
-from data_prep.examples.pairs import (
-    Segments,
-    fill_second,
-    join_documents,
-    plan_joined,
-    plan_segments,
-    take_partners,
-)
+from data_prep.examples.pairs import Segments, fill_second, join_documents, plan_joined, plan_segments, take_partners
 from data_prep.examples.parting import Parted, count_use, part_sentences
 from data_prep.examples.parts import read_parts
 from data_prep.examples.streams import draw_bits
@@ -166,9 +159,8 @@ class ExampleMaker:
 
     def _draft(self, part: int, corpus: Corpus, shards: ShardSet, rows: Array, joined: Corpus | None) -> Draft:
         """Plans the examples of one set of shards; what their segments B hold is filled in later."""
-        settings = self.settings
-        pool = self.parts.pool(part, settings.seed, shards.validation) if self.pairs else None
-        key = (shards.length, shards.duplicate, settings.seed, settings.short_probability)
+        pool = self.parts.pool(part, self.settings.seed, shards.validation) if self.pairs else None
+        key = (shards.length, shards.duplicate, self.settings.seed, self.settings.short_probability)
         planned = plan_joined(corpus, rows, joined, *key) if joined else plan_segments(corpus, rows, pool, *key)
         second = np.empty((len(planned.row), self.room if self.pairs else 0), corpus.pieces.dtype)
         return Draft(shards, rows, joined or corpus, planned, second)

@@ -68,8 +68,7 @@ def plan_joined(
 def join_documents(corpus: Corpus, rows: Array, separator: int) -> Corpus:
     """Copies the documents `rows`, which ascend, one after another; a separator is then the last piece of each."""
     counts, sizes = np.diff(corpus.document_ends, prepend=0), np.diff(corpus.sentence_ends, prepend=0)
-    starts = corpus.document_ends[rows] - counts[rows]
-    sentences = ranges(starts.astype(np.int64), counts[rows])
+    sentences = ranges((corpus.document_ends - counts)[rows], counts[rows])
     ends, document_ends = np.cumsum(sizes[sentences]), np.cumsum(counts[rows])
     chosen = np.zeros(len(sizes), bool)
     chosen[sentences] = True

@@ -205,10 +205,9 @@ def describe_example(index: int, example: Example, vocabulary: Vocabulary) -> st
     size = len(example.pieces)
     follows = "no B" if example.boundary == size else "B is random" if example.random_next else "B follows A"
     figures = f"example {index}: {size} pieces, {len(example.labels)} masked, {follows}"
-    ends = [place for place, piece in enumerate(example.pieces) if piece == vocabulary.special.sep]
-    more = len(set(ends) - example.labels.keys() - {example.boundary - 1, size - 1})
-    others = f", and {more} more" if more else ""
-    return f"{figures}; document {example.document} {example.source}".rstrip() + others
+    ends, separator = {example.boundary - 1, size - 1}, vocabulary.special.sep
+    more = sum(example.pieces[place] == separator for place in {*range(size)} - example.labels.keys() - ends)
+    return f"{figures}; document {example.document} {example.source}".rstrip() + f", and {more} more" * bool(more)
 
 
 class MarkedPiece(NamedTuple):

@@ -138,13 +138,12 @@ class MaskedPieces(Objective):
                 'objective.masks = "dynamic": masks single pieces, and in this data whole words are masked; take '
                 '"static", or make the data with shard.py --masking token'
             )
-        rates = {name: getattr(self.settings, name) for name in ("rate", "last_rate")} if self.is_dynamic else {}
-        for name, rate in rates.items():
-            if manifest.crosses_documents and rate is not None and rate >= MOST_ACROSS:
-                yield (
-                    f"objective.{name} = {rate:g}: up to half of an example of very short documents are separators, "
-                    f"which are never masked; take a rate below {MOST_ACROSS}, or data of shard.py --pairs none"
-                )
+        rate = max(self.settings.rate, self.settings.last_rate or 0.0)
+        if self.is_dynamic and manifest.settings.pairs == "full-sentences" and rate >= MOST_ACROSS:
+            yield (
+                f'objective.masks = "dynamic": a rate of {rate:g}, and up to half of an example of very short texts '
+                f"is separators, which are never masked; take rates below {MOST_ACROSS}, or data of --pairs none"
+            )
 
     @property
     def pairs(self) -> Literal["used", "unused"]:

@@ -222,9 +222,7 @@ def test_a_rate_that_very_short_documents_cannot_have_is_refused(data: Path) -> 
     )
     assert not list(fits.data_faults(manifest))
     [fault] = beyond.data_faults(manifest)
-    assert fault.startswith(
-        "objective.last_rate = 0.5: up to half of an example of very short documents are separators"
-    )
+    assert fault.startswith('objective.masks = "dynamic": a rate of 0.5, and up to half of an example of very short')
     alone = manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": "none"})})
     assert not list(beyond.data_faults(alone))
     assert not list(objectives()["ltr"].data_faults(manifest))
