@@ -50,7 +50,7 @@ class Vocabulary(ABC):
     """The pieces in the order of their ids, and whether they keep case and accents."""
 
     kind: ClassVar[str]
-    """The name of its tokenizer kind."""
+    """The name of its tokenizer kind, which is that of the kind's file."""
     file: ClassVar[str]
     """The file that it is read from."""
     has_blanks: ClassVar[bool] = False

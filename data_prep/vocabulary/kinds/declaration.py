@@ -77,14 +77,14 @@ def find_kind(name: str | None) -> TokenizerKind:
 
 def recognise_kind(folder: Path, tokenizer: dict[str, Any]) -> TokenizerKind:
     """Finds the kind of the vocabulary in a folder by the content of its tokenizer.json, else by its files."""
-    kinds = list_kinds().values()
-    model = tokenizer.get("model")
-    if isinstance(model, dict) and "type" in model:
+    kinds, model = list_kinds().values(), tokenizer.get("model")
+    says = model.get("type", "BPE" if "merges" in model else None) if isinstance(model, dict) else None
+    if says is not None:  # files of 2020, such as roberta-base's, leave it out
         for kind in kinds:
-            if kind.model == model["type"]:
+            if kind.model == says:
                 return kind
         known = " and ".join(sorted(kind.title for kind in kinds))
-        how = f"model.type = {json.dumps(model['type'])}"
+        how = f"model.type = {json.dumps(says)}"
         raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {known} are known here")
     for kind in kinds:
         if all((folder / name).is_file() for name in kind.plain):

@@ -273,6 +273,20 @@ def test_a_tokenizer_that_cuts_in_another_way_is_refused(
         read_vocabulary(tmp_path)
 
 
+def test_a_file_of_2020_is_read(tmp_path: Path) -> None:
+    """As roberta-base has it: without the type of the model, and with merges as texts."""
+    trained().write(tmp_path)
+    table = json.loads((tmp_path / "tokenizer.json").read_text())
+    table["model"] = {name: part for name, part in table["model"].items() if name in ("vocab", "merges")}
+    table["model"] |= {"dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    table["model"]["merges"] = [" ".join(pair) for pair in table["model"]["merges"]]
+    del table["pre_tokenizer"]["use_regex"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
+    vocabulary = read_vocabulary(tmp_path)
+    assert vocabulary.sha256 == trained().sha256
+    assert vocabulary.pipeline().encode(TEXT).ids == trained().pipeline().encode(TEXT).ids
+
+
 def test_special_pieces_that_are_not_there_are_named(tmp_path: Path) -> None:
     """They may have names of their own, which tokenizer_config.json says."""
     made = Tokenizer(

@@ -65,7 +65,7 @@ def test_what_cuts_text_otherwise_is_refused(tmp_path: Path) -> None:
             ("tokenizer.json", ["pre_tokenizer"], {"type": "Split"}, 'pre_tokenizer.type = "Split"'),
             ("tokenizer.json", ["pre_tokenizer"], None, "pre_tokenizer.type = null"),
             ("tokenizer.json", ["model", "continuing_subword_prefix"], "", 'continuing_subword_prefix = ""; only ##'),
-            ("tokenizer.json", ["model", "type"], "BPE", 'model.type = "BPE"; only WordPiece'),
+            ("tokenizer.json", ["model", "type"], "Unigram", '"Unigram"; only WordPiece and byte-level BPE'),
             ("tokenizer_config.json", ["tokenizer_class"], "BertJapaneseTokenizer", "by BertJapaneseTokenizer; only"),
             ("tokenizer_config.json", ["word_tokenizer_type"], "mecab", "finds words by mecab"),
         ]
