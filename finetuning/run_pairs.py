@@ -37,7 +37,7 @@ class RunPairs:
     """Asks a pre-trained model which sentence of minimal pairs is the good one."""
 
     model: str | None = None
-    """A run, a checkpoint, a BERT folder of transformers with the heads of pre-training, or a name on the Hugging Face
+    """A run, a checkpoint, a folder of transformers with the heads of pre-training, or a name on the Hugging Face
     hub (default: the newest exported model)."""
     pairs: Path | None = None
     """Table with columns good and bad, and perhaps paradigm and phenomenon: .jsonl, .tsv, .csv or .parquet, also

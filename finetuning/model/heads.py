@@ -90,7 +90,8 @@ class TaskModel(Encoder):
         self.kind, self.scale = head.kind, scale or Scale()
         self.has_bilstm = bilstm.hidden > 0
         if head.has_pooler and not self.has_bilstm:
-            self.pooler = kind.build_head("pooler", shape)
+            pooled = any(weight.ours.startswith("pooler.") for weight in kind.task_head(shape, head))
+            self.pooler = kind.build_head("pooler", shape) if pooled else nn.Identity()
         self.head = nn.Linear(bilstm.hidden or shape.hidden, head.outputs)
         if self.has_bilstm:
             self.lstm = build_bilstm(shape.hidden, bilstm.hidden, bilstm.depth)

@@ -32,7 +32,7 @@ class TuningFlags:
     """Flags of all commands of fine-tuning; every value of the recipe can be given as --section.key VALUE."""
 
     model: str | None = None
-    """A run, a BERT folder of transformers, or a name on the Hugging Face hub (default: the newest exported model)."""
+    """A run, a folder of transformers, or a name on the Hugging Face hub (default: the newest exported model)."""
     backward: str | None = None
     """A second model, whose frozen features are concatenated with those of the first, layer by layer: with
     --features.layers mix, a left-to-right and a right-to-left model are ELMo's scheme."""

@@ -91,10 +91,10 @@ def score_pairs(
     pairs = minimal.read_pairs(found)
     if each is not None:
         pairs = minimal.take_pairs(pairs, each)
-    bert = model.build_pretrained()
-    checksum = compute_checksum(model.vocabulary, bert.shape, bert.state_dict())
+    network = model.build_pretrained()
+    checksum = compute_checksum(model.vocabulary, network.shape, network.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
-    scorer = Scorer(bert, model.vocabulary, choose_device(device, World()))
+    scorer = Scorer(network, model.vocabulary, choose_device(device, World()))
     counts = minimal.Asked.from_pairs(pairs, scorer.cut_texts(minimal.list_sentences(pairs)), scorer.longest)
     counts.require_telling(f"--pairs {found}")
     asked = Questions(model, scorer, found, pairs, counts, begun, out, console)

@@ -97,9 +97,9 @@ class Bert(Architecture):
         return {
             "pooler": declare_linear("pooler", ["bert.pooler.dense"], h, h, HEAD),
             PIECE_HEAD: [
+                Weight(f"{PIECE_HEAD}.bias", (f"{theirs}.bias",), (shape.vocabulary,), BIAS, "vocabulary", "pieces"),
                 *declare_linear(f"{PIECE_HEAD}.transform", [f"{theirs}.transform.dense"], h, h, HEAD),
                 *declare_norm(f"{PIECE_HEAD}.norm", f"{theirs}.transform.LayerNorm", h),
-                Weight(f"{PIECE_HEAD}.bias", (f"{theirs}.bias",), (shape.vocabulary,), BIAS, "vocabulary", "pieces"),
             ],
             "next_head": declare_linear("next_head", ["cls.seq_relationship"], 2, h, HEAD),
         }

@@ -107,6 +107,8 @@ class Architecture(ABC):
     """settings whose default is another than that of `ModelSettings`"""
     sizes: ClassVar[Mapping[str, tuple[int, int]]]
     """layers and width of its published sizes"""
+    vocabulary: ClassVar[int] = 30522
+    """pieces of its published vocabulary, which are assumed without data"""
     sees: ClassVar[tuple[Sees, ...]] = ("both", "before", "after")
     """the directions of attention that it can have"""
 

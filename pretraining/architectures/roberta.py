@@ -37,6 +37,7 @@ class Roberta(Bert):
     shape_type = RobertaShape
     defaults: ClassVar = {"segments": 1, "epsilon": 1e-5}
     sizes: ClassVar = {name: Bert.sizes[name] for name in ("base", "large")}
+    vocabulary = 50265
     model_type, class_prefix, trunk = "roberta", "Roberta", "roberta."
     classes: ClassVar = {
         "AutoModelForMaskedLM": "RobertaForMaskedLM",
@@ -63,9 +64,9 @@ class Roberta(Bert):
         return {
             "pooler": declare_linear("pooler", ["roberta.pooler.dense"], h, h, HEAD),
             PIECE_HEAD: [
+                Weight(f"{PIECE_HEAD}.bias", ("lm_head.bias",), (shape.vocabulary,), BIAS, "vocabulary", "pieces"),
                 *declare_linear(f"{PIECE_HEAD}.transform", ["lm_head.dense"], h, h, HEAD),
                 *declare_norm(f"{PIECE_HEAD}.norm", "lm_head.layer_norm", h),
-                Weight(f"{PIECE_HEAD}.bias", ("lm_head.bias",), (shape.vocabulary,), BIAS, "vocabulary", "pieces"),
             ],
         }
 

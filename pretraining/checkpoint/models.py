@@ -156,9 +156,10 @@ class StoredModel:
         if not self.is_checkpoint:
             return self.cut_embeddings(folders.read_encoder(self.fetch_weights())[1])
         weights = self.read_weights()
-        wanted = {weight.ours for weight in list_weights(self.shape, "none")}
+        kept = list_weights(self.shape, "none")
         if count_segments(weights, self.shape) == 1 < self.shape.segments:  # without pairs, which train the pooler
-            wanted -= {"pooler.weight", "pooler.bias"}
+            kept = find_architecture(self.shape.architecture).weights(self.shape)
+        wanted = {weight.ours for weight in kept}
         return self.cut_embeddings({name: weight for name, weight in weights.items() if name in wanted})
 
     @cached_property

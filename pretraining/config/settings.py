@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -40,8 +41,6 @@ def check_licence(value: str) -> str:
 LICENCE_HINT: Final = (
     "a licence as the hub spells it is needed, in small letters and without spaces: apache-2.0, mit, other"
 )
-VOCABULARY = 30522
-"""Size of the published models' vocabulary; assumed without data."""
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
 PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_check_size)]
@@ -271,9 +270,12 @@ class Recipe(Computing):
     """Settings of DeepSpeed's own, for what the recipe has no name for."""
 
     def shape(self, manifest: Manifest | None) -> Shape:
-        """Computes the sizes of the model with the heads that this data can train; without data, for `VOCABULARY`."""
-        vocabulary, has_pairs = (manifest.vocabulary_size, manifest.has_pairs) if manifest else (VOCABULARY, True)
-        return self.model.shape(vocabulary, objectives.configure_objective(self.objective).learning(has_pairs))
+        """Computes the sizes of the model with the heads that this data can train; without data, for the published
+        vocabulary."""
+        kind, has_pairs = architectures.find_architecture(self.model.architecture), not manifest or manifest.has_pairs
+        shape = self.model.shape(manifest.vocabulary_size if manifest else kind.vocabulary)
+        learning = objectives.configure_objective(self.objective).learning(has_pairs and kind.learns_pairs(shape))
+        return replace(shape, learns=learning)
 
     def in_phase(self, phase: Phase) -> Recipe:
         """Returns the recipe with the objective of a phase as that of all."""

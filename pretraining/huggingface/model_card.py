@@ -181,7 +181,7 @@ def make_model_card(
     known = {name: value for name, value in settings.items() if value is not None}
     return _render(
         "model_card.md.jinja",
-        front=_write_front(objective.tag, licence, base, theirs, settings.get("language")),
+        front=_write_front(shape, objective.tag, licence, base, theirs, settings.get("language")),
         facts=_list_facts(shape, num_parameters(shape), licence, facts),
         shape=shape,
         folder=folder,
@@ -207,7 +207,7 @@ def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made
     scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
     return _render(
         "task_card.md.jinja",
-        front=_write_front(use, None, made.base if made.pretrained else None, theirs),
+        front=_write_front(shape, use, None, made.base if made.pretrained else None, theirs),
         facts=_list_facts(shape, parameters, None, {"longest sequence": f"{length:,} pieces", **labels}),
         shape=shape,
         folder=folder,
@@ -248,12 +248,15 @@ def _list_facts(shape: Shape, parameters: int, licence: str | None, more: Mappin
     return {"parameters": parameters, **sizes, "licence": licence or "not specified", **more}
 
 
-def _write_front(use: str, licence: str | None, base: BaseSummary | None, theirs: bool, language: Any = None) -> str:
+def _write_front(
+    shape: Shape, use: str, licence: str | None, base: BaseSummary | None, theirs: bool, language: Any = None
+) -> str:
     """Makes the YAML for the hub: use, licence and base model, and the library if transformers loads the model."""
+    kind = find_architecture(shape.architecture)
     content = ModelCardData(
         library_name="transformers" if theirs else None,
         pipeline_tag=use if theirs else None,
-        tags=["bert", use],
+        tags=[kind.model_type or shape.architecture, use],
         license=licence,
         language=sorted(set(language.values())) if isinstance(language, dict) else language,  # one for each source
         base_model=base.hub_model if base else None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from data_prep.common.toml_text import show_value
+from pretraining.architectures.declaration import find_architecture
 from pretraining.model.shape import PIECE_HEAD, Shape
 from pretraining.objectives.declaration import Figure, Objective, ObjectiveSettings
 
@@ -228,7 +229,9 @@ class MaskedPieces(Objective):
     def note(self, shape: Shape) -> str | None:
         notes = []
         if not shape.learns.pairs:
-            why = "the data has no pairs" if self.settings.next_sentences else "next sentences are left out"
+            kind = find_architecture(shape.architecture)
+            missing = "the data has no pairs" if kind.learns_pairs(shape) else f"a {kind.title} has no head for pairs"
+            why = missing if self.settings.next_sentences else "next sentences are left out"
             notes.append(f"{why}: the model learns from masked pieces alone")
         if self.is_dynamic:
             shares = dict.fromkeys(f"{self.mask_share(done):.3g}" for done in (0.0, 1.0))

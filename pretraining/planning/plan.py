@@ -13,7 +13,7 @@ from typing import Any
 
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
-from pretraining.config.settings import VOCABULARY, Dtype, Phase, Recipe, count_micro_batches
+from pretraining.config.settings import Dtype, Phase, Recipe, count_micro_batches
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
@@ -248,7 +248,8 @@ def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
         objective = configure_objective(target.recipe.in_phase(phase).objective)
         yield from (objective.note(target.shape_in(phase)) or "").splitlines()
     if target.manifest is None:
-        yield f"no --data: a vocabulary of {VOCABULARY:,} and full sequences are assumed; real text fills less of them"
+        pieces = target.shape.vocabulary
+        yield f"no --data: a vocabulary of {pieces:,} and full sequences are assumed; real text fills less of them"
     if target.pieces_per_second is not None:
         yield f"hours from {target.pieces_per_second:,.0f} real pieces a second on all ranks, as given"
     elif flops is not None:

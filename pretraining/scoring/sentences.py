@@ -219,20 +219,20 @@ def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -
     parts, mask = model.vocabulary.split_at_masks(text), model.vocabulary.special_pieces.mask
     if len(parts) < 2:
         raise UserError(f"--fill {text!r}: has no {mask}, which stands for what the model is to say")
-    bert = model.build_pretrained()
-    require_pieces(bert)
-    if bert.shape.one_way:
+    network = model.build_pretrained()
+    require_pieces(network)
+    if network.shape.one_way:
         raise UserError(
-            f"--fill: {model.name} {find_objective(bert.shape).learns}, and has never seen a {mask}; name a model that "
-            "learned from masked pieces"
+            f"--fill: {model.name} {find_objective(network.shape).learns}, and has never seen a {mask}; name a "
+            "model that learned from masked pieces"
         )
     sentence, masks = insert_masks(parts, model)
     length = len(sentence.pieces)
-    if length > bert.shape.positions:
-        raise UserError(f"--fill: the text has {length} pieces, and {model.name} {bert.shape.positions} positions")
+    if length > network.shape.positions:
+        raise UserError(f"--fill: the text has {length} pieces, and {model.name} {network.shape.positions} positions")
     batch = pack(sentence.rows(), sentence.pieces, masks, sentence.pieces[masks]).to(device)
-    states = bert.float().to(device).encode(batch, batch.chosen)
-    logits = bert.head(PIECE_HEAD).logits(states, bert.embeddings.word.weight)[:, : len(model.vocabulary)]
+    states = network.float().to(device).encode(batch, batch.chosen)
+    logits = network.head(PIECE_HEAD).logits(states, network.embeddings.word.weight)[:, : len(model.vocabulary)]
     found = logits.softmax(1).topk(min(best, logits.shape[1]))
     pieces = model.vocabulary.spellings
     rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)

@@ -85,16 +85,16 @@ def score_shards(
     manifest = Manifest.read(folder)
     manifest.require_examples(folder)
     require_vocabulary(manifest, model, folder)
-    bert = model.build_pretrained()
-    trained = model.trained or bert.shape.positions
-    length = require_length(length or choose_length(manifest, trained, folder), model.name, bert.shape.positions)
-    bert, notes = fit_to_data(bert, manifest, folder)
+    network = model.build_pretrained()
+    trained = model.trained or network.shape.positions
+    length = require_length(length or choose_length(manifest, trained, folder), model.name, network.shape.positions)
+    network, notes = fit_to_data(network, manifest, folder)
     if length > trained:
         notes.append(f"length {length} is more than {model.name} was trained on, {trained} pieces")
-    bert = bert.float().to(device).eval()
-    objective = find_objective(bert.shape)
+    network = network.float().to(device).eval()
+    objective = find_objective(network.shape)
     dataset = Dataset(folder, manifest, length, split == "validation", objective=objective)
-    bits = Bits(bert, objective, model.vocabulary)
+    bits = Bits(network, objective, model.vocabulary)
 
     def read() -> Iterator[tuple[PretrainingBatch, bool]]:
         for batch, counts in validation_batches(dataset, 0, 1, max(1, PIECES // length), limit):
@@ -102,7 +102,7 @@ def score_shards(
             yield batch, counts
 
     with torch.inference_mode():
-        totals = sum_losses(objective, bert.shape, bits.forward, read(), device)
+        totals = sum_losses(objective, network.shape, bits.forward, read(), device)
     figures = objective.score(objective.measure(totals)) if totals["predictions"] else {}
     if not figures:
         notes.append("these examples have no piece to predict, so nothing is scored; take more of them, or longer ones")

@@ -103,12 +103,12 @@ class Toy(Optimizer):
     traffic = 50
     whole_matrices = True
 
-    def update(self, name, weight, gradient, state, step, settings):
+    def update(self, role, weight, gradient, state, step, settings):
         state["fast"].lerp_(gradient, 0.1)
         state["slow"].lerp_(gradient, 0.01)
         state["power"].lerp_(gradient.square(), 0.05)
         turned = state["fast"] / (state["fast"].norm() + settings.epsilon)
-        if weight.ndim == 2 and not name.startswith("embeddings."):
+        if role.kind == "matrix":
             for _ in range(3):
                 turned = 1.5 * turned - 0.5 * turned @ (turned.T @ turned)
         return turned + state["slow"] / (state["power"].sqrt() + 1e-3)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from support.processes import ROOT, free_port
+from support.processes import ROOT, be_program, start
 
-PACKAGES = ("data_prep", "pretraining")
+PACKAGES = ("data_prep", "pretraining", "finetuning")
 
 
 def copy_packages(folder: Path, **files: str) -> Path:
@@ -22,19 +21,24 @@ def copy_packages(folder: Path, **files: str) -> Path:
     return folder
 
 
+def be_entry(copy: Path, entry: str, words: Sequence[str]) -> None:
+    """What a rank does: an entry of a copy, whose modules replace those that are loaded."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+        del sys.modules[name]
+    sys.path.insert(0, str(copy))
+    be_program(str(copy / entry), words, copy)
+
+
+def run_entry(copy: Path, entry: str, *words: object, ranks: int = 1) -> str:
+    """Runs an entry of a copy as a user would, which must do well; returns what it prints."""
+    done = start(ranks, be_entry, copy, entry, [*map(str, words)], environment={"COLUMNS": "200"}).wait(120.0)
+    assert [rank.code for rank in done] == [0] * ranks, [rank.output + rank.errors for rank in done]
+    return done[0].output
+
+
 def write_other_copy(folder: Path) -> Path:
     """Writes packages of the same names that fail when anything imports them."""
     for package in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster"):
         (folder / package).mkdir(parents=True)
         (folder / package / "__init__.py").write_text("raise RuntimeError('the other copy is imported')\n")
     return folder
-
-
-def run_entry(copy: Path, entry: str, *words: object, ranks: int = 1) -> str:
-    """Runs an entry of a copy as a user would, which must do well; returns what it prints."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    command = [sys.executable, *(launcher if ranks > 1 else []), str(copy / entry), *map(str, words)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    done = subprocess.run(command, env=environment, cwd=copy, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout

@@ -17,8 +17,9 @@ from typing import Any
 from conftest import ROOT
 
 from data_prep.common.toml_text import read_toml
-from pretraining.architectures.declaration import make_shape
-from pretraining.config.settings import VOCABULARY, Dtype
+from pretraining.architectures.declaration import find_architecture, make_shape
+from pretraining.config.settings import Dtype
+from pretraining.model.shape import ARCHITECTURE
 from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
@@ -32,6 +33,7 @@ from pretraining.planning.cost import (
 from pretraining.planning.machines import GPUS, find_network, make_cluster
 
 FILE = ROOT / "benchmarks" / "published.toml"
+VOCABULARY = find_architecture(ARCHITECTURE).vocabulary
 Row = Mapping[str, Any]
 Key = tuple[str, int]
 """A run and the length of its sequences."""

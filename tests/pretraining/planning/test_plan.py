@@ -228,7 +228,7 @@ def test_every_recipe_has_a_plan_that_can_be_read(path: Path, manifest: Manifest
         console.print(render_plan(made))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert f"{num_parameters(made.target.shape) / 1e6:,.1f}M parameters" in shown
-        assert ("vocabulary of 30,522" in shown) == (data is None)
+        assert ("a vocabulary of " in shown) == (data is None)
         for planned in made.phases:
             about = "~" if planned.phase.micro_batch == "auto" else ""
             sizes = f"{about}{planned.micro_batch} x {about}{planned.accumulation} x {made.target.ranks}"
