@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from importlib.machinery import PathFinder
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+
+from pretraining.architectures.declaration import architectures, make_shape
 
 FLOORS = ["data_prep", "pretraining", "finetuning", "benchmarks", "cluster"]
 FOLDERS = {*FLOORS, "docs", "tests", ".ci", ".git"}
@@ -132,11 +137,11 @@ def test_there_are_no_circles_of_imports() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_nobody_compares_the_names_of_objectives_and_optimizers() -> None:
-    """Whoever asks, asks what they declare."""
-    rooms = [ROOT / "pretraining" / room for room in ("objectives", "optimizers")]
-    names = {path.stem for room in rooms for path in room.glob("*.py")} - {"__init__", "declaration"}
-    assert {"mlm", "lamb"} <= names
+def test_nobody_compares_the_names_of_what_declares_itself() -> None:
+    """Whoever asks, asks what objectives, optimizers and architectures declare."""
+    rooms = [ROOT / "pretraining" / room for room in ("objectives", "optimizers", "architectures")]
+    names = {path.stem for room in rooms for path in room.glob("*.py")} - {"__init__", "declaration", "weights"}
+    assert {"mlm", "lamb", "bert"} <= names
     comparing = []
     for path in sources():
         if path.parent in rooms and path.stem in names:
@@ -148,6 +153,54 @@ def test_nobody_compares_the_names_of_objectives_and_optimizers() -> None:
             if {each.value for each in compared if isinstance(each, ast.Constant)} & names:
                 comparing.append(f"{shown(path)}: {ast.unparse(node)}")
     assert comparing == []
+
+
+KNOW_ARCHITECTURES = {
+    "pretraining/architectures/": "what architectures declare",
+    "pretraining/model/": "their modules",
+    "pretraining/answering/": "faster layers of BERT, by its declaration",
+    "benchmarks/": "other programs, which train models of transformers",
+    "data_prep/": "tokenizers by their names, and what other programs call our settings; it knows no model",
+}
+"""Folders and files that may name what belongs to an architecture, and why."""
+SHARED = {"embeddings.word", "embeddings.word.weight", "hidden_size"}
+"""Names that are not an architecture's own: heads read the table of pieces, and PyTorch's LSTM has a hidden_size."""
+
+
+def list_words_of_architectures() -> set[str]:
+    """The names of weights, modules and classes of all architectures, here and in transformers, and of their sizes in
+    config.json; of what lies in a layer, without its number."""
+    words = set[str]()
+    for name, kind in architectures().items():
+        words |= {*kind.classes.values(), *(theirs for ours, theirs in kind.config_names.items() if ours != theirs)}
+        shape = make_shape(next(iter(kind.sizes)), 5, name)
+        for weight in itertools.chain(kind.weights(shape), *kind.heads(shape).values()):
+            for full in (weight.ours, *weight.theirs):
+                parts = full.split(".")
+                words |= {full, *map(".".join, pairwise(part for part in parts[:-1] if not part.isdecimal()))}
+    return {word for word in words - SHARED if not word.startswith("self.")}
+
+
+def test_nobody_but_the_architectures_names_their_weights_sizes_and_classes() -> None:
+    """In code; docstrings may speak of BERT. Whoever must know, asks the declaration."""
+    words = list_words_of_architectures()
+    assert {"attention.qkv", "embeddings.position.weight", "num_hidden_layers", "BertForMaskedLM"} <= words
+    prefixes = "|".join(filter(None, {kind.class_prefix for kind in architectures().values()}))
+    pattern = re.compile(rf"(?<![\w])(({'|'.join(map(re.escape, sorted(words)))})(?!\w)|({prefixes})[A-Z])")
+    published = {size for kind in architectures().values() for size in kind.sizes.values()}
+    naming = []
+    for path in sources():
+        if shown(path).startswith(tuple(KNOW_ARCHITECTURES)):
+            continue
+        texts = {id(node.value) for node in ast.walk(TREES[path]) if isinstance(node, ast.Expr)}
+        for node in ast.walk(TREES[path]):
+            said = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name | ast.alias) else ""
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+                said = node.value
+            numbers = tuple(each.value for each in getattr(node, "elts", ()) if isinstance(each, ast.Constant))
+            if (word := pattern.search(said)) or numbers in published:
+                naming.append(f"{shown(path)}:{getattr(node, 'lineno', 0)} {word[0] if word else numbers}")
+    assert naming == []
 
 
 JSON, DEEPSPEED = "JSON, whose form its file has", "DeepSpeed takes it so"
