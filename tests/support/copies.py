@@ -29,11 +29,12 @@ def be_entry(copy: Path, entry: str, words: Sequence[str]) -> None:
     be_program(str(copy / entry), words, copy)
 
 
-def run_entry(copy: Path, entry: str, *words: object, ranks: int = 1) -> str:
-    """Runs an entry of a copy as a user would, which must do well; returns what it prints."""
+def run_entry(copy: Path, entry: str, *words: object, ranks: int = 1, code: int = 0) -> str:
+    """Runs an entry of a copy as a user would, which must end with this code; returns what it prints, of a failure on
+    stderr."""
     done = start(ranks, be_entry, copy, entry, [*map(str, words)], environment={"COLUMNS": "200"}).wait(120.0)
-    assert [rank.code for rank in done] == [0] * ranks, [rank.output + rank.errors for rank in done]
-    return done[0].output
+    assert [rank.code for rank in done] == [code] * ranks, [rank.output + rank.errors for rank in done]
+    return done[0].errors if code else done[0].output
 
 
 def write_other_copy(folder: Path) -> Path:
