@@ -36,7 +36,8 @@ from benchmarks.tables import show_contest
 from benchmarks.texts import choose_vocabulary, write_demo_task
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from pretraining.architectures.declaration import list_sizes, make_shape
+from pretraining.architectures.bert import ARCHITECTURE as BERT
+from pretraining.architectures.declaration import make_shape
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.huggingface.folders import read_shape, write_folder
 from pretraining.objectives.declaration import build_model
@@ -79,8 +80,8 @@ class FineTuningSpeed:
 
 def make_model(size: str, data: Path, folder: Path) -> Path:
     """Writes a transformers folder with fresh weights and the published vocabulary."""
-    if size not in list_sizes():
-        raise UserError(f"--size {size}: is none of {', '.join(list_sizes())}")
+    if size not in BERT.sizes:
+        raise UserError(f"--size {size}: is none of {', '.join(BERT.sizes)}")
     vocabulary = choose_vocabulary(data)
     vocabulary.write(folder.with_name("vocabulary"))
     shape = make_shape(size, len(vocabulary))

@@ -44,7 +44,8 @@ from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter
 from finetuning.model.heads import TaskModel
-from pretraining.architectures.declaration import list_sizes, make_shape
+from pretraining.architectures.bert import ARCHITECTURE as BERT
+from pretraining.architectures.declaration import make_shape
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import read_shape, read_vocabulary, write_fine_tuned
 
@@ -146,8 +147,8 @@ def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) 
 
 def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
     """Writes a transformers folder with fresh weights and a head of two classes."""
-    if size not in list_sizes():
-        raise UserError(f"--sizes {size}: is none of {', '.join(list_sizes())}")
+    if size not in BERT.sizes:
+        raise UserError(f"--sizes {size}: is none of {', '.join(BERT.sizes)}")
     shape, head = make_shape(size, len(vocabulary)), TaskHead("classes", ("0", "1"))
     weights = TaskModel(shape, head).initialize(0).state_dict()
     task = {"task": "none", "fields": ["text"], "length": shape.positions}

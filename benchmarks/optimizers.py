@@ -32,7 +32,7 @@ from benchmarks.texts import find_shards
 from benchmarks.training_sides import Contest, Training, join_micro_batches
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from pretraining.architectures.declaration import list_sizes
+from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.config.settings import Dtype, Optimizer, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
@@ -103,9 +103,9 @@ def compare(settings: Optimizers, device: torch.device, console: Console) -> Tur
 def measure(settings: Optimizers, console: Console) -> None:
     """Measures, prints the table, and keeps it."""
     unknown = [name for name in settings.optimizers if name not in optimizers()]
-    if unknown or settings.size not in list_sizes() or settings.rounds < 1:
+    if unknown or settings.size not in BERT.sizes or settings.rounds < 1:
         raise UserError(
-            f"--optimizers: of {', '.join(optimizers())}; --size: of {', '.join(list_sizes())}; --rounds from 1 on"
+            f"--optimizers: of {', '.join(optimizers())}; --size: of {', '.join(BERT.sizes)}; --rounds from 1 on"
         )
     device = choose_device(settings.device, World())
     connect(World(), device)

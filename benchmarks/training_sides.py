@@ -15,7 +15,8 @@ from benchmarks.sides import NoMemoryError, silence_stderr
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
-from pretraining.architectures.declaration import list_sizes, make_shape
+from pretraining.architectures.bert import ARCHITECTURE as BERT
+from pretraining.architectures.declaration import make_shape
 from pretraining.config.settings import Precision
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
@@ -59,7 +60,7 @@ class Contest:
         size, *numbers = text.split("-")
         is_auto = numbers[1:] == ["auto"]
         counts = numbers[:1] if is_auto else numbers
-        if size not in list_sizes() or len(numbers) != 2 or not all(number.isdecimal() for number in counts):
+        if size not in BERT.sizes or len(numbers) != 2 or not all(number.isdecimal() for number in counts):
             raise UserError(f"{text}: no contest; give SIZE-LENGTH-SEQUENCES, such as base-128-32")
         if not all(map(int, counts)):
             raise UserError(f"{text}: at least one sequence of one piece")

@@ -89,9 +89,10 @@ class TaskModel(Encoder):
         super().__init__(shape, kind, recompute)
         self.kind, self.scale = head.kind, scale or Scale()
         self.has_bilstm = bilstm.hidden > 0
-        if head.has_pooler and not self.has_bilstm:
-            pooled = any(weight.ours.startswith("pooler.") for weight in kind.task_head(shape, head))
-            self.pooler = kind.build_head("pooler", shape) if pooled else nn.Identity()
+        declared = kind.task_head(shape, head)
+        self.has_pooler = not self.has_bilstm and any(weight.ours.startswith("pooler.") for weight in declared)
+        if self.has_pooler:
+            self.pooler = kind.build_head("pooler", shape)
         self.head = nn.Linear(bilstm.hidden or shape.hidden, head.outputs)
         if self.has_bilstm:
             self.lstm = build_bilstm(shape.hidden, bilstm.hidden, bilstm.depth)
@@ -160,11 +161,11 @@ class TaskModel(Encoder):
 
     def apply_head(self, seen: Tensor, batch: TaskBatch) -> Tensor:
         """Computes logits from the hidden states that the head reads."""
+        pooled = self.pooler(seen) if self.has_pooler else seen
         if self.kind == "spans":
-            return apply_in_fp32(self.head, seen)
+            return apply_in_fp32(self.head, pooled)
         if self.kind == "tags":
-            return apply_in_fp32(self.head, self._drop(seen, batch, batch.words))
-        pooled = seen if self.has_bilstm else self.pooler(seen)
+            return apply_in_fp32(self.head, self._drop(pooled, batch, batch.words))
         logits = apply_in_fp32(self.head, self._drop(pooled, batch, self.sequence_places(batch)))
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 

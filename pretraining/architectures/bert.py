@@ -127,11 +127,11 @@ class Bert(Architecture):
     def build_head(self, name: str, shape: Shape, at_once: int | None = None) -> nn.Module:
         from torch import nn
 
-        from pretraining.model.bert import PieceHead, Pooler
+        from pretraining.model.bert import BertPieceHead, Pooler
 
         built: dict[str, Any] = {
             "pooler": lambda: Pooler(shape.hidden),
-            PIECE_HEAD: lambda: PieceHead(shape, at_once),
+            PIECE_HEAD: lambda: BertPieceHead(shape, at_once),
             "next_head": lambda: nn.Linear(shape.hidden, 2),
         }
         module: nn.Module = built[name]()

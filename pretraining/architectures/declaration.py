@@ -124,6 +124,8 @@ class Architecture(ABC):
     """the names in config.json of the numbers of its shape that have another name there"""
     config_defaults: ClassVar[Mapping[str, Any]] = {}
     """the numbers that transformers leaves out of config.json, where they are other ones than those of `Shape`"""
+    config_marks: ClassVar[tuple[str, ...]] = ()
+    """the names in config.json of the ids of special pieces, besides that which pads"""
     config_constants: ClassVar[Mapping[str, Any]] = {}
     """other values in config.json that decide what is computed, as all models have them that ours can compute"""
     config_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -151,7 +153,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def layer(self, shape: Shape, number: int) -> list[Weight]:
-        """Declares the weights of a layer, counted from 0. All but the first have the same sizes."""
+        """Declares the weights of a layer, counted from 0. All but the first and the last are alike."""
 
     def weights(self, shape: Shape) -> list[Weight]:
         """Lists the weights of the encoder."""
@@ -206,7 +208,8 @@ class Architecture(ABC):
 
     def config(self, shape: Shape) -> dict[str, Any]:
         """Makes the part of config.json that says what is computed."""
-        sizes = {theirs: getattr(shape, ours) for ours, theirs in self.list_config_names().items()}
+        names = self.config_names if self.model_type else self.list_config_names()
+        sizes = {theirs: getattr(shape, ours) for ours, theirs in names.items()}
         return {**self.config_constants, **sizes, "initializer_range": MATRIX.initial_range}
 
     def adapt_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -220,6 +223,10 @@ class Architecture(ABC):
     def find_padding(self, shape: Shape) -> int | None:  # noqa: ARG002
         """Returns the piece that transformers takes for padding wherever it is, if it does."""
         return None
+
+    def faults(self, shape: Shape) -> Iterator[str]:  # noqa: ARG002
+        """Yields what cannot be in sizes, each with its cure."""
+        yield from ()
 
     def learns_pairs(self, shape: Shape) -> bool:
         """Whether it has a head that only pairs of segments train."""
@@ -281,6 +288,8 @@ def find_faults(settings: ModelSettings, sees: Sees) -> Iterator[str]:
     kind, size = find_architecture(settings.architecture), settings.size
     if size is not None and size not in kind.sizes:
         yield f"model.size = {show_value(size)}: none of {kind.title}'s: {', '.join(kind.sizes)}"
+    if settings.hidden or size:
+        yield from kind.faults(settings.shape(vocabulary=1))
     if sees not in kind.sees:
         yield (
             f"model.architecture = {show_value(settings.architecture)}: its pieces see {SIDES[kind.sees[0]]}, and by "
@@ -292,8 +301,9 @@ def find_faults(settings: ModelSettings, sees: Sees) -> Iterator[str]:
 def count_encoder_parameters(shape: Shape) -> int:
     """Counts the parameters of an encoder without heads and without the padding of the vocabulary."""
     kind = find_architecture(shape.architecture)
-    first, other = (count_parameters(kind.layer(shape, number)) for number in (0, 1))
-    return count_parameters(kind.embeddings(shape)) + first + (shape.layers - 1) * other
+    ends = [count_parameters(kind.layer(shape, number)) for number in sorted({0, shape.layers - 1})]
+    between = count_parameters(kind.layer(shape, 1)) if shape.layers > 2 else 0
+    return count_parameters(kind.embeddings(shape)) + sum(ends) + (shape.layers - 2) * between
 
 
 def count_encoder_flops(shape: Shape, lengths: Iterable[float]) -> float:

@@ -35,6 +35,7 @@ class Roberta(Bert):
 
     title = "RoBERTa"
     shape_type = RobertaShape
+    config_marks = ("bos_token_id", "eos_token_id")
     defaults: ClassVar = {"segments": 1, "epsilon": 1e-5}
     sizes: ClassVar = {name: Bert.sizes[name] for name in ("base", "large")}
     vocabulary = 50265
@@ -78,9 +79,8 @@ class Roberta(Bert):
         return [*pooler, *declare_linear("head", ["classifier.out_proj"], head.outputs, h, HEAD)]
 
     def config(self, shape: Shape) -> dict[str, Any]:
-        config = super().config(shape)
-        first = config.pop(FIRST)
-        return {**config, POSITIONS: config[POSITIONS] + first}
+        assert isinstance(shape, RobertaShape)
+        return {**super().config(shape), POSITIONS: shape.positions + shape.first_position}
 
     def adapt_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         positions, padding = config.get(POSITIONS, 512), config.get("pad_token_id", 1)

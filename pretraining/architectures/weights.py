@@ -51,11 +51,24 @@ class Weight:
 
 
 def declare_linear(
-    ours: str, theirs: Sequence[str], rows: int, columns: int, role: Role = MATRIX, cut: Cut = "whole"
+    ours: str,
+    theirs: Sequence[str],
+    rows: int,
+    columns: int,
+    role: Role = MATRIX,
+    cut: Cut = "whole",
+    transposed: bool = False,
 ) -> list[Weight]:
     """Declares the weight and the bias of a linear layer; transformers may have several in its place."""
     return [
-        Weight(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), (rows, columns), role, cut),
+        Weight(
+            f"{ours}.weight",
+            tuple(f"{name}.weight" for name in theirs),
+            (rows, columns),
+            role,
+            cut,
+            transposed=transposed,
+        ),
         Weight(
             f"{ours}.bias",
             tuple(f"{name}.bias" for name in theirs),
@@ -105,5 +118,5 @@ class TaskHead:
 
     @property
     def has_pooler(self) -> bool:
-        """Whether it reads the piece that stands for a sequence, through a pooler; otherwise it reads the pieces."""
+        """Whether it reads only the piece that stands for a sequence; otherwise it reads the pieces."""
         return self.kind not in ("spans", "tags")

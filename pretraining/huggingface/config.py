@@ -41,14 +41,16 @@ GENERIC = re.compile(r"LABEL_\d+")
 def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHead | None = None) -> dict[str, Any]:
     """Makes the config.json of a model with the heads of pre-training or that of a task."""
     theirs, kind = is_theirs(shape, head), find_architecture(shape.architecture)
-    ends = {"bos_token_id": special.cls, "eos_token_id": special.sep}  # of what transformers generates
+    names = [*kind.config_marks, *(("bos_token_id", "eos_token_id") if theirs and shape.one_way else ())]
+    ids = {"bos_token_id": special.cls, "cls_token_id": special.cls}
     return {
         "architectures": [name_class(shape, head)],
         "model_type": kind.model_type if theirs else name_own_type(shape),
         **kind.config(shape),
         "pad_token_id": special.pad,
         "tie_word_embeddings": True,
-        **({"is_decoder": True, **ends} if theirs and shape.one_way else {}),
+        **({"is_decoder": True} if theirs and shape.one_way and "both" in kind.sees else {}),
+        **{name: ids.get(name, special.sep) for name in names},
         "dtype": str(dtype).removeprefix("torch."),
         **(_write_labels(head) if head else {}),
     }
@@ -85,13 +87,18 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
         if config.get(name, values[0]) not in values
     ]
     refuse_faults(where, faults)
-    theirs, values, config = kind.list_config_names(), {}, kind.adapt_config(config)
+    try:
+        theirs, values, config = kind.list_config_names(), {}, kind.adapt_config(config)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
     for field in (field for field in fields(kind.shape_type) if field.name in theirs):
         default = kind.config_defaults.get(field.name, None if field.default is MISSING else field.default)
         value = values[field.name] = config.get(theirs[field.name], default)
         if field.type == "int" and (type(value) is not int or value < 1):
             faults.append(f"{theirs[field.name]} is {value!r}; it should be a whole number of 1 or more")
-        elif field.type == "float" and (not isinstance(value, int | float) or not 0 <= value < 1):
+        elif field.type == "float" and (not isinstance(value, int | float) or value < 0):
+            faults.append(f"{theirs[field.name]} is {value!r}; it should be a number, 0 or more")
+        elif field.type == "float" and value >= 1 and default is not None and default < 1:
             faults.append(f"{theirs[field.name]} is {value!r}; it should be a number from 0 to 1")
         elif field.type == "float":
             values[field.name] = float(value)
@@ -100,6 +107,7 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
         faults.append(f"{width} cannot be divided among {values['heads']} attention heads")
     refuse_faults(where, faults)
     shape = kind.shape_type(architecture=name, learns=Learning(sees=sees), **values)
+    refuse_faults(where, list(kind.faults(shape)))
     return _add_objective(shape, config, where)
 
 

@@ -117,7 +117,8 @@ def _split_sequences(batch: Batch) -> Iterator[tuple[int, int, dict[str, Tensor]
     """Yields begin, end and inputs for transformers of every sequence."""
     for start, end in pairwise(batch.starts.tolist()):
         pieces, segments = batch.pieces[None, start:end], batch.segments[None, start:end]
-        given = {"input_ids": pieces, "token_type_ids": segments, "attention_mask": torch.ones_like(pieces)}
+        given = {"input_ids": pieces, "attention_mask": torch.ones_like(pieces)}
+        given |= {"token_type_ids": segments} if segments.any() else {}
         yield start, end, given
 
 

@@ -41,6 +41,9 @@ Attend = Callable[[Tensor, "Tensor | None", int, Dropout], Tensor]
 class Layout(Protocol):
     """The places of the sequences of a batch, and the kernels of attention over them."""
 
+    turns: tuple[Tensor, Tensor] | None = None
+    """for layers with rotary positions: the positions of pieces, (n,), and the table of `make_turns`"""
+
     def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
         """Computes attention, (n, hidden), from queries, keys and values, (n, 3 * hidden), and their bias, if any."""
 

@@ -1,18 +1,18 @@
 """The modules of BERT: embeddings, layers and heads.
 
-n pieces, m predicted positions, H hidden.
+n pieces, H hidden.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretraining.model.attention import Layout
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddAndNorm, Embeddings, FirstLinear, LayerDropouts, Linear, LookupTable
-from pretraining.model.fused import Dropout, drop, embed, gelu, log_probabilities, loss_in_chunks, masked_loss
+from pretraining.model.fused import Dropout, drop, embed, gelu
+from pretraining.model.piece_head import PieceHead
 from pretraining.model.shape import Shape
 
 
@@ -29,8 +29,8 @@ class BertEmbeddings(Embeddings):
 
     def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
         segments = batch.segments if self.tells_segments else torch.zeros_like(batch.segments)
-        ids = (batch.pieces, batch.positions, segments)
-        total = embed(self.word.weight, self.position.weight, self.segment.weight, ids)
+        small = (self.position.weight, batch.positions), (self.segment.weight, segments)
+        total = embed(self.word.weight, batch.pieces, *small)
         return drop(self.norm(total), dropout)
 
 
@@ -88,33 +88,17 @@ class FinalLayer(Layer):
         return self.feed_forward(self.attention(x, layout, dropouts, chosen), dropouts.feed_forward)
 
 
-class PieceHead(nn.Module):
-    """Predicts pieces from hidden states; the decoder's weight is that of the word embeddings."""
+class BertPieceHead(PieceHead):
+    """Transforms hidden states before the decoder, which has a bias."""
 
     def __init__(self, shape: Shape, at_once: int | None = None):
-        """`at_once`: the most predictions whose logits are in memory together; None for no limit."""
-        super().__init__()
-        self.at_once = at_once
+        super().__init__(shape, at_once)
         self.transform = Linear(shape.hidden, shape.hidden)
         self.norm = nn.LayerNorm(shape.hidden, shape.epsilon)
         self.bias = nn.Parameter(torch.zeros(shape.padded_vocabulary))
-        self.vocabulary = shape.vocabulary
 
     def transform_states(self, hidden: Tensor) -> Tensor:
-        """Computes the input of the decoder, (m, H)."""
         return self.norm(gelu(self.transform(hidden), self.transform.bias))
-
-    def logits(self, hidden: Tensor, decoder: Tensor) -> Tensor:
-        """Computes the logits, (m, vocabulary)."""
-        return F.linear(self.transform_states(hidden), decoder, self.bias)[:, : self.vocabulary]
-
-    def log_probabilities(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> Tensor:
-        """Computes the log-probabilities of the labels, (m,)."""
-        return log_probabilities(self.transform_states(hidden), decoder, self.bias, labels, self.vocabulary)
-
-    def forward(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = (self.transform_states(hidden), decoder, self.bias, labels, self.vocabulary)
-        return masked_loss(*inputs) if self.at_once is None else loss_in_chunks(*inputs, self.at_once)
 
 
 class Pooler(nn.Linear):

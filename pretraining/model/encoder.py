@@ -22,7 +22,7 @@ from data_prep.common.errors import UserError
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, Padded, lay_out
 from pretraining.model.batch import Batch, PretrainingBatch
-from pretraining.model.fused import Dropout, add_and_norm, make_row_keys
+from pretraining.model.fused import Dropout, add_and_norm, add_then_norm, make_row_keys, make_turns
 from pretraining.model.products import multiply, multiply_and_pass
 from pretraining.model.shape import BIAS, HEAD, NORM, Role, Shape
 
@@ -84,12 +84,44 @@ class AddAndNorm(nn.Module):
         return add_and_norm(x, bias, residual, self.weight, self.bias, self.epsilon, dropout)
 
 
+class AddThenNorm(nn.Module):
+    """The end of a block whose sum goes on beside its norm: dropout, residual connection and layer norm."""
+
+    def __init__(self, hidden: int, epsilon: float, has_bias: bool = True):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.bias = nn.Parameter(torch.zeros(hidden)) if has_bias else None
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor, bias: Tensor | None, residual: Tensor, dropout: Dropout) -> tuple[Tensor, Tensor]:
+        """Returns the sum and its norm."""
+        return add_then_norm(x, bias, residual, self.weight, self.bias, self.epsilon, dropout)
+
+
 class LookupTable(nn.Module):
     """A weight whose rows are looked up by index."""
 
     def __init__(self, rows: int, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, width))
+
+
+class Sight(NamedTuple):
+    """What the pieces of a layer see, and how they tell positions apart. A layer has it as `sight` if it differs from
+    this one."""
+
+    window: int | None = None
+    """the farthest that a piece sees on each side; None for all of its sequence"""
+    base: float | None = None
+    """the base of rotary positions, whose tables are the layout's `turns`; None for none"""
+
+
+Layouts = Mapping[Sight, Layout]
+
+
+def find_sight(layer: nn.Module) -> Sight:
+    """Finds what the pieces of a layer see."""
+    return getattr(layer, "sight", Sight())
 
 
 class Embeddings(nn.Module):
@@ -233,7 +265,8 @@ class Encoder(Trainable):
         yield x
         if self.compiled:
             hidden = hidden.make_compilable(SITES * (len(self.layers) + 1), self.shape.hidden)
-        layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled, self.shape.one_way)
+        layouts = {sight: self._lay_out(batch, x, sight) for sight in dict.fromkeys(map(find_sight, self.layers))}
+        layout = next(iter(layouts.values()))
         if self.compiled and x.is_cuda:
             require_own_masks(hidden, attention, layout)
         n, spare = len(x), layout.spare_rows(x)
@@ -241,22 +274,32 @@ class Encoder(Trainable):
             x = F.pad(x, (0, 0, 0, spare))
             hidden, attention = hidden.add_spare_rows(spare), attention.add_spare_rows(spare)
         for number in range(1, len(self.layers)):
-            x = self._run_layer(number, x, layout, hidden, attention)
+            x = self._run_layer(number, x, layouts, hidden, attention)
             yield x[:n] if spare else x
         if chosen is None:
-            x = self._run_layer(len(self.layers), x, layout, hidden, attention)
+            x = self._run_layer(len(self.layers), x, layouts, hidden, attention)
         else:
             n, spare = len(chosen), layout.spare_rows(x[: len(chosen)])
             chosen = F.pad(chosen, (0, spare))  # by the first row: nobody reads these results
             hidden = hidden.select_rows(chosen)
-            x = self._run_layer(len(self.layers), x, layout, hidden, attention, chosen)
+            x = self._run_layer(len(self.layers), x, layouts, hidden, attention, chosen)
         yield x[:n] if spare else x
 
+    def _lay_out(self, batch: Batch, x: Tensor, sight: Sight) -> Layout:
+        """Chooses the layout for the layers with this sight."""
+        shape = self.shape
+        layout = lay_out(batch.starts, batch.lengths, x, shape.heads, self.compiled, shape.one_way, sight.window)
+        if sight.base is not None:
+            size = shape.hidden // shape.heads
+            layout.turns = batch.positions, make_turns(sight.base, size, shape.positions, x.device)
+        return layout
+
     def _run_layer(
-        self, number: int, x: Tensor, layout: Layout, hidden: Dropout, attention: Dropout, *chosen: Tensor
+        self, number: int, x: Tensor, layouts: Layouts, hidden: Dropout, attention: Dropout, *chosen: Tensor
     ) -> Tensor:
         """Passes hidden states through a layer, counted from 1; the last may take the places of the rows to compute."""
         layer, site = self.layers[number - 1], SITES * number
+        layout = layouts[find_sight(layer)]
         dropouts = LayerDropouts(
             attention.select_site(site), hidden.select_site(site + 1), hidden.select_site(site + 2)
         )

@@ -195,24 +195,30 @@ def drop(x: Tensor, dropout: Dropout) -> Tensor:
     return ours.drop(x, dropout.for_kernels) if ours else _drop(x, dropout)
 
 
-def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Adds up the embeddings of pieces, positions and segments with these ids."""
+def embed(word: Tensor, pieces: Tensor, *small: tuple[Tensor, Tensor]) -> Tensor:
+    """Adds up the embeddings of pieces and of other things, whose tables have few rows: `small` has at most two tables,
+    each with its ids."""
     if word.device.type == "cpu":
-        return _embed(word, position, segment, getattr(word, TAKES_ROWS, False), *ids)
-    pieces, positions, segments = ids
+        first, second = [*(table for table, _ in small), None, None][:2]
+        return _embed(word, first, second, getattr(word, TAKES_ROWS, False), pieces, *(ids for _, ids in small))
     look_up = gpu.look_up_few if gpu.takes_products(word) else F.embedding
-    return F.embedding(pieces, word) + look_up(positions, position) + look_up(segments, segment)
+    total = F.embedding(pieces, word)
+    for table, ids in small:
+        total = total + look_up(ids, table)
+    return total
 
 
 @with_backward
-def _embed(word: Tensor, position: Tensor, segment: Tensor, takes_rows: bool, *ids: Tensor) -> Forward:
+def _embed(word: Tensor, first: Tensor | None, second: Tensor | None, takes_rows: bool, *ids: Tensor) -> Forward:
     """Adds up gradients in fp32. PyTorch on a CPU adds them up in bf16, where large sums stop growing."""
-    pieces, positions, segments = ids
-    out = word[pieces].add_(position[positions]).add_(segment[segments])
-    return out, ids, partial(_embed_backward, (len(word), len(position), len(segment)), takes_rows)
+    tables = [table for table in (first, second) if table is not None]
+    out = word[ids[0]]
+    for table, places in zip(tables, ids[1:], strict=True):
+        out.add_(table[places])
+    return out, ids, partial(_embed_backward, (len(word), *map(len, tables)), takes_rows)
 
 
-def _embed_backward(sizes: tuple[int, int, int], takes_rows: bool, grad: Tensor, *ids: Tensor) -> Gradients:
+def _embed_backward(sizes: tuple[int, ...], takes_rows: bool, grad: Tensor, *ids: Tensor) -> Gradients:
     rows = grad.float()
 
     def sums(size: int, ids: Tensor) -> Tensor:

@@ -18,6 +18,10 @@ from transformers import (
     BertForMaskedLM,
     BertForPreTraining,
     BertLMHeadModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
     RobertaConfig,
     RobertaForCausalLM,
     RobertaForMaskedLM,
@@ -50,21 +54,35 @@ class Counterpart:
     """makes its config, perhaps with more settings"""
     write_vocabulary: Callable[[Path, int], None] = write_wordpiece
     """writes the files of a vocabulary of so many pieces, with which our model is exported"""
+    exact: float = 1e-10
+    """the relative difference of logits in fp64"""
+
+
+MARKS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+"""The ids of our vocabularies; what pads is the first piece."""
 
 
 def roberta_config(**more: Any) -> RobertaConfig:
-    """The sizes of `SMALL`; what pads is the first piece, as in our vocabularies."""
+    """The sizes of `SMALL`."""
     sizes = {**their_config(SMALL).to_diff_dict(), "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-    sizes |= {
-        "max_position_embeddings": SMALL.positions + 1,
-        "pad_token_id": 0,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-        **more,
-    }
-    return RobertaConfig(
-        **{name: value for name, value in sizes.items() if name not in ("model_type", "architectures")}
-    )
+    sizes |= {"max_position_embeddings": SMALL.positions + 1, **MARKS, **more}
+    del sizes["model_type"]
+    return RobertaConfig(**sizes)
+
+
+def gpt_config() -> GPT2Config:
+    """The sizes of `SMALL`."""
+    sizes: dict[str, Any] = {"n_layer": SMALL.layers, "n_embd": SMALL.hidden, "n_head": SMALL.heads}
+    sizes |= {"n_positions": SMALL.positions, "n_inner": SMALL.intermediate, "vocab_size": SMALL.vocabulary}
+    return GPT2Config(**sizes, **MARKS)
+
+
+def modern_config(**more: Any) -> ModernBertConfig:
+    """The sizes of `SMALL`, with four layers, two of them local, a narrow window, and dropout."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": SMALL.hidden, "num_attention_heads": SMALL.heads}
+    sizes |= {"vocab_size": SMALL.vocabulary, "intermediate_size": 72, "max_position_embeddings": SMALL.positions}
+    sizes |= {"mlp_dropout": 0.1, "embedding_dropout": 0.1, "attention_dropout": 0.1}
+    return ModernBertConfig(**sizes, **MARKS, cls_token_id=2, sep_token_id=3, local_attention=24, **more)
 
 
 COUNTERPARTS = {
@@ -74,12 +92,13 @@ COUNTERPARTS = {
         BertLMHeadModel, partial(their_config, SMALL, is_decoder=True, bos_token_id=2, eos_token_id=3)
     ),
     "roberta": Counterpart(RobertaForMaskedLM, roberta_config),
-    "roberta, left to right": Counterpart(
-        RobertaForCausalLM, partial(roberta_config, is_decoder=True, bos_token_id=2, eos_token_id=3)
-    ),
+    "roberta, left to right": Counterpart(RobertaForCausalLM, partial(roberta_config, is_decoder=True)),
+    "gpt": Counterpart(GPT2LMHeadModel, gpt_config),
+    "modern": Counterpart(ModernBertForMaskedLM, modern_config, exact=1e-6),
 }
-"""Every architecture with every objective that transformers computes too."""
-ENCODERS = ("bert", "roberta")
+"""Every architecture with every objective that transformers computes too; in ModernBERT it rounds queries and keys to
+fp32."""
+ENCODERS = ("bert", "roberta", "modern")
 """Those of other encoders, on which transformers has the heads of tasks that we have."""
 
 

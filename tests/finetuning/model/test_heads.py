@@ -28,7 +28,7 @@ from pretraining.architectures.weights import KINDS, Kind
 from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import AUTO_CLASSES
-from pretraining.model.bert import PieceHead
+from pretraining.model.bert import BertPieceHead
 
 STEPS, LENGTH, SECOND = 3, 12, 7
 ITEMS = 4
@@ -123,7 +123,7 @@ def model_of(kind: Kind) -> TaskModel:
 def plain(model: TaskModel, batch: TaskBatch) -> Tensor:
     """The loss of all sequences, piece by piece, by PyTorch alone."""
     head, total = model.get_submodule("masked_head"), torch.zeros(())
-    assert isinstance(head, PieceHead)
+    assert isinstance(head, BertPieceHead)
     hidden = F.gelu(F.linear(model.encode(batch), head.transform.weight, head.transform.bias))
     inner = F.layer_norm(hidden, (SHAPE.hidden,), head.norm.weight, head.norm.bias, SHAPE.epsilon)
     logits = F.linear(inner, model.embeddings.word.weight, head.bias)[:, : SHAPE.vocabulary]

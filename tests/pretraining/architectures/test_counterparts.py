@@ -30,7 +30,7 @@ def test_logits_and_gradients_are_those_of_transformers(name: str, way: str, tmp
         assert cpu_kernels.usable(torch.zeros(1)) == (way == "kernels"), "no C++ compiler"
         pair = Pair.make(name, tmp_path).to(WAYS[way])
         batch, exact = pair.batch(), WAYS[way] == torch.float64
-        assert_equal(pair.our_logits(batch), pair.their_logits(batch), 1e-10 if exact else 1e-5)
+        assert_equal(pair.our_logits(batch), pair.their_logits(batch), COUNTERPARTS[name].exact if exact else 1e-5)
         found = train(pair.ours, batch)
         assert_equal(found, pair.their_gradients(batch), 1e-6 if exact else 1e-5)  # theirs are imported in fp32
         for weight in list_weights(pair.ours.shape):

@@ -10,14 +10,15 @@ from support.pretraining_reference import (
     random_batch,
 )
 
-from pretraining.architectures.declaration import list_sizes, make_shape
+from pretraining.architectures.bert import ARCHITECTURE as BERT
+from pretraining.architectures.declaration import make_shape
 from pretraining.config.settings import Model
 from pretraining.model.shape import DROPOUT, Shape
 from pretraining.objectives.declaration import build_model, count_step_flops, num_parameters
 
 
 def test_the_published_sizes_have_the_published_parameters() -> None:
-    millions = {name: num_parameters(make_shape(name, 30522)) / 1e6 for name in list_sizes()}
+    millions = {name: num_parameters(make_shape(name, 30522)) / 1e6 for name in BERT.sizes}
     assert 109 < millions["base"] < 111
     assert 335 < millions["large"] < 340
     for name in ("tiny", "mini", "medium"):

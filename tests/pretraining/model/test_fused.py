@@ -102,7 +102,7 @@ def test_sums_of_embedding_gradients_do_not_stand_still_in_bf16() -> None:
     """4,096 gradients of 1 are 4,096; added one by one in bfloat16 they are 256."""
     tables = tensors(8, (10, 4), (4096, 4), (2, 4), dtype=torch.bfloat16)
     zeros, positions = torch.zeros(4096, dtype=torch.int64), torch.arange(4096)
-    embed(tables[0], tables[1], tables[2], (zeros, positions, zeros)).sum().backward()
+    embed(tables[0], zeros, (tables[1], positions), (tables[2], zeros)).sum().backward()
     for table in (tables[0], tables[2]):
         assert gradient(table)[0].tolist() == [4096] * 4
         assert not gradient(table)[1:].any()

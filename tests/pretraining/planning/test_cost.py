@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretraining.architectures.declaration import list_sizes, make_shape
+from pretraining.architectures.bert import ARCHITECTURE as BERT
+from pretraining.architectures.declaration import make_shape
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
 from pretraining.planning.cost import Cluster, Exchange, MicroBatch, estimate_step, find_efficiency
@@ -54,7 +55,7 @@ def test_faster_parts_help(name: str, network: str, zero: int, nodes: int, accum
         assert estimate_step(other, work(), sharing(zero), accumulation).total <= seconds * (1 + 1e-9)
 
 
-@given(names, kinds, stages, powers, powers, st.sampled_from(sorted(list_sizes())))
+@given(names, kinds, stages, powers, powers, st.sampled_from(sorted(BERT.sizes)))
 def test_a_rank_among_others_gets_no_more_done_than_alone(
     name: str, network: str, zero: int, nodes: int, accumulation: int, size: str
 ) -> None:

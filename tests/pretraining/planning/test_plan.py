@@ -18,7 +18,8 @@ from support.recipes import TAKE_WHAT_FITS, completing
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from pretraining import train
-from pretraining.architectures.declaration import list_sizes, make_shape
+from pretraining.architectures.bert import ARCHITECTURE as BERT
+from pretraining.architectures.declaration import make_shape
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Dtype, Recipe
 from pretraining.data.order import BatchOrder, Order
@@ -198,7 +199,7 @@ def test_offload_moves_memory_to_the_host() -> None:
 
 
 @given(
-    st.sampled_from(sorted(list_sizes())),
+    st.sampled_from(sorted(BERT.sizes)),
     st.sampled_from(["bf16", "fp16", "fp32"]),
     st.integers(0, 3),
     st.integers(0, 12),
