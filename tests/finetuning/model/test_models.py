@@ -25,7 +25,6 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning.model.models import find_model, find_newest_export, list_notes, order_outputs, read_fine_tuned
-from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import list_checkpoints, read_record, write_record
