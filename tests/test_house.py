@@ -164,8 +164,8 @@ KNOW_ARCHITECTURES = {
 }
 """Folders and files that may name what belongs to an architecture, and why."""
 SHARED = {"embeddings.word", "embeddings.word.weight", "hidden_size"}
-"""Names that are not an architecture's own: heads read the table of pieces, and PyTorch's LSTM has a hidden_size. Nor is
-what begins with `self` or `model`, as ModernBERT's weights do."""
+"""Names that are not an architecture's own: heads read the table of pieces, and PyTorch's LSTM has a hidden_size. Nor
+is what begins with `self` or `model`, as ModernBERT's weights do."""
 
 
 def list_words_of_architectures() -> set[str]:
