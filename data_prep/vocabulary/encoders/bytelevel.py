@@ -28,6 +28,9 @@ BLANK, APOSTROPHE = ord(" "), ord("'")
 BLOCK = 256  # characters that are asked about at a time
 LONGEST = 96  # bytes of a word that is merged here, in time that grows with their square
 FREE = np.uint64(0xFFFFFFFFFFFFFFFF)  # a key of no pair
+MERGE = np.dtype([("pair", np.uint64), ("rank", np.int32), ("merged", np.int32)])
+"""A merge: the ids of its left and its right piece, which merge it is (lower ones come first), and the merged piece."""
+NO_MERGE = 1 << 62
 PAIR_FACTOR = np.uint64(FACTOR_1)
 
 
@@ -80,17 +83,17 @@ class SpacedWordTable(WordTable):
 class Merges(NamedTuple):
     """The merges of a vocabulary, found by their pairs in compiled code."""
 
-    keys: Array  # (slots,) the pair of a slot: the id of its left piece, then that of its right one
-    ranks: Array  # (slots,) which merge it is; lower ones come first
-    merged: Array  # (slots,) the id of the piece that it becomes
+    table: Array  # (slots,) of MERGE
     of_bytes: Array  # (256,) the ids of single bytes
 
     @classmethod
     def from_pieces(cls, ids: Mapping[str, int], merges: Sequence[tuple[str, str]], letters: Sequence[str]) -> Merges:
         """Makes the table; `letters` are the pieces of single bytes. Of a pair that is there twice the last counts."""
         pairs = np.array([(ids[left], ids[right], ids[left + right]) for left, right in merges], np.int64)
-        keys, ranks, merged = _fill_merges(pairs.reshape(-1, 3), 1 << (4 * len(merges) + 1).bit_length())
-        return cls(keys, ranks, merged, np.array([ids[letter] for letter in letters], np.int32))
+        table = np.zeros(1 << (2 * len(merges) + 1).bit_length(), MERGE)
+        table["pair"] = FREE
+        _fill_merges(pairs.reshape(-1, 3), table)
+        return cls(table, np.array([ids[letter] for letter in letters], np.int32))
 
 
 class FastByteLevel(TableEncoder):
@@ -184,73 +187,74 @@ def put_blanks(text, ends, before):
 
 
 @compiled
-def _find_pair(keys, key):
+def _find_pair(table, pair):
     """Finds the slot of a pair, or the free one where it belongs."""
-    last = keys.size - 1
-    slot = np.int64((key * PAIR_FACTOR) >> np.uint64(32)) & last
-    while keys[slot] != FREE and keys[slot] != key:
+    last = table.size - 1
+    slot = np.int64((pair * PAIR_FACTOR) >> np.uint64(32)) & last
+    while table[slot].pair != FREE and table[slot].pair != pair:
         slot = (slot + 1) & last
     return slot
 
 
 @compiled
-def _fill_merges(pairs, size):
-    """Makes the table of pairs (left, right, merged), whose order is that of the merges."""
-    keys, ranks, merged = np.full(size, FREE, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32)
+def _fill_merges(pairs, table):
+    """Fills the table with pairs (left, right, merged), whose order is that of the merges."""
     for rank in range(pairs.shape[0]):
-        key = np.uint64(pairs[rank, 0]) << np.uint64(32) | np.uint64(pairs[rank, 1])
-        slot = _find_pair(keys, key)
-        keys[slot], ranks[slot], merged[slot] = key, rank, pairs[rank, 2]
-    return keys, ranks, merged
+        pair = np.uint64(pairs[rank, 0]) << np.uint64(32) | np.uint64(pairs[rank, 1])
+        slot = _find_pair(table, pair)
+        table[slot].pair, table[slot].rank, table[slot].merged = pair, rank, pairs[rank, 2]
 
 
 @compiled
-def _merge_words(letters, ends, keys, ranks, merged, of_bytes):
+def _merge_words(letters, ends, table, of_bytes):
     """Merges the bytes of words; returns the ids, and where those of every word end. Very long words get none."""
     ids, stops = np.empty(letters.size, np.int32), np.empty(ends.size, np.int64)
-    slots = np.empty(LONGEST, np.int64)
+    slots, ranks = np.empty(LONGEST, np.int64), np.empty(LONGEST, np.int64)
     count, start = 0, 0
     for number in range(ends.size):
         size = ends[number] - start
         if size <= LONGEST:
             for index in range(size):
                 ids[count + index] = of_bytes[letters[start + index]]
-            count += _merge_word(ids[count : count + size], slots, keys, ranks, merged)
+            count += _merge_word(ids[count : count + size], slots, ranks, table)
         stops[number] = count
         start = ends[number]
     return ids[:count].copy(), stops
 
 
 @compiled
-def _merge_word(ids, slots, keys, ranks, merged):
-    """Merges the pair of the lowest rank, the first of them, again and again; returns how many ids are left."""
+def _merge_word(ids, slots, ranks, table):
+    """Merges the pair of the lowest rank, the first of them, again and again; returns how many ids are left.
+
+    `slots` and `ranks` are room for the merges of the pairs that begin at every place.
+    """
     size = ids.size
     for at in range(size - 1):
-        slots[at] = _find_merge(ids[at], ids[at + 1], keys)
+        _find_merge(ids, at, slots, ranks, table)
     while size > 1:
-        best, rank = -1, ranks.size
-        for at in range(size - 1):
-            if slots[at] >= 0 and ranks[slots[at]] < rank:
-                best, rank = at, ranks[slots[at]]
-        if best < 0:
+        best = 0
+        for at in range(1, size - 1):
+            if ranks[at] < ranks[best]:
+                best = at
+        if ranks[best] == NO_MERGE:
             break
-        ids[best] = merged[slots[best]]
+        ids[best] = table[slots[best]].merged
         size -= 1
         for at in range(best + 1, size):
-            ids[at] = ids[at + 1]
-            slots[at - 1] = slots[at]
+            ids[at], slots[at - 1], ranks[at - 1] = ids[at + 1], slots[at], ranks[at]
         if best > 0:
-            slots[best - 1] = _find_merge(ids[best - 1], ids[best], keys)
+            _find_merge(ids, best - 1, slots, ranks, table)
         if best < size - 1:
-            slots[best] = _find_merge(ids[best], ids[best + 1], keys)
+            _find_merge(ids, best, slots, ranks, table)
     return size
 
 
 @compiled
-def _find_merge(left, right, keys):
-    """Finds the slot of a pair of pieces; -1 if it is not merged."""
-    slot = _find_pair(keys, np.uint64(left) << np.uint64(32) | np.uint64(right))
-    return slot if keys[slot] != FREE else -1
+def _find_merge(ids, at, slots, ranks, table):
+    """Finds the merge of the pair of pieces that begins at `at`, and its rank; NO_MERGE if there is none."""
+    slot = _find_pair(table, np.uint64(ids[at]) << np.uint64(32) | np.uint64(ids[at + 1]))
+    slots[at] = slot
+    ranks[at] = table[slot].rank if table[slot].pair != FREE else NO_MERGE
 
 
 @compiled
