@@ -340,7 +340,7 @@ class ObjectiveOfModel(Protocol):
 
     def needed_pieces(self, model: PretrainingModel, batch: PretrainingBatch) -> Tensor: ...
 
-    def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> Any: ...
+    def forward(self, model: PretrainingModel, batch: PretrainingBatch) -> Any: ...
 
 
 class PretrainingModel(Encoder):
@@ -360,7 +360,7 @@ class PretrainingModel(Encoder):
 
     def forward(self, batch: PretrainingBatch) -> Any:
         """Returns the sums over the batch that the objective computes, as a named tuple."""
-        return self.objective.losses(self, self.states_for_heads(batch), batch)
+        return self.objective.forward(self, batch)
 
     def states_for_heads(self, batch: PretrainingBatch) -> Tensor:
         """Computes only the hidden states that the heads of the objective need."""

@@ -157,9 +157,9 @@ class Objective(ABC):
         """Returns the names of the modules that it adds to an encoder, in order, with their display names."""
 
     def build(self, shape: Shape) -> dict[str, nn.Module]:
-        """Makes the heads, by their names: by default those of the architecture."""
+        """Makes the heads, by their names: by default those that the architecture declares."""
         build = find_architecture(shape.architecture).build_head
-        return {name: build(name, shape, self.logits_at_once) for name in self.heads(shape)}
+        return {name: build(name, shape, self.logits_at_once) for name in self._declared_heads(shape)}
 
     def parameters(self, shape: Shape) -> int:
         """Counts the parameters of the heads, by default those that the architecture declares, without those that pad
@@ -187,6 +187,11 @@ class Objective(ABC):
         """Counts the needed pieces of a batch."""
         return predictions
 
+    def forward(self, model: PretrainingModel, batch: PretrainingBatch) -> Any:
+        """Computes the sums over a batch for losses and figures, as a named tuple: by default `losses`, from one pass
+        through the encoder. Another objective may call the encoder more often, or on pieces that it makes."""
+        return self.losses(model, model.states_for_heads(batch), batch)
+
     @abstractmethod
     def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> Any:
         """Computes the sums over a batch for losses and figures, as a named tuple, from the states of
@@ -194,7 +199,7 @@ class Objective(ABC):
 
     @abstractmethod
     def sums(self, shape: Shape) -> tuple[str, ...]:
-        """Returns the names of the sums of `losses`."""
+        """Returns the names of the sums of `forward`."""
 
     @abstractmethod
     def loss(self, losses: Any, batches: PretrainingBatches) -> Tensor:

@@ -176,15 +176,16 @@ class Bits:
         self._times += np.bincount(batch.labels.numpy(), minlength=len(self._times))
 
     def forward(self, batch: PretrainingBatch) -> Any:
-        """Computes the sums of the objective for a batch, and the losses of its special pieces."""
+        """Computes the sums of the objective for a batch, and the losses of its special pieces, if it predicts any."""
+        if (name := self._objective.sum_of_pieces) is None:
+            return self._model(batch)
         seen = self._model.states_for_heads(batch)
-        if (name := self._objective.sum_of_pieces) is not None:
-            special = torch.isin(batch.labels, torch.tensor(self._special, device=batch.labels.device))
-            of_pieces, others = seen.tensor_split([len(batch.chosen)])
-            seen_special = torch.cat([of_pieces[special], others])
-            of_special = replace(batch, chosen=batch.chosen[special], labels=batch.labels[special])
-            nats = getattr(self._objective.losses(self._model, seen_special, of_special), name)
-            self._nats = self._nats.to(nats.device) + nats.double()
+        special = torch.isin(batch.labels, torch.tensor(self._special, device=batch.labels.device))
+        of_pieces, others = seen.tensor_split([len(batch.chosen)])
+        seen_special = torch.cat([of_pieces[special], others])
+        of_special = replace(batch, chosen=batch.chosen[special], labels=batch.labels[special])
+        nats = getattr(self._objective.losses(self._model, seen_special, of_special), name)
+        self._nats = self._nats.to(nats.device) + nats.double()
         return self._objective.losses(self._model, seen, batch)
 
     @property
