@@ -30,8 +30,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """Once with our kernels, once padded between them, once with PyTorch's operations alone."""
     if request.param == "padded":
 
-        def lay_out(starts: Tensor, lengths: Any, states: Tensor, _: int, compiled: bool, one_way: bool) -> Padded:
+        def lay_out(
+            starts: Tensor, lengths: Any, states: Tensor, _: int, compiled: bool, one_way: bool, window: int | None
+        ) -> Padded:
             assert not compiled
+            assert window is None
             return Padded(starts, max(lengths), len(states), one_way)
 
         monkeypatch.setattr(encoder, "lay_out", lay_out)
