@@ -60,7 +60,7 @@ test-slurm: .venv/installed-dev
 # The tests that stand closest to torch, with the lowest version that pyproject.toml allows; its Triton wants an older NumPy.
 test-lowest: .venv-lowest/installed
 	.venv-lowest/bin/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
-	  tests/pretraining/model tests/pretraining/engine tests/pretraining/optimizers
+	  tests/pretraining/model tests/pretraining/answering tests/pretraining/architectures tests/pretraining/engine tests/pretraining/optimizers
 
 test-all: test test-timed test-slow test-slurm
 

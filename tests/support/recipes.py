@@ -31,7 +31,7 @@ micro_batch = 8
 steps = 20
 """
 
-TAKE_WHAT_FITS = ("bert_base", "bert_large", "roberta", "adapt")
+TAKE_WHAT_FITS = ("bert_base", "bert_large", "roberta", "gpt", "modern", "adapt")
 """How the names of our recipes begin whose micro-batches are "auto"; the others are for two CPU cores."""
 
 

@@ -31,6 +31,10 @@ RANKS = {  # what their comments promise
     "bert_large_budget": (1, 8),
     "roberta_base": (1, 8, 1024),
     "roberta_large": (1, 8, 1024),
+    "gpt_base": (1, 8, 64),
+    "gpt2_small": (1, 8, 512),
+    "gpt2_8b": (8, 512),
+    "modern_base": (1, 8, 64),
     "adapt": (1, 2, 4, 8),
 }
 
@@ -43,7 +47,7 @@ def test_the_recipes_are_those_that_are_tested() -> None:
 def test_every_recipe_works_on_the_ranks_that_it_promises_and_reads_back_the_same(path: Path, tmp_path: Path) -> None:
     words = ["--deepspeed.zero_optimization.reduce_bucket_size", "1000", *completing(path)]
     for ranks in RANKS[path.stem]:
-        recipe = load_recipe(path, words, ranks=ranks, device="cpu", lengths=[32, 64, 128, 512])
+        recipe = load_recipe(path, words, ranks=ranks, device="cpu", lengths=[32, 64, 128, 512, 1024, 8192])
         for phase in recipe.phases:
             open_to = list_divisors(phase.batch // ranks)
             for size in open_to if phase.micro_batch == "auto" else [phase.micro_batch]:
