@@ -39,6 +39,10 @@ class ModernShape(Shape):
     local_base: float = 10_000.0
     """the same in the others"""
 
+    def __post_init__(self) -> None:
+        # in few layers the first one alone is global, whatever the number says: folders do not have it
+        object.__setattr__(self, "global_every", min(self.global_every, self.layers))
+
 
 class ModernSettings(ModelSettings):
     """Settings that ModernBERT alone has."""
