@@ -28,6 +28,7 @@ class Gpt(Architecture):
     defaults: ClassVar = {"segments": 1, "epsilon": 1e-5, "positions": 1024}
     sizes: ClassVar = {"small": (12, 768), "medium": (24, 1024), "large": (36, 1280), "8b": (72, 3072)}
     sees: ClassVar[tuple[Sees, ...]] = ("before", "after")
+    vocabulary = 50257
     model_type, class_prefix, trunk = "gpt2", "GPT2", "transformer."
     classes: ClassVar = {
         "AutoModelForCausalLM": "GPT2LMHeadModel",

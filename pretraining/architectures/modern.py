@@ -65,6 +65,7 @@ class Modern(Architecture):
     defaults: ClassVar = {"segments": 1, "epsilon": 1e-5, "positions": 8192, "dropout": 0.0, "attention_dropout": 0.0}
     sizes: ClassVar = {"base": (22, 768), "large": (28, 1024)}
     sees: ClassVar[tuple[Sees, ...]] = ("both",)
+    vocabulary = 50368
     model_type, class_prefix, trunk = "modernbert", "ModernBert", "model."
     classes: ClassVar = {
         "AutoModelForMaskedLM": "ModernBertForMaskedLM",
