@@ -108,8 +108,9 @@ def test_a_folder_of_it_is_read_scored_fine_tuned_and_asked(copy: Path, place: P
     assert json.loads(scores.read_text())["figures"]["masked_loss"] == pytest.approx(last["masked_loss"], abs=1e-4)
 
     task = write_task(toy, folder / "task")
-    words = ("--model", export, "--recipe", task / "recipe.toml", "--learning_rate", "0.03", "--out", folder / "tuned")
-    assert "accuracy  dev 100.0" in run_entry(copy, "finetuning/run_task.py", task / "toy.toml", *words)
+    words = ("--model", export, "--recipe", task / "recipe.toml", "--out", folder / "tuned")
+    learns = ("--learning_rate", "0.03", "--epochs", "8")
+    assert "accuracy  dev 100.0" in run_entry(copy, "finetuning/run_task.py", task / "toy.toml", *words, *learns)
     (folder / "texts").write_text("the river of time\ntime of river the\nlong mountain\n")
     answers: dict[str, Any] = {}
     for dtype in ("fp32", "bf16"):
