@@ -85,8 +85,8 @@ def test_half_precision_becomes_single() -> None:
 
 
 MASKED_HEAD = [
-    *("masked_head.transform.weight", "masked_head.transform.bias"),
-    *("masked_head.norm.weight", "masked_head.norm.bias", "masked_head.bias"),
+    *("masked_head.bias", "masked_head.transform.weight", "masked_head.transform.bias"),
+    *("masked_head.norm.weight", "masked_head.norm.bias"),
 ]
 NEXT_HEAD = ["next_head.weight", "next_head.bias"]
 
