@@ -128,12 +128,16 @@ class Architecture(ABC):
     """the names in config.json of the ids of special pieces, besides that which pads"""
     config_constants: ClassVar[Mapping[str, Any]] = {}
     """other values in config.json that decide what is computed, as all models have them that ours can compute"""
+    task_values: ClassVar[Mapping[str, Any]] = {}
+    """values in config.json that decide what the heads of tasks compute, as ours do"""
     config_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """the same where it is not written, or there are several: the default first"""
     trunk: ClassVar[str] = ""
     """what the names of the encoder's weights begin with in models with heads"""
     head_prefixes: ClassVar[tuple[str, ...]] = ()
     """what the names of the weights of heads begin with, those of tasks included"""
+    buffers: ClassVar[tuple[str, ...]] = ("position_ids",)
+    """what the names of tensors end with that older folders have, though they are no weights"""
     untrained: ClassVar[tuple[str, ...]] = ()
     """what the names of weights begin with that folders of pre-trained models may have, though nothing trains them"""
     copies: ClassVar[Mapping[str, str]] = {}
@@ -210,7 +214,7 @@ class Architecture(ABC):
         """Makes the part of config.json that says what is computed."""
         names = self.config_names if self.model_type else self.list_config_names()
         sizes = {theirs: getattr(shape, ours) for ours, theirs in names.items()}
-        return {**self.config_constants, **sizes, "initializer_range": MATRIX.initial_range}
+        return {**self.config_constants, **self.task_values, **sizes, "initializer_range": MATRIX.initial_range}
 
     def adapt_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns config.json with the numbers as `Shape` has them, if they differ there."""

@@ -54,6 +54,7 @@ class Gpt(Architecture):
         "add_cross_attention": (False,),
     }
     head_prefixes = ("lm_head.", "score.", "classifier.", "qa_outputs.", "pooler.")
+    buffers = ("position_ids", ".attn.bias", ".attn.masked_bias")
     copies: ClassVar = {"lm_head.weight": "transformer.wte.weight"}
 
     def embeddings(self, shape: Shape) -> list[Weight]:

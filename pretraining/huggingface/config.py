@@ -163,6 +163,15 @@ def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
     ]
     if not kinds:
         return None
+    values = find_architecture(_find_type(config, where)[0]).task_values
+    refuse_faults(
+        where,
+        [
+            f"{name} is {config[name]!r}; only {value!r} is supported"
+            for name, value in values.items()
+            if config.get(name, value) != value
+        ],
+    )
     if kinds[0] in ("choice", "spans"):
         return TaskHead(kinds[0])
     labels = _read_labels(config, where)

@@ -173,8 +173,8 @@ def _rename_weights(
     """
     found: dict[str, tuple[str, Tensor]] = {}
     for given, tensor in state.items():
-        if given.split(".")[-1] == "position_ids":
-            continue  # a buffer of older versions: 0, 1, 2, …
+        if given.endswith(kind.buffers):
+            continue
         name = _complete_name(given, kind)
         if name in found:
             raise UserError(f"{where}: {found[name][0]} and {given} are the same weight; one of them is too many")
