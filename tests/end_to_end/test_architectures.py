@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import run_main
 from support.faults import stop_at
+from support.finetuning import Toy, Tune, write_task
 from support.marks import slow
 from support.shards import make_shards
 from support.sharing import made_once
 from support.training import (
     CUT,
+    FEW,
     Place,
     assert_ended,
     assert_same,
@@ -26,6 +30,10 @@ from support.training import (
     train,
 )
 
+from finetuning import predict, run_pairs
+from finetuning.session import minimal_pairs
+from pretraining import evaluate, export
+from pretraining import train as train_entry
 from pretraining.architectures.declaration import architectures
 from pretraining.processes.ending import Code
 
@@ -106,3 +114,76 @@ def test_every_way_to_train_goes_on_and_is_the_same_on_other_ranks(
     assert distance(other, straight) < tolerance
     if way in ("ZeRO 3", "computed again"):
         assert_same_curve(straight, train_once(unpaired, name), 1e-4)
+
+
+@pytest.fixture
+def exported(name: str, unpaired: Place) -> Path:
+    """The folder that a run has exported."""
+    return train_once(unpaired, name) / "export"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_export_is_fine_tuned_and_asked(name: str, exported: Path, toy: Toy, tune: Tune) -> None:
+    """It answers rows of dev, all of which it knows; layers without an 8-bit form say so."""
+    task, out = write_task(toy, toy.folder / "task"), toy.folder / "tuned"
+    words = ("--model", exported, "--recipe", task / "recipe.toml", "--learning_rate", "0.01", "--out", out)
+    assert "accuracy  dev 100.0" in tune([task / "toy.toml", *words, "--epochs", "6"])
+    (toy.folder / "texts").write_text("the the river\nof of mountain\nlittle the river\n")
+    for dtype in ("fp32", "bf16", "int8"):
+        asked = (predict.main, out / "toy", toy.folder / "texts", "--dtype", dtype, "--out", toy.folder / dtype)
+        if dtype == "int8" and name != "roberta":
+            assert f"layers of {architectures()[name].title} are not computed in 8 bits" in run_main(*asked, code=2)
+            continue
+        run_main(*asked)
+        answers = [json.loads(line) for line in (toy.folder / dtype).read_text().splitlines()]
+        assert [answer["label"] for answer in answers] == ["wet", "dry", "wet"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_begins_with_an_export_of_its_architecture(
+    name: str, exported: Path, unpaired: Place, place: Place
+) -> None:
+    """The folder says what it is; the weights are those of the run to the last bit, and so is what is exported anew."""
+    given = dataclasses.replace(unpaired, folder=place.folder)
+    objective = WORDS[name][2:] if name == "gpt" else ()
+    still = (*FEW, "--phases.0.learning_rate", "1e-30", "--evaluation.examples", "64")
+    said = assert_well(train(given.command("more", *objective, "--init", exported, *still), 1))
+    assert f"begins with {exported}: 2 layers of 32, 229 pieces" in said
+    before, after = (records(run, "evaluation")[-1] for run in (exported.parent, place.folder / "more"))
+    assert find_loss(after) == pytest.approx(find_loss(before), rel=1e-6)
+    assert distance(place.folder / "more", exported.parent) == 0
+    run_main(export.main, exported, "--out", place.folder / "anew")
+    anew, wanted = (folder / "model.safetensors" for folder in (place.folder / "anew", exported))
+    assert anew.read_bytes() == wanted.read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_export_is_scored_as_its_run(
+    name: str, exported: Path, unpaired: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the data that is held out, and on minimal pairs, by checkpoint and folder."""
+    monkeypatch.setattr(minimal_pairs, "measure_flops", lambda *_: 1e12)
+    pairs, run = tmp_path / "pairs.tsv", exported.parent
+    lines = [f"the river {word} was long\tlong was {word} river the\n" for word in "of and to in is that it".split()]
+    pairs.write_text("good\tbad\n" + "".join(lines))
+    scores, found = find_loss(records(run, "evaluation")[-1]), []
+    for number, model in enumerate((run, exported)):
+        words = (model, "--data", unpaired.data, "--length", "64", "--examples", "64", "--json")
+        assert find_loss(json.loads(run_main(evaluate.main, *words))["figures"]) == pytest.approx(scores, rel=1e-4)
+        out = tmp_path / str(number)
+        run_main(run_pairs.main, "--model", model, "--pairs", pairs, "--out", out)
+        found.append(json.loads((out / "results.json").read_text())["accuracy"])
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("leaves_group")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_is_planned(name: str, unpaired: Place) -> None:
+    """With the parameters that it then has, and with its published size on GPUs elsewhere."""
+    said = run_main(train_entry.main, *unpaired.command("planned", *WORDS[name], "--check"))
+    run = json.loads((train_once(unpaired, name) / "export" / "config.json").read_text())
+    assert "vocabulary 229; fp32 on 1 rank, ZeRO 1, adamw" in said
+    assert run["vocab_size"] == 229
+    size = next(iter(architectures()[name].sizes))
+    words = ("--recipe", "bert_base_adam", *WORDS[name], "--model.size", size, "--check", "--gpu", "a100-80")
+    assert "ZeRO 1 (this recipe)" in run_main(train_entry.main, *words, "--ranks", "8")

@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT
 from safetensors.torch import load_file
 from support.copies import copy_packages, run_entry
-from support.finetuning import Toy, changed
+from support.finetuning import Toy, write_task
 from support.training import FEW, Place, assert_same_curve, distance, records, stopped_at
 
 BAG = ("--model.architecture", "bag", "--model.segments", "2")
@@ -76,17 +76,6 @@ def test_it_is_planned_with_its_own_weights_and_activations(copy: Path) -> None:
     activations = 8 * pieces * 2 * 6 * h / 1e9
     wanted = [weights, gradients, optimizer, 0.0, weights + gradients + optimizer + activations]
     assert more[:5] == pytest.approx(wanted, abs=0.02)
-
-
-def write_task(toy: Toy, folder: Path) -> Path:
-    """Writes a task whose classes a word decides, in the pieces of the tests' shards."""
-    others = "the of and water long little people time".split()
-    rows = [
-        f"{others[n % 8]} {others[n % 5]} {word}\t{name}\n"
-        for n in range(24)
-        for word, name in (("river", "wet"), ("mountain", "dry"))
-    ]
-    return changed(toy, folder, dict.fromkeys(["train.tsv", "dev.tsv"], "text\tlabel\n" + "".join(rows)))
 
 
 @pytest.mark.slow
