@@ -139,7 +139,7 @@ def test_an_export_is_fine_tuned_and_asked(name: str, exported: Path, toy: Toy, 
         assert [answer["label"] for answer in answers] == ["wet", "dry", "wet"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["modern", slow("roberta"), slow("gpt")])
 def test_a_run_begins_with_an_export_of_its_architecture(
     name: str, exported: Path, unpaired: Place, place: Place
 ) -> None:
@@ -157,7 +157,7 @@ def test_a_run_begins_with_an_export_of_its_architecture(
     assert anew.read_bytes() == wanted.read_bytes()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["modern", slow("roberta"), slow("gpt")])
 def test_an_export_is_scored_as_its_run(
     name: str, exported: Path, unpaired: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +177,7 @@ def test_an_export_is_scored_as_its_run(
 
 
 @pytest.mark.usefixtures("leaves_group")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["modern", slow("roberta"), slow("gpt")])
 def test_a_run_is_planned(name: str, unpaired: Place) -> None:
     """With the parameters that it then has, and with its published size on GPUs elsewhere."""
     said = run_main(train_entry.main, *unpaired.command("planned", *WORDS[name], "--check"))
