@@ -179,11 +179,9 @@ def test_an_export_is_scored_as_its_run(
 @pytest.mark.usefixtures("leaves_group")
 @pytest.mark.parametrize("name", ["modern", slow("roberta"), slow("gpt")])
 def test_a_run_is_planned(name: str, unpaired: Place) -> None:
-    """With the parameters that it then has, and with its published size on GPUs elsewhere."""
+    """With its data, and with its published size on GPUs elsewhere."""
     said = run_main(train_entry.main, *unpaired.command("planned", *WORDS[name], "--check"))
-    run = json.loads((train_once(unpaired, name) / "export" / "config.json").read_text())
     assert "vocabulary 229; fp32 on 1 rank, ZeRO 1, adamw" in said
-    assert run["vocab_size"] == 229
     size = next(iter(architectures()[name].sizes))
     words = ("--recipe", "bert_base_adam", *WORDS[name], "--model.size", size, "--check", "--gpu", "a100-80")
     assert "ZeRO 1 (this recipe)" in run_main(train_entry.main, *words, "--ranks", "8")
