@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,27 +156,25 @@ def _sort_by_distance(paths: list[Path]) -> list[Path]:
     return sorted(paths, key=distance.__getitem__, reverse=True)
 
 
-def restore_model(checkpoint: Path, model: nn.Module) -> None:
-    """Loads the weights of a checkpoint into a model; buffers, and heads that it does not have, stay as they are. All
+def restore_model(checkpoint: Path, model: nn.Module, fresh: Container[str] = ()) -> None:
+    """Loads the weights of a checkpoint into a model; buffers, and weights that are `fresh`, stay as they are. All
     ranks call it together."""
-    there = list_parameter_sizes(read_record(checkpoint).shape)
-    sizes = {name: parameter.shape for name, parameter in model.named_parameters() if name in there}
+    sizes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in fresh}
     model.load_state_dict({**model.state_dict(), **read_weights_together(checkpoint, sizes)})
 
 
 @torch.no_grad()
-def restore_engine(checkpoint: Path, engine: Engine) -> CheckpointRecord:
-    """Loads the optimizer's state of a checkpoint into an engine, whose model has its weights already. That of heads
-    that the checkpoint does not have begins at zero."""
+def restore_engine(checkpoint: Path, engine: Engine, fresh: Container[str] = ()) -> CheckpointRecord:
+    """Loads the optimizer's state of a checkpoint into an engine, whose model has its weights already; that of weights
+    that are `fresh` begins at zero."""
     record = read_record(checkpoint)
-    there = list_parameter_sizes(record.shape)
     for kind in engine.optimizer.kind.state:
         stored = StoredTensors(checkpoint, record, kind)
         for flat in engine.flat_tensors:
             state = engine.optimizer.get_state(flat.tensor)
             state["step"].fill_(record.optimizer_steps)
             for part in flat.parts:
-                if part.name in there:
+                if part.name not in fresh:
                     stored.read(part.name, flat.view_part(part, state[kind]), part.start)
     engine.loss_scaler = record.loss_scaler
     return record
@@ -219,6 +217,11 @@ def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> 
     for weight in weights.values():
         dist.broadcast(weight, src=0, group=host_group())
     return weights
+
+
+def list_fresh(model: nn.Module, shape: Shape) -> set[str]:
+    """Lists the weights of a pre-trained model that a checkpoint of this shape lacks, since its objective differed."""
+    return {name for name, _ in model.named_parameters()} - list_parameter_sizes(shape).keys()
 
 
 def list_parameter_sizes(shape: Shape) -> dict[str, torch.Size]:

@@ -19,7 +19,7 @@ from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.common.files import replacing
 from data_prep.common.locks import LOCK, locked
 from data_prep.vocabulary.source import read_vocabulary
-from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
+from pretraining.checkpoint.reading import find_newest_whole, list_fresh, restore_engine, restore_model
 from pretraining.checkpoint.record import EXPORT, RECIPE, TOKENIZER, list_finished
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.checkpoint.writing import find_free_name, require_room
@@ -159,7 +159,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     state = RunState(trained_segments=2 if request.manifest.has_pairs else 1)
     begins = None
     if latest is not None:
-        restore_model(latest.folder, model)
+        restore_model(latest.folder, model, list_fresh(model, latest.record.shape))
         begins = describe_change(latest.record.shape, shape)
         check_finite(str(latest.folder), model.state_dict())
         state = latest.run.state
@@ -175,7 +175,7 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
     settings = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
     engine = Engine(start.model, settings, context.device)
     if start.latest is not None:
-        restore_engine(start.latest.folder, engine)
+        restore_engine(start.latest.folder, engine, list_fresh(engine.model, start.latest.record.shape))
     if context.world.rank == 0:
         write_run_folder(request)
         describe_run(request, context, engine, start.latest)
