@@ -292,8 +292,8 @@ def find_faults(settings: ModelSettings, sees: Sees) -> Iterator[str]:
     kind, size = find_architecture(settings.architecture), settings.size
     if size is not None and size not in kind.sizes:
         yield f"model.size = {show_value(size)}: none of {kind.title}'s: {', '.join(kind.sizes)}"
-    if settings.hidden or size:
-        yield from kind.faults(settings.shape(vocabulary=1))
+        return
+    yield from kind.faults(settings.shape(vocabulary=1))
     if sees not in kind.sees:
         yield (
             f"model.architecture = {show_value(settings.architecture)}: its pieces see {SIDES[kind.sees[0]]}, and by "

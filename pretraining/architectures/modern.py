@@ -109,6 +109,8 @@ class Modern(Architecture):
         assert isinstance(shape, ModernShape)
         if shape.hidden // shape.heads % 2:
             yield f"heads of {shape.hidden // shape.heads}: rotary positions turn pairs; take an even width of a head"
+        if min(shape.global_base, shape.local_base) <= 1:
+            yield f"rotary bases of {shape.global_base:g} and {shape.local_base:g}: take more than 1"
         if shape.window % 2:
             yield f"a window of {shape.window}: half of it is on each side; take an even number"
 
@@ -168,10 +170,20 @@ class Modern(Architecture):
         return LayerMemory(2 * h, 6 * h, 2 * h, 2 * h + 3 * shape.intermediate, 2 * h)
 
     def build(self, shape: Shape) -> tuple[Embeddings, list[nn.Module]]:
-        from pretraining.model.modern import FinalModernLayer, ModernEmbeddings, ModernLayer
+        from pretraining.model.modern import (
+            FinalModernLayer,
+            FirstModernLayer,
+            GlobalModernLayer,
+            ModernEmbeddings,
+            ModernLayer,
+        )
 
         sights, last = [self._find_sight(shape, number) for number in range(shape.layers)], shape.layers - 1
-        layers = [ModernLayer(shape, sights[number], number == 0) for number in range(last)]
+        kinds = [
+            FirstModernLayer,
+            *(GlobalModernLayer if sight.window is None else ModernLayer for sight in sights[1:]),
+        ]
+        layers = [kinds[number](shape, sights[number], number == 0) for number in range(last)]
         return ModernEmbeddings(shape), [*layers, FinalModernLayer(shape, sights[last], last == 0)]
 
     def _find_sight(self, shape: Shape, number: int) -> Sight:
@@ -204,12 +216,12 @@ class Modern(Architecture):
         }
         if types := config.get("layer_types"):
             found["global_every"] = next((n for n in range(1, len(types)) if types[n] == GLOBAL), len(types))
-            wanted = [LOCAL if number % found["global_every"] else GLOBAL for number in range(len(types))]
-            if types != wanted:
+            layers = range(config.get("num_hidden_layers", len(types)))
+            if types != [LOCAL if number % found["global_every"] else GLOBAL for number in layers]:
                 raise UserError(f"layer_types is {types}; only global attention in every n-th layer is supported")
         ropes = config.get("rope_parameters") or {}
         for name, base in ((GLOBAL, "global_base"), (LOCAL, "local_base")):
-            rope = ropes.get(name) or {}
+            rope = ropes.get(name) or {} if isinstance(ropes, dict) else {"rope_type": "other"}
             if rope.get("rope_type", "default") != "default":
                 raise UserError(f"rope_parameters is {ropes}; only rope_type 'default' is supported")
             found[base] = rope.get("rope_theta", found[base])

@@ -152,15 +152,17 @@ class StoredModel:
 
     @cached_property
     def encoder(self) -> dict[str, Tensor]:
-        """The weights of the encoder, and of the pooler if there is a trained one."""
+        """The weights of the encoder, and of the pooler if there is a trained one: also one that is part of another
+        head, as in transformers."""
         if not self.is_checkpoint:
             return self.cut_embeddings(folders.read_encoder(self.fetch_weights())[1])
         weights = self.read_weights()
         kept = list_weights(self.shape, "none")
         if count_segments(weights, self.shape) == 1 < self.shape.segments:  # without pairs, which train the pooler
             kept = find_architecture(self.shape.architecture).weights(self.shape)
-        wanted = {weight.ours for weight in kept}
-        return self.cut_embeddings({name: weight for name, weight in weights.items() if name in wanted})
+        shared = {weight.theirs: weight.ours for weight in list_weights(Saved.read(self.folder).record.shape)}
+        sources = {weight.ours: shared.get(weight.theirs, weight.ours) for weight in kept}
+        return self.cut_embeddings({ours: weights[name] for ours, name in sources.items() if name in weights})
 
     @cached_property
     def language_head(self) -> dict[str, Tensor]:

@@ -101,6 +101,8 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
         return
     directions = [configure_objective(settings).sees for settings in recipe.list_objectives()]
     yield from dict.fromkeys(fault for sees in directions for fault in find_architecture_faults(model, sees))
+    if model.size not in (None, *find_architecture(model.architecture).sizes):
+        return  # so its numbers are not known
     shape = model.shape(vocabulary=1)
     if shape.hidden % shape.heads:
         below = find_divisor(shape.hidden, shape.heads)

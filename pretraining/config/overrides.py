@@ -114,7 +114,7 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
     try:
         sizes = list_settings(find_shape(name))
     except UserError as error:
-        raw["model"] = {**model, "size": "tiny"}  # so that all else can be checked
+        raw["model"] = {"layers": 2, "hidden": 128, **model}  # so that all else can be checked
         return {(BASE_MODEL,): f" {error}"}
     faults = dict(_find_differences(model, sizes, name))
     for setting, value in sizes.items():

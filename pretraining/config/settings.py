@@ -319,7 +319,10 @@ class Recipe(Computing):
     def as_dict(self) -> dict[str, Any]:
         """Returns all settings, without those of the schedule in phases that have none of their own."""
         content = super().as_dict()
-        if content["model"]["architecture"] == ARCHITECTURE:
+        model = content["model"]
+        own = architectures.find_architecture(model["architecture"]).settings_type.model_fields
+        content["model"] = {name: value for name, value in model.items() if name in own}
+        if model["architecture"] == ARCHITECTURE:
             del content["model"]["architecture"]  # so that older versions read it
         for phase, given in zip(content["phases"], self.phases, strict=True):
             if given.learning_rate is None:  # it follows the schedule of another

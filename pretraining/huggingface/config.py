@@ -116,8 +116,10 @@ def _find_type(config: Mapping[str, Any], where: str) -> tuple[str, Sees]:
     given = str(config.get("model_type", find_architecture(ARCHITECTURE).model_type))
     theirs = {kind.model_type: name for name, kind in architectures().items() if kind.model_type}
     if (name := theirs.get(given)) is not None:
-        one_way = config.get("is_decoder") or "both" not in architectures()[name].sees
-        return name, "before" if one_way else "both"
+        ways = architectures()[name].sees
+        if config.get("is_decoder") and "before" not in ways:
+            raise UserError(f"{where}: is_decoder is True; only False is supported")
+        return name, "before" if config.get("is_decoder") or "both" not in ways else "both"
     for name, kind in architectures().items():
         for sees in kind.sees:
             if name_own_type(Shape(1, 1, 1, 1, 1, architecture=name, learns=Learning(sees=sees))) == given:

@@ -62,7 +62,8 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
     kind = find_architecture(shape.architecture)
     weights, of_pretraining = kind.weights(shape), kind.heads(shape)
     if heads == "none":
-        return weights + of_pretraining.get("pooler", [])
+        pooler = of_pretraining.get("pooler", [])
+        return weights + [weight for weight in pooler if not weight.theirs[0].startswith((*kind.untrained, "-"))]
     if isinstance(heads, TaskHead):
         return weights + kind.task_head(shape, heads)
     exported = (of_pretraining[name] for name in find_objective(shape).exported_heads(shape))

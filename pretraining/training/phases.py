@@ -114,9 +114,10 @@ class TrainingPhase:
         `known` is the number of trained positions; 0: nothing to copy.
         """
         phase, rows = self.settings, engine.model.shape.positions
-        if not 0 < known < phase.length or phase.new_positions != "copied":
+        tables = list_row_names(engine.model.shape, "positions")
+        if not 0 < known < phase.length or phase.new_positions != "copied" or not tables:
             return None
-        for name in list_row_names(engine.model.shape, "positions"):
+        for name in tables:
             engine.change_weight(name, lambda weight: repeat_rows(weight, known))
         return f"positions {known:,} to {rows - 1:,} begin as copies of those before them"
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
-from pretraining.checkpoint.record import RECORD, find_checkpoint, parse_step
+from pretraining.checkpoint.record import find_checkpoint, parse_step
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
 from pretraining.scoring.pairs import Pair
@@ -38,7 +38,7 @@ class Branch:
     @property
     def run(self) -> Path:
         """Folder of the run."""
-        return self.place.resolve().parents[1] if (self.place / RECORD).exists() else self.place
+        return self.place.resolve().parents[1] if parse_step(self.place) >= 0 else self.place
 
     @property
     def name(self) -> str:
