@@ -122,7 +122,7 @@ def exported(name: str, unpaired: Place) -> Path:
     return train_once(unpaired, name) / "export"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["modern", slow("roberta"), slow("gpt")])
 def test_an_export_is_fine_tuned_and_asked(name: str, exported: Path, toy: Toy, tune: Tune) -> None:
     """It answers rows of dev, all of which it knows; layers without an 8-bit form say so."""
     task, out = write_task(toy, toy.folder / "task"), toy.folder / "tuned"
