@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pretraining.architectures.declaration import Architecture, LayerMemory
-from pretraining.architectures.weights import TaskHead, Weight, declare_linear, declare_norm, declare_table
+from pretraining.architectures.weights import Weight, declare_linear, declare_norm, declare_table
 from pretraining.model.shape import BIAS, HEAD, MATRIX, PIECE_HEAD, Shape
 
 if TYPE_CHECKING:
@@ -103,15 +103,6 @@ class Bert(Architecture):
             ],
             "next_head": declare_linear("next_head", ["cls.seq_relationship"], 2, h, HEAD),
         }
-
-    def task_head(self, shape: Shape, head: TaskHead) -> list[Weight]:
-        theirs = "qa_outputs" if head.kind == "spans" else "classifier"
-        pooler = self.heads(shape)["pooler"] if head.has_pooler else []
-        return [*pooler, *declare_linear("head", [theirs], head.outputs, shape.hidden, HEAD)]
-
-    def count_products(self, shape: Shape) -> tuple[float, float]:
-        h = shape.hidden
-        return 2 * 3 * h * h, 2 * (h * h + 2 * h * shape.intermediate)
 
     def layer_memory(self, shape: Shape) -> LayerMemory:
         # a layer keeps its input, q k v and attention's result; then the sum before and the output of the first norm,

@@ -23,8 +23,8 @@ from pydantic import Field, model_validator
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Fraction, Positive, Section, declared_in, foreign_values, joined_settings
 from data_prep.common.toml_text import show_value
-from pretraining.architectures.weights import TaskHead, Weight, count_parameters, count_products
-from pretraining.model.shape import ARCHITECTURE, MATRIX, PIECE_HEAD, SIDES, Learning, Sees, Shape
+from pretraining.architectures.weights import TaskHead, Weight, count_parameters, count_products, declare_linear
+from pretraining.model.shape import ARCHITECTURE, HEAD, MATRIX, PIECE_HEAD, SIDES, Learning, Sees, Shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,11 +127,11 @@ class Architecture(ABC):
     config_marks: ClassVar[tuple[str, ...]] = ()
     """the names in config.json of the ids of special pieces, besides that which pads"""
     config_constants: ClassVar[Mapping[str, Any]] = {}
-    """other values in config.json that decide what is computed, as all models have them that ours can compute"""
-    task_values: ClassVar[Mapping[str, Any]] = {}
-    """values in config.json that decide what the heads of tasks compute, as ours do"""
+    """values that config.json must have, if it has any there, and that an export writes: the activation"""
     config_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """the same where it is not written, or there are several: the default first"""
+    """values that config.json may have and an export leaves out; the first is what its absence means"""
+    task_values: ClassVar[Mapping[str, Any]] = {}
+    """values that the config.json of a fine-tuned model must have, if it has any there, and that an export writes"""
     trunk: ClassVar[str] = ""
     """what the names of the encoder's weights begin with in models with heads"""
     head_prefixes: ClassVar[tuple[str, ...]] = ()
@@ -169,16 +169,20 @@ class Architecture(ABC):
         """Declares the weights of the heads of pre-training that it has: `PIECE_HEAD`, and perhaps `pooler` and
         `next_head`."""
 
-    @abstractmethod
     def task_head(self, shape: Shape, head: TaskHead) -> list[Weight]:
         """Declares the weights of the head of a task: its linear layer, named `head`, behind the pooler if it has
         one."""
+        theirs = "qa_outputs" if head.kind == "spans" else "classifier"
+        pooler = self.heads(shape)["pooler"] if head.has_pooler else []
+        return [*pooler, *declare_linear("head", [theirs], head.outputs, shape.hidden, HEAD)]
 
     # Its costs.
 
-    @abstractmethod
     def count_products(self, shape: Shape) -> tuple[float, float]:
-        """Counts the operations of the matrix products of a layer for each piece: up to attention, and after it."""
+        """Counts the operations of the matrix products of a layer for each piece, up to attention and after it; by
+        default with two matrices of the feed-forward block."""
+        h = shape.hidden
+        return 2 * 3 * h * h, 2 * (h * h + 2 * h * shape.intermediate)
 
     def count_seen(self, shape: Shape, length: float) -> float:
         """Counts the pairs of a piece and a piece that it sees, in a sequence of this length, as a mean of the

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pretraining.architectures.declaration import Architecture, LayerMemory
-from pretraining.architectures.weights import TaskHead, Weight, declare_linear, declare_norm, declare_table
+from pretraining.architectures.weights import Weight, declare_linear, declare_norm, declare_table
 from pretraining.model.shape import HEAD, MATRIX, PIECE_HEAD, Role, Sees, Shape
 
 if TYPE_CHECKING:
@@ -80,15 +80,6 @@ class Gpt(Architecture):
     def heads(self, shape: Shape) -> dict[str, list[Weight]]:
         pooler = declare_linear("pooler", ["pooler.dense"], shape.hidden, shape.hidden, HEAD)
         return {"pooler": pooler, PIECE_HEAD: []}
-
-    def task_head(self, shape: Shape, head: TaskHead) -> list[Weight]:
-        theirs = "qa_outputs" if head.kind == "spans" else "classifier"
-        pooler = self.heads(shape)["pooler"] if head.has_pooler else []
-        return [*pooler, *declare_linear("head", [theirs], head.outputs, shape.hidden, HEAD)]
-
-    def count_products(self, shape: Shape) -> tuple[float, float]:
-        h = shape.hidden
-        return 2 * 3 * h * h, 2 * (h * h + 2 * h * shape.intermediate)
 
     def layer_memory(self, shape: Shape) -> LayerMemory:
         # a layer keeps its input and the norm of it, q k v and attention's result; then the sum and its norm, and the

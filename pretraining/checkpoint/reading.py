@@ -26,6 +26,7 @@ from pretraining.checkpoint.record import (
 from pretraining.checkpoint.state import Saved
 from pretraining.engine.engine import Engine
 from pretraining.huggingface.weights import check_finite
+from pretraining.model.encoder import Trainable
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import gather, host_group, place
@@ -219,8 +220,10 @@ def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> 
     return weights
 
 
-def list_fresh(model: nn.Module, shape: Shape) -> set[str]:
+def list_fresh(model: Trainable, shape: Shape) -> set[str]:
     """Lists the weights of a pre-trained model that a checkpoint of this shape lacks, since its objective differed."""
+    if model.shape.learns == shape.learns:
+        return set()
     return {name for name, _ in model.named_parameters()} - list_parameter_sizes(shape).keys()
 
 

@@ -63,7 +63,7 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
     weights, of_pretraining = kind.weights(shape), kind.heads(shape)
     if heads == "none":
         pooler = of_pretraining.get("pooler", [])
-        return weights + [weight for weight in pooler if not weight.theirs[0].startswith((*kind.untrained, "-"))]
+        return weights + [weight for weight in pooler if not weight.theirs[0].startswith(kind.untrained)]
     if isinstance(heads, TaskHead):
         return weights + kind.task_head(shape, heads)
     exported = (of_pretraining[name] for name in find_objective(shape).exported_heads(shape))
