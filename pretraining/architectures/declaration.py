@@ -87,7 +87,7 @@ class LayerMemory(NamedTuple):
     before: float
     """of a layer, up to the end of attention: all pieces have these, in the last layer too"""
     chosen: float
-    """of the last layer besides, for each piece that the heads read: it is selected from what attention has"""
+    """copies that the last layer makes of each piece that the heads read, of its input and of attention's result"""
     behind: float
     """of a layer, after attention"""
     masks: float
@@ -119,7 +119,7 @@ class Architecture(ABC):
     classes: ClassVar[Mapping[str, str]] = {}
     """its classes in transformers, by the AutoModel class that finds them"""
     class_prefix: ClassVar[str] = ""
-    """what the names of these classes begin with"""
+    """prefix of the names of these classes"""
     config_names: ClassVar[Mapping[str, str]] = {}
     """the names in config.json of the numbers of its shape that have another name there"""
     config_defaults: ClassVar[Mapping[str, Any]] = {}
@@ -133,15 +133,15 @@ class Architecture(ABC):
     task_values: ClassVar[Mapping[str, Any]] = {}
     """values that the config.json of a fine-tuned model must have, if it has any there, and that an export writes"""
     trunk: ClassVar[str] = ""
-    """what the names of the encoder's weights begin with in models with heads"""
+    """prefix of the names of the encoder's weights in models with heads"""
     head_prefixes: ClassVar[tuple[str, ...]] = ()
-    """what the names of the weights of heads begin with, those of tasks included"""
+    """prefixes of the names of the weights of heads, those of tasks included"""
     buffers: ClassVar[tuple[str, ...]] = ("position_ids",)
-    """what the names of tensors end with that older folders have, though they are no weights"""
+    """suffixes of the names of buffers, which older folders store beside weights; reading skips them"""
     untrained: ClassVar[tuple[str, ...]] = ()
-    """what the names of weights begin with that folders of pre-trained models may have, though nothing trains them"""
+    """prefixes of the names of weights that no pre-training trains; reading a pre-trained folder skips them"""
     copies: ClassVar[Mapping[str, str]] = {}
-    """names of weights that may be stored twice, and of the weights that they are equal to"""
+    """names under which a weight may be stored a second time, and its own name"""
 
     def find_sizes(self, size: str | None, hidden: int | None) -> dict[str, int]:
         """Finds the sizes of a published model, with the widths that usually go with another `hidden`."""
@@ -205,8 +205,8 @@ class Architecture(ABC):
         together."""
 
     def find_server(self) -> ServeLayers | None:
-        """Returns what makes faster layers for inference, in 8 bits too, which is a function of `answering/`. None: the
-        layers of training answer, and not in 8 bits."""
+        """Returns the function of `answering/` that makes faster layers for inference, also in 8 bits. With None, the
+        layers of training answer, and 8 bits are refused."""
         return None
 
     def is_theirs(self, shape: Shape, pooled: bool) -> bool:

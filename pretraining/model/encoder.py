@@ -161,8 +161,8 @@ class Trainable(nn.Module):
         return {}
 
     def roles(self) -> dict[str, Role]:
-        """Returns the roles of all weights, by their names. What no architecture declares is the weight of a head, a
-        norm or a bias, by the module that it is in."""
+        """Returns the roles of all weights, by their names. A weight that no architecture declares gets the role of
+        its module: a norm, a bias, or the matrix of a head."""
         declared, roles = self.declared_roles(), {}
         for prefix, module in self.named_modules():
             for own, _ in module.named_parameters(prefix, recurse=False):
