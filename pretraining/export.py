@@ -37,6 +37,8 @@ class Export:
     """Folder to write; an earlier export of the same model in it is renewed."""
     checkpoint: str | None = None
     """Name of the checkpoint (default: the last)."""
+    average: int | None = None
+    """Average the weights of this many last checkpoints."""
     vocabulary: Path | None = None
     """Folder with the vocabulary: shards or an earlier export (default: the one that the run knows)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -54,7 +56,8 @@ def main(arguments: list[str]) -> int:
     try:
         dtype = getattr(torch, wanted.dtype)
         vocabulary, replace = wanted.vocabulary, wanted.replace
-        done = export(wanted.run, wanted.out, wanted.checkpoint, vocabulary, dtype, wanted.licence, replace)
+        out, average = wanted.out, wanted.average
+        done = export(wanted.run, out, wanted.checkpoint, vocabulary, dtype, wanted.licence, replace, average)
     except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return 2

@@ -19,7 +19,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.reading import list_parameter_sizes, read_weights_together, require_whole_weights
-from pretraining.checkpoint.record import EXPORT, RECORD, TOKENIZER, find_checkpoint, list_finished
+from pretraining.checkpoint.record import AVERAGED, EXPORT, RECORD, TOKENIZER, find_checkpoint, list_finished
 from pretraining.checkpoint.state import Saved
 from pretraining.huggingface import folders
 from pretraining.huggingface.folders import CARD, CONFIG
@@ -117,7 +117,7 @@ class StoredModel:
         if not self.on_hub:
             if (folder / RECORD).exists():
                 folder = folder.parents[1]
-            elif folder.name == EXPORT and (folder.parent / TOKENIZER).is_dir():
+            elif folder.name in (EXPORT, AVERAGED) and (folder.parent / TOKENIZER).is_dir():
                 folder = folder.parent
             name = folder.name
         from_hub = None if self.on_hub else self.from_hub

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,13 +206,19 @@ def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str,
 def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Reads whole fp32 weights of these names and sizes on rank 0 and broadcasts them, so that the disk is read once.
     If ranks are connected, all of them call it together."""
+    return broadcast_weights(partial(read_weights, checkpoint, sizes), sizes)
+
+
+def broadcast_weights(read: Callable[[], dict[str, Tensor]], sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Calls `read` on rank 0, and broadcasts the weights of these names and sizes that it returns. If ranks are
+    connected, all of them call it together."""
     rank, ranks = place()
     if ranks == 1:
-        return read_weights(checkpoint, sizes)
+        return read()
     weights, fault = {name: torch.empty(size) for name, size in sizes.items()}, None
     if rank == 0:
         try:
-            weights = read_weights(checkpoint, sizes)
+            weights = read()
         except DamageError as error:
             fault = str(error)
     gather(None, fault)

@@ -74,6 +74,9 @@ def find_faults(
             count_micro_batches(phase, ranks or 1, number)  # what does not divide for one rank does not for more
         except UserError as error:
             faults.append(str(error))
+    average, keep = recipe.checkpoints.average or 0, recipe.checkpoints.keep
+    if average > keep:
+        faults.append(f"checkpoints.average = {average}: only checkpoints.keep = {keep} are kept; keep {average}")
     used = [settings.name for settings in recipe.list_objectives()]
     faults += find_objective_faults(recipe.objective, recipe.hours is not None, used)
     faults += [*_find_optimizer_faults(recipe, device), *_find_deepspeed_faults(recipe.deepspeed)]

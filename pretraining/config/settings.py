@@ -205,6 +205,13 @@ class Checkpoints(Section):
         return (bool(self.keep_every) and step % self.keep_every == 0) or step in (self.keep_at or ())
 
 
+class RunCheckpoints(Checkpoints):
+    """When the state of the run is saved, at the end of each phase in any case, and what is averaged at its end."""
+
+    average: Annotated[int, Field(ge=2)] | None = None
+    """Number of last checkpoints whose mean weights are also exported, and compared with the last (default: none)."""
+
+
 class Card(Section):
     """Entries of the model card that follow from nothing else."""
 
@@ -260,8 +267,8 @@ class Recipe(Computing):
     """Validation."""
     logging: Logging = Logging()
     """What is logged."""
-    checkpoints: Checkpoints = Checkpoints()
-    """When the state is saved."""
+    checkpoints: RunCheckpoints = RunCheckpoints()
+    """When the state is saved, and what is averaged at the end."""
     guards: Guards = Guards()
     """What is done when training diverges or hangs."""
     card: Card = Card()

@@ -145,6 +145,8 @@ class Provenance:
     """The base model; None if weights were drawn at random."""
     branch: BranchSummary | None = None
     """Where the run branched off from another; None if it did not."""
+    averaged: Sequence[int] = ()
+    """Steps of the checkpoints whose weights were averaged; empty for the weights of one."""
 
 
 @dataclass(frozen=True)

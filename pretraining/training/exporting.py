@@ -18,8 +18,9 @@ from data_prep.common.files import absence
 from data_prep.common.outputs import making
 from data_prep.common.toml_text import toml_text
 from pretraining.architectures.declaration import find_architecture
+from pretraining.checkpoint.average import Average, average_last
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import EXPORT, TOKENIZER
+from pretraining.checkpoint.record import AVERAGED, EXPORT, TOKENIZER
 from pretraining.checkpoint.state import RunRecord
 from pretraining.config.settings import check_licence
 from pretraining.huggingface import folders
@@ -84,20 +85,22 @@ def export(
     dtype: torch.dtype = torch.float32,
     licence: str | None = None,
     replace: bool = False,
+    average: int | None = None,
 ) -> Exported:
     """Writes a run's checkpoint, the last one by default, as a folder of transformers; one process does it.
 
-    `licence` goes into the model card (default: the recipe's). `replace` permits replacing another model in `out`.
+    `average`: number of last checkpoints whose weights are averaged instead. `licence` goes into the model card
+    (default: the recipe's). `replace` permits replacing another model in `out`.
     """
     try:
         licence = None if licence is None else check_licence(licence)
     except PydanticCustomError as error:
         raise UserError(f"--licence {licence}: {error}") from None
-    is_own = out.resolve() == (source / EXPORT).resolve()  # written by the run itself
+    is_own = out.resolve() in ((source / name).resolve() for name in (EXPORT, AVERAGED))  # written by the run itself
     read = [source] if vocabulary is None else [source, vocabulary]
     results: list[tuple[str, float]] = []
     with nullcontext() if is_own else making([out], "export.py", read, replace):
-        model = read_source(source, checkpoint)
+        model = read_source(source, checkpoint, average)
         vocabulary = vocabulary or model.vocabulary
         pieces = folders.read_vocabulary(vocabulary)
         if model.made and model.made.data.vocabulary != pieces.sha256:
@@ -128,14 +131,18 @@ def _warn_of_licence(model: Exportable, licence: str | None) -> str:
     return f"the licence of this model is {ours}, and that of {whose} is {theirs}: see whether it permits that"
 
 
-def read_source(source: Path, checkpoint: str | None) -> Exportable:
+def read_source(source: Path, checkpoint: str | None, average: int | None = None) -> Exportable:
     """Reads a model from a run or from a folder of transformers."""
     if not os.path.isdir(source):
         raise UserError(f"{source}: {absence(source, 'folder')}")
+    given = {"checkpoint": checkpoint, "average": average}
+    options = [f"--{name} {value}" for name, value in given.items() if value is not None]
     if not (source / folders.CONFIG).exists():
-        return _read_run(source, checkpoint)
-    if checkpoint is not None:
-        raise UserError(f"--checkpoint {checkpoint}: {source} is a folder of transformers, which has no checkpoints")
+        if len(options) > 1:
+            raise UserError(f"{' '.join(options)}: give one of them; an average is that of the last checkpoints")
+        return _read_run(source, checkpoint, average)
+    if options:
+        raise UserError(f"{options[0]}: {source} is a folder of transformers, which has no checkpoints")
     return _read_transformers(source)
 
 
@@ -182,25 +189,31 @@ def describe_training(run: RunRecord, shape: Shape) -> str:
     return toml_text({**top, "objective": objective, "model": dropout, "phases": begun})
 
 
-def _read_run(source: Path, checkpoint: str | None) -> Exportable:
+def _read_run(source: Path, checkpoint: str | None, average: int | None) -> Exportable:
     saved, weights = load_checkpoint(source, checkpoint)
     run, shape = saved.run, saved.record.shape
-    state = run.state
+    state, scores = run.state, run.scores
+    steps: tuple[int, ...] = ()
+    if average is not None:
+        steps, weights = average_last(source, average)
+        found = Average.read(source)
+        scores = found.scores if found and found.steps == steps else None
     if state.trained_segments == 1:
         weights = repeat_segment(weights, shape)
     weights, unknown = select_heads(shape, weights)
     made = Provenance(
         run.data,
         describe_training(run, shape),
-        run.scores,
+        scores,
         step=state.step,
         examples_seen=state.examples_seen,
         dtype=saved.record.made_by.dtype,
         optimizer=describe_settings(run.recipe.optimizer),
-        scored_length=run.recipe.phases[run.scores.phase - 1].length if run.scores else None,
+        scored_length=run.recipe.phases[scores.phase - 1].length if scores else None,
         segments=state.trained_segments,
         base=run.base,
         branch=run.branch,
+        averaged=steps,
     )
     left_out = f"{unknown}, of which transformers knows nothing" * bool(unknown)
     length = min(state.trained_length or shape.positions, shape.positions)

@@ -19,8 +19,9 @@ from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.common.files import replacing
 from data_prep.common.locks import LOCK, locked
 from data_prep.vocabulary.source import read_vocabulary
+from pretraining.checkpoint.average import find_average
 from pretraining.checkpoint.reading import find_newest_whole, list_fresh, restore_engine, restore_model
-from pretraining.checkpoint.record import EXPORT, RECIPE, TOKENIZER, list_finished
+from pretraining.checkpoint.record import AVERAGED, EXPORT, RECIPE, TOKENIZER, list_finished
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.checkpoint.writing import find_free_name, require_room
 from pretraining.config.schedule import build_schedules
@@ -258,12 +259,17 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
     out, console, folder = request.out, context.console, request.out / EXPORT
     if not trained_now:
         console.print(f"{out}: all that was asked for is trained already", markup=False, soft_wrap=True)
-    if trained_now or not (folder / CONFIG).exists():
-        with show_waiting(console, f"exporting to {folder}, and reading it back"):
-            exported = export(out, folder)
-        console.print(str(exported), markup=False, soft_wrap=True)
-        if exported.warning:
-            context.warn(exported.warning)
+    average = find_average(out, request.recipe.checkpoints.average)
+    for place, count in ((folder, None), *([(out / AVERAGED, len(average.steps))] if average else [])):
+        if trained_now or not (place / CONFIG).exists():
+            with show_waiting(console, f"exporting to {place}, and reading it back"):
+                exported = export(out, place, average=count)
+            console.print(str(exported), markup=False, soft_wrap=True)
+            if exported.warning:
+                context.warn(exported.warning)
+    if average is not None:
+        console.print(str(average), markup=False, soft_wrap=True)
+        folder = out / AVERAGED if average.is_better else folder
     console.print(draw_losses(out, objectives.list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
     console.print(f"load it: {describe_loading(request.shape, folder)}", markup=False, soft_wrap=True)
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from data_prep.common.progress import duration
 from data_prep.vocabulary.source import read_vocabulary
+from pretraining.checkpoint.average import Average, average_together
 from pretraining.checkpoint.loop import Loop, is_due
 from pretraining.checkpoint.record import list_finished, parse_step
 from pretraining.checkpoint.state import RunRecord, Saved
@@ -221,6 +222,27 @@ class Trainer(Loop):
         leapt = self.guard.find_leap()
         self.guard.begin_phase()
         self.write_checkpoint(self.state.step, self.make_section(leapt))
+        if self.is_done and self.request.recipe.checkpoints.average:
+            self.score_average(phase, self.request.recipe.checkpoints.average)
+
+    def score_average(self, phase: TrainingPhase, count: int) -> None:
+        """Compares the average of the last checkpoints with the last one, which the engine then no longer has. A run
+        that is told to stop meanwhile is at its end."""
+        self.show_progress(phase, "averaging")
+        self.saver.finish()
+        with self.meter.watch.pause():
+            with self.context.watch.pause():
+                steps, weights = average_together(self.request.out, self.engine.model, count)
+            if len(steps) < 2:
+                self.context.warn(f"checkpoints.average = {count}: this model has one checkpoint: there is no average")
+                return
+            for name, weight in weights.items():
+                self.engine.change_weight(name, weight.to)  # to the type and device of the weight that it replaces
+            found = phase.evaluate(self.engine, self.state.step, self.context.watch.mark, validates=True, ends=True)
+        if self.context.world.rank == 0:
+            scored = (each.learns if each and each.scored_examples else None for each in (found, self.scores))
+            loss, last_loss = (None if learns is None else self.objective.total(learns) for learns in scored)
+            Average(steps, loss, last_loss, found).write(self.request.out)
 
     @property
     def looks_at_once(self) -> bool:

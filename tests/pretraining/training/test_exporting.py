@@ -61,7 +61,7 @@ def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monk
     """The folder of a run, whose checkpoint is these weights."""
     summary = DataSummary.from_manifest(Manifest.read(data))
 
-    def read_run(run: Path, checkpoint: str | None) -> Exportable:
+    def read_run(run: Path, checkpoint: str | None, average: int | None) -> Exportable:
         if checkpoint not in (None, "last"):
             raise UserError(f"{run}: no checkpoint {checkpoint}")
         made = Provenance(summary, "seed = 1\n", None, 8601, examples_seen=0, dtype="bf16", optimizer="AdamW")

@@ -1,0 +1,107 @@
+"""Averages of a run's last checkpoints, by the real commands: what they are of, how they do, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.training import (
+    SAVES,
+    Place,
+    assert_refused,
+    assert_same,
+    assert_well,
+    contents,
+    records,
+    stopped_at,
+    train,
+)
+
+from pretraining import evaluate
+from pretraining import export as exporting
+from pretraining.checkpoint.models import StoredModel
+from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.checkpoint.record import AVERAGE, AVERAGED
+from pretraining.huggingface.folders import read_folder
+
+AVERAGES = [*SAVES, "--checkpoints.average", "3"]
+
+
+@pytest.fixture(scope="module")
+def averaged(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks that averages its last three checkpoints."""
+    place = replace(shared, folder=tmp_path_factory.mktemp("runs"))
+    output = assert_well(train(place.command("averaged", *AVERAGES)))
+    run = place.folder / "averaged"
+    assert f"{run / AVERAGED}: exported" in output
+    assert f'from_pretrained("{run / AVERAGED}")' in output or "no better" in output
+    return run
+
+
+def test_an_average_is_the_mean_and_is_compared_with_the_last(
+    place: Place, straight: Path, averaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_same(averaged, straight)
+    steps = (6, 7, 8)
+    weights = read_folder(averaged / AVERAGED)[1]
+    sources = [load_checkpoint(averaged, f"step-{step:08}")[1] for step in steps]
+    for name, weight in weights.items():
+        mean = torch.stack([source[name].double() for source in sources]).mean(0)
+        assert torch.allclose(weight.double(), mean, rtol=1e-6, atol=1e-8), name
+    found = json.loads((averaged / AVERAGE).read_text())
+    assert found["steps"] == [*steps]
+    assert found["last_loss"] == pytest.approx(
+        sum(records(averaged, "evaluation")[-1][f"{name}_loss"] for name in ("masked", "next"))
+    )
+    words = [str(averaged / AVERAGED), "--data", str(place.data), "--length", "64", "--examples", "64", "--json"]
+    assert evaluate.main(words) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert found["loss"] == pytest.approx(figures["masked_loss"] + figures["next_loss"], rel=1e-5)
+    card = (averaged / AVERAGED / "README.md").read_text()
+    assert "the mean of those after steps 6, 7, 8" in card
+    assert StoredModel.open(str(averaged / AVERAGED)).summary().name == "averaged"
+    assert exporting.main([str(averaged), "--out", str(tmp_path / "again"), "--average", "3"]) == 0
+    ours, theirs = contents(tmp_path / "again"), contents(averaged / AVERAGED)
+    assert ours["model.safetensors"] == theirs["model.safetensors"]
+
+
+def test_a_finished_run_that_has_lost_its_average_makes_it_again(place: Place, averaged: Path, tmp_path: Path) -> None:
+    run = stopped_at(averaged, tmp_path / "run", 8)
+    before = (run / AVERAGED / "model.safetensors").read_bytes()
+    shutil.rmtree(run / AVERAGED)
+    (run / AVERAGE).unlink()
+    output = assert_well(train(place.command(run, *AVERAGES), ranks=1))
+    assert "was not compared with the last one" in output
+    assert (run / AVERAGED / "model.safetensors").read_bytes() == before
+
+
+def test_what_has_no_average_is_refused(
+    place: Place, averaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(place.command("few", "--checkpoints.keep", "2", "--checkpoints.average", "3"), "keep 3")
+    for words, reason in (
+        (["--average", "9"], "there are 8 checkpoints"),
+        (["--average", "1"], "take 2 or more"),
+        (["--average", "2", "--checkpoint", "step-00000008"], "give one of them"),
+    ):
+        assert exporting.main([str(averaged), "--out", str(tmp_path / "out"), *words]) == 2
+        assert reason in capsys.readouterr().err
+    assert exporting.main([str(averaged / AVERAGED), "--out", str(tmp_path / "out"), "--average", "2"]) == 2
+    assert "folder of transformers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_checkpoints_of_another_objective_are_not_averaged(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under ZeRO 3, and of the last phase alone, whose model has other heads."""
+    words = [*SAVES, "--checkpoints.average", "9", "--phases.0.objective", "ltr", "--parallel.zero", "3"]
+    assert_well(train(place.command("phases", *words)))
+    run = place.folder / "phases"
+    assert json.loads((run / AVERAGE).read_text())["steps"] == [6, 7, 8]
+    assert exporting.main([str(run), "--out", str(tmp_path / "out"), "--average", "4"]) == 2
+    assert "there are 3 checkpoints" in capsys.readouterr().err
