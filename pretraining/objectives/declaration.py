@@ -32,7 +32,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import NamedSection, declared_in, foreign_values, joined_settings
@@ -78,6 +78,21 @@ MINIMAL_PAIRS = Figure(
     "pairs_accuracy", "minimal pairs", "%", "pairs of sentences of which the good one is likelier; by chance 50%"
 )
 """The figure of all models that predict pieces, beside those of their objective."""
+
+
+class Pass(NamedTuple):
+    """A pass of a batch through an encoder, as the planner counts it."""
+
+    shape: Shape
+    """that of the encoder: the model's, or a smaller one's that is part of the heads"""
+    needed: float
+    """number of the pieces whose last hidden states are read"""
+    share: float = 1.0
+    """share of the sequences that pass"""
+    flops: float = 0.0
+    """useful operations of heads on these states, forward, besides those that `Objective.flops` counts"""
+    kept: float = 0.0
+    """numbers that heads keep of these states until the backward pass, besides those of predicted pieces"""
 
 
 class ObjectiveSettings(NamedSection):
@@ -187,9 +202,15 @@ class Objective(ABC):
         """Counts the needed pieces of a batch."""
         return predictions
 
+    def passes(self, shape: Shape, sequences: int, pieces: float, predictions: float) -> list[Pass]:  # noqa: ARG002
+        """Lists the passes of a batch of so many sequences, pieces and predictions: by default one through the model,
+        of which the heads read `num_needed` pieces."""
+        return [Pass(shape, self.num_needed(shape, sequences, predictions))]
+
     def forward(self, model: PretrainingModel, batch: PretrainingBatch) -> Any:
         """Computes the sums over a batch for losses and figures, as a named tuple: by default `losses`, from one pass
-        through the encoder. Another objective may call the encoder more often, or on pieces that it makes."""
+        through the encoder. Another objective may call the encoder more often, or on pieces that it makes; its `passes`
+        say so."""
         return self.losses(model, model.states_for_heads(batch), batch)
 
     @abstractmethod
@@ -323,15 +344,21 @@ def count_step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -
     As usual, these are the multiplications and additions of matrix products: linear layers, attention over real pieces,
     and the heads on the predicted positions.
     """
-    return 3.0 * (count_encoder_flops(shape, lengths) + find_objective(shape).flops(shape, len(lengths), predictions))
+    objective = find_objective(shape)
+    flops = objective.flops(shape, len(lengths), predictions)
+    for each in objective.passes(shape, len(lengths), sum(lengths), predictions):
+        flops += each.share * count_encoder_flops(each.shape, lengths) + each.flops
+    return 3.0 * flops
 
 
 def count_computed_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
     """Counts the operations of `count_step_flops` that are computed: after its attention, the last layer computes only
     the pieces that the heads need."""
-    _, behind = find_architecture(shape.architecture).count_products(shape)
-    unseen = sum(lengths) - find_objective(shape).num_needed(shape, len(lengths), predictions)
-    return count_step_flops(shape, lengths, predictions) - 3.0 * behind * unseen
+    flops, pieces = count_step_flops(shape, lengths, predictions), sum(lengths)
+    for each in find_objective(shape).passes(shape, len(lengths), pieces, predictions):
+        _, behind = find_architecture(each.shape.architecture).count_products(each.shape)
+        flops -= 3.0 * behind * (each.share * pieces - each.needed)
+    return flops
 
 
 def list_loss_curves() -> dict[str, str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from data_prep.common.progress import duration
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import find_objective
 from pretraining.planning.amount import SequenceStatistics
 from pretraining.planning.memory import plan_activations
 
@@ -146,6 +147,7 @@ class MicroBatch:
     """bytes through memory for all other operations"""
     pieces: float
     layers: int
+    """layers of all passes through encoders"""
 
     @classmethod
     def from_average(
@@ -157,7 +159,8 @@ class MicroBatch:
         kept = plan_activations(shape, dtype, sequences, pieces, predictions=predictions, by_kernels=False).kept
         again = 4 / 3 if recompute else 1.0
         flops = again * sequences * average.flops
-        return cls(sequences, flops, again * TRAFFIC * kept, sequences * pieces, shape.layers)
+        layers = sum(each.shape.layers for each in find_objective(shape).passes(shape, sequences, pieces, predictions))
+        return cls(sequences, flops, again * TRAFFIC * kept, sequences * pieces, layers)
 
     def seconds(self, device: Device) -> float:
         """Estimates how long a device computes it."""

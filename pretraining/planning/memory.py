@@ -27,12 +27,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pretraining.architectures.declaration import find_architecture
 from pretraining.config.settings import Dtype, Offload, list_divisors
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import find_objective, num_parameters
+from pretraining.objectives.declaration import Pass, find_objective, num_parameters
 from pretraining.optimizers.declaration import DEFAULT, Optimizer, optimizers
 from pretraining.planning.amount import HALF_WAY, PREDICTED_SHARE
 
@@ -147,32 +147,51 @@ def plan_activations(
     its last states that the heads read (default: the objective's). `by_kernels`: whether our kernels compute: PyTorch's
     operations also keep dropout masks, a byte per element, and three tensors of the size of the logits, not one.
     """
-    size = 4 if dtype == "fp32" else 2
-    pieces, h = sequences * length, shape.hidden
-    kept = find_architecture(shape.architecture).layer_memory(shape)
-    behind = size * kept.behind + (not by_kernels) * kept.masks
-    layer = pieces * (size * kept.before + behind)
+    size, h, objective = 4 if dtype == "fp32" else 2, shape.hidden, find_objective(shape)
     if predictions is None:
-        predictions = find_objective(shape).predictions(length, PREDICTED_SHARE * length, HALF_WAY)
-    if seen is None:
-        seen = find_objective(shape).num_needed(shape, 1, predictions)
-    # of the last layer, the states that the heads read: selected from its input and from attention's result, and beyond
-    last = pieces * size * kept.before + sequences * seen * (size * kept.chosen + behind)
-    if not fused_attention:
-        layer, last = (each + pieces * size * shape.heads * length for each in (layer, last))
-    embeddings = pieces * (size * kept.embeddings + (not by_kernels) * h)
-    asked, at_once = sequences * predictions, find_objective(shape).logits_at_once
+        predictions = objective.predictions(length, PREDICTED_SHARE * length, HALF_WAY)
+    passes = [Pass(shape, seen)] if seen is not None else objective.passes(shape, 1, length, predictions)
+    planned = [_plan_pass(each, size, sequences, length, fused_attention, by_kernels) for each in passes]
+    asked, at_once = sequences * predictions, objective.logits_at_once
     in_place = by_kernels and dtype != "fp16"  # our kernels put the gradient of logits where these were
-    heads = asked * 4 * size * h
+    heads = asked * 4 * size * h + sequences * size * sum(each.kept for each in passes)
     if at_once is None:  # logits as computed, in fp32, and their gradients
         heads += asked * shape.vocabulary * (size if in_place else size + 4 + 4)
     else:  # logits in fp32, twice while summed; and gradients, including those of weights, for the backward pass
         logits = min(asked, at_once) * shape.vocabulary * (size if in_place else 8)
         heads += logits + asked * size * h + 4 * shape.padded_vocabulary * (h + 1)
+    layer = max(each.layer for each in planned)
     return Activations(
-        kept=embeddings + (shape.layers - 1) * layer + last + heads,
-        recomputed=embeddings + shape.layers * pieces * size * h + max(layer, heads),
+        kept=sum(each.kept for each in planned) + heads,
+        recomputed=sum(each.inputs for each in planned) + max(layer, heads),
     )
+
+
+class PassMemory(NamedTuple):
+    """Bytes of the activations of a pass of a micro-batch through an encoder."""
+
+    kept: float
+    inputs: float
+    """those of the embeddings, and the inputs of the layers"""
+    layer: float
+    """those of a layer"""
+
+
+def _plan_pass(
+    asked: Pass, size: int, sequences: int, length: float, fused_attention: bool, by_kernels: bool
+) -> PassMemory:
+    """Plans a pass whose numbers of pieces are those of one sequence; `size` is that of a number."""
+    shape, pieces = asked.shape, asked.share * (sequences * length)
+    kept = find_architecture(shape.architecture).layer_memory(shape)
+    behind = size * kept.behind + (not by_kernels) * kept.masks
+    layer = pieces * (size * kept.before + behind)
+    # of the last layer, the states that the heads read: selected from its input and from attention's result, and beyond
+    last = pieces * size * kept.before + sequences * asked.needed * (size * kept.chosen + behind)
+    if not fused_attention:
+        layer, last = (each + pieces * size * shape.heads * length for each in (layer, last))
+    embeddings = pieces * (size * kept.embeddings + (not by_kernels) * shape.hidden)
+    inputs = embeddings + shape.layers * pieces * size * shape.hidden
+    return PassMemory(embeddings + (shape.layers - 1) * layer + last, inputs, layer)
 
 
 PROCESS = 0.8e9

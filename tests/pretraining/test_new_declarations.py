@@ -126,6 +126,9 @@ class ReplacedPieces(mlm.MaskedPieces):
     def parameters(self, shape):
         return super().parameters(shape) + shape.hidden + 1
 
+    def passes(self, shape, sequences, pieces, predictions):
+        return 2 * super().passes(shape, sequences, pieces, predictions)
+
     def note(self, shape):
         return None
 
