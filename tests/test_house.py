@@ -209,6 +209,8 @@ UNTYPED = {
     "architectures/declaration.py Architecture.adapt_config": "config.json, as transformers has it",
     "architectures/roberta.py Roberta.adapt_config": "config.json, as transformers has it",
     "architectures/roberta.py Roberta.config": "config.json, as transformers has it",
+    "architectures/electra.py Electra.adapt_config": "config.json, as transformers has it",
+    "architectures/electra.py Electra.config": "config.json, as transformers has it",
     "architectures/gpt.py Gpt.adapt_config": "config.json, as transformers has it",
     "architectures/gpt.py Gpt.config": "config.json, as transformers has it",
     "architectures/modern.py Modern.adapt_config": "config.json, as transformers has it",

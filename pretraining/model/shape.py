@@ -12,6 +12,8 @@ DROPOUT = ("dropout", "attention_dropout")
 """The fields of a shape that weights do not depend on."""
 PIECE_HEAD = "masked_head"
 """The name of the head that predicts pieces, in models and in stored weights."""
+DETECTION_HEAD = "detection_head"
+"""Likewise of the head that finds replaced pieces."""
 ARCHITECTURE, OBJECTIVE = "bert", "mlm"
 """The default architecture and objective."""
 Sees = Literal["both", "before", "after"]

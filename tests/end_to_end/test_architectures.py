@@ -40,6 +40,7 @@ from pretraining.processes.ending import Code
 WORDS = {
     "bert": (),
     "roberta": ("--model.architecture", "roberta"),
+    "electra": ("--model.architecture", "electra"),
     "gpt": ("--model.architecture", "gpt", "--objective.name", "ltr"),
     "modern": ("--model.architecture", "modern", "--model.window", "8"),
 }
@@ -122,7 +123,7 @@ def exported(name: str, unpaired: Place) -> Path:
     return train_once(unpaired, name) / "export"
 
 
-@pytest.mark.parametrize("name", ["modern", slow("roberta"), slow("gpt")])
+@pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "electra", "gpt"))])
 def test_an_export_is_fine_tuned_and_asked(name: str, exported: Path, toy: Toy, tune: Tune) -> None:
     """It answers rows of dev, all of which it knows; layers without an 8-bit form say so."""
     task, out = write_task(toy, toy.folder / "task"), toy.folder / "tuned"
@@ -131,7 +132,7 @@ def test_an_export_is_fine_tuned_and_asked(name: str, exported: Path, toy: Toy, 
     (toy.folder / "texts").write_text("the the river\nof of mountain\nlittle the river\n")
     for dtype in ("fp32", "bf16", "int8"):
         asked = (predict.main, out / "toy", toy.folder / "texts", "--dtype", dtype, "--out", toy.folder / dtype)
-        if dtype == "int8" and name != "roberta":
+        if dtype == "int8" and name not in ("roberta", "electra"):
             assert f"layers of {architectures()[name].title} are not computed in 8 bits" in run_main(*asked, code=2)
             continue
         run_main(*asked)
@@ -139,7 +140,7 @@ def test_an_export_is_fine_tuned_and_asked(name: str, exported: Path, toy: Toy, 
         assert [answer["label"] for answer in answers] == ["wet", "dry", "wet"]
 
 
-@pytest.mark.parametrize("name", ["modern", slow("roberta"), slow("gpt")])
+@pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "electra", "gpt"))])
 def test_a_run_begins_with_an_export_of_its_architecture(
     name: str, exported: Path, unpaired: Place, place: Place
 ) -> None:
@@ -157,7 +158,7 @@ def test_a_run_begins_with_an_export_of_its_architecture(
     assert anew.read_bytes() == wanted.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["modern", slow("roberta"), slow("gpt")])
+@pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "electra", "gpt"))])
 def test_an_export_is_scored_as_its_run(
     name: str, exported: Path, unpaired: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +178,7 @@ def test_an_export_is_scored_as_its_run(
 
 
 @pytest.mark.usefixtures("leaves_group")
-@pytest.mark.parametrize("name", ["modern", slow("roberta"), slow("gpt")])
+@pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "electra", "gpt"))])
 def test_a_run_is_planned(name: str, unpaired: Place) -> None:
     """With its data, and with its published size on GPUs elsewhere."""
     said = run_main(train_entry.main, *unpaired.command("planned", *WORDS[name], "--check"))

@@ -18,6 +18,9 @@ from transformers import (
     BertForMaskedLM,
     BertForPreTraining,
     BertLMHeadModel,
+    ElectraConfig,
+    ElectraForCausalLM,
+    ElectraForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
     ModernBertConfig,
@@ -70,6 +73,13 @@ def roberta_config(**more: Any) -> RobertaConfig:
     return RobertaConfig(**sizes)
 
 
+def electra_config(**more: Any) -> ElectraConfig:
+    """The sizes of `SMALL`."""
+    sizes = {**their_config(SMALL).to_diff_dict(), "embedding_size": SMALL.hidden, **more}
+    del sizes["model_type"]
+    return ElectraConfig(**sizes)
+
+
 def gpt_config() -> GPT2Config:
     """The sizes of `SMALL`."""
     sizes: dict[str, Any] = {"n_layer": SMALL.layers, "n_embd": SMALL.hidden, "n_head": SMALL.heads}
@@ -93,12 +103,16 @@ COUNTERPARTS = {
     ),
     "roberta": Counterpart(RobertaForMaskedLM, roberta_config),
     "roberta, left to right": Counterpart(RobertaForCausalLM, partial(roberta_config, is_decoder=True)),
+    "electra": Counterpart(ElectraForMaskedLM, electra_config),
+    "electra, left to right": Counterpart(
+        ElectraForCausalLM, partial(electra_config, is_decoder=True, bos_token_id=2, eos_token_id=3)
+    ),
     "gpt": Counterpart(GPT2LMHeadModel, gpt_config),
     "modern": Counterpart(ModernBertForMaskedLM, modern_config, exact=1e-6),
 }
 """Every architecture with every objective that transformers computes too; in ModernBERT it rounds queries and keys to
 fp32."""
-ENCODERS = ("bert", "roberta", "modern")
+ENCODERS = ("bert", "roberta", "electra", "modern")
 """Those of other encoders, on which transformers has the heads of tasks that we have."""
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.counterparts import gpt_config, modern_config, roberta_config
-from transformers import GPT2Model, ModernBertForMaskedLM, RobertaModel
+from support.counterparts import electra_config, gpt_config, modern_config, roberta_config
+from transformers import ElectraModel, GPT2Model, ModernBertForMaskedLM, RobertaModel
 
 from data_prep.common.errors import UserError
 from pretraining.huggingface.folders import read_folder, read_head
@@ -39,6 +39,12 @@ def test_roberta_with_a_pooler_that_nothing_trained(tmp_path: Path) -> None:
     assert (shape.architecture, shape.learns.pairs, shape.positions) == ("roberta", False, 96)
     assert {name.partition(".")[0] for name in missing} == {"masked_head"}
     assert not any(name.startswith("pooler") for name in state)
+
+
+def test_electra_with_embeddings_that_are_narrower_than_its_layers(tmp_path: Path) -> None:
+    ElectraModel(electra_config(embedding_size=16)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="embedding_size is 16; only that of the layers, 48, is supported"):
+        read_folder(tmp_path)
 
 
 def test_modernbert_with_its_first_names_of_settings(tmp_path: Path) -> None:
