@@ -41,6 +41,12 @@ class Done:
     result: Any = None
     """what the function returned"""
 
+    @property
+    def ending(self) -> str:
+        """How it ended, with the name of a signal that killed it, and the last that it said."""
+        code = self.code
+        return f"{signal.Signals(-code).name if code and code < 0 else f'code {code}'}: {self.errors[-3000:]}"
+
 
 class Run:
     """Ranks that work together, as they go on."""

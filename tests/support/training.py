@@ -137,7 +137,7 @@ def train_straight(place: Place, name: str | Path, *more: object) -> Path:
 
 def assert_well(done: Sequence[Done]) -> str:
     """All ranks have done what they were to, and only rank 0 has said anything. Returns that."""
-    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * len(done)
+    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * len(done), [rank.ending for rank in done]
     return done[0].output
 
 
