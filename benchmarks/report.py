@@ -31,7 +31,7 @@ from benchmarks.tables import Results, ResultTable, show, summarise_results
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 
-PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "reproducing.md", "gpu.md"))
+PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "architectures.md", "reproducing.md", "gpu.md"))
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 
 

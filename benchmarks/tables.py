@@ -114,8 +114,9 @@ def list_contests(found: Results) -> Iterator[tuple[str, dict[str, Results]]]:
 
 def name_contest(name: str, contest: Results) -> str:
     """Formats the name of a contest, such as base-128 with 32 sequences."""
-    parts = re.fullmatch(r"([a-z]+)-(\d+)(?:-auto|-\d+)?", name)
-    return f"{parts[1]} at {parts[2]}, {contest['sequences']} sequences" if parts and "sequences" in contest else name
+    parts = re.fullmatch(r"([a-z:]+)-(\d+)(?:-auto|-\d+)?", name)
+    model = parts and parts[1].replace(":", " ")
+    return f"{model} at {parts[2]}, {contest['sequences']} sequences" if parts and "sequences" in contest else name
 
 
 def list_ratios(contest: Results) -> dict[str, Any]:

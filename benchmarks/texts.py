@@ -25,7 +25,7 @@ BUILD = ROOT / "build"
 DEMO = BUILD / "demo"
 """The shards of `make demo`."""
 DEMO_FILES, DEMO_PIECES = 400, 8000
-LENGTHS = ("--lengths", 128, 512)
+LENGTHS = ("--lengths", 128, 512, 1024)
 
 
 def make_shards(out: Path, *words: object, duplicates: int = 1) -> Path:

@@ -5,6 +5,7 @@
     python benchmarks/throughput.py --contests base-128-32 --rounds 5 --profile build/profile
     python benchmarks/throughput.py --contests mini-128-64 --peer none --dtype fp32
     python benchmarks/throughput.py --contests large-128-auto --against "cloze, compiled" --apart
+    python benchmarks/throughput.py --contests modern:mini-128-64 --peer transformers --against "cloze, bert"
 
 All sides train on the same batches with real lengths: of --shards, of the text in the folder that CLOZE_DATA names, or
 of the built-in corpus. They compute in the device's fast type of numbers, with dropout and AdamW, in a process each.
@@ -12,7 +13,7 @@ transformers, if it is installed, runs as its users run it: autocast over fp32 w
 that are padded and pinned before the step; on a CPU also in a process that keeps freed memory as ours does, to show the
 effect of that alone. Steps alternate; ratios are medians. The ceilings, the speed of matrix products and of memory, are
 measured too. A contest that does not fit is halved, with a message. Results go to benchmarks/results/, a file for each
-kind of hardware.
+kind of hardware; contests of other architectures than BERT have another file, architectures-HARDWARE.json.
 """
 
 import sys
@@ -43,12 +44,13 @@ from benchmarks.training_sides import AUTO, Contest, OurTraining, TheirTraining
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
-from pretraining.config.settings import Compute, Dtype, Objective, Optimizer
+from pretraining.architectures.declaration import architectures
+from pretraining.config.settings import Compute, Dtype, Optimizer
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
-from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import configure_objective, count_computed_flops, count_step_flops
+from pretraining.model.shape import ARCHITECTURE, Shape
+from pretraining.objectives.declaration import count_computed_flops, count_step_flops, find_objective
 from pretraining.planning.amount import most_predictions
 from pretraining.processes.group import choose_device
 from pretraining.reporting.hardware import measure_flops, measure_memory_bandwidth
@@ -61,6 +63,8 @@ ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 AGAIN = "cloze, again"
 """Our side once more after all others, with `apart`: shows how the device itself has changed meanwhile."""
+MASKED = [name for name, kind in architectures().items() if "both" in kind.sees]
+"""Architectures that can learn as BERT does, so that they can stand beside it."""
 MOST_SEQUENCES = 4096
 """Sequences of a step whose largest part that fits is taken, in contests with as many as fit."""
 
@@ -76,6 +80,7 @@ SIDES = {
     "cloze, deterministic": build_our_side(compute=Compute(deterministic=True)),
     "cloze, LAMB": build_our_side(optimizer=Optimizer(name="lamb")),
     "cloze, Muon": build_our_side(optimizer=Optimizer(name="muon")),
+    **{f"cloze, {name}": SideSpec(partial(OurTraining, other=name)) for name in MASKED},
     "transformers": SideSpec(TheirTraining, prepared=False),
     "transformers, compiled": SideSpec(partial(TheirTraining, compiled=True), prepared=False),
     "transformers, memory kept": SideSpec(TheirTraining),
@@ -91,11 +96,11 @@ class Throughput:
     data: Path = DATA
     """Folder of real text with wiki/ and vocab.txt."""
     contests: tuple[str, ...] = ()
-    """SIZE-LENGTH-SEQUENCES each, or SIZE-LENGTH-auto for as many sequences as fit (default: by device)."""
+    """[ARCHITECTURE:]SIZE-LENGTH-SEQUENCES each, or -auto for as many sequences as fit (default: by device)."""
     peer: Literal["auto", "transformers", "none"] = "auto"
     """The peer; auto: transformers, if it is installed."""
     against: tuple[str, ...] = ()
-    """Names of other sides, such as "cloze, compiled"."""
+    """Names of other sides, such as "cloze, compiled", or "cloze, bert" for BERT of the same layers and width."""
     apart: bool = False
     """Run one side after another, ours again at the end: for sides that do not fit in memory together."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -173,6 +178,7 @@ class ContestRun:
         self._batches = [read(step) for step in range(WARM_UP + bench.settings.rounds)]
         self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
+        self._shapes: dict[str, Shape] = {}
         self._peaks: dict[str, float] = {}
         """The largest memory of each side, in GiB."""
         self._ceilings: list[float] = []
@@ -194,6 +200,7 @@ class ContestRun:
                 return side.turn("step")
 
             turns = {name: partial(take_turn, side, iter(self._batches)) for name, side in sides.items()}
+            self._shapes |= {name: side.ask("get_shape") for name, side in sides.items()}
             self._seconds |= alternate(turns, bench.settings.rounds, WARM_UP).seconds
             self._peaks |= {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
             if bench.settings.profile is not None and OURS in sides:
@@ -202,7 +209,7 @@ class ContestRun:
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
         ceiling, batches = statistics.median(self._ceilings), self._batches[WARM_UP:]
-        figures = {name: summarise(self._shape, batches, each, ceiling) for name, each in self._seconds.items()}
+        figures = {name: summarise(self._shapes[name], batches, each, ceiling) for name, each in self._seconds.items()}
         clocks = {"before": self._clocks_before, "after": read_gpu_state(self._bench.device)}
         return {
             "sequences": self._contest.sequences,
@@ -226,7 +233,7 @@ def fit_sequences(contest: Contest, bench: Bench) -> Contest:
     """Returns the contest with the sequences that a trainer takes for micro_batch = "auto"."""
     shape, _ = contest.open(bench.shards)
     _, read = replace(contest, sequences=1).open(bench.shards)
-    predictions = most_predictions(configure_objective(Objective()), contest.length, Manifest.read(bench.shards))
+    predictions = most_predictions(find_objective(shape), contest.length, Manifest.read(bench.shards))
     with open_sides({OURS: SIDES[OURS]}, shape, bench.device, bench.dtype) as sides:
         sides[OURS].ask("take", read(0))
         sides[OURS].ask("step")  # allocates the state of the optimizer
@@ -281,7 +288,8 @@ def measure(settings: Throughput, console: Console) -> None:
     shards = find_shards(settings.shards, settings.data, console.print)
     vocabulary = Manifest.read(shards).vocabulary_size
     bench = Bench(settings, shards, device, dtype, sides, console)
-    keeper = ResultsFile("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
+    benchmark = "throughput" if all(each.architecture == ARCHITECTURE for each in given) else "architectures"
+    keeper = ResultsFile(benchmark, ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
     kept = keeper.earlier.get("contests", {}) if given else keeper.readable.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
     about, written = {"dtype": name_dtype(dtype), "vocabulary": vocabulary, **describe_run()}, None

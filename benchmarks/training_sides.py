@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.peer import pad_batch
+from benchmarks.peer import pad_batch, silence_transformers
 from benchmarks.sides import NoMemoryError, silence_stderr
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
 from pretraining.architectures.bert import ARCHITECTURE as BERT
-from pretraining.architectures.declaration import make_shape
-from pretraining.config.settings import Precision
+from pretraining.architectures.declaration import architectures, find_architecture, find_faults
+from pretraining.config.settings import Model, Precision
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
@@ -27,9 +27,8 @@ from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, StepResult, train_step
 from pretraining.huggingface.config import make_config
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import build_model
-from pretraining.objectives.mlm import OBJECTIVE as MLM
+from pretraining.model.shape import ARCHITECTURE, Learning, Shape
+from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.planning.memory import Heaviest, find_largest_that_fits
 from pretraining.processes.group import connect
 from pretraining.reporting.hardware import read_peak_memory, synchronize
@@ -41,6 +40,7 @@ LEARNING_RATE = 1e-6
 
 USUAL = EngineSettings()
 """The defaults of a recipe: AdamW, nothing compiled."""
+LTR = Learning("ltr", pairs=False, sees="before")
 AUTO = 0
 """Stands for as many sequences as fit."""
 
@@ -53,23 +53,31 @@ class Contest:
     length: int
     sequences: int
     """Sequences of a step, or AUTO."""
+    architecture: str = ARCHITECTURE
+    """The architecture of the model."""
 
     @classmethod
     def parse(cls, text: str) -> Contest:
-        """Reads SIZE-LENGTH-SEQUENCES, such as base-128-32; SIZE-LENGTH-auto has as many sequences as fit."""
-        size, *numbers = text.split("-")
+        """Reads SIZE-LENGTH-SEQUENCES, such as base-128-32; SIZE-LENGTH-auto has as many sequences as fit. Other
+        architectures than BERT are named before it, as in modern:mini-128-64; they also have BERT's sizes."""
+        architecture, _, words = text.rpartition(":")
+        kind = architectures().get(architecture or ARCHITECTURE)
+        size, *numbers = words.split("-")
         is_auto = numbers[1:] == ["auto"]
         counts = numbers[:1] if is_auto else numbers
-        if size not in BERT.sizes or len(numbers) != 2 or not all(number.isdecimal() for number in counts):
-            raise UserError(f"{text}: no contest; give SIZE-LENGTH-SEQUENCES, such as base-128-32")
+        known = {**BERT.sizes, **kind.sizes} if kind else ()
+        if size not in known or len(numbers) != 2 or not all(number.isdecimal() for number in counts):
+            others = f"or modern:base-128-32 ({', '.join(architectures())})"
+            raise UserError(f"{text}: no contest; give SIZE-LENGTH-SEQUENCES, such as base-128-32, {others}")
         if not all(map(int, counts)):
             raise UserError(f"{text}: at least one sequence of one piece")
-        return cls(size, int(numbers[0]), AUTO if is_auto else int(numbers[1]))
+        return cls(size, int(numbers[0]), AUTO if is_auto else int(numbers[1]), architecture or ARCHITECTURE)
 
     @property
     def name(self) -> str:
         """The name in results."""
-        return f"{self.size}-{self.length}" + "-auto" * (self.sequences == AUTO)
+        kind = "" if self.architecture == ARCHITECTURE else f"{self.architecture}:"
+        return f"{kind}{self.size}-{self.length}" + "-auto" * (self.sequences == AUTO)
 
     def __str__(self) -> str:
         return self.name if self.sequences == AUTO else f"{self.name}-{self.sequences}"
@@ -88,13 +96,30 @@ class Contest:
         if manifest.length_for(self.length) is None:
             there = ", ".join(map(str, manifest.lengths()))
             raise UserError(f"{self}: {shards} has no sequences of {self.length}, only of {there}")
-        dataset = Dataset(shards, manifest, self.length)
+        shape = self.make_shape(manifest.vocabulary_size)
+        dataset = Dataset(shards, manifest, self.length, objective=find_objective(shape))
         order = BatchOrder(Order(0, dataset.shard_rows), self.sequences)
 
         def read(step: int) -> PretrainingBatch:
             return step_batches(dataset, order, step).micro[0]
 
-        return make_shape(self.size, manifest.vocabulary_size), read
+        return shape, read
+
+    def make_shape(self, vocabulary: int) -> Shape:
+        """Makes the shape of the model, which learns by masks, and from left to right if it can only do that."""
+        kind = find_architecture(self.architecture)
+        size, (layers, hidden) = (self.size, (None, None)) if self.size in kind.sizes else (None, BERT.sizes[self.size])
+        sizes = {"size": size, "layers": layers, "hidden": hidden, "positions": max(512, self.length)}
+        return build_shape(self.architecture, Learning() if "both" in kind.sees else LTR, vocabulary, **sizes)
+
+
+def build_shape(architecture: str, learns: Learning, vocabulary: int, **sizes: Any) -> Shape:
+    """Builds a shape that learns as another one does, but from pairs only if the architecture has a head for them."""
+    settings, kind = Model(architecture=architecture, **sizes), find_architecture(architecture)
+    for fault in find_faults(settings, learns.sees):
+        raise UserError(fault)
+    shape = settings.shape(vocabulary, learns)
+    return replace(shape, learns=replace(learns, pairs=learns.pairs and kind.learns_pairs(shape)))
 
 
 class Training:
@@ -104,12 +129,13 @@ class Training:
         set_arithmetic(settings.precision, settings.compute, device)
         model = build_model(shape, settings.compute.checkpoint_activations).to(device).initialize(seed)
         self.engine, self.rank, self.steps = Engine(model, settings, device), rank, 0
+        self._loss = find_objective(shape).loss
 
     def step(self, batches: PretrainingBatches, mark: Callable[[], Any] = lambda: None) -> StepResult:
         """Makes a step; a GPU may still compute when this returns."""
         seeds = Seeds.derive(0, self.steps, self.rank)
         self.steps += 1
-        return train_step(self.engine, batches, LEARNING_RATE, seeds, MLM.loss, mark=mark)
+        return train_step(self.engine, batches, LEARNING_RATE, seeds, self._loss, mark=mark)
 
 
 def join_micro_batches(micro: Sequence[PretrainingBatch], ranks: int = 1) -> PretrainingBatches:
@@ -122,6 +148,11 @@ class TrainingSide:
     """A model in training: `take` prepares a batch as a loader does, and `step` makes a step on it."""
 
     device: torch.device
+    shape: Shape
+
+    def get_shape(self) -> Shape:
+        """Returns the shape of its model."""
+        return self.shape
 
     def peak(self) -> int:
         """Returns the peak memory in bytes."""
@@ -131,10 +162,15 @@ class TrainingSide:
 class OurTraining(TrainingSide):
     """A step as the trainer does it."""
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, settings: EngineSettings = USUAL):
-        self.shape, self.device = shape, device
+    def __init__(
+        self, shape: Shape, device: torch.device, dtype: torch.dtype, settings: EngineSettings = USUAL, other: str = ""
+    ):
+        """`other` is another architecture, of the same layers and width."""
+        sizes = {"layers": shape.layers, "hidden": shape.hidden, "positions": shape.positions}
+        self.shape = build_shape(other, shape.learns, shape.vocabulary, **sizes) if other else shape
+        self.device = device
         connect(World(), device)
-        self.training = Training(shape, replace(settings, precision=Precision(dtype=name_dtype(dtype))), device)
+        self.training = Training(self.shape, replace(settings, precision=Precision(dtype=name_dtype(dtype))), device)
 
     def take(self, batch: PretrainingBatch) -> None:
         """Takes the batch of the next step."""
@@ -175,14 +211,19 @@ class TheirTraining(TrainingSide):
     """A step as users of transformers do it."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, compiled: bool = False):
-        from transformers import BertConfig, BertForPreTraining
+        silence_transformers()
+        import transformers
 
         from data_prep.vocabulary.vocabulary import Special  # needs tokenizers, as transformers does
 
+        special = Special(*range(5))
+        self.shape = find_architecture(shape.architecture).fit_vocabulary(shape, special)
         self.device, self.dtype = device, dtype
-        config = BertConfig(**make_config(shape, Special(*range(5)), torch.float32))
+        config = make_config(self.shape, special, torch.float32)
+        kind = getattr(transformers, config["architectures"][0])
         with device:  # where initialising the weights of large is fast
-            self.model: Any = BertForPreTraining(config).train()
+            # the setting is ModernBERT's: logits of the predicted pieces alone
+            self.model: Any = kind(kind.config_class(**config, sparse_prediction=True)).train()
         if compiled:
             self.model.compile()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
@@ -191,6 +232,10 @@ class TheirTraining(TrainingSide):
     def take(self, batch: PretrainingBatch) -> None:
         """Pads and pins a batch, as the workers of a DataLoader do."""
         inputs = pad_batch(batch)
+        if self.shape.one_way:  # where their class shifts labels itself
+            inputs["labels"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+        if not self.shape.learns.pairs:
+            del inputs["token_type_ids"], inputs["next_sentence_label"]
         self.inputs = {name: each.pin_memory() if self.device.type == "cuda" else each for name, each in inputs.items()}
 
     def step(self) -> None:

@@ -24,9 +24,12 @@ from support.shards import make_shards
 from benchmarks import sides, throughput, training_sides
 from benchmarks.measure import read_results
 from benchmarks.sides import Calls, NoMemoryError, SideFailedError, SideSpec, open_sides
+from benchmarks.tables import summarise_contests
 from benchmarks.throughput import Bench, Throughput
-from benchmarks.training_sides import Contest, TheirTraining
+from benchmarks.training_sides import Contest, OurTraining, TheirTraining, join_micro_batches
 from data_prep.common.errors import UserError
+from pretraining.huggingface.weights import import_weights
+from pretraining.objectives.declaration import build_model, find_objective
 
 SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -53,6 +56,14 @@ def test_the_plain_peer_has_none_of_our_settings() -> None:
 def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of lengths 32 and 64."""
     return make_shards(tmp_path_factory.mktemp("shards"))
+
+
+PEERS = {
+    "bert": "BertForPreTraining",
+    "roberta": "RobertaForMaskedLM",
+    "gpt": "GPT2LMHeadModel",
+    "modern": "ModernBertForMaskedLM",
+}
 
 
 def make_bench(shards: Path, *sides: str, **settings: Any) -> Bench:
@@ -133,6 +144,13 @@ def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) 
     again = measured("tiny-32-1", "--dtype", "fp32", "--rounds", "1")
     assert again.code == 0, again.errors
     assert read_results(out)["contests"]["tiny-32"]["dtype"] == "fp32"
+    out.unlink()
+    beside = measured("modern:tiny-32-2", "--rounds", "1", "--peer", "transformers", "--against", "cloze, bert")
+    assert beside.code == 0, beside.errors
+    found = read_results(out)
+    assert found["benchmark"] == "architectures"
+    table = next(iter(summarise_contests(found)))
+    assert (table.rows[0][0], table.head[-1]) == ("modern tiny at 32, 2 sequences", "cloze, bert")
 
 
 def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +182,43 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 def test_a_contest_is_read_from_its_words() -> None:
     assert Contest.parse("large-512-64") == Contest("large", 512, 64)
     assert Contest.parse("large-512-64").name == "large-512"
+    modern = Contest.parse("modern:mini-1024-auto")
+    assert modern == Contest("mini", 1024, training_sides.AUTO, "modern")
+    assert (modern.name, modern.make_shape(1000).positions) == ("modern:mini-1024-auto", 1024)
+    assert Contest.parse("modern:base-128-2").make_shape(1000).layers == 22
 
 
-@pytest.mark.parametrize("text", ["large-512", "huge-128-4", "base-128-many", "base-128-4-4", ""])
+@pytest.mark.parametrize("text", ["large-512", "huge-128-4", "bag:base-128-2", "base-128-many", "base-128-4-4", ""])
 def test_what_is_none_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(UserError, match="give SIZE-LENGTH-SEQUENCES, such as base-128-32"):
         Contest.parse(text)
+
+
+@pytest.mark.parametrize(("name", "theirs"), PEERS.items())
+def test_both_sides_learn_the_same_by_every_architecture(name: str, theirs: str, tiny_shards: Path) -> None:
+    """Their class, with the same weights and without dropout, has the same loss on the batch that it is given."""
+    shape, read = Contest.parse(f"{name}:tiny-32-3").open(tiny_shards)
+    peer, batch = TheirTraining(shape, CPU, torch.float32), read(0)
+    assert type(peer.model).__name__ == theirs
+    peer.take(batch)
+    ours = build_model(peer.get_shape()).eval()
+    ours.load_state_dict(import_weights(peer.model.state_dict(), ours.shape)[0])
+    wanted = find_objective(shape).loss(ours(batch), join_micro_batches([batch]))
+    torch.testing.assert_close(peer.model.eval()(**peer.inputs).loss, wanted)
+    peer.step()
+
+
+def test_another_architecture_of_the_same_size_takes_the_same_batches(tiny_shards: Path) -> None:
+    shape, read = Contest.parse("modern:tiny-32-2").open(tiny_shards)
+    bert = OurTraining(shape, CPU, torch.float32, other="bert")
+    own = bert.get_shape()
+    assert (own.architecture, own.layers, own.hidden) == ("bert", shape.layers, shape.hidden)
+    assert own.learns == shape.learns
+    bert.take(read(0))
+    bert.step()
+    shape, _ = Contest.parse("gpt:tiny-32-2").open(tiny_shards)
+    with pytest.raises(UserError, match='"modern": its pieces see'):
+        OurTraining(shape, CPU, torch.float32, other="modern")
 
 
 def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
