@@ -79,13 +79,13 @@ def read_demo_sentences() -> Iterator[str]:
 
 def choose_vocabulary(data: Path) -> Vocabulary:
     """Returns the published vocabulary if it is available, else one trained on the demo corpus."""
-    from data_prep.vocabulary.kinds.wordpiece import train_vocabulary
+    from data_prep.vocabulary.kinds.wordpiece import KIND
     from data_prep.vocabulary.source import find_vocabulary
 
     if (data / "vocab.txt").is_file():
         return find_vocabulary(str(data / "vocab.txt"), cased=False)
     words = Counter(word for each in read_demo_sentences() for word in re.findall(r"\w+|[^\w\s]", each.lower()))
-    return train_vocabulary(words, DEMO_PIECES, cased=False)
+    return KIND.train(words, DEMO_PIECES, cased=False)
 
 
 def write_demo_task(folder: Path) -> Path:

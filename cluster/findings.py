@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median, median_low
 
-from rich.table import Table
-
 from cluster.health import CPU, LINK, Health
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import make_table, open_console
 from pretraining.processes.ending import Code
 
 USERS = ("data", "device", "disk", "recipe")  # checks whose failure on all nodes is for the user to mend
 SLOW, SLOW_LINK, SKEW = 0.7, 0.5, 5.0  # shares of the median; seconds
 MANY = 16  # the number of nodes above which the table shows unfit ones alone
-COLUMNS = ("node", "ranks", "device", "TFLOP/s", "GB/s to others", "GB free", "MB/s written")
+COLUMNS = ("node", ">ranks", "device", ">TFLOP/s", ">GB/s to others", ">GB free", ">MB/s written")
 
 
 @dataclass
@@ -151,9 +149,7 @@ def find_skew(found: Findings) -> None:
 def show(found: Findings, seconds: float) -> None:
     """Prints a line for each node (of many, for the unfit ones), one for all together, and the faults."""
     console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
-    table, reports = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), list(chain(*found.nodes.values()))
-    for title in COLUMNS:
-        table.add_column(title, justify="left" if title in ("node", "device") else "right")
+    table, reports = make_table(*COLUMNS, padding=(0, 2, 0, 0)), list(chain(*found.nodes.values()))
     for name, own in found.nodes.items():
         if len(found.nodes) <= MANY or name in found.unfit:
             table.add_row(name, *format_figures(own))

@@ -45,9 +45,7 @@ class Health:
 
     node: str
     met: tuple[float, float]  # when it entered and left the meeting of all ranks, by its own clock
-    same: dict[str, str] = field(
-        default_factory=dict
-    )  # values that must be equal on all nodes: code, data, versions, GPUs
+    same: dict[str, str] = field(default_factory=dict)  # what must be equal on all nodes: code, data, versions, GPUs
     faults: dict[str, str] = field(default_factory=dict)  # messages of failed checks, by check
     gone: bool = False  # whether the data is missing altogether
     notes: list[str] = field(default_factory=list)
@@ -136,8 +134,7 @@ def try_disk(folder: Path) -> tuple[float, float]:
 def check_room(free: float, recipe: Path, overrides: Sequence[str], manifest: Manifest, ranks: int) -> None:
     """Raises UserError if the disk has no room for checkpoints. Does not look up the sizes of a base model."""
     settings = load_recipe(recipe, overrides, ranks=ranks, lengths=manifest.lengths())
-    shape = settings.shape(manifest)
-    needed = CHECKPOINTS * BYTES * num_parameters(shape)
+    needed = CHECKPOINTS * BYTES * num_parameters(settings.shape(manifest))
     if settings.base_model is None and free < needed:
         told = f"{free / 1e9:,.2f} GB are free, and {CHECKPOINTS} checkpoints take {needed / 1e9:,.2f} GB"
         raise UserError(f"{told}\nmake room, or name another --out")

@@ -119,8 +119,7 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
         found = judge(reports, wanted.slow)
         if world.rank == 0:
             show(found, time.monotonic() - start)
-        writers = [rank for rank, own in enumerate(reports) if own.free is not None]
-        if world.rank in writers[:1]:
+        if world.rank in [rank for rank, own in enumerate(reports) if own.free is not None][:1]:
             write_report(wanted.out, found)
     if found.code == Code.DONE:
         disconnect()

@@ -48,9 +48,6 @@ class RunStatus:
     """The status of a run. Unknown values are None or empty."""
 
     run: str
-    state: State
-    why: str
-    """the reason for the state, in words"""
     phase: int
     """number of the current phase, from 1"""
     phases: int
@@ -79,6 +76,9 @@ class RunStatus:
     """content of ended.json: code, reason, rank, time"""
     losses: list[tuple[int, float]]
     """steps with their training losses: all of them, or a sample"""
+    state: State = "running"
+    why: str = ""
+    """the reason for the state, in words"""
 
 
 CURE = (
@@ -135,8 +135,6 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
     checkpoint = max(list_finished(run), key=parse_step, default=None)
     status = RunStatus(
         run=str(run),
-        state="running",
-        why="",
         phase=phase,
         phases=len(recipe.phases),
         phase_name=settings.name if settings else None,
@@ -155,8 +153,7 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
         losses=read_or([], lambda: read_losses(run)) if lines else [],
     )
     gone = find_deserter(run / LOCK) if read_time(run / LOCK) >= started else None
-    begun = max(started, read_time(run / RECIPE))
-    state, why = judge(status, recipe, queue, gone, begun, written, now)
+    state, why = judge(status, recipe, queue, gone, max(started, read_time(run / RECIPE)), written, now)
     return replace(status, state=state, why=why)
 
 

@@ -147,8 +147,7 @@ def plan_tables(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[
     variables, every = {"CLOZE_SHARES": wanted.shares}, [f"--array=1-{shares}"]
     said = " ".join(words)
     named = re.findall(r"--(table|figure)[ =](\S+)", said)
-    there = {path.stem for path in TABLES.glob("*.toml")}
-    if len(named) != 1 or "".join(named[0]) not in there:
+    if len(named) != 1 or "".join(named[0]) not in {path.stem for path in TABLES.glob("*.toml")}:
         raise UserError(f"tables: {said or 'nothing is named'}: give --table 1 to 8, or --figure 5")
     jobs = [
         ChainJob("tables", "reproduce", f"{wanted.shares} shares of {said}", variables, every, words),

@@ -40,11 +40,10 @@ def write_batches(
 ) -> FileRecord:
     """Writes an Arrow file a record batch at a time, so that it is never in memory as a whole; returns its record."""
     rows, options = 0, pa.ipc.IpcWriteOptions(compression=compression)
-    with replacing(folder / name) as file:
-        with pa.ipc.new_file(file, schema, options=options) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-                rows += batch.num_rows
+    with replacing(folder / name) as file, pa.ipc.new_file(file, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            rows += batch.num_rows
     return FileRecord.from_file(folder, name, rows)
 
 

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
+from data_prep.common.terminal import make_table
 from data_prep.examples.making import TOGETHER
 from data_prep.examples.merging import SortedFiles, merging_rounds
 from data_prep.examples.parts import FEW_PARTS, PARTNER_PARTS
@@ -65,8 +67,7 @@ class Costs:
     """Bytes of the shards of all sets of a length, by length."""
 
 
-@dataclass(frozen=True)
-class StepForecast:
+class StepForecast(NamedTuple):
     """The estimated costs of a step."""
 
     name: str
@@ -189,8 +190,7 @@ def measure_costs(settings: Settings, given: Vocabulary | None, text: Text, fold
         vocabulary.write(steps.folder)
         for task in steps.part_tasks(documents, vocabulary.sha256):
             encode_part(task)  # as a worker that has learned the words of the text
-        cut = steps.cut_documents(documents, vocabulary)
-        tokens = Joined((taken, cut))
+        tokens = Joined((taken, steps.cut_documents(documents, vocabulary)))
         mark_near_copies(steps.runner, tokens, vocabulary, settings.near_copies)
         made = steps.make_shards(tokens, vocabulary)
     everything = size + sum(record.text_bytes for record in taken)
@@ -270,9 +270,7 @@ def print_forecast(
 
 def make_forecast_table(steps: list[StepForecast], workers: int) -> Table:
     """Makes the table of the steps and their costs."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("step", "tasks", "on one core", f"on {workers} workers", "on the disk", "files"):
-        table.add_column(name, justify="left" if name == "step" else "right")
+    table = make_table("step", ">tasks", ">on one core", f">on {workers} workers", ">on the disk", ">files")
     for step in steps:
         times = (duration(step.core_seconds), duration(step.core_seconds / min(workers, step.tasks)))
         table.add_row(step.name, f"{step.tasks:,}", *times, format_size(step.disk), f"{step.tasks:,}")

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import absence, sha256
 from data_prep.running import Step
-from data_prep.seals import find_broken_seal
+from data_prep.seals import require_seal
 from data_prep.settings import BY_SOURCE, READING, TEXT_SETTINGS, Errors, spell_flag
 from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
 from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
@@ -28,8 +28,7 @@ COUNTS = ("empty", "sentences", "pieces", "unknown", "text_bytes")
 """Counts of a file that both TokensRecord and KeptFile have."""
 
 
-@dataclass(frozen=True)
-class Faults:
+class Faults(NamedTuple):
     """Text that could not be read, and documents that filters left out."""
 
     skipped: list[str]
@@ -214,8 +213,7 @@ def _read(folder: Path, named: str) -> Origin:
         raise
     except UserError as error:
         raise UserError(f"{named}: {str(error).removeprefix(f'{folder}: ')}") from error
-    if broken := find_broken_seal(folder / MANIFEST):
-        raise DamageError(f"{folder / MANIFEST}: {broken}: it was edited")
+    require_seal(folder / MANIFEST)
     if manifest.kept and manifest.kept_format != KEPT_FORMAT:
         raise UserError(
             f"{named}: its documents are of format {manifest.kept_format}, and this version reads {KEPT_FORMAT}\n"
@@ -276,8 +274,7 @@ def _damage_of(task: TakeTask) -> str:
 def make_kept_file(record: TokensRecord) -> KeptFile:
     """Makes the record of a file of documents for the manifest."""
     [file] = record.files
-    counts = {name: getattr(record, name) for name in COUNTS}
-    return KeptFile(**file.as_json(), source=record.source, **counts)
+    return KeptFile(**file.as_json(), source=record.source, **{name: getattr(record, name) for name in COUNTS})
 
 
 TAKE = Step("taken", take_file, TokensRecord, "pieces", items=lambda record: record.documents)

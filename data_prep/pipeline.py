@@ -17,19 +17,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from data_prep import description
 from data_prep.choosing import MARKED, SPLIT, is_weighed_by_older
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
-from data_prep.description import (
-    Changes,
-    collect_faults,
-    describe,
-    describe_vocabulary,
-    describe_with_origins,
-    sum_corpus,
-)
 from data_prep.examples.sifting import SHARES_TOO_SMALL
 from data_prep.forecast import Amount, Text, describe_disk_need, make_usual_costs, plan_steps, print_forecast
 from data_prep.inspection.figures import describe_vocabulary_size
@@ -43,7 +36,7 @@ from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
 from data_prep.seals import FIELDED, FILTERED_REPORT
 from data_prep.settings import Settings, join_values
-from data_prep.shards import FORMAT, KEPT_FORMAT, MANIFEST, Ingredients, Manifest, VocabularyFigures
+from data_prep.shards import FORMAT, KEPT_FORMAT, MANIFEST, PLAN, Ingredients, Manifest, VocabularyFigures
 from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
 from data_prep.vocabulary.kinds.declaration import USUAL, TokenizerKind, find_kind
@@ -131,8 +124,7 @@ class Pipeline:
         self._refuse_read("--format", s.formats)
         files = sources.find_files(s.sources, s.formats, self.folder, problems)
         known = [*(file.source for file in self.origins.kept_files), *(file.source for file in files)]
-        of_text: dict[str, Mapping[str, object]] = {"--text-field": s.text_fields, "--language": s.languages}
-        for flag, named in of_text.items():
+        for flag, named in {"--text-field": s.text_fields, "--language": s.languages}.items():
             self._refuse_read(flag, named)
             sources.check_names(flag, named, [file.source for file in files])
         sources.check_names("--max-share", s.max_shares, known)
@@ -159,7 +151,7 @@ class Pipeline:
     def _finished(self, plan: Ingredients) -> Manifest:
         """Returns the manifest of a folder that an earlier run has finished, if that was to do the same."""
         manifest = Manifest.read(self.folder)
-        Changes(manifest, plan).refuse(self.folder)
+        description.Changes(manifest, plan).refuse(self.folder)
         if not (manifest.figures or self.settings.documents_only):
             raise UserError(
                 f"{self.folder}: has documents alone\nmake shards of them: --from {self.folder} --out ANOTHER"
@@ -189,7 +181,7 @@ class Pipeline:
 
         Where files of the text were repaired, added or taken away, only what comes of them is done anew.
         """
-        if self.work.is_begun():
+        if (self.folder / PLAN).exists() and self.work.list_steps():  # then nothing but the same is continued
             before = self.work.read_plan()
             theirs, ours = before.settings.as_json(), plan.settings.as_json()
             read_anew = [f"--{name}" for name in NAMED if theirs[name] != ours[name]]
@@ -197,7 +189,7 @@ class Pipeline:
             if theirs["errors"] == "fail":  # what was read without a fault is the same under any policy
                 taken["errors"] = ours["errors"]
             before = before.model_copy(update={"settings": before.settings.model_copy(update=taken)})
-            changes = Changes(before, plan)
+            changes = description.Changes(before, plan)
             if changes.list_settings():
                 changes.refuse(self.folder)
             if self.work.is_finished(SPLIT) and (gone := changes.list_missing()):
@@ -244,9 +236,9 @@ class Pipeline:
         said = rehearse(s, len(given) if given else s.vocab_size, work.path, self.console)
         vocabulary = steps.make_vocabulary(documents, given)
         known = [manifest.vocabulary for manifest in self.origins.manifests]
-        figures = known[0] if known else describe_vocabulary(vocabulary, given)
+        figures = known[0] if known else description.describe_vocabulary(vocabulary, given)
         self._say_vocabulary(figures)
-        if not vocabulary.has_masks:
+        if vocabulary.special.mask == vocabulary.special.sep:
             self._warn(
                 f"{vocabulary.special_pieces.mask} stands for masks too: these shards are for objectives without"
             )
@@ -255,11 +247,11 @@ class Pipeline:
         tokens = Joined((taken, cut))
         made = steps.keep(tokens, vocabulary) if s.documents_only else steps.make_shards(tokens, vocabulary)
         tables = [*made.tables, *([write_report(self.folder, documents)] if steps.filters and bundles else [])]
-        faults = [*(origin.faults for origin in self.origins.folders), collect_faults(documents, left_out)]
+        faults = [*(origin.faults for origin in self.origins.folders), description.collect_faults(documents, left_out)]
         manifest = Manifest(
             **dict(plan),
             format=FORMAT,
-            corpus=sum_corpus(made.chosen, faults, lost),
+            corpus=description.sum_corpus(made.chosen, faults, lost),
             vocabulary=figures,
             vocabulary_source=self._vocabulary_source(),
             files=tables,
@@ -335,13 +327,13 @@ class Pipeline:
 
     def _describe(self, files: list[sources.SourceFile], given: Vocabulary | None) -> Ingredients:
         """Makes the plan of the run; prints which texts are there twice."""
-        plan = describe(self.settings, files, given)
+        plan = description.describe(self.settings, files, given)
         if not self.origins.folders:
             return plan
         groups = [*((str(origin.folder), origin.sources) for origin in self.origins.folders), ("--docs", plan.sources)]
         for note in look_for_repeated(groups):
             self._say(f"note: {note}")
-        return describe_with_origins(plan, self.origins, self.folder)
+        return description.describe_with_origins(plan, self.origins, self.folder)
 
     def _take_origins(self) -> Vocabulary:
         """Finds the folders of --from and the vocabulary of their documents; prints their counts."""

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.errors import DamageError
 from data_prep.common.files import json_bytes, read_json
 from data_prep.common.languages import DEFAULT
 
@@ -27,16 +28,17 @@ def seal(content: dict[str, Any]) -> None:
     content["checksum"] = hash_content(content)
 
 
-def find_broken_seal(path: Path) -> str | None:
-    """Describes how a manifest was changed after it was written, even if it means the same; None if it was not."""
-    content = read_json(path)
+def require_seal(path: Path) -> None:
+    """Raises DamageError where a manifest was changed after it was written, even if it means the same."""
+    content, broken = read_json(path), ""
     if content["fingerprint"] not in (make_fingerprint(content), make_fingerprint(content, field_as_given=True)):
-        return "its fingerprint does not fit what it says"
-    if content.get("checksum") != hash_content(content):
-        return "its checksum does not fit what it says"
-    if path.read_bytes() != json_bytes(content):
-        return "not as it was written, though it says the same"
-    return None
+        broken = "its fingerprint does not fit what it says"
+    elif content.get("checksum") != hash_content(content):
+        broken = "its checksum does not fit what it says"
+    elif path.read_bytes() != json_bytes(content):
+        broken = "not as it was written, though it says the same"
+    if broken:
+        raise DamageError(f"{path}: {broken}: it was edited")
 
 
 def hash_content(content: dict[str, Any]) -> str:

@@ -236,8 +236,7 @@ def join_values(groups: tuple[tuple[str, ...], ...]) -> list[str]:
 
 def map_by_source(values: list[str]) -> dict[str, str]:
     """Maps the names of sources to values given as NAME=VALUE; a VALUE alone is for all others, under the name ""."""
-    parted = [value.rpartition("=") for value in values]
-    return {name: value for name, _, value in parted}
+    return {name: value for name, _, value in (given.rpartition("=") for given in values)}
 
 
 def parse_size(text: str) -> int:

@@ -22,9 +22,8 @@ import io
 import tyro
 
 from data_prep.common.capacity import limit_memory
-from data_prep.common.errors import UserError
 from data_prep.common.files import is_stream
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import open_console, run_curable
 from data_prep.inspection.lookup import Wanted, describe_example, find_document, find_example, format_example
 from data_prep.inspection.page.writing import write_page
 
@@ -32,30 +31,29 @@ ABOUT = "Prints a training example, with what is masked, replaced or kept; or a 
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the example or document that the arguments name, or makes the page; returns the exit code."""
+    """Shows what the arguments name; returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may not have all characters
-    console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
     wanted = tyro.cli(Wanted, args=arguments, prog="show.py", description=ABOUT, config=(tyro.conf.FlagCreatePairsOff,))
-    try:
-        if wanted.is_page:
-            place = write_page(wanted.data, wanted.report_out)
-            if not is_stream(place):
-                console.print(f"written: {place}", markup=False)
-            return 0
-        if wanted.document is not None:
-            document, vocabulary = find_document(wanted.data, wanted.document)
-            for sentence in document.lines(vocabulary):
-                console.print(sentence, markup=False)
-            return 0
+    return run_curable(lambda: show(wanted))
+
+
+def show(wanted: Wanted) -> None:
+    """Prints the example or document that is wanted, or makes the page."""
+    console = open_console(soft_wrap=True)
+    if wanted.is_page:
+        place = write_page(wanted.data, wanted.report_out)
+        if not is_stream(place):
+            console.print(f"written: {place}", markup=False)
+    elif wanted.document is not None:
+        document, vocabulary = find_document(wanted.data, wanted.document)
+        for sentence in document.lines(vocabulary):
+            console.print(sentence, markup=False)
+    else:
         example, vocabulary = find_example(wanted)
-    except (UserError, PermissionError) as error:
-        errors.print(f"error: {error}", markup=False)
-        return 2
-    console.print(describe_example(wanted.index, example, vocabulary), markup=False)
-    for line in format_example(example, vocabulary):
-        console.print(line)
-    return 0
+        console.print(describe_example(wanted.index, example, vocabulary), markup=False)
+        for line in format_example(example, vocabulary):
+            console.print(line)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -62,8 +62,7 @@ KEY_BYTES = 8  # of the shuffling key of an example, which shards do not have
 Rounds: TypeAlias = Iterable[tuple[SortedFiles, int, SortedFiles]]
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """The files and figures that a run has made."""
 
     tables: list[FileRecord]
@@ -105,14 +104,11 @@ class Steps:
 
     def read(self, bundles: list[Bundle]) -> Iterable[DocumentsRecord]:
         """Reads all files into documents."""
-        if not bundles:
-            return []
-        return self.runner.run(READ, lambda: map(self.extract_task, bundles))
+        return self.runner.run(READ, lambda: map(self.extract_task, bundles)) if bundles else []
 
     def count(self, tasks: list[PartTask]) -> Iterator[Path]:
         """Counts the words of files of documents; returns the files of the counts."""
-        records = self.runner.run(COUNT, lambda: tasks)
-        return (self.folder / record.path for record in records)
+        return (self.folder / record.path for record in self.runner.run(COUNT, lambda: tasks))
 
     def make_vocabulary(self, documents: Iterable[DocumentsRecord], given: Vocabulary | None) -> Vocabulary:
         """Trains a vocabulary on files of documents from all over the corpus, or adds their words to a given one."""

@@ -24,7 +24,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -33,7 +32,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field
 
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord, read_json, replacing, write_json
+from data_prep.common.files import FileRecord, read_json, replacing, writable, write_json
 from data_prep.shards import KEPT, PLAN, WORK, Counts, Ingredients, JsonObject, name_length_folder
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
@@ -187,7 +186,7 @@ class Journal(Generic[Kind]):
 
     def repair(self) -> None:
         """Makes ready for records to be added: takes off a line that was being written when a run was killed."""
-        with self._writing():
+        with writable(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
                 with self.path.open("rb+") as file:
@@ -196,7 +195,7 @@ class Journal(Generic[Kind]):
     def add(self, done: Iterable[tuple[str, Kind]]) -> list[int]:
         """Keeps the records of tasks, so that no later run does these tasks again; returns where the records begin."""
         places = []
-        with self._writing(), self.path.open("ab") as file:
+        with writable(self.path), self.path.open("ab") as file:
             for task, record in done:
                 places.append(file.tell())
                 content = {"task": task, "record": record.as_json()}
@@ -204,14 +203,6 @@ class Journal(Generic[Kind]):
             file.flush()
             os.fsync(file.fileno())  # before anything is deleted that the tasks have consumed
         return places
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Turns an OSError into a UserError that names the file."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)
@@ -267,10 +258,6 @@ class WorkFolder:
     def write_plan(self, plan: Ingredients) -> None:
         """Keeps the settings and sources, for comparison when the run is continued."""
         write_json(self.out / PLAN, {**plan.as_json(), "layout": LAYOUT})
-
-    def is_begun(self) -> bool:
-        """Returns whether there is a plan and any task is done: such a run is only continued with the same settings."""
-        return (self.out / PLAN).exists() and bool(self.list_steps())
 
     def list_steps(self) -> list[str]:
         """Lists the steps that have a finished task, in the order in which they began."""

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import make_table, open_console, run_curable
 from finetuning.averages import Average, compute_averages
 from finetuning.results import AVERAGES, RESULTS, TaskResult, format_percent
 
@@ -74,11 +74,8 @@ def build_table(folders: tuple[Path, ...]) -> Group:
             "    python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue"
         )
     every, names = [read_results(folder) for folder in folders], shorten_names(folders)
-    table, notes = Table(box=None, pad_edge=False), []
-    for name in ("task", "metric"):
-        table.add_column(name)
-    for name in [*names, *["difference", "by chance"] * (len(folders) > 1)]:
-        table.add_column(name, justify="right")
+    figures = [*names, *["difference", "by chance"] * (len(folders) > 1)]
+    table, notes = make_table("task", "metric", *(f">{name}" for name in figures)), []
     for task in dict.fromkeys(task for results in every for task in results):
         found = [results.get(task) for results in every]
         metric = next(result.metric for result in found if result)
@@ -146,12 +143,8 @@ def shorten_names(folders: tuple[Path, ...]) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Prints the table; returns the exit code: 0, or 2 for what the user can cure."""
     command = tyro.cli(Compare, args=arguments, prog="compare.py")
-    try:
-        open_console(soft_wrap=True, markup=False, emoji=False).print(build_table(command.folders))
-    except (UserError, OSError) as error:
-        open_console(stderr=True, markup=False, soft_wrap=True).print(f"error: {error}")
-        return 2
-    return 0
+    console = open_console(soft_wrap=True, markup=False, emoji=False)
+    return run_curable(lambda: console.print(build_table(command.folders)))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import tyro
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.outputs import making
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import open_console, run_curable
 from finetuning.tasks.squad_rules import Numbers, evaluate_1, evaluate_2, read_by_id, read_squad
 
 NAMED = 3
@@ -82,21 +82,20 @@ def _name_ids(ids: Sequence[str]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
-    errors = open_console(stderr=True, soft_wrap=True)
     wanted = tyro.cli(Evaluate, args=arguments, prog="evaluate_squad.py", config=(tyro.conf.FlagCreatePairsOff,))
+    return run_curable(lambda: tell(wanted))
+
+
+def tell(wanted: Evaluate) -> None:
+    """Prints the figures, with notes, and writes them where that is asked for."""
     sources = [path for path in (wanted.data, wanted.predictions, wanted.null_odds) if path is not None]
-    try:
-        with making([wanted.out], "evaluate_squad.py", sources, wanted.replace) if wanted.out else nullcontext():
-            numbers, notes = evaluate(wanted)
-            for note in notes:
-                errors.print(f"note: {note}", markup=False)
-            if wanted.out:
-                write_json(wanted.out, numbers)
-    except (UserError, PermissionError) as error:
-        errors.print(f"error: {error}", markup=False)
-        return 2
+    with making([wanted.out], "evaluate_squad.py", sources, wanted.replace) if wanted.out else nullcontext():
+        numbers, notes = evaluate(wanted)
+        for note in notes:
+            open_console(stderr=True, soft_wrap=True).print(f"note: {note}", markup=False)
+        if wanted.out:
+            write_json(wanted.out, numbers)
     print(json.dumps(numbers, indent=2))
-    return 0
 
 
 if __name__ == "__main__":

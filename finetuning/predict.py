@@ -40,7 +40,7 @@ import tyro
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, replacing
 from data_prep.common.outputs import making
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import run_curable
 from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, parse_object, told_at
 from finetuning.prediction import Answer, FineTuned, Numbers, Row, Texts, count_things, find_fine_tuned, load
 
@@ -89,12 +89,7 @@ class Predict:
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
     wanted = tyro.cli(Predict, args=arguments, prog="predict.py", config=(tyro.conf.FlagCreatePairsOff,))
-    try:
-        predict(wanted)
-    except (UserError, OSError) as error:  # a disk that is full, a file that must not be read
-        open_console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False)
-        return 2
-    return 0
+    return run_curable(lambda: predict(wanted))
 
 
 def predict(wanted: Predict) -> None:

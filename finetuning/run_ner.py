@@ -44,9 +44,7 @@ class RunNer(TuningFlags):
     """Train a BiLSTM on the frozen activations of these layers, instead of the whole model."""
 
     def suite(self) -> Suite:
-        if self.features:
-            return Suite(f"ner-{self.features}", "ner_features")
-        return Suite("ner", "ner")
+        return Suite(f"ner-{self.features}", "ner_features") if self.features else Suite("ner", "ner")
 
     def overrides(self) -> list[str]:
         """Returns the command's own flags as overrides of settings."""

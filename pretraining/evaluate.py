@@ -34,7 +34,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.launchers import World
 from data_prep.common.outputs import making
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import open_console, run_curable
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
 from pretraining.scoring.sentences import Filling, fill_masks
@@ -72,12 +72,7 @@ class Evaluate:
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
     wanted = tyro.cli(Evaluate, args=arguments, prog="evaluate.py", config=(tyro.conf.FlagCreatePairsOff,))
-    try:
-        evaluate(wanted)
-    except (UserError, OSError) as error:
-        open_console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False)
-        return 2
-    return 0
+    return run_curable(lambda: evaluate(wanted))
 
 
 def evaluate(wanted: Evaluate) -> None:

@@ -32,11 +32,10 @@ def list_cores() -> list[int]:
 def num_cores() -> int:
     """Counts the cores that this process may use, also by its quota in a container."""
     cores = len(list_cores())
-    try:
+    with suppress(OSError, ValueError):  # no such file, or no quota
         quota, period = (CGROUPS / "cpu.max").read_text().split()
         return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or no quota
-        return cores
+    return cores
 
 
 def room_for_workers(cores: int | None = None, available: int | None = None) -> tuple[int, str]:
@@ -81,18 +80,16 @@ def _of_groups(file: Path, cgroups: Path) -> Iterator[int]:
 
     In a container the folder of the innermost group is often the only one that is there, under the name of the root.
     """
-    try:
+    with suppress(OSError):
         lines = [line.split(":", 2) for line in file.read_text().splitlines()]
-    except OSError:
-        return
-    for controllers, name in [(line[1], line[2].strip("/")) for line in lines if len(line) == 3]:
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = cgroups / "memory" if controllers else cgroups
-        for folder in (root / name, *(root / name).parents):
-            if folder != root and root not in folder.parents:
-                break
-            yield from _of_group(folder)
+        for controllers, name in [(line[1], line[2].strip("/")) for line in lines if len(line) == 3]:
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root = cgroups / "memory" if controllers else cgroups
+            for folder in (root / name, *(root / name).parents):
+                if folder != root and root not in folder.parents:
+                    break
+                yield from _of_group(folder)
 
 
 def _of_group(folder: Path) -> Iterator[int]:
@@ -108,14 +105,11 @@ def _of_group(folder: Path) -> Iterator[int]:
 
 def _numbers(file: Path) -> Iterator[tuple[str, int]]:
     """Reads a file of lines with a name and a number each."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        name, *values = line.split()
-        if values and values[0].isdigit():
-            yield name, int(values[0])
+    with suppress(OSError):
+        for line in file.read_text().splitlines():
+            name, *values = line.split()
+            if values and values[0].isdigit():
+                yield name, int(values[0])
 
 
 @contextmanager

@@ -167,13 +167,19 @@ def forced_later() -> Iterator[None]:
         _forced_later.reset(token)
 
 
+@contextmanager
+def writable(place: Path | str) -> Iterator[None]:
+    """Turns an OSError into a UserError, which names what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{place}: cannot be written: {error.strerror or error}") from error
+
+
 def force(path: Path) -> None:
     """Waits until a file is on the disk, whichever process of this machine has written it."""
-    try:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with writable(path), path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def unfinished_name(path: Path) -> Path:

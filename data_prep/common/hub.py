@@ -48,13 +48,9 @@ def fetch_model(name: str, files: Sequence[str], revision: str | None = None, fr
 
     if not is_terminal(sys.stderr):
         disable_progress_bars()
-    with hub_errors(
-        f"{constants.ENDPOINT}/{name}",
-        "model",
-        lacking="no such model there (is it OWNER/NAME?)",
-        mirror="set HF_ENDPOINT to a mirror, or name a folder",
-        revision=revision,
-    ):
+    where, lacking = f"{constants.ENDPOINT}/{name}", "no such model there (is it OWNER/NAME?)"
+    mirror = "set HF_ENDPOINT to a mirror, or name a folder"
+    with hub_errors(where, "model", lacking=lacking, mirror=mirror, revision=revision):
         wanted = list(files)
         return Path(snapshot_download(name, allow_patterns=wanted, revision=revision, local_files_only=from_cache))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import refuse_link
+from data_prep.common.files import refuse_link, writable
 
 LOCK = "lock"
 """What the file is called in the folder of a run."""
@@ -62,22 +62,19 @@ def locked(
             except OSError:
                 protected = False
             break
-        try:
+        with writable(place):
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
-        except OSError as error:
-            raise UserError(f"{place}: cannot be written: {error.strerror or error}") from error
         yield protected
 
 
 def find_holder(path: Path, unknown: str = "another process") -> str | None:
     """Finds the process that holds a lock file, by reading alone; `unknown` where the file names none. None where
     nobody holds it, or nobody can tell."""
-    try:
+    with suppress(OSError, struct.error):
         owner, is_free, _ = _look_at(path)
         return None if is_free else owner.strip() or unknown
-    except (OSError, struct.error):
-        return None
+    return None
 
 
 def _look_at(path: Path) -> tuple[str, bool, float]:
@@ -91,19 +88,18 @@ def _look_at(path: Path) -> tuple[str, bool, float]:
 def find_deserter(path: Path) -> str | None:
     """Finds the process that a lock file names, where it ran here and is gone: nobody holds the lock, and there
     is no such process, or it began after the file was written. None where it lives, or nobody can tell."""
-    try:
+    with suppress(OSError, ValueError, struct.error, psutil.Error):
         owner, is_free, written = _look_at(path)
         found = re.fullmatch(r"process (\d+) on (.+)", owner)
-        here = found is not None and found[2] == socket.gethostname()
-        return owner if found and here and is_free and not _lives(found[1], written) else None
-    except (OSError, ValueError, struct.error, psutil.Error):
-        return None
+        if found and found[2] == socket.gethostname() and is_free and not _lives(found[1], written):
+            return owner
+    return None
 
 
 def _lives(process: str, since: float) -> bool:
     """Whether a process of this number runs, and ran at that time already."""
     with suppress(psutil.NoSuchProcess):
         found = psutil.Process(int(process))
-        lives = found.status() != psutil.STATUS_ZOMBIE and found.create_time() < since + 2.0  # as clocks count in steps
-        return bool(lives)
+        # two seconds, as clocks count in steps
+        return bool(found.status() != psutil.STATUS_ZOMBIE and found.create_time() < since + 2.0)
     return False

@@ -92,15 +92,13 @@ def _renewed(record: Path, made: dict[str, Any], taken: Sequence[Path]) -> Files
 
     The record has their checksums; of a command that was killed before, the names that were free when it began.
     """
-    try:
+    with suppress(OSError, UserError, KeyError, TypeError):
         content = read_json(record)
-        if any(content[name] != value for name, value in made.items()):
-            return None
-        files, begun = _files(taken), content.get("begun", [])
-        same = all(file in content["files"] or Path(file["path"]).parts[0] in begun for file in files)
-        return files if same and all(place.exists() for place in taken) else None
-    except (OSError, UserError, KeyError, TypeError):
-        return None
+        if all(content[name] == value for name, value in made.items()):
+            files, begun = _files(taken), content.get("begun", [])
+            same = all(file in content["files"] or Path(file["path"]).parts[0] in begun for file in files)
+            return files if same and all(place.exists() for place in taken) else None
+    return None
 
 
 def _remember(record: Path, content: dict[str, Any]) -> None:

@@ -68,8 +68,7 @@ def attempt_together(attempt: Callable[[], Result]) -> Result:
 def _compare(fault: Fault | None, own: BaseException | None = None) -> None:
     """Meets the other ranks; raises the error of this rank, or of another one where only that has one."""
     global _met
-    comm = _connect()
-    found: list[tuple[str, Fault | None]] = comm.allgather((socket.gethostname(), fault))
+    found: list[tuple[str, Fault | None]] = _connect().allgather((socket.gethostname(), fault))
     _met = True
     if mpi_rank() == 0 and own is not None:
         raise own

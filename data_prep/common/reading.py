@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -46,8 +46,7 @@ class Form(Generic[Settings]):
     """What the command line calls a setting that has a short flag: messages name that one."""
 
 
-@dataclass(frozen=True)
-class Override:
+class Override(NamedTuple):
     """A value of the command line."""
 
     key: Key
@@ -79,7 +78,7 @@ def read_settings(
     found = [(key, f"{dotted(key)}{fault}") for key, fault in (unreadable | differing).items()]
     if settings is not None:
         conflicts = (fault for fault in find_faults(settings) if not any(_mentions(fault, key) for key in unreadable))
-        found += [(_key_of(fault), fault) for fault in conflicts]
+        found += [(parse_key(re.split(r"[:\s]", fault, maxsplit=1)[0]), fault) for fault in conflicts]
     flags = [override.key for override in given]
     for key, fault in found:
         from_flag = any(key[: len(flag)] == flag or flag[: len(key)] == key for flag in flags if key)
@@ -207,11 +206,6 @@ def _no_place(table: Any, key: Key, depth: int) -> str:
         there = f"0 to {len(table) - 1}" if table else "none"
         return f"--{dotted(key)}: no number {key[depth]} in {above}; there is {there}"
     return f"--{dotted(key)}: {above} is {show_value(table)}, not a table"
-
-
-def _key_of(fault: str) -> Key:
-    """The key that a fault begins with."""
-    return parse_key(re.split(r"[:\s]", fault, maxsplit=1)[0])
 
 
 def _mentions(fault: str, key: Key) -> bool:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from data_prep.common.errors import printable
+from data_prep.common.errors import UserError, printable
 from data_prep.common.launchers import started_by_mpi
 
 WIDTH = 140
@@ -50,3 +51,21 @@ def open_console(*, stderr: bool = False, **options: Any) -> Console:
     plain: dict[str, Any] = {"force_terminal": False, "color_system": None} if started_by_mpi() else {}
     width = None if is_terminal(sys.stderr if stderr else sys.stdout) else WIDTH
     return PlainConsole(stderr=stderr, highlight=False, width=width, **plain, **options)
+
+
+def run_curable(work: Callable[[], object]) -> int:
+    """Does the work of a command; returns its exit code: 0, or 2 for an error of its user, which it prints."""
+    try:
+        work()
+    except (UserError, OSError) as error:  # such as a disk that is full, a file that must not be read
+        open_console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False)
+        return 2
+    return 0
+
+
+def make_table(*columns: str, **options: Any) -> Table:
+    """Makes a plain table; columns whose names begin with > are right-aligned."""
+    table = Table(box=None, pad_edge=False, **options)
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+    return table

@@ -10,16 +10,13 @@ from data_prep.common.sections import Section
 from data_prep.common.toml_text import Key, dotted, show_value
 
 NEEDED = {
-    "int_type": "a whole number is needed",
-    "int_from_float": "a whole number is needed",
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number is needed"),
     "float_type": "a number is needed",
     "finite_number": "a finite number is needed",
     "bool_type": "true or false is needed",
     "string_type": 'a text is needed, in quotes: "…"',
     "string_too_short": "a text is needed",
-    "dict_type": "a table is needed",
-    "model_type": "a table is needed",
-    "model_attributes_type": "a table is needed",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a table is needed"),
     "tuple_type": "a list is needed",
     "too_long": "{max_length} values are needed",
     "greater_than_equal": "at least {ge}",

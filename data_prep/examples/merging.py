@@ -23,6 +23,7 @@ import pyarrow as pa
 from data_prep.arrow_files import Lists, make_example_batch, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
+from data_prep.running import NumberedTask
 from data_prep.shards import ShardSet
 from data_prep.work import Record, make_numbered_path
 
@@ -94,19 +95,13 @@ class SortedFiles:
 
 
 @dataclass(frozen=True)
-class MergeTask:
-    """Asks a worker to merge some files that follow each other into one."""
+class MergeTask(NumberedTask):
+    """Asks a worker to merge some files that follow each other into one; its weight is their bytes, about."""
 
-    folder: Path
-    """The output folder."""
     source: SortedFiles
     target: SortedFiles
-    number: int
-    """The number of the file to be written."""
     fan_in: int
     num_sets: int
-    weight: int
-    """How many bytes the files have, about."""
 
     @property
     def name(self) -> str:
@@ -140,7 +135,7 @@ def merge_tasks(
 ) -> Iterator[MergeTask]:
     """Makes the tasks of a round of merging."""
     for number in range(target.num_files):
-        yield MergeTask(folder, source, target, number, fan_in, num_sets, total_bytes // target.num_files)
+        yield MergeTask(folder, number, total_bytes // target.num_files, source, target, fan_in, num_sets)
 
 
 def merge(task: MergeTask) -> Record:
@@ -210,8 +205,7 @@ def write_shard(task: ShardTask) -> Record:
     low, high = (KEYS * index // task.total for index in (task.index, task.index + 1))
     opened = [task.files.open(task.folder, number, task.set_index) for number in range(task.files.num_files)]
     keyed, total = opened[0].schema, task.files.num_ranges
-    slices = [part for file in opened for part in find_slices(file, total, low, high)]
-    batch = gather(slices, keyed)
+    batch = gather([part for file in opened for part in find_slices(file, total, low, high)], keyed)
     schema = keyed.remove(keyed.get_field_index(KEY))
     batch = batch.select(schema.names)
     return Record(files=[write_batches(task.folder, task.shards.shard(task.index), schema, [batch])])

@@ -107,6 +107,13 @@ def _with_room(columns, count):
 
 
 @compiled
+def _fill_example(columns, at, row, a_start, a_end, b_start, b_end, partner, wanted, state):
+    """Fills in the columns of an example."""
+    columns[0, at], columns[1, at], columns[2, at], columns[3, at], columns[4, at] = row, a_start, a_end, b_start, b_end
+    columns[5, at], columns[6, at], columns[7, at] = partner, wanted, np.int64(draw_bits(state))
+
+
+@compiled
 def _plan_pairs(corpus, rows, pool, limits):
     """Fills the columns of a plan of pairs, all but where the partners' segments lie."""
     sentence_ends, columns = corpus.sentence_ends, np.empty((COLUMNS, 1024), np.int64)
@@ -124,17 +131,13 @@ def _plan_pairs(corpus, rows, pool, limits):
             a_end = sentence_ends[begin + kept - 1]
             random_next = gathered == 1 or draw_uniform(state) < 0.5
             columns = _with_room(columns, count)
-            columns[0, count], columns[1, count], columns[2, count] = row, start, a_end
             if random_next:
-                columns[3, count], columns[4, count] = 0, 0
-                columns[5, count] = _draw_partner(state, pool, corpus.books, corpus.first, row)
-                columns[6, count] = target - (a_end - start)
+                partner, wanted = _draw_partner(state, pool, corpus.books, corpus.first, row), target - (a_end - start)
+                _fill_example(columns, count, row, start, a_end, 0, 0, partner, wanted, state)
                 sentence = begin + kept  # the sentences that were not used are put back
             else:
-                columns[3, count], columns[4, count] = a_end, end
-                columns[5, count], columns[6, count] = -1, 0
+                _fill_example(columns, count, row, start, a_end, a_end, end, -1, 0, state)
                 sentence += 1
-            columns[7, count] = np.int64(draw_bits(state))
             count += 1
             begin = sentence
             start = sentence_ends[begin - 1]
@@ -193,9 +196,7 @@ def _plan_sentences(corpus, rows, limits):
             if end == start:  # not even one sentence fits
                 end = start + target
             columns = _with_room(columns, count)
-            columns[0, count], columns[1, count], columns[2, count] = row, start, end
-            columns[3, count], columns[4, count], columns[5, count], columns[6, count] = 0, 0, -1, 0
-            columns[7, count] = np.int64(draw_bits(state))
+            _fill_example(columns, count, row, start, end, 0, 0, -1, 0, state)
             count += 1
             start = end
     return columns[:, :count].copy()
@@ -225,9 +226,7 @@ def _plan_joined(corpus, rows, joined, limits):
             if end == start:  # not even one sentence fits
                 end, after = start + target, start + target
             columns = _with_room(columns, count)
-            columns[0, count], columns[1, count], columns[2, count] = rows[document], start, end
-            columns[3, count], columns[4, count], columns[5, count], columns[6, count] = 0, 0, -1, 0
-            columns[7, count] = np.int64(draw_bits(state))
+            _fill_example(columns, count, rows[document], start, end, 0, 0, -1, 0, state)
             count += 1
             start = after
     return columns[:, :count].copy()
@@ -240,8 +239,7 @@ def place_partners(chosen: Array, segments: Segments, corpus: Corpus) -> None:
         row = segments.partner[example] - corpus.first
         begin = corpus.document_ends[row - 1] if row else 0
         stop = corpus.document_ends[row]
-        state = segments.state[example : example + 1]
-        sentence = begin + draw_below(state, stop - begin)
+        sentence = begin + draw_below(segments.state[example : example + 1], stop - begin)
         start = corpus.sentence_ends[sentence - 1] if sentence else 0
         while sentence < stop - 1 and corpus.sentence_ends[sentence] - start < segments.wanted[example]:
             sentence += 1

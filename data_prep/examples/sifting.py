@@ -25,6 +25,7 @@ import pyarrow as pa
 from data_prep.arrow_files import make_list_offsets, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.common.files import writable
 from data_prep.common.hashing import hash_key
 from data_prep.near_copies.finding import NEAR_COPIES
 from data_prep.running import NumberedTask
@@ -110,8 +111,7 @@ def cut_passages(task: SiftTask) -> TokensRecord:
     new_ends = np.unique(np.concatenate([ends, spans.ravel()]))
     new_ends = new_ends[new_ends > 0]
     books = np.searchsorted(ends, new_ends)
-    kind = column.type
-    sentences = pa.ListArray.from_arrays(make_list_offsets(new_ends), column.values, type=kind)
+    sentences = pa.ListArray.from_arrays(make_list_offsets(new_ends), column.values, type=column.type)
     digests = hash_documents(np.asarray(column.values.values), np.asarray(column.values.offsets)[1:], new_ends)
     names = [batch[name].take(pa.array(books)) for name in ("id", "title")]
     schema = batch.schema.append(BOOK)
@@ -205,7 +205,7 @@ def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_docume
     """Marks every document that has the text of an earlier one; keeps few digests in memory at a time."""
     path, buckets = folder / COPIES, folder / WORK / "digests"
     count = min(MOST_BUCKETS, -(-DIGEST.itemsize * num_documents // BUCKET_BYTES))
-    try:
+    with writable(path):
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, num_documents)
         copies = np.memmap(path, np.uint8, "r+", shape=(num_documents,))
@@ -213,8 +213,6 @@ def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_docume
         for index in range(count):
             _mark_bucket(buckets / f"{index:04}", copies)
         copies.flush()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _divide(folder: Path, digests: Callable[[], Iterable[Array]], count: int) -> None:

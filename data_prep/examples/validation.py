@@ -69,8 +69,7 @@ def _first_texts(ranks: Array, copies: Array, wanted: int, everything: bool) -> 
         few = copies == copies.min()
     taken = np.cumsum(copies[few])
     if everything or (len(taken) and taken[-1] >= wanted):
-        chosen: Array = ranks[few][: int(np.searchsorted(taken, wanted)) + 1]
-        return chosen
+        return np.asarray(ranks[few][: int(np.searchsorted(taken, wanted)) + 1])
     return None
 
 

@@ -58,20 +58,14 @@ class Hub(FetchOptions):
         from huggingface_hub.errors import RevisionNotFoundError
 
         api = HfApi(endpoint=self.endpoint.rstrip("/") if self.endpoint else None)
-        with hub_errors(
-            f"{api.endpoint}/datasets/{self.name}",
-            "data set",
-            lacking="no such data set (is it OWNER/NAME?)",
-            mirror="name a mirror with --mirror",
-            revision=self.revision,
-        ):
+        page, lacking = f"{api.endpoint}/datasets/{self.name}", "no such data set (is it OWNER/NAME?)"
+        with hub_errors(page, "data set", lacking=lacking, mirror=self.elsewhere, revision=self.revision):
             info, files = list_parquet(api, self.name, self.revision)
             if not files and self.revision is None:
                 with suppress(RevisionNotFoundError):
                     info, files = list_parquet(api, self.name, CONVERTED)
         files = choose_files(files, self)
         headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
-        page = f"{api.endpoint}/datasets/{self.name}"
         hint = f"where it has conditions, accept them at {page}, then log in: hf auth login"
         items = []
         for file in files:

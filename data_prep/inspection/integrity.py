@@ -20,7 +20,7 @@ from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
 from data_prep.inspection.lookup import read_examples
 from data_prep.origins import find_origins_of_folder
-from data_prep.seals import find_broken_seal
+from data_prep.seals import require_seal
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, KEPT, MANIFEST, REPORT, KeptFile, Manifest, SetFigures
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import hash_documents, make_token_schema, read_corpus
@@ -34,8 +34,7 @@ CONSUMED = ("examples-", "merged-", "unique", "distinct", "limited")
 
 def find_faults_in_finished(folder: Path, manifest: Manifest, console: Console) -> Faults:
     """Finds all that is wrong with a finished folder."""
-    if broken := find_broken_seal(folder / MANIFEST):
-        yield f"{folder / MANIFEST}: {broken}: it was edited"
+    yield from _faults(require_seal, folder / MANIFEST)
     for record in manifest.tables:
         yield from _faults(record.check, folder)
     if manifest.figures:

@@ -109,8 +109,7 @@ def _in_shards(wanted: Wanted) -> tuple[Example, bool]:
 def read_examples(path: Path, manifest: Manifest, length: int, rows: int) -> pa.RecordBatch:
     """Maps a shard of examples of a length; raises DamageError unless it has the columns and the number of rows."""
     batch = read_shard(path, full=True)
-    schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
-    if batch.schema != schema:
+    if batch.schema != example_schema(length, manifest.vocabulary_size, manifest.num_documents):
         raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
     if batch.num_rows != rows:
         raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {rows:,}")
@@ -258,11 +257,8 @@ def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
     for piece in mark_pieces(example, vocabulary):
         segments[piece.segment].append("" if piece.is_glued else " ").append(piece.spelling, STYLES.get(piece.style))
     legend = Text("")
-    for style, sample in (
-        ("masked", f"word→{vocabulary.special_pieces.mask}"),
-        ("replaced", "word→other"),
-        ("kept", "=word="),
-    ):
+    samples = {"masked": f"word→{vocabulary.special_pieces.mask}", "replaced": "word→other", "kept": "=word="}
+    for style, sample in samples.items():
         legend.append(f"{style} " if not legend else f"  {style} ").append(sample, STYLES[style])
     return [segments["A"], *([segments["B"]] if len(segments["B"]) > 3 else []), legend]
 
@@ -277,8 +273,7 @@ def _style(position: int, now: str, was: str | None, separates: bool) -> str:
 MOST_LISTED = 10  # documents of one title that are listed
 
 
-@dataclass(frozen=True)
-class KeptDocument:
+class KeptDocument(NamedTuple):
     """A document in pieces."""
 
     source: str

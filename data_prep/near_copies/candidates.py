@@ -59,8 +59,7 @@ def _find_pairs(task: FindTask) -> Iterator[pa.RecordBatch]:
         order = np.argsort(keys, kind="stable")  # which leaves the documents of a key in their order
         keys, documents = keys[order], documents[order]
         places = number_equals(keys)
-        fresh = documents > before[1].max(initial=-1)
-        pairs = sort_pairs(*pair_up(documents, places, fresh))
+        pairs = sort_pairs(*pair_up(documents, places, documents > before[1].max(initial=-1)))
         yield pa.record_batch([pa.array(column) for column in pairs], schema=SCHEMA)
         before = keys[places < FEW], documents[places < FEW]
 
@@ -95,8 +94,7 @@ def number_equals(keys: Array) -> Array:
     begins = np.ones(len(keys), bool)
     begins[1:] = keys[1:] != keys[:-1]
     firsts = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    places: Array = np.arange(len(keys)) - firsts
-    return places
+    return np.asarray(np.arange(len(keys)) - firsts)
 
 
 def pair_up(documents: Array, places: Array, fresh: Array) -> tuple[Array, Array]:

@@ -109,23 +109,17 @@ def jaccard(first, second, slots, owners):
         owners[slot] = FREE
     mask = np.uint64(size - 1)
     common, union = 0, 0
-    for shingle in first:
-        slot = shingle & mask
-        while owners[slot] != FREE and slots[slot] != shingle:
-            slot = (slot + np.uint64(1)) & mask
-        if owners[slot] == FREE:
-            slots[slot], owners[slot] = shingle, FIRST
-            union += 1
-    for shingle in second:
-        slot = shingle & mask
-        while owners[slot] != FREE and slots[slot] != shingle:
-            slot = (slot + np.uint64(1)) & mask
-        if owners[slot] == FREE:
-            slots[slot], owners[slot] = shingle, SECOND
-            union += 1
-        elif owners[slot] == FIRST:
-            owners[slot] = BOTH
-            common += 1
+    for owner in (FIRST, SECOND):
+        for shingle in first if owner == FIRST else second:
+            slot = shingle & mask
+            while owners[slot] != FREE and slots[slot] != shingle:
+                slot = (slot + np.uint64(1)) & mask
+            if owners[slot] == FREE:
+                slots[slot], owners[slot] = shingle, owner
+                union += 1
+            elif owner == SECOND and owners[slot] == FIRST:
+                owners[slot] = BOTH
+                common += 1
     return common / union
 
 

@@ -47,8 +47,7 @@ class Stretches(TokenFiles):
     def bounds(self) -> list[int]:
         """Lists the files with which the stretches begin; at the end, how many files there are."""
         count = len(self.paths)
-        size = max(1, -(-count // MOST_STRETCHES))
-        return [*range(0, count, size), count]
+        return [*range(0, count, max(1, -(-count // MOST_STRETCHES))), count]
 
     @property
     def num_stretches(self) -> int:
@@ -63,11 +62,6 @@ class Stretches(TokenFiles):
         """Returns the numbers of the first document of a stretch and of the first one after it."""
         files = self.stretch(number)
         return int(self.firsts[files.start]), int(self.firsts[files.stop])
-
-    def count_pieces(self, number: int) -> int:
-        """Counts the pieces of a stretch."""
-        files = self.stretch(number)
-        return int(self.pieces[files.start : files.stop].sum())
 
 
 def read_stretches(folder: Path) -> Stretches:
@@ -119,8 +113,9 @@ class SignTask(NumberedTask):
 
 def make_sign_tasks(folder: Path, parts: Stretches, banding: Banding, vocabulary_sha256: str) -> Iterator[SignTask]:
     """Makes a task of every stretch."""
-    for number in range(parts.num_stretches):
-        yield SignTask(folder, number, parts.count_pieces(number), banding, vocabulary_sha256)
+    before = np.concatenate([[0], np.cumsum(parts.pieces)])
+    for number, pieces in enumerate(np.diff(before[parts.bounds]).tolist()):
+        yield SignTask(folder, number, pieces, banding, vocabulary_sha256)
 
 
 def sign(task: SignTask) -> Record:

@@ -6,13 +6,14 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 
 import pyarrow as pa
 
 from data_prep.arrow_files import make_list_type, make_schema, write_batches
-from data_prep.common.errors import UserError
+from data_prep.common.errors import check_all
 from data_prep.readers import READERS
 from data_prep.readers.filters import Filter, Sieve
 from data_prep.readers.reader import Document, Options, Problems, group_documents, replace_path
@@ -61,16 +62,13 @@ def try_first_records(files: Sequence[SourceFile], text_field_of: Callable[[str]
     Raises UserError with the faults of all sources, before anything is written.
     """
     first = {(file.source, file.format): file for file in reversed(files) if file.format in FIELDED}
-    faults = []
-    for (source, format), file in reversed(first.items()):
-        options = Options(Problems(errors), text_field_of(source), source)
-        try:
-            for span in READERS[format].spans(Path(file.path), file.size)[:1]:
-                next(READERS[format].read(span, options), None)
-        except UserError as error:
-            faults.append(str(error))
-    if faults:
-        raise UserError("\n".join(faults))
+
+    def try_first(file: SourceFile) -> None:
+        reader, options = READERS[file.format], Options(Problems(errors), text_field_of(file.source), file.source)
+        for span in reader.spans(Path(file.path), file.size)[:1]:
+            next(reader.read(span, options), None)
+
+    check_all(*(partial(try_first, file) for file in reversed(first.values())))
 
 
 def extract(task: ExtractTask) -> DocumentsRecord:

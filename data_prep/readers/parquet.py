@@ -211,10 +211,9 @@ def _opened(path: str, size: int, modified: int) -> pq.ParquetFile | RecordBatch
 
 def is_whole(path: str) -> bool:
     """Tells whether a Parquet or Arrow file can be opened."""
-    try:
+    with suppress(UnreadableError):
         return num_row_groups(path) >= 0
-    except UnreadableError:
-        return False
+    return False
 
 
 def num_row_groups(path: str) -> int:

@@ -117,11 +117,6 @@ def fraction(given: Arguments) -> str | None:
     return f"{whole}{places[-2] if len(places) > 1 else 1}/{places[-1]}"
 
 
-def power_of_ten(given: Arguments) -> str | None:
-    """Writes a power of ten that multiplies the number before it."""
-    return f"×10{Sign.RAISED}{power}" if (power := given.first("1")) else None
-
-
 def height(given: Arguments) -> str | None:
     """Writes the height of a person in the units in which it is given."""
     pairs = [f"{number} {unit}" for unit in ("m", "cm", "ft", "in") if (number := given.first(unit))]

@@ -103,24 +103,26 @@ class Problems:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            if self.policy == "replace":
-                self.num_replaced += 1
-                return data.decode(errors="replace")
             bad = data[error.start : error.start + 4].hex(" ")
-            self.bad(f"{span.name_place(offset + error.start)}: not UTF-8 ({bad})", NOT_UTF8)
-            return None
+            what = f"{span.name_place(offset + error.start)}: not UTF-8 ({bad})"
+            return self._repair(data.decode(errors="replace"), what, NOT_UTF8)
 
     def clean(self, text: str, where: object) -> str | None:
         """Frees a text of lone surrogates, which JSON can spell and no file can hold; None leaves the document out."""
         try:
             text.encode()
+            return text
         except UnicodeEncodeError as error:
-            if self.policy == "replace":
-                self.num_replaced += 1
-                return text.encode(errors="replace").decode()
-            self.bad(f"{where}: half a surrogate pair (U+{ord(text[error.start]):04X})", "--errors replace writes '?'")
-            return None
-        return text
+            what = f"{where}: half a surrogate pair (U+{ord(text[error.start]):04X})"
+            return self._repair(text.encode(errors="replace").decode(), what, "--errors replace writes '?'")
+
+    def _repair(self, repaired: str, what: str, cure: str) -> str | None:
+        """Takes the repaired text where that is wanted; otherwise treats it as a document that cannot be read."""
+        if self.policy == "replace":
+            self.num_replaced += 1
+            return repaired
+        self.bad(what, cure)
+        return None
 
     def bad(self, what: str, cure: str = "") -> None:
         """Stops the run for a document that cannot be read, or leaves it out and lists it."""

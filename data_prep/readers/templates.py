@@ -142,11 +142,6 @@ def _circa(abbreviation: str) -> Writer:
     return write
 
 
-def _reign(given: Arguments) -> str | None:
-    """Writes from when to when somebody reigned."""
-    return f"r. {years}" if (years := "–".join(year for year in given.places()[:2] if year)) else None
-
-
 def _sic(given: Arguments) -> str | None:
     """Writes a word that is meant to be spelled so, and says it where the template does."""
     word = "".join(given.places())
@@ -186,11 +181,6 @@ def _ship(prefix: str, name: str, number: str, form: str) -> str | None:
 def _ship_class(given: Arguments) -> str | None:
     """Writes the class of a ship, with what kind of ship it is."""
     return f"{name}-class {given.first('2')}".rstrip() if (name := given.first("1")) else None
-
-
-def _molecule(given: Arguments) -> str | None:
-    """Writes a chemical formula that is given element by element, with its charge at the end."""
-    return "".join(Sign.RAISED * bool(CHARGE.match(part)) + part for part in given.places()) or None
 
 
 def _cited(form: str) -> Writer:
@@ -303,11 +293,11 @@ WRITERS: dict[str, Writer] = {
     "val": quantities.value,
     "unité|unit": _joined(" "),
     "frac|fraction|sfrac|fract|tfrac": quantities.fraction,
-    "e|e-sp|esp": quantities.power_of_ten,
+    "e|e-sp|esp": lambda given: f"×10{Sign.RAISED}{power}" if (power := given.first("1")) else None,
     "height": quantities.height,
     "circa|ca|ca.|c.": _circa("c."),
     "floruit|fl|fl.": _circa("fl."),
-    "reign": _reign,
+    "reign": lambda given: f"r. {years}" if (years := "–".join(filter(None, given.places()[:2]))) else None,
     "as of|asof": quantities.as_of,
     "age|age in years|age nts": quantities.years_between,
     "birth date|birth-date|birth date and age|birth-date and age|bda|start date|start date and age|end date|film date|"
@@ -317,7 +307,7 @@ WRITERS: dict[str, Writer] = {
     "oldstyledate|old style date": _old_style,
     "ordinal|ord": quantities.ordinal,
     "gaps|linktext": _joined(""),
-    "chem": _molecule,
+    "chem": lambda given: "".join(Sign.RAISED * bool(CHARGE.match(part)) + part for part in given.places()) or None,
     "keypress|key press|button": _joined("+"),
     "bibleverse|bible verse|bibleref|bibleref2": lambda given: " ".join(given.places()[:2]) or None,
     "prime": _around("", "′"),

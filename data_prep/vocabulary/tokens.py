@@ -217,8 +217,7 @@ def _view_text(sentences: pa.StringArray) -> tuple[Array, Array]:
 def _drop_empty(piece_ends: Array, document_ends: Array) -> tuple[Array, Array]:
     """Drops sentences without pieces; returns where the others end, and where the documents end among them."""
     filled = np.diff(piece_ends, prepend=0) > 0
-    before = np.concatenate([[0], np.cumsum(filled)])
-    return piece_ends[filled], before[document_ends]
+    return piece_ends[filled], np.concatenate([[0], np.cumsum(filled)])[document_ends]
 
 
 @compiled

@@ -67,11 +67,6 @@ class Vocabulary(ABC):
         """The number of marks between the two texts of a pair."""
         return 1
 
-    @property
-    def has_masks(self) -> bool:
-        """Whether there is a piece for masks that stands for nothing else."""
-        return self.special.mask != self.special.sep
-
     @cached_property
     def sha256(self) -> str:
         """Identifies the vocabulary in a manifest or a task: the checksum of all that decides how text is cut."""

@@ -68,7 +68,9 @@ class FetchDemo(FetchOptions):
             splits = self.choose(collect_texts(read), collect_texts(unread))
             for split, texts in splits.items():
                 with replacing(out / f"{split}.jsonl") as file:
-                    file.writelines(format_items(texts))
+                    for package, own in texts.items():
+                        rows = ({"text": text, "package": package} for text in own)
+                        file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
             with replacing(out / TASK) as file:
                 file.write(OPENING.encode())
         client.console.print(f"{out / TASK}: {self.train} texts of each of {', '.join(splits['train'])}")
@@ -125,10 +127,3 @@ def build_name_pattern(names: Sequence[str]) -> re.Pattern[str]:
 def choose_texts(texts: Iterable[str], count: int) -> list[str]:
     """Chooses `count` texts by their hashes, so that the choice depends on the texts alone."""
     return sorted(texts, key=lambda text: hashlib.blake2b(text.encode(errors="replace")).digest())[:count]
-
-
-def format_items(texts: Mapping[str, Sequence[str]]) -> Iterator[bytes]:
-    """Formats texts with their packages as JSON lines."""
-    for name, own in texts.items():
-        for text in own:
-            yield json.dumps({"text": text, "package": name}).encode() + b"\n"

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.common.errors import UserError
 from data_prep.readers.tables import open_parquet, read_objects, read_text
@@ -23,8 +23,7 @@ HUB_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC",
 DOCUMENT = "-DOCSTART-"
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(NamedTuple):
     """Column names of words and tags in Parquet and JSON lines; the first column of tags that is present is read."""
 
     words: str = "tokens"

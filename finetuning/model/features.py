@@ -115,7 +115,7 @@ class FeatureModel(Trainable):
     def forward(self, batch: TaskBatch) -> Output:
         learned = self._compute_learned(batch)
         loss = heads.compute_loss(self.kind, learned, batch, self.task_scale)
-        return Output(loss, self.task_scale.unscale(learned), heads.make_zero_loss(loss))
+        return Output(loss, self.task_scale.unscale(learned), torch.zeros((), device=loss.device))
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""

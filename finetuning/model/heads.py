@@ -56,8 +56,7 @@ class TaskBatch(Batch):
 
     def count_rows(self, kind: Kind) -> tuple[int, ...]:
         """Returns the number of logit rows of each item."""
-        per_piece: dict[Kind, tuple[int, ...]] = {"spans": self.lengths, "tags": self.words_of_items}
-        return per_piece.get(kind, (1,) * self.items)
+        return {"spans": self.lengths, "tags": self.words_of_items}.get(kind, (1,) * self.items)
 
 
 class Output(NamedTuple):
@@ -120,7 +119,7 @@ class TaskModel(Encoder):
         hidden = self.encode(batch) if self.has_language and self.training else None
         seen = self.compute_states(batch) if hidden is None else self.select_states(hidden, batch)
         learned = self.apply_head(seen, batch)
-        language = make_zero_loss(learned) if hidden is None else self._language_loss(hidden, batch)
+        language = torch.zeros((), device=learned.device) if hidden is None else self._language_loss(hidden, batch)
         return Output(compute_loss(self.kind, learned, batch, self.scale), self.scale.unscale(learned), language)
 
     def _language_loss(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
@@ -176,11 +175,6 @@ class TaskModel(Encoder):
         hidden, _ = self.make_dropouts(batch)
         keys = hidden.keys[rows] if len(hidden.keys) else hidden.keys
         return drop(x.contiguous(), Dropout(hidden.probability, keys, SITES * (len(self.layers) + 1)))
-
-
-def make_zero_loss(like: Tensor) -> Tensor:
-    """Makes a zero loss without a gradient."""
-    return torch.zeros((), device=like.device)
 
 
 def apply_in_fp32(head: nn.Linear, x: Tensor) -> Tensor:

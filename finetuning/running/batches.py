@@ -97,8 +97,7 @@ class TrainingBatches:
 
 def count_pieces(encoded: Encoded) -> Array:
     """Counts the pieces of every item."""
-    lengths: Array = encoded.sequences.pieces.lengths.reshape(-1, encoded.choices).sum(1)
-    return lengths
+    return np.asarray(encoded.sequences.pieces.lengths.reshape(-1, encoded.choices).sum(1))
 
 
 def divide_into_batches(encoded: Encoded, batch: int) -> list[Array]:
@@ -125,8 +124,7 @@ def encode_in_order(items: Items) -> Iterator[tuple[Array, Encoded]]:
 def _make_evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tuple[Array, TaskBatch]]:
     for numbers, encoded in encode_in_order(items):
         lengths = count_pieces(encoded)
-        by_length = np.argsort(-lengths, kind="stable")
-        batches = split_by_pieces(by_length, lengths)
+        batches = split_by_pieces(np.argsort(-lengths, kind="stable"), lengths)
         for first in range(0, len(batches), ranks):
             chosen = batches[min(first + rank, len(batches) - 1)]
             yield numbers[chosen], pack(encoded, chosen, numbers)

@@ -39,14 +39,9 @@ from pretraining.processes.group import shared_errors
 
 TOLD = ("learning_rate", "batch", "epochs", "warmup", "seed")
 """Settings listed in a model card."""
-FEATURES_CARD = """# {task}: a BiLSTM on frozen features of {base}
+CARD = """# {task}: {what}
 
-Its weights alone, which transformers cannot load; task.json says what they stand on. Ask it with
-`python finetuning/predict.py`, or `finetuning.prediction.load`.
-"""
-BILSTM_CARD = """# {task}: {base} with a BiLSTM on top
-
-Fine-tuned together. transformers has no class for it; task.json has its sizes. Ask it with
+{said} Ask it with
 `python finetuning/predict.py`, or `finetuning.prediction.load`.
 """
 
@@ -91,7 +86,7 @@ def _write_fine_tuned(tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[
 def _write_without_class(tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
     """Writes a model that transformers has no class for: a BiLSTM on frozen features, or with its encoder."""
     head, settings, base = tuner.task.head, tuner.settings, tuner.base
-    content = {**use, "kind": head.kind, "labels": head.labels}
+    content, name = {**use, "kind": head.kind, "labels": head.labels}, summarize_model(base.model).name
     if settings.features.layers:
         content |= {
             "features": settings.features.model_dump(mode="json"),
@@ -100,11 +95,13 @@ def _write_without_class(tuner: Tuner, weights: Mapping[str, Tensor], use: Mappi
         }
         if base.backward is not None:
             content["backward"] = _find_lasting_name(base.backward)
-        card, vocabulary = FEATURES_CARD, None
+        what, vocabulary = f"a BiLSTM on frozen features of {name}", None
+        said = "Its weights alone, which transformers cannot load; task.json says what they stand on."
     else:
         content |= {"bilstm": settings.bilstm.model_dump(mode="json"), "shape": tuner.engine.model.shape.values()}
-        card, vocabulary = BILSTM_CARD, base.model.vocabulary
-    card = card.format(task=tuner.task.name, base=summarize_model(base.model).name)
+        what, vocabulary = f"{name} with a BiLSTM on top", base.model.vocabulary
+        said = "Fine-tuned together. transformers has no class for it; task.json has its sizes."
+    card = CARD.format(task=tuner.task.name, what=what, said=said)
     write_bare(tuner.folder / MODEL, weights, card, content, vocabulary)
 
 

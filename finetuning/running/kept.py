@@ -94,8 +94,7 @@ class ActivationFile:
     def find_fault(self) -> str | None:
         """Finds what is wrong with an existing file; None if it is whole and of these encoders and items."""
         try:
-            found = map_batches(self.path).schema.metadata or {}
-            if found.get(FINGERPRINT) != self.fingerprint.encode():
+            if (map_batches(self.path).schema.metadata or {}).get(FINGERPRINT) != self.fingerprint.encode():
                 return f"{self.path}: of another model, other data or another version of Cloze"
             assert self._parts is not None, "every part was looked at"
         except DamageError as error:

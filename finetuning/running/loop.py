@@ -19,14 +19,7 @@ from finetuning.results import ModelScores
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.kept import Keeper
-from finetuning.running.outputs import (
-    BrokenError,
-    Outputs,
-    add_certainty,
-    compute_outputs,
-    report_shortage,
-    score_splits,
-)
+from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
 from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
 from pretraining.checkpoint.loop import Loop
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
@@ -79,7 +72,7 @@ class Tuner(Loop):
         task, settings, folder = run.task, run.settings, run.folder
         checkpoint = find_newest_whole(folder, context.warn)
         of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
-        with report_shortage(SMALLER):
+        with name_shortage(SMALLER):
             model = base.build_model(task.head, settings, task.scale, fresh=checkpoint is None)
             if checkpoint is not None:
                 restore_model(checkpoint, model)
@@ -152,7 +145,7 @@ class Tuner(Loop):
         seeds = Seeds.derive(self.settings.seed, step, context.world.rank)
         loss_of = partial(compute_minimised, share=self.settings.language_loss)
         mark, gives_up = context.watch.mark, context.control.stop_requested_anywhere
-        with report_shortage():
+        with name_shortage():
             result = train_step(self.engine, batches, learning_rate, seeds, loss_of, mark, gives_up)
         self.state.step += 1
         for batch, output in zip(batches.micro, result.outputs, strict=True):

@@ -47,7 +47,7 @@ class BrokenError(SharedError):
 
 
 @contextmanager
-def report_shortage(cure: str = "take a smaller --micro_batch, or a shorter --length") -> Iterator[None]:
+def name_shortage(cure: str = "take a smaller --micro_batch, or a shorter --length") -> Iterator[None]:
     """Turns an out-of-memory error into a UserError with its cure."""
     try:
         yield

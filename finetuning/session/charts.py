@@ -93,8 +93,7 @@ def draw_confusion(right: Array, said: Array, names: Sequence[str], title: str) 
     upright = longest > 0.9 * cell
     figure, axes = _open_chart(size * cell + 0.9 + (longest if upright else 0.2), title)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    digits = len(f"{counts.max():,}")
-    inside = min(font, 25 * cell, 100 * cell / max(digits, 3))
+    inside = min(font, 25 * cell, 100 * cell / max(len(f"{counts.max():,}"), 3))
     for row, column in np.ndindex(size, size) if inside >= SMALLEST else ():
         text = f"{counts[row, column]:,}" + (f"\n{100 * shares[row, column]:.0f}%" if totals[row] else "")
         color = "white" if shares[row, column] > 0.55 else "black"

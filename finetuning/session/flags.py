@@ -92,8 +92,7 @@ def find_data(given: Path | None, name: str, cure: str = "", flag: str = "--data
     places = [Path("data") / name]
     if folder := os.environ.get("CLOZE_DATA"):
         places.append(Path(folder) / name)
-    wanted = places if given is None else [given]
-    found = next((place for place in wanted if place.exists()), None)
+    found = next((place for place in (places if given is None else [given]) if place.exists()), None)
     if found is None and given is not None:
         raise UserError(f"{flag} {given}: {absence(given, 'folder')}")
     if found is None:

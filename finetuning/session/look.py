@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -139,8 +139,7 @@ def _quote_text(seen: Seen, item: int) -> str:
     return repr(text if len(text) <= QUOTED else f"{text[:QUOTED]}…")
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """The measured lengths of a split."""
 
     lengths: Lengths

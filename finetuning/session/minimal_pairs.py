@@ -30,12 +30,13 @@ from data_prep.common.files import replacing, sha256
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.progress import StepProgress, duration
+from data_prep.common.terminal import make_table
 from finetuning.model.models import RUNS, find_model, list_notes, summarize_model
 from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult, format_percent
 from finetuning.running.base import compute_checksum
 from finetuning.session.charts import NAMELESS, Groups, draw_pairs
 from finetuning.session.flags import find_data
-from finetuning.session.report import make_table, print_part
+from finetuning.session.report import print_part
 from finetuning.tasks.scores import estimate_share_spread
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import mean, median
 
 from rich.console import Console, RenderableType
-from rich.table import Table
 
 from data_prep.common.files import replaced_name, write_json
 from data_prep.common.progress import duration
+from data_prep.common.terminal import make_table
 from finetuning.averages import collect_averages, compute_averages
 from finetuning.files.splits import FOLDERS
 from finetuning.inputs import Items
@@ -202,11 +202,3 @@ def list_rows(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, st
 def print_part(console: Console, part: RenderableType) -> None:
     """Prints a line as it is, or a table."""
     console.print(part, markup=False, highlight=False)
-
-
-def make_table(*columns: str) -> Table:
-    """Makes a plain table; columns whose names begin with > are right-aligned."""
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
-    return table

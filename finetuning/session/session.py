@@ -25,7 +25,7 @@ from data_prep.common.capacity import pause_collection
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.launchers import find_world
-from data_prep.common.locks import locked
+from data_prep.common.locks import LOCK, locked
 from data_prep.common.progress import duration
 from data_prep.common.reading import peek_device
 from data_prep.common.supervision import exit_now
@@ -116,8 +116,7 @@ class Session:
     def _read_settings(self, device: Literal["cpu", "cuda"]) -> str:
         """Reads the recipe with the overrides, chooses the folder of results, and returns the recipe's name."""
         flags, model, suite = self.flags, self.model, self.flags.suite()
-        small = model.shape.hidden < SMALL
-        recipe = flags.recipe or (small and suite.small_recipe) or suite.recipe
+        recipe = flags.recipe or (model.shape.hidden < SMALL and suite.small_recipe) or suite.recipe
         if flags.evaluate:
             if flags.from_scratch:
                 raise UserError("--evaluate and --from-scratch: fresh weights have learned nothing; choose one")
@@ -156,10 +155,6 @@ class Session:
             runs = search.list_runs(task, self.settings, self.out / task.name, self.base.identity, trains)
             self.runs[task.name] = runs
 
-    @property
-    def all_runs(self) -> list[Run]:
-        return [*chain(*self.runs.values())]
-
     def _work(self, device: torch.device) -> None:
         """Does all runs, and concludes."""
         with contextlib.ExitStack() as stack:
@@ -168,7 +163,7 @@ class Session:
                 agree(self.settings.model_dump(mode="json"), "the settings")
                 watch = Watch(self.world, run=self.out, device=device)
                 if self.leads and not self.flags.share:
-                    stack.enter_context(locked(self.out / workers.LOCK, f"--out {self.out}", workers.BUSY))
+                    stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", workers.BUSY))
                     self.ending.record_in(self.out)
                     write_json(self.out / PLAN, {task: [run.name for run in runs] for task, runs in self.runs.items()})
             jobs = self.sharing.jobs
@@ -188,7 +183,7 @@ class Session:
 
     def _share_machine(self, device: torch.device) -> None:
         """Decides the number of runs at a time. All ranks call it together."""
-        runs = self.all_runs
+        runs = [*chain(*self.runs.values())]
         left = sum(not run.is_done for run in runs)
         largest = max((run.settings for run in runs), key=lambda settings: settings.batch)
         self.memory = max(workers.estimate_memory(task, largest, self.model.shape, device) for task in self.tasks)
@@ -196,14 +191,14 @@ class Session:
 
     def _run_all(self, context: Context, waits: Control | None = None) -> None:
         """Does the runs that are left, but for those that another process has taken; or `waits` for these."""
-        for run in self.all_runs:
+        for run in chain(*self.runs.values()):
             name = f"{run.task.name} {run.name}"
-            if is_done_on_rank_0(run):
+            if gather(run.is_done)[0]:  # as rank 0 sees it: files may reach other machines later, or not at all
                 continue
             with contextlib.ExitStack() as stack:
                 with shared_errors():
                     mine = self.world.rank > 0 or stack.enter_context(workers.take_run(run.folder, waits))
-                if not gather(mine)[0] or is_done_on_rank_0(run):
+                if not gather(mine)[0] or gather(run.is_done)[0]:
                     continue
                 if self.sharing.jobs == 1:
                     self._print(name)
@@ -253,9 +248,3 @@ class Session:
         """Prints a line or a table, once for all processes."""
         if self.leads:
             print_part(self.console, what)
-
-
-def is_done_on_rank_0(run: Run) -> bool:
-    """Tells whether rank 0 sees results of a run: files may reach other machines later, or not at all."""
-    done: bool = gather(run.is_done)[0]
-    return done

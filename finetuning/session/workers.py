@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -18,8 +18,7 @@ import torch
 
 from data_prep.common.capacity import num_cores
 from data_prep.common.launchers import World
-from data_prep.common.locks import LOCK as LOCK
-from data_prep.common.locks import HeldError, locked
+from data_prep.common.locks import LOCK, HeldError, locked
 from data_prep.common.supervision import end_with_parent
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
@@ -113,8 +112,7 @@ def pause(control: Control) -> None:
     time.sleep(0.1)
 
 
-@dataclass(frozen=True)
-class MachineShare:
+class MachineShare(NamedTuple):
     """The share of a machine that each run gets."""
 
     jobs: int

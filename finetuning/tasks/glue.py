@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,7 @@ from finetuning.tasks.task import Setup
 from pretraining.architectures.weights import TaskHead
 
 
-@dataclass(frozen=True)
-class GlueFormat:
+class GlueFormat(NamedTuple):
     """The columns of a task's texts and labels, in TSV, counted from 0, and on the hub."""
 
     labels: tuple[str, ...]

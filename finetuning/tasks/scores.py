@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -40,8 +41,7 @@ def compute_probabilities(kind: Kind, logits: Array) -> Array:
     if kind == "labels":
         return 0.5 * (1 + np.tanh(0.5 * logits))
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares: Array = powers / powers.sum(axis=1, keepdims=True)
-    return shares
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
 def is_degenerate(head: TaskHead, outputs: Ragged, right: Array | None = None) -> bool:
@@ -77,8 +77,7 @@ def tally(labels: Array, said: Array, classes: int = 2) -> Tally:
 
 def f1(right: Array, true: Array, said: Array) -> Array:
     """F1 of each class; 0 where nothing is right and nothing is predicted."""
-    means: Array = 2 * right / np.maximum(true + said, 1)
-    return means
+    return np.asarray(2 * right / np.maximum(true + said, 1))
 
 
 def f1_second(labels: Array, said: Array) -> float:
@@ -110,16 +109,6 @@ def matthews(labels: Array, said: Array) -> float:
     return float(items * right.sum() - true @ given) / math.sqrt(below) if below else 0.0
 
 
-def pearson(labels: Array, predictions: Array) -> float:
-    """Pearson's correlation."""
-    return _correlate("pearsonr", labels, predictions)
-
-
-def spearman(labels: Array, predictions: Array) -> float:
-    """Spearman's rank correlation."""
-    return _correlate("spearmanr", labels, predictions)
-
-
 def _correlate(name: Literal["pearsonr", "spearmanr"], labels: Array, predictions: Array) -> float:
     from scipy import stats  # which machines for measurements lack
 
@@ -127,6 +116,10 @@ def _correlate(name: Literal["pearsonr", "spearmanr"], labels: Array, prediction
     if _is_constant(labels) or _is_constant(predictions):
         return 0.0
     return float(getattr(stats, name)(labels, predictions)[0])
+
+
+pearson, spearman = partial(_correlate, "pearsonr"), partial(_correlate, "spearmanr")
+"""Pearson's correlation, and Spearman's rank correlation."""
 
 
 def _is_constant(numbers: Array) -> bool:

@@ -63,8 +63,7 @@ class TextWindows:
 
     def measure_whole(self, numbers: Array) -> Array:
         """Returns the pieces of these questions' sequences if they had the whole text."""
-        lengths: Array = self.questions.lengths[numbers] + self.pieces.lengths[self.context[numbers]] + self.marks
-        return lengths
+        return np.asarray(self.questions.lengths[numbers] + self.pieces.lengths[self.context[numbers]] + self.marks)
 
     @cached_property
     def pieces(self) -> Ragged:
@@ -144,8 +143,7 @@ class Candidate:
         return {name: value for name, value in vars(self).items() if name != "start"}
 
 
-@dataclass(frozen=True)
-class RankedAnswers:
+class RankedAnswers(NamedTuple):
     """The candidates of a question."""
 
     candidates: tuple[Candidate, ...]

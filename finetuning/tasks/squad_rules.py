@@ -7,7 +7,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -34,8 +33,7 @@ class Gold(NamedTuple):
     start: int
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A question on a text. The questions of a paragraph share the string of their context."""
 
     id: str
@@ -49,8 +47,7 @@ class Question:
     """The file and the place in it, for messages."""
 
 
-@dataclass(frozen=True)
-class SquadFile:
+class SquadFile(NamedTuple):
     """The questions of a file."""
 
     path: Path

@@ -61,8 +61,7 @@ class TaggedWords(Items):
     def measure_whole(self, numbers: Array) -> Array:
         """Returns the pieces of these sentences' sequences undivided, without context."""
         ends = self._before[self.words.sentence_ends]
-        lengths: Array = 2 + np.diff(ends, prepend=0)[numbers]
-        return lengths
+        return np.asarray(2 + np.diff(ends, prepend=0)[numbers])
 
     @cached_property
     def _pieces(self) -> Ragged:

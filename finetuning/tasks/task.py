@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.common.arrays import Array
 from finetuning.inputs import Cutter, Items
@@ -19,8 +19,7 @@ from finetuning.tasks.scores import Certainty
 from pretraining.architectures.weights import TaskHead
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(NamedTuple):
     """The lengths of a part of the items, in pieces, and their limit."""
 
     what: str
@@ -67,8 +66,7 @@ class Setup:
     the labels are the model's."""
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(NamedTuple):
     """Right and predicted answers to the items of a split, or to their words."""
 
     right: Array

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,8 +25,7 @@ MOST_FILES = 64
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class Documents:
+class Documents(NamedTuple):
     """The documents of a file as flat arrays."""
 
     source: str
@@ -37,8 +36,7 @@ class Documents:
     """Where every document ends in the pieces."""
 
 
-@dataclass(frozen=True)
-class KeptDocuments:
+class KeptDocuments(NamedTuple):
     """All files of documents that are there, in the order of the corpus, each with the folder that has it."""
 
     files: list[tuple[Path, KeptFile]]
@@ -108,8 +106,7 @@ class Bar:
     height: float
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """A number below a chart."""
 
     label: str
@@ -117,8 +114,7 @@ class Tick:
     """Where it stands, in percent of the width."""
 
 
-@dataclass(frozen=True)
-class Histogram:
+class Histogram(NamedTuple):
     """A histogram: what its bars count, and of what."""
 
     counted: str
@@ -135,8 +131,7 @@ class Histogram:
 
 def make_doubling_histogram(sizes: Array, counted: str) -> Histogram:
     """Counts sizes, from 1 on, in ranges each of which is twice as wide as the one before: 1, 2 to 3, 4 to 7, …"""
-    exponents = np.frexp(sizes)[1] - 1
-    counts = np.bincount(exponents).tolist()
+    counts = np.bincount(np.frexp(sizes)[1] - 1).tolist()
     first = next(exponent for exponent, count in enumerate(counts) if count)
     ranges = [(2**exponent, 2 ** (exponent + 1) - 1) for exponent in range(first, len(counts))]
     return _histogram(counted, ranges, counts[first:])
@@ -161,8 +156,7 @@ def _histogram(counted: str, ranges: list[tuple[int, int]], counts: Sequence[int
     return Histogram(counted, bars, ticks, f"{ranges[-1][1]:,}" if len(ranges) > 1 else "")
 
 
-@dataclass(frozen=True)
-class DocumentLengths:
+class DocumentLengths(NamedTuple):
     """How many pieces documents have."""
 
     documents: int
@@ -173,8 +167,7 @@ class DocumentLengths:
     """The pieces of the shortest and of the longest, what a share of them has at most, and the mean."""
 
 
-@dataclass(frozen=True)
-class SetRow:
+class SetRow(NamedTuple):
     """A row of the table of sets of examples."""
 
     name: str
@@ -194,12 +187,7 @@ def measure_documents(kept: KeptDocuments) -> DocumentLengths | None:
     return DocumentLengths(len(sizes), len(ends), len(kept.files), histogram, figures)
 
 
-def make_set_rows(manifest: Manifest) -> list[SetRow]:
-    """Makes a row for every set of examples: the first of them, where there are very many."""
-    return [_set_row(figures) for figures in manifest.figures[:MOST_SETS]]
-
-
-def _set_row(figures: SetFigures) -> SetRow:
+def make_set_row(figures: SetFigures) -> SetRow:
     """Makes the row of a set; raises DamageError where the manifest lacks the count of a length, or has others."""
     if len(figures.histogram) != figures.length + 1:
         raise DamageError(f"{MANIFEST}: the histogram of {figures.set.folder} has {len(figures.histogram)} counts")

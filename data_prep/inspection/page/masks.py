@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.common.errors import DamageError
-from data_prep.inspection.lookup import (
-    MarkedPiece,
-    describe_example,
-    mark_pieces,
-    name_document,
-    read_document_rows,
-    read_example,
-    read_examples,
-)
+from data_prep.inspection import lookup
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary
 
@@ -28,12 +21,11 @@ MOST_DOCUMENTS = 2_000_000
 """Rows of the table of documents that are read at most; in a larger one nothing is looked up."""
 
 
-@dataclass(frozen=True)
-class ShownExample:
+class ShownExample(NamedTuple):
     """An example: what it is, and its pieces."""
 
     heading: str
-    pieces: list[MarkedPiece]
+    pieces: list[lookup.MarkedPiece]
 
 
 @dataclass(frozen=True)
@@ -54,17 +46,18 @@ def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Mask
         return Masks()
     figures = min(training, key=lambda one: one.set)
     record = next(record for record in figures.shards if record.rows)
-    batch = read_examples(record.find(folder), manifest, figures.length, record.rows)
+    batch = lookup.read_examples(record.find(folder), manifest, figures.length, record.rows)
     some = batch.slice(0, MOST_EXAMPLES)
     numbers, boundaries = (np.asarray(some[name]).tolist() for name in ("document", "boundary"))
-    documents = read_document_rows(folder, numbers) if manifest.num_documents <= MOST_DOCUMENTS else {}
+    documents = lookup.read_document_rows(folder, numbers) if manifest.num_documents <= MOST_DOCUMENTS else {}
     shown = []
     for row in range(min(SHOWN, record.rows)):
-        example = read_example(batch, row, figures.length, folder / record.path)
+        example = lookup.read_example(batch, row, figures.length, folder / record.path)
         if max([*example.pieces, *example.labels.values()], default=0) >= len(vocabulary):
             raise DamageError(f"{folder / record.path}: example {row} has a piece beyond its {vocabulary.file}")
-        example = replace(example, source=name_document(documents.get(example.document, {})))
-        shown.append(ShownExample(describe_example(row, example, vocabulary), list(mark_pieces(example, vocabulary))))
+        example = replace(example, source=lookup.name_document(documents.get(example.document, {})))
+        heading, pieces = lookup.describe_example(row, example, vocabulary), lookup.mark_pieces(example, vocabulary)
+        shown.append(ShownExample(heading, list(pieces)))
     by_source = Counter[str]()
     for number, boundary in zip(numbers, boundaries, strict=True):
         if number in documents:

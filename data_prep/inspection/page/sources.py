@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from data_prep.common.errors import DamageError
 from data_prep.inspection.figures import Reason, describe_held_out, format_percent, list_reasons
@@ -91,8 +92,7 @@ LONGEST_CELL = 300
 """Characters of a value of a table that are shown."""
 
 
-@dataclass(frozen=True)
-class Examples:
+class Examples(NamedTuple):
     """A table of what was left out, or of the first of it."""
 
     name: str

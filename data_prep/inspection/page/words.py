@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ LEAST, ONE_OF = 5, 100_000
 MOST_WORDS = 30
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """How many words are cut into how many pieces."""
 
     name: str
@@ -58,8 +58,7 @@ class CutWord:
     count: int
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(NamedTuple):
     """How the words of a part of the documents are cut."""
 
     documents: int
@@ -70,8 +69,7 @@ class Words:
     most_cut: list[CutWord]
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """The words of some text: where each begins among its pieces, how many it has, and which word are unknown."""
 
     pieces: Array

@@ -19,7 +19,7 @@ from data_prep.inspection.page import lengths, sources
 from data_prep.inspection.page.lengths import find_kept
 from data_prep.inspection.page.masks import read_masks
 from data_prep.inspection.page.words import count_word_cuts
-from data_prep.seals import find_broken_seal
+from data_prep.seals import require_seal
 from data_prep.settings import Settings, spell_flag
 from data_prep.shards import MANIFEST, REPORT, Manifest
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
@@ -47,8 +47,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 def make_page(folder: Path) -> str:
     """Makes the page of a finished folder; raises UserError where it is none, DamageError where it is damaged."""
     manifest = Manifest.read(folder)
-    if broken := find_broken_seal(folder / MANIFEST):
-        raise DamageError(f"{folder / MANIFEST}: {broken}: it was edited")
+    require_seal(folder / MANIFEST)
     vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
     if vocabulary.sha256 != manifest.vocabulary.sha256:
         raise DamageError(f"{folder / vocabulary.file}: not the vocabulary that its {MANIFEST} tells of: it was edited")
@@ -62,7 +61,7 @@ def make_page(folder: Path) -> str:
         warnings=list(find_warnings(manifest)),
         sources=sources.make_source_rows(manifest, (record for _, record in kept.files), masks.by_source),
         documents=lengths.measure_documents(kept),
-        sets=lengths.make_set_rows(manifest),
+        sets=[lengths.make_set_row(figures) for figures in manifest.figures[: lengths.MOST_SETS]],
         uses=find_use_of_text(manifest),
         reasons=sources.list_all_reasons(manifest),
         before=manifest.corpus.documents + sum(reason.count for reason in list_reasons(manifest)),

@@ -19,9 +19,9 @@ from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.common.hashing import FACTOR_1
 from data_prep.vocabulary.encoders.encoder import Pieces, PipelineEncoder
-from data_prep.vocabulary.encoders.keys import SHORT, find, make_key, make_short_key
+from data_prep.vocabulary.encoders.keys import SHORT, find, make_key, make_short_key, number_word
 from data_prep.vocabulary.encoders.tables import TableEncoder
-from data_prep.vocabulary.encoders.words import WordTable, number_word, spell_out
+from data_prep.vocabulary.encoders.words import WordTable, spell_out
 
 UNSEEN, LETTER, DIGIT, OTHER, SPACE = range(5)  # classes of characters
 BLANK, APOSTROPHE = ord(" "), ord("'")
@@ -105,11 +105,7 @@ class FastByteLevel(TableEncoder):
         """`added` are pieces that are found in a text before words are; `prefix`: a text gets a blank before it."""
         self._pipeline, self._merges, self._letters = pipeline, merges, letters
         self._added, self._prefix = [piece.encode() for piece in added], prefix
-        super().__init__()
-
-    def make_words(self) -> WordTable:
-        """Makes an empty table of words."""
-        return SpacedWordTable()
+        super().__init__(SpacedWordTable)
 
     def encode(self, text: Array, ends: Array) -> Pieces:
         """Cuts the sentences of `text` into pieces; those that have added pieces in them are left to `tokenizers`."""

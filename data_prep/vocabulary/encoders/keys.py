@@ -126,3 +126,20 @@ def make_table(letters, ends, size):
         occupy(slots, slot, word, ends[number] - start, number)
         start = ends[number]
     return slots
+
+
+@compiled
+def number_word(low, high, word, size, slots, letters, ends, num_words):
+    """Looks up the number of a word; one that is new becomes the last in the table.
+
+    The letters of a short word are those of its key, and need not be in `word` before.
+    """
+    if size <= SHORT:
+        word[0], word[1] = low, high
+    slot = look_up(word, size, slots, letters, ends)
+    if not slots[slot].high:
+        occupy(slots, slot, word, size, num_words)
+        end = ends[num_words - 1] if num_words else 0
+        copy_items(letters, end, word.view(np.uint8), 0, size)
+        ends[num_words] = end + size
+    return slots[slot].number

@@ -31,8 +31,7 @@ class Parts:
     def __iter__(self) -> Iterator[list[str]]:
         """Yields the parts of each word."""
         text = self.letters.tobytes()
-        starts = np.concatenate([[0], self.ends])
-        spans = zip(starts.tolist(), self.ends.tolist(), strict=False)
+        spans = zip([0, *self.ends.tolist()], self.ends.tolist(), strict=False)
         parts = (text[start:end].decode() for start, end in spans)
         return (list(itertools.islice(parts, count)) for count in self.counts.tolist())
 
@@ -72,5 +71,4 @@ class WordSplitter:
         for code in np.unique(codes[self._kinds[codes] == UNSEEN]).tolist():
             around = self._pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
             self._kinds[code] = {1: LETTER, 2: SPACE, 3: MARK}[len(around)]
-        kinds: Array = self._kinds[codes]
-        return kinds
+        return np.asarray(self._kinds[codes])

@@ -6,6 +6,7 @@ Real text repeats itself (words.py): what is done for a new word may be slow.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,18 +21,16 @@ TABLE_BYTES = 16 << 20  # the table of words starts anew beyond this, so that me
 class TableEncoder(Encoder):
     """Encodes sentences word by word, and remembers the pieces of every word."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_words: Callable[[], WordTable]) -> None:
+        """`make_words` makes an empty table of words."""
+        self._make_words = make_words
         self._forget()
 
     def _forget(self) -> None:
         """Begins with no words, so that memory stays bounded however many words a corpus has."""
-        self._words = self.make_words()
+        self._words = self._make_words()
         self._ids = np.empty(0, np.int32)  # pieces of all words
         self._starts = self._stops = np.empty(0, np.int64)  # where the pieces of every word are in _ids
-
-    @abstractmethod
-    def make_words(self) -> WordTable:
-        """Makes an empty table of words."""
 
     @abstractmethod
     def cut_words(self, letters: Array, ends: Array) -> tuple[Array, Array, Array]:

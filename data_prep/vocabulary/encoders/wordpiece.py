@@ -8,6 +8,7 @@ and again. The other words, which are few, are cut so once `tokenizers` has norm
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -48,14 +49,9 @@ class FastWordPiece(TableEncoder):
     """Encodes sentences with a pipeline of `tokenizers`, or as it would, looking at every distinct word once."""
 
     def __init__(self, pipeline: Tokenizer, cased: bool) -> None:
-        self._cased = cased
         self._splitter = WordSplitter(pipeline.normalizer, pipeline.pre_tokenizer)
         self._table = PieceTable.from_tokenizer(pipeline)
-        super().__init__()
-
-    def make_words(self) -> WordTable:
-        """Makes an empty table of words."""
-        return WordTable(self._cased)
+        super().__init__(partial(WordTable, cased))
 
     def cut_words(self, letters: Array, ends: Array) -> tuple[Array, Array, Array]:
         """Cuts words into pieces; the foreign ones are split first."""

@@ -22,16 +22,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
-from data_prep.vocabulary.encoders.keys import (
-    SHORT,
-    SLOT,
-    enlarge_table,
-    find,
-    look_up,
-    make_key,
-    make_short_key,
-    occupy,
-)
+from data_prep.vocabulary.encoders.keys import SHORT, SLOT, enlarge_table, find, make_key, make_short_key, number_word
 from data_prep.vocabulary.encoders.splitting import LONGEST_WORD
 
 SPACE, DROP, MARK, FOREIGN = 0, 1, 2, 3  # kinds of bytes that are no letters
@@ -101,6 +92,11 @@ class WordTable:
             table = (self._slots, self._letters, self._ends)
             self._size = self.number_more(text, eights, ends, word, *table, self._size, state, numbers, word_ends)
         return numbers[: state[1]].copy(), word_ends
+
+    def count(self, text: Array, ends: Array) -> dict[str, int]:
+        """Counts how often every word of `text` occurs, for a table that has no words yet."""
+        numbers, _ = self.number(text, ends)
+        return dict(zip(self.words(), np.bincount(numbers, minlength=len(self)).tolist(), strict=True))
 
     def number_more(self, text: Array, eights: Array, ends: Array, *others: Any) -> int:
         """Numbers words until all sentences are done or the table must grow; returns its size by then."""
@@ -283,20 +279,3 @@ def _number_words(text, eights, sentence_ends, forms, word, slots, letters, ends
             sentence += 1
     state[0], state[1], state[2] = at, count, sentence
     return num_words
-
-
-@compiled
-def number_word(low, high, word, size, slots, letters, ends, num_words):
-    """Looks up the number of a word; one that is new becomes the last in the table.
-
-    The letters of a short word are those of its key, and need not be in `word` before.
-    """
-    if size <= SHORT:
-        word[0], word[1] = low, high
-    slot = look_up(word, size, slots, letters, ends)
-    if not slots[slot].high:
-        occupy(slots, slot, word, size, num_words)
-        end = ends[num_words - 1] if num_words else 0
-        copy_items(letters, end, word.view(np.uint8), 0, size)
-        ends[num_words] = end + size
-    return slots[slot].number

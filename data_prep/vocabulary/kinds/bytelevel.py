@@ -272,10 +272,8 @@ class ByteLevelKind(TokenizerKind):
         """Counts how often every word occurs, each with the blank before it."""
         from data_prep.vocabulary.encoders.bytelevel import SpacedWordTable  # compiled by numba
 
-        table = SpacedWordTable()
-        numbers, _ = table.number(text, ends)
-        counts = zip(table.words(), np.bincount(numbers, minlength=len(table)).tolist(), strict=True)
-        return Counter({word: count for word, count in counts if len(word) <= LONGEST_WORD})
+        counts = SpacedWordTable().count(text, ends)
+        return Counter({word: count for word, count in counts.items() if len(word) <= LONGEST_WORD})
 
     def train(self, counts: Mapping[str, int], size: int, cased: bool) -> Vocabulary:  # noqa: ARG002
         """Learns a vocabulary of at most `size` pieces; the same counts give the same pieces."""

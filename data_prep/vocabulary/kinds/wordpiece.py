@@ -23,14 +23,7 @@ from data_prep.common.files import read_table
 from data_prep.vocabulary.encoders.encoder import Encoder
 from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter
 from data_prep.vocabulary.kinds.declaration import TokenizerKind, read_part, read_vocab, repeat_words
-from data_prep.vocabulary.vocabulary import (
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    Special,
-    SpecialPieces,
-    Vocabulary,
-    has_capitals,
-)
+from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, SpecialPieces, Vocabulary, has_capitals
 
 VOCABULARY = "vocab.txt"
 PAD, UNK, CLS, SEP, MASK = SPECIAL = SpecialPieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -59,16 +52,11 @@ NORMALIZER = {
 class WordPiece(Vocabulary):
     """Pieces of words, of which those that continue a word begin with `##`."""
 
-    kind, file = "wordpiece", VOCABULARY
+    kind, file, special_pieces = "wordpiece", VOCABULARY, SPECIAL
 
     def list_rules(self) -> bytes:
         """Lists the pieces and the case."""
         return self._text() + bytes([self.cased])
-
-    @property
-    def special_pieces(self) -> SpecialPieces:
-        """The pieces that stand for no text."""
-        return SPECIAL
 
     @cached_property
     def continues(self) -> Array:
@@ -87,9 +75,8 @@ class WordPiece(Vocabulary):
 
     def encoder(self) -> Encoder:
         """Makes an encoder that cuts every distinct word once."""
-        from data_prep.vocabulary.encoders.wordpiece import (
-            FastWordPiece,  # compiled by numba, which training does without
-        )
+        # compiled by numba, which training does without
+        from data_prep.vocabulary.encoders.wordpiece import FastWordPiece
 
         return FastWordPiece(self.pipeline(), self.cased)
 
@@ -126,7 +113,7 @@ class WordPiece(Vocabulary):
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": not self.cased,
             "model_max_length": 512,
-            **{f"{name}_token": piece for name, piece in zip(Special._fields, SPECIAL, strict=True)},
+            **{f"{name}_token": piece for name, piece in SPECIAL._asdict().items()},
         }
         return {
             VOCABULARY: self._text(),
@@ -168,46 +155,6 @@ def check_pieces(pieces: tuple[str, ...], path: Path) -> tuple[str, ...]:
     return pieces
 
 
-def count_words(numbers: Array, words: Sequence[str], cased: bool) -> Counter[str]:
-    """Counts how often every word occurs once it is normalised; `numbers` has the word of every occurrence.
-
-    Words that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
-    """
-    splitter = WordSplitter(*build_text_rules(cased))
-    parts = iter(splitter.split([word for word in words if not word.isascii()]))
-    counts: Counter[str] = Counter()
-    for word, count in zip(words, np.bincount(numbers).tolist(), strict=True):
-        for part in (word,) if word.isascii() else next(parts):
-            counts[part] += count
-    return Counter({word: count for word, count in counts.items() if len(word) <= LONGEST_WORD})
-
-
-def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> WordPiece:
-    """Learns a vocabulary of at most `size` pieces from the counts of words.
-
-    The same counts give the same pieces, for which the trainer needs help: it numbers characters in the order of a
-    hash table and breaks ties by those numbers. Characters handed to it as special pieces have their numbers from us.
-    """
-    alphabet = _choose_alphabet(counts)
-    inner = {f"{MARK}{character}" for word in counts for character in word[1:]}
-    given = [*SPECIAL, *alphabet, *(f"{MARK}{character}" for character in alphabet if f"{MARK}{character}" in inner)]
-    if size < len(given):
-        raise UserError(f"--vocab-size {size}: the characters of the text alone need {len(given)} pieces; take more")
-    learner = Tokenizer(models.WordPiece(unk_token=UNK))
-    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer: Any = trainers.WordPieceTrainer(
-        vocab_size=size,
-        min_frequency=2,
-        special_tokens=given,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        show_progress=False,
-    )
-    learner.train_from_iterator(repeat_words(counts), trainer)
-    ids = learner.get_vocab()
-    return WordPiece(tuple(sorted(ids, key=ids.__getitem__)), cased)
-
-
 def _choose_alphabet(counts: Mapping[str, int]) -> list[str]:
     """Chooses the most frequent characters, the first of Unicode where some are equally frequent, in that order."""
     characters: Counter[str] = Counter()
@@ -217,41 +164,9 @@ def _choose_alphabet(counts: Mapping[str, int]) -> list[str]:
     return sorted(sorted(characters, key=lambda character: (-characters[character], character))[:ALPHABET])
 
 
-def read_folder(folder: Path, tokenizer: dict[str, Any]) -> WordPiece:
-    """Reads the vocabulary of a folder, with its casing."""
-    path = folder / TOKENIZER_CONFIG
-    config = read_table(path) if path.is_file() else {}
-    if (folder / VOCABULARY).is_file():
-        pieces = read_pieces(folder / VOCABULARY, cased=False).pieces
-    elif tokenizer:
-        pieces = _read_table(tokenizer, folder)
-    else:
-        raise UserError(
-            f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from, "
-            "since its weights mean nothing without its pieces"
-        )
-    _check_class(folder, tokenizer, config)
-    others = _read_table(tokenizer, folder) if "model" in tokenizer else pieces
-    if others != pieces:
-        raise UserError(
-            f"{folder}: {_describe_difference(pieces, others)}: copy both again from where the model comes from"
-        )
-    normalizer = read_part(tokenizer, "normalizer", folder / TOKENIZER) or {}
-    said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
-    says = {name: value for table in (said, config) for name, value in table.items() if value is not None}
-    lower = says.get("do_lower_case", not has_capitals(pieces))
-    needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
-    for name in (name for name, value in needed.items() if says.get(name, value) != value):
-        where = " in text that keeps case" if name == "strip_accents" and not lower else ""
-        how = f"{name} = {json.dumps(says[name])}{where}"
-        raise UserError(f"{folder}: cuts text with {how}; here accents go with case, and Chinese is cut apart")
-    return WordPiece(pieces, cased=not lower)
-
-
 def _check_class(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
     """Raises UserError where a folder's tokenizer is not BERT's, so that its pieces would stand for other text."""
-    known = CLASSES + GENERAL * ("model" in tokenizer)
-    if (kind := config.get("tokenizer_class")) not in (None, *known):
+    if (kind := config.get("tokenizer_class")) not in (None, *CLASSES, *GENERAL * ("model" in tokenizer)):
         raise UserError(f"{folder / TOKENIZER_CONFIG}: cuts text by {kind}; only {CLASSES[0]} is known here")
     if (words := config.get("word_tokenizer_type", "basic")) != "basic":
         raise UserError(f"{folder / TOKENIZER_CONFIG}: finds words by {words}; only as {CLASSES[0]} does is known here")
@@ -286,23 +201,83 @@ class WordPieceKind(TokenizerKind):
 
     def read(self, folder: Path, tokenizer: dict[str, Any]) -> Vocabulary:
         """Reads the vocabulary of a folder, with its casing."""
-        return read_folder(folder, tokenizer)
+        path = folder / TOKENIZER_CONFIG
+        config = read_table(path) if path.is_file() else {}
+        if (folder / VOCABULARY).is_file():
+            pieces = read_pieces(folder / VOCABULARY, cased=False).pieces
+        elif tokenizer:
+            pieces = _read_table(tokenizer, folder)
+        else:
+            raise UserError(
+                f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from, "
+                "since its weights mean nothing without its pieces"
+            )
+        _check_class(folder, tokenizer, config)
+        others = _read_table(tokenizer, folder) if "model" in tokenizer else pieces
+        if others != pieces:
+            raise UserError(
+                f"{folder}: {_describe_difference(pieces, others)}: copy both again from where the model comes from"
+            )
+        normalizer = read_part(tokenizer, "normalizer", folder / TOKENIZER) or {}
+        said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
+        says = {name: value for table in (said, config) for name, value in table.items() if value is not None}
+        lower = says.get("do_lower_case", not has_capitals(pieces))
+        needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
+        for name in (name for name, value in needed.items() if says.get(name, value) != value):
+            where = " in text that keeps case" if name == "strip_accents" and not lower else ""
+            how = f"{name} = {json.dumps(says[name])}{where}"
+            raise UserError(f"{folder}: cuts text with {how}; here accents go with case, and Chinese is cut apart")
+        return WordPiece(pieces, cased=not lower)
 
     def make_up(self, size: int, cased: bool) -> Vocabulary:
         """Makes up a vocabulary of this size, with numbers for words."""
         return WordPiece((*SPECIAL, *map(str, range(size)))[:size], cased)
 
     def count_words(self, text: Array, ends: Array, cased: bool) -> Mapping[str, int]:
-        """Counts how often every word occurs once it is normalised."""
+        """Counts how often every word occurs once it is normalised.
+
+        Words that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
+        """
         from data_prep.vocabulary.encoders.words import WordTable  # compiled by numba
 
-        table = WordTable(cased)
-        numbers, _ = table.number(text, ends)
-        return count_words(numbers, table.words(), cased)
+        found = WordTable(cased).count(text, ends)
+        parts = iter(WordSplitter(*build_text_rules(cased)).split([word for word in found if not word.isascii()]))
+        counts = Counter[str]()
+        for word, count in found.items():
+            for part in (word,) if word.isascii() else next(parts):
+                counts[part] += count
+        return Counter({word: count for word, count in counts.items() if len(word) <= LONGEST_WORD})
 
     def train(self, counts: Mapping[str, int], size: int, cased: bool) -> Vocabulary:
-        """Learns a vocabulary of at most `size` pieces; the same counts give the same pieces."""
-        return train_vocabulary(counts, size, cased)
+        """Learns a vocabulary of at most `size` pieces from the counts of words.
+
+        The same counts give the same pieces, for which the trainer needs help: it numbers characters in the order of a
+        hash table and breaks ties by those numbers. Characters handed to it as special pieces have theirs from us.
+        """
+        alphabet = _choose_alphabet(counts)
+        inner = {f"{MARK}{character}" for word in counts for character in word[1:]}
+        given = [
+            *SPECIAL,
+            *alphabet,
+            *(f"{MARK}{character}" for character in alphabet if f"{MARK}{character}" in inner),
+        ]
+        if size < len(given):
+            raise UserError(
+                f"--vocab-size {size}: the characters of the text alone need {len(given)} pieces; take more"
+            )
+        learner = Tokenizer(models.WordPiece(unk_token=UNK))
+        learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        trainer: Any = trainers.WordPieceTrainer(
+            vocab_size=size,
+            min_frequency=2,
+            special_tokens=given,
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        )
+        learner.train_from_iterator(repeat_words(counts), trainer)
+        ids = learner.get_vocab()
+        return WordPiece(tuple(sorted(ids, key=ids.__getitem__)), cased)
 
 
 KIND = WordPieceKind()

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, BertTokenizerFast  # type: ignore[attr-d
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.extending import LEAST, extend_vocabulary
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
-from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece, read_pieces, train_vocabulary
+from data_prep.vocabulary.kinds.wordpiece import KIND, SPECIAL, WordPiece, read_pieces
 
 
 def counts(seed: int = 1) -> Counter[str]:
@@ -27,11 +27,11 @@ def counts(seed: int = 1) -> Counter[str]:
 def test_the_same_counts_give_the_same_vocabulary_every_time_in_any_order() -> None:
     orders = [list(counts().items()) for _ in range(3)]
     random.Random(3).shuffle(orders[0])
-    assert len({train_vocabulary(dict(order), 400, cased=False).pieces for order in orders}) == 1
+    assert len({KIND.train(dict(order), 400, cased=False).pieces for order in orders}) == 1
 
 
 def test_the_vocabulary_holds_the_special_pieces_and_the_frequent_words() -> None:
-    vocabulary = train_vocabulary(counts(), 400, cased=False)
+    vocabulary = KIND.train(counts(), 400, cased=False)
     assert vocabulary.pieces[:5] == SPECIAL
     assert len(vocabulary) <= 400
     frequent = [word for word, _ in counts().most_common(30)]
@@ -40,13 +40,13 @@ def test_the_vocabulary_holds_the_special_pieces_and_the_frequent_words() -> Non
 
 def test_rare_characters_have_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_prep.vocabulary.kinds.wordpiece.ALPHABET", 10)
-    vocabulary = train_vocabulary(counts(), 200, cased=False)
+    vocabulary = KIND.train(counts(), 200, cased=False)
     assert not {"日", "##日", "本", "##本"} & set(vocabulary.pieces)
 
 
 @pytest.mark.parametrize("cased", [False, True])
 def test_transformers_loads_it_with_the_same_ids(cased: bool, tmp_path: Path) -> None:
-    vocabulary = train_vocabulary(counts(), 400, cased)
+    vocabulary = KIND.train(counts(), 400, cased)
     vocabulary.write(tmp_path)
     draw = random.Random(2)
     texts = [sentence(draw) for _ in range(50)] + ["Été, NAÏVE 日本 xyz!"]
@@ -71,7 +71,7 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="line 8 repeats 'a' of line 6"):
         read_pieces(path, cased=False)
     with pytest.raises(UserError, match="--vocab-size 20: the characters of the text alone need"):
-        train_vocabulary(counts(), 20, cased=False)
+        KIND.train(counts(), 20, cased=False)
 
 
 LETTERS = "abcdefgh"
