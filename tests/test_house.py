@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.machinery import PathFinder
 from itertools import pairwise
@@ -77,20 +78,22 @@ def sources() -> list[Path]:
     return [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
 
 
-TREES = {path: ast.parse(path.read_text()) for path in sources()}
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in TREES}
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in sources()}
 
 
 def imports_of(path: Path) -> set[str]:
     """All modules that a file imports, wherever in it: in functions and for types too."""
     found = set()
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -146,7 +149,7 @@ def test_nobody_compares_the_names_of_what_declares_itself() -> None:
     for path in sources():
         if path.parent in rooms and path.stem in names:
             continue
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(parse(path)):
             compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
             compared += [key for key in node.keys if key] if isinstance(node, ast.Dict) else []
             compared += [node.value] if isinstance(node, ast.MatchValue) else []
@@ -193,8 +196,8 @@ def test_nobody_but_the_architectures_names_their_weights_sizes_and_classes() ->
     for path in sources():
         if shown(path).startswith(tuple(KNOW_ARCHITECTURES)):
             continue
-        texts = {id(node.value) for node in ast.walk(TREES[path]) if isinstance(node, ast.Expr)}
-        for node in ast.walk(TREES[path]):
+        texts = {id(node.value) for node in ast.walk(parse(path)) if isinstance(node, ast.Expr)}
+        for node in ast.walk(parse(path)):
             said = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name | ast.alias) else ""
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
                 said = node.value
@@ -250,7 +253,7 @@ def public_functions(body: Sequence[ast.stmt], above: str = "") -> Iterator[tupl
 def test_no_dictionary_without_a_type_crosses_a_room_of_pretraining() -> None:
     found = set()
     for path in (ROOT / "pretraining").rglob("*.py"):
-        for name, function in public_functions(TREES[path].body):
+        for name, function in public_functions(parse(path).body):
             types = ast.unparse(function.args) + ast.unparse(function.returns or ast.Tuple([], ast.Load()))
             if "dict[str, Any]" in types or "Mapping[str, Any]" in types:
                 found.add(f"{path.relative_to(ROOT / 'pretraining')} {name}")
@@ -272,7 +275,7 @@ def test_there_is_no_unknown_folder() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    assert [shown(path) for path, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
+    assert [shown(path) for path in sources() if parse(path).body and not ast.get_docstring(parse(path))] == []
 
 
 RIDDLES = set(
@@ -282,7 +285,7 @@ RIDDLES = set(
 
 
 def test_functions_are_named_by_a_verb_and_a_noun() -> None:
-    nodes = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree)]
+    nodes = [(path, node) for path in sources() for node in ast.walk(parse(path))]
     assert [
         f"{shown(path)}:{node.lineno} {node.name}"
         for path, node in nodes

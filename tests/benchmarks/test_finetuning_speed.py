@@ -30,8 +30,7 @@ def test_rows_are_the_items_padded_or_as_long_as_they_are() -> None:
             assert row["input_ids"] == [*pieces.row(number).tolist(), *[0] * (width - length)]
             assert sum(row["attention_mask"]) == length
             assert sum(row["token_type_ids"]) == len(ITEMS.texts[1][number].split()) + 1
-            assert row["labels"] == [0, 1, 1][number]
-            assert len(row["input_ids"]) == (width or length)
+            assert (row["labels"], len(row["input_ids"])) == ([0, 1, 1][number], width or length)
 
 
 def test_some_items_are_those_of_the_split() -> None:

@@ -55,8 +55,7 @@ def test_the_original_writes_padded_examples(job: ExamplesJob, tmp_path: Path) -
     for example in examples:
         assert {len(example[name]) for name in ("input_ids", "input_mask", "segment_ids")} == {job.length}
         size, masked = sum(example["input_mask"]), int(sum(example["masked_lm_weights"]))
-        assert example["input_ids"][0] == cls
-        assert example["input_ids"][size - 1] == sep
+        assert (example["input_ids"][0], example["input_ids"][size - 1]) == (cls, sep)
         assert masked == min(job.predictions, max(1, round(0.15 * size)))
         assert sep not in example["masked_lm_ids"][:masked]
     every = [piece for example in examples for piece in example["input_ids"]]
@@ -79,8 +78,7 @@ def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
     for number, path in enumerate(sorted((tmp_path / "wiki" / "AA").iterdir())):
         path.rename(path.parent / f"wiki_{number:02}")
     found = measure(tmp_path, "--data", str(tmp_path), "--run-mb", "0.01")
-    assert found["benchmark"] == "preparation"
-    assert len(found["contests"]) == 2
+    assert (found["benchmark"], len(found["contests"])) == ("preparation", 2)
     assert {"cloze", "tokenizers"} <= set(found["byte_level"]["mb_per_s"])
     for contest in found["contests"].values():
         assert list(contest["sides"]) == ["cloze", "original", "tokenizers alone"]

@@ -39,8 +39,7 @@ def test_a_run_that_is_interrupted_says_all_that_it_has_to_say(tmp_path: Path, m
         processes.follow([sys.executable, "-c", SAVES], tmp_path / "log", interrupt)
     signal.signal(signal.SIGINT, before)
     lines = (tmp_path / "log").read_text().split("\n")
-    assert lines[0] == "begun"
-    assert lines[-2].strip() == "at the end"
+    assert (lines[0], lines[-2].strip()) == ("begun", "at the end")
 
 
 @pytest.mark.timeout(60)

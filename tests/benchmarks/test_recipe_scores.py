@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.commands import assert_refusal
 
 from benchmarks import recipe_scores
 from benchmarks.measure import read_results
 from benchmarks.recipe_scores import RecipeScores, measure, training_of
-from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 
 SHARE = {"accuracy": 0.61, "spread": 0.002, "pairs": 67_000}
@@ -72,8 +72,7 @@ def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [*stand_in.words] == ["shard.py", "train.py", "run_pairs.py", "run_glue.py"]
     assert "--lengths 32 64 128" in stand_in.words["shard.py"]
     found = read_results(tmp_path / "kept.json")
-    assert found["pairs"]["accuracy"] == 0.61
-    assert found["stsb"]["median"] == pytest.approx(0.8)
+    assert (found["pairs"]["accuracy"], found["stsb"]["median"]) == (0.61, pytest.approx(0.8))
     assert found["training"]["steps"] == 160
     assert found["training"]["held_out"] == {"masked_loss": 3.0, "next_loss": 0.2}
 
@@ -81,8 +80,7 @@ def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_command_that_fails_is_named_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match="run_pairs has ended with code 2"):
-        make(tmp_path, monkeypatch, StandIn(fails="run_pairs.py"))
+    assert_refusal("run_pairs has ended with code 2", make, tmp_path, monkeypatch, StandIn(fails="run_pairs.py"))
     assert "error: no room" in capsys.readouterr().out
     assert not (tmp_path / "kept.json").exists()
 
@@ -99,5 +97,4 @@ def test_a_run_without_validation_is_told_without_one_and_one_without_steps_refu
     (tmp_path / "metrics.jsonl").write_text(json.dumps(STEPS[1]) + "\n")
     assert training_of(tmp_path)["held_out"] == {}
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(UserError, match="has no steps"):
-        training_of(tmp_path)
+    assert_refusal("has no steps", training_of, tmp_path)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from support.commands import assert_refusal
 
 from benchmarks import measure
 from benchmarks.measure import RESULTS, ResultsFile, describe_environment, write_results
@@ -75,7 +76,7 @@ def test_results_and_contests_are_printed(tmp_path: Path, capsys: pytest.Capture
 
 def test_cells() -> None:
     assert [format_cell(value) for value in (None, True, 3, 1234567, 0.123456, 45678.9, 1e-7)] == [
-        *("", "yes", "3", "1,234,567", "0.123", "45,679", "1e-07"),
+        *("", "yes", "3", "1,234,567", "0.123", "45,679", "1e-07")
     ]
     assert format_cell({"median": 0.5, "lowest": 0.25, "highest": 0.75}, "share_of_it") == "50.0% (25.0% to 75.0%)"
 
@@ -87,10 +88,8 @@ def test_bad_input_is_told_with_a_cure(tmp_path: Path) -> None:
     (old / "good.json").write_text(json.dumps(results()))
     (old / "a.json").write_text('{"environment": {}}')
     (old / "b.json").write_text("{")
-    with pytest.raises(UserError, match=r"has no results; first run python benchmarks/throughput.py"):
-        read_all(empty)
-    with pytest.raises(UserError, match=r"a\.json: results in format none(.|\n)*b\.json: cannot be read as JSON"):
-        read_all(old)
+    assert_refusal(r"has no results; first run python benchmarks/throughput.py", read_all, empty)
+    assert_refusal(r"a\.json: results in format none(.|\n)*b\.json: cannot be read as JSON", read_all, old)
 
 
 def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

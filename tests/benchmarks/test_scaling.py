@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from support.commands import assert_refusal
 from support.processes import run_program
 from support.shards import make_shards
 
 from benchmarks.scaling import Scaling, choose_batches, main, open_silent_group
 from benchmarks.scaling_report import SILENT, Note, conclude, draw_scaling, find_points, read_notes
 from benchmarks.tables import summarise_scaling
-from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -48,8 +48,7 @@ def test_efficiencies_are_those_of_rounds() -> None:
     weak_1, weak_2, strong_1, strong_2 = find_points(notes)
     assert weak_1["efficiency"] == {"median": 1.0, "lowest": 1.0, "highest": 1.0} == strong_1["efficiency"]
     assert weak_2["efficiency"] == {"median": 0.8, "lowest": 0.8, "highest": 0.8}
-    assert weak_2["ideal"]["median"] == 1.0
-    assert weak_2["communication"] == 0.2
+    assert (weak_2["ideal"]["median"], weak_2["communication"]) == (1.0, 0.2)
     assert weak_2["sequences_per_second"] == {"median": 9.6, "lowest": 6.4, "highest": 12.8}
     assert strong_2["efficiency"]["median"] == 0.625  # 2 s by one are 1.6 s by two
     assert strong_2["communication"] == 0.25
@@ -114,15 +113,13 @@ MISTAKES = {
 
 @pytest.mark.parametrize("words", MISTAKES)
 def test_mistakes_are_told_before_anything_is_launched(words: str) -> None:
-    with pytest.raises(UserError, match=re.escape(MISTAKES[words])):
-        main(words.split())
+    assert_refusal(re.escape(MISTAKES[words]), main, words.split())
 
 
 @pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"processes": 1}\n'])
 def test_notes_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "notes").write_text(text)
-    with pytest.raises(UserError, match="notes: "):
-        read_notes(tmp_path / "notes")
+    assert_refusal("notes: ", read_notes, tmp_path / "notes")
 
 
 @pytest.mark.slow

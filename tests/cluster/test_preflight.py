@@ -192,8 +192,7 @@ def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, faulty: int, ran
     done = inspect(place, "--patience", 40, faulty=faulty, ranks=ranks, fault=die)
     assert [rank.code for rank in done] == [-9 if number == faulty else 76 for number in range(ranks)]
     assert f"error: {'node1: rank 1' if faulty else 'rank 0'} has ended" in done[0 if faulty else 1].errors
-    assert excluded(place) == [f"node{faulty}"]
-    assert report_of(place)["code"] == Code.RANK_LOST
+    assert (excluded(place), report_of(place)["code"]) == ([f"node{faulty}"], Code.RANK_LOST)
 
 
 def test_nobody_can_tell_which_end_of_the_only_link_is_bad(place: Place) -> None:

@@ -46,8 +46,7 @@ def test_a_run_that_trains_then_falls_silent_or_is_stopped(place: Place, look: L
     assert (now.state, now.phase, now.phase_name, now.total_steps) == ("running", 1, "short", 5003)
     assert now.step >= 3
     assert re.search(r"of 5003 .* left", re.sub(",", "", look(run)))
-    assert status(run, later=100).state == "running"
-    assert status(run, later=200).state == "silent"
+    assert (status(run, later=100).state, status(run, later=200).state) == ("running", "silent")
     training.signal(signal.SIGTERM)
     training.wait()
     text = strip(look(run))
@@ -62,8 +61,7 @@ def test_a_run_is_silent_only_where_its_own_lines_come_faster(run: Path) -> None
     slow = [json.dumps({**line, "seconds_per_step": 300.0}) for line in records(run)]
     assert status(run, later=500).state == "silent"
     (run / METRICS).write_text("\n".join(slow) + "\n")
-    assert status(run, later=500).state == "running"
-    assert status(run, later=1000).state == "silent"
+    assert (status(run, later=500).state, status(run, later=1000).state) == ("running", "silent")
     assert "no line for 16 m" in status(run, later=1000).why
 
 

@@ -163,8 +163,7 @@ def test_a_rank_that_fails_at_once_ends_the_job_with_its_code(site: Site, preten
     """srun ends the other, and says 143 of both."""
     job = site.pretrain("failing", **pretended, RUN="failing", CODE="1", SOUND="node1")
     site.slurm.wait(job, "FAILED", seconds=50)
-    assert site.slurm.job(job)["ExitCode"] == "1:0"
-    assert site.slurm.job(job)["Restarts"] == "0"
+    assert (site.slurm.job(job)["ExitCode"], site.slurm.job(job)["Restarts"]) == ("1:0", "0")
     assert "a rank has failed with 1" in site.log(job)
 
 

@@ -93,8 +93,7 @@ def test_json_has_the_same_for_scripts(run: Path, look: Look) -> None:
     note(run, start("5", ago=9e9), end("5", 75), start("6", 1, ago=9e9))
     [read] = json.loads(look(run, "--json"))
     assert (read["run"], read["state"], read["step"], read["total_steps"]) == (str(run), "done", 8, 8)
-    assert read["last_line"] == records(run)[-1]
-    assert read["last_evaluation"] == records(run, "evaluation")[-1]
+    assert (read["last_line"], read["last_evaluation"]) == (records(run)[-1], records(run, "evaluation")[-1])
     assert (read["ended"]["code"], read["checkpoint"]) == (0, 8)
     assert (read["notes"]["restarts"], read["notes"]["code_before"], read["notes"]["job"]) == (1, 75, "6")
     assert [step for step, _ in read["losses"]] == list(range(1, 9))

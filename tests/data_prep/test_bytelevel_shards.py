@@ -108,10 +108,7 @@ def test_what_cannot_be_is_refused(made: Path, wiki: Path, tmp_path: Path) -> No
         (["--tokenizer", "sentencepiece"], "--tokenizer sentencepiece: there is bytelevel, wordpiece"),
         (["--tokenizer", "bytelevel", "--vocab-size", "200"], "special pieces and bytes alone need 261; take more"),
         ([*BYTES, "--vocab", tmp_path / "words"], f"vocabulary of --vocab {tmp_path}/words is WordPiece; leave it out"),
-        (
-            ["--tokenizer", "wordpiece", "--vocab", made],
-            f"of --vocab {made} is byte-level BPE; leave it out",
-        ),
+        (["--tokenizer", "wordpiece", "--vocab", made], f"of --vocab {made} is byte-level BPE; leave it out"),
         (["--vocab", made, "--extend", "9"], "--extend: byte-level BPE spells every word with the pieces that it has"),
     ]
     for words, message in refused:
@@ -124,6 +121,5 @@ def test_what_cannot_be_is_refused(made: Path, wiki: Path, tmp_path: Path) -> No
 def test_a_vocabulary_of_bytes_is_used_again(made: Path, wiki: Path, tmp_path: Path) -> None:
     run(wiki, tmp_path / "out", "--vocab", made)
     ours, theirs = Manifest.read(tmp_path / "out"), Manifest.read(made)
-    assert ours.vocabulary == theirs.vocabulary
-    assert ours.settings.tokenizer == "bytelevel"
+    assert (ours.vocabulary, ours.settings.tokenizer) == (theirs.vocabulary, "bytelevel")
     assert isinstance(read_vocabulary(tmp_path / "out"), KIND.vocabulary)

@@ -135,16 +135,14 @@ def test_the_manifest_says_what_is_there(shards: Path) -> None:
     manifest = Manifest.read(shards)
     for number, chosen in enumerate(manifest.sets()):
         said, rows = manifest.figures[number], list(read_examples(shards, chosen))
-        assert said.examples == len(rows)
-        assert said.pieces == sum(len(row["pieces"]) for row in rows)
+        assert (said.examples, said.pieces) == (len(rows), sum(len(row["pieces"]) for row in rows))
         assert said.masked == sum(len(row["masked"]) for row in rows) == sum(said.split)
         assert said.random_next == sum(row["random_next"] for row in rows)
         sizes = Counter(len(row["pieces"]) for row in rows)
         assert {size: count for size, count in enumerate(said.histogram) if count} == sizes
     assert manifest.bytes == sum(record.size for record in manifest.files())
     assert {record.path: record.sha256 for record in manifest.files()}.items() <= tree(shards).items()
-    assert manifest.sources[0].name == "text.txt"
-    assert manifest.corpus.documents == DOCUMENTS
+    assert (manifest.sources[0].name, manifest.corpus.documents) == ("text.txt", DOCUMENTS)
 
 
 def test_the_table_of_documents_is_in_the_order_of_their_numbers(shards: Path) -> None:

@@ -216,8 +216,7 @@ def test_the_report_shows_twenty_of_each_filter_from_both_sources(made: Path) ->
             text = texts_of(row["source"])[name][int(row["id"].split("-")[1])]
             assert row["beginning"] == text.replace("\n", " ")[:200]
     figures = {row["filter"]: row["figure"] for row in rows}
-    assert figures["--min-words"] == "3"
-    assert figures["--without-words"] == "zwiebelfisch"
+    assert (figures["--min-words"], figures["--without-words"]) == ("3", "zwiebelfisch")
     assert 0.3 < float(figures["--max-repeated-lines"]) < 0.6
 
 

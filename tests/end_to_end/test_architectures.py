@@ -45,8 +45,8 @@ WORDS = {
     "modern": ("--model.architecture", "modern", "--model.window", "8"),
 }
 """What names an architecture, and an objective that suits it; the window is narrower than most sequences."""
-NAMES = [name for name in WORDS if name != "bert"]
-"""Those of which no other file of this folder tells."""
+OTHERS = pytest.mark.parametrize("name", ["modern", *(slow(name) for name in WORDS if name not in ("bert", "modern"))])
+"""Those of which no other file of this folder tells; ModernBERT, which differs most, stands for them every day."""
 SAVES = ("--checkpoints.every", "3", "--checkpoints.keep", "9")
 WAYS = {
     "ZeRO 3": ("--parallel.zero", "3", *CUT),
@@ -85,7 +85,7 @@ def test_every_architecture_is_here() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, slow(1)])
-@pytest.mark.parametrize("name", NAMES)
+@OTHERS
 def test_a_stopped_run_is_the_straight_one(name: str, ranks: int, unpaired: Place, place: Place) -> None:
     straight = train_once(unpaired, name, ranks=ranks)
     assert find_loss(records(straight)[-1]) < find_loss(records(straight)[0])
@@ -123,7 +123,7 @@ def exported(name: str, unpaired: Place) -> Path:
     return train_once(unpaired, name) / "export"
 
 
-@pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "electra", "gpt"))])
+@OTHERS
 def test_an_export_is_fine_tuned_and_asked(name: str, exported: Path, toy: Toy, tune: Tune) -> None:
     """It answers rows of dev, all of which it knows; layers without an 8-bit form say so."""
     task, out = write_task(toy, toy.folder / "task"), toy.folder / "tuned"
@@ -140,7 +140,7 @@ def test_an_export_is_fine_tuned_and_asked(name: str, exported: Path, toy: Toy, 
         assert [answer["label"] for answer in answers] == ["wet", "dry", "wet"]
 
 
-@pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "electra", "gpt"))])
+@OTHERS
 def test_a_run_begins_with_an_export_of_its_architecture(
     name: str, exported: Path, unpaired: Place, place: Place
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_run_begins_with_an_export_of_its_architecture(
     assert anew.read_bytes() == wanted.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "electra", "gpt"))])
+@OTHERS
 def test_an_export_is_scored_as_its_run(
     name: str, exported: Path, unpaired: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +178,7 @@ def test_an_export_is_scored_as_its_run(
 
 
 @pytest.mark.usefixtures("leaves_group")
-@pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "electra", "gpt"))])
+@OTHERS
 def test_a_run_is_planned(name: str, unpaired: Place) -> None:
     """With its data, and with its published size on GPUs elsewhere."""
     said = run_main(train_entry.main, *unpaired.command("planned", *WORDS[name], "--check"))

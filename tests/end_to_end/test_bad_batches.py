@@ -115,6 +115,7 @@ def test_a_bad_batch_before_the_first_checkpoint_and_in_a_run_that_resumes_nothi
     assert_same(place.folder / "run", without_bad)
 
 
+@pytest.mark.slow
 def test_what_was_left_out_stays_so(place: Place, without_bad: Path) -> None:
     """After a rollback the run is killed, and goes on without the fault."""
     going = launch(place.command("run", *SAVES), fault=Poison("loss", "batch", BAD, die_at=4))

@@ -10,17 +10,7 @@ from pathlib import Path
 import pytest
 from support.faults import jumping_clock, slow_steps
 from support.marks import slow
-from support.training import (
-    ENDLESS,
-    SAVES,
-    Place,
-    assert_ended,
-    assert_same,
-    assert_well,
-    launch,
-    records,
-    train,
-)
+from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, assert_well, launch, records, train
 
 from pretraining.checkpoint.record import list_finished
 from pretraining.processes.ending import Code
@@ -67,8 +57,7 @@ def test_by_the_clock(place: Place) -> None:
     assert second > 1.75
     assert first + second < 9.0
     left = [line["seconds_left"] for line in lines]
-    assert left == sorted(left, reverse=True)
-    assert left[0] == pytest.approx(7.2, abs=1.5)
+    assert (left, left[0]) == (sorted(left, reverse=True), pytest.approx(7.2, abs=1.5))
     assert left[-1] < 0.5
     assert lines[-1]["learning_rate"] < 1e-4
     assert 0 < ends[0] < ends[1]

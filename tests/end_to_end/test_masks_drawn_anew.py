@@ -9,15 +9,7 @@ import pytest
 from support.faults import stop_at
 from support.finetuning import fine_tune, write_toy
 from support.shards import make_shards
-from support.training import (
-    Place,
-    assert_ended,
-    assert_same,
-    assert_same_curve,
-    assert_well,
-    launch,
-    train,
-)
+from support.training import Place, assert_ended, assert_same, assert_same_curve, assert_well, launch, train
 
 from pretraining.processes.ending import Code
 

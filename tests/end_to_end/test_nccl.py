@@ -98,6 +98,5 @@ def test_what_ranks_tell_one_another_lies_on_the_gpu() -> None:
     for rank in done:
         assert rank.result["decision"] == Decision.WRONG
         assert (rank.result["totals"]["masked"], rank.result["totals"]["predictions"]) == (3.0, 4)
-        assert rank.result["scored"] == 4
-        assert rank.result["held"] == 1
+        assert (rank.result["scored"], rank.result["held"]) == (4, 1)
         assert rank.result["clock"]

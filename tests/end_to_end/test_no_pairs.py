@@ -5,26 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from support.faults import stop_at
-from support.marks import slow
 from support.pretraining_reference import pad_batch
 from support.shards import make_shards
 from support.training import (
-    CUT,
     FEW,
     Place,
     assert_ended,
-    assert_same,
-    assert_same_curve,
     assert_well,
-    distance,
     exported_weights,
     launch,
     records,
@@ -39,10 +32,8 @@ from pretraining import export
 from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
-from pretraining.processes.ending import Code
 
 LOGS = ["--logging.every", "2", "--evaluation.every", "3", "--checkpoints.keep", "9", "--logging.tensorboard", "true"]
-LAMB = ["--optimizer.name", "lamb", "--optimizer.trust_all", "true"]
 TRACES = re.compile(r"next|sentence|nsp|pooler|seq_relationship", re.IGNORECASE)
 """what would tell of next-sentence prediction"""
 
@@ -89,30 +80,6 @@ def test_one_word_leaves_next_sentences_out(place: Place) -> None:
     assert len(encoder["embeddings.segment.weight"]) == 2
     assert not [name for name in encoder if "pooler" in name]
     assert "no trained pooler" in card
-
-
-@pytest.mark.slow
-def test_a_stopped_run_is_the_straight_one(unpaired: Place, place: Place) -> None:
-    given = dataclasses.replace(unpaired, folder=place.folder).command("stopped", *LOGS)
-    for step in (3, 7):
-        assert_ended(launch(given, fault=partial(stop_at, step)), Code.STOPPED, f"after step {step}, and saved")
-    assert_well(train(given))
-    assert_same(place.folder / "stopped", unpaired.folder / "straight")
-
-
-def test_one_rank_has_the_same_curve(unpaired: Place, place: Place) -> None:
-    given = dataclasses.replace(unpaired, folder=place.folder).command("one", *LOGS, "--parallel.zero", "0")
-    assert_well(train(given, ranks=1))
-    assert_same_curve(place.folder / "one", unpaired.folder / "straight", 1e-5)
-
-
-@pytest.mark.parametrize("zero", [slow("1"), slow("2"), slow("3")])
-def test_lamb_and_every_zero_stage(unpaired: Place, place: Place, zero: str) -> None:
-    given = dataclasses.replace(unpaired, folder=place.folder)
-    assert_well(train(given.command("alone", *LAMB, "--parallel.zero", "0"), ranks=1))
-    assert_well(train(given.command("divided", *LAMB, "--parallel.zero", zero, *CUT * (zero == "3"))))
-    assert_same_curve(place.folder / "divided", place.folder / "alone", 1e-5)
-    assert distance(place.folder / "divided", place.folder / "alone") < 1e-5
 
 
 def test_transformers_loads_a_masked_language_model(unpaired: Place, place: Place) -> None:

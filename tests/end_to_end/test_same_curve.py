@@ -44,9 +44,7 @@ WAYS: dict[int, dict[str, list[str]]] = {
         "bf16 ZeRO 2": ["--parallel.zero", "2", *BF16],
         "bf16 ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "12", *BF16, *CUT],
     },
-    3: {
-        "ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "8", "--phases.1.micro-batch", "1", *CUT],
-    },
+    3: {"ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "8", "--phases.1.micro-batch", "1", *CUT]},
 }
 
 

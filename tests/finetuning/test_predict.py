@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from support.commands import start
+from support.commands import assert_refusal, start
 from support.fine_tuned_models import LABELS, MODELS, Ask
 from support.transformers_models import PIECES, SHAPE, change_weights, their_model
 from transformers import AutoTokenizer, BertForMaskedLM
 
-from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import predict
@@ -102,8 +101,7 @@ def check_answer(kind: Kind, row: Any, answer: dict[str, Any], logits: np.ndarra
         if any(row):
             assert (answer["choice"], answer["text"]) == (logits.argmax(), row[1 + logits.argmax()])
     elif kind == "tags":
-        assert answer["words"] == row
-        assert answer["tags"] == [names[tag] for tag in logits.argmax(-1)]
+        assert (answer["words"], answer["tags"]) == (row, [names[tag] for tag in logits.argmax(-1)])
         assert answer["probabilities"] == pytest.approx(softmax(logits).max(-1, initial=0), abs=1e-5)
     else:
         assert answer["answer"] == row[1][slice(answer["start"], answer["end"])] if answer["answer"] else not row[1]
@@ -236,8 +234,7 @@ def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_
     for name in ("rte", "sst2"):
         copied(folders["classes"], tmp_path / "glue" / name / "model", length=20)
     told = f"several tasks; name one of them:\n    {tmp_path / 'glue' / 'rte'}\n    .*sst2$"
-    with pytest.raises(UserError, match=told):
-        load(tmp_path / "glue")
+    assert_refusal(told, load, tmp_path / "glue")
     assert load(folders["classes"])([]) == []
 
 
@@ -261,5 +258,4 @@ def test_a_closed_pipe_ends_it_without_a_word(folders: dict[Kind, Path], tmp_pat
     assert process.stderr is not None
     assert json.loads(process.stdout.readline())
     process.stdout.close()
-    assert process.stderr.read() == ""
-    assert process.wait() == -signal.SIGPIPE
+    assert (process.stderr.read(), process.wait()) == ("", -signal.SIGPIPE)

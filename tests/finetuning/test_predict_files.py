@@ -166,8 +166,7 @@ def test_what_was_asked_beside_the_answers(
 def test_words_apart_are_one_text(folders: dict[Kind, Path], ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\tb\n")
     [answer] = read(ask("tags", "--with-input", "--format", "tabs", tmp_path / "a.txt"))
-    assert answer.pop("input") == {"tokens": "a b"}
-    assert answer == load(folders["tags"])([["a", "b"]])[0]
+    assert (answer.pop("input"), answer) == ({"tokens": "a b"}, load(folders["tags"])([["a", "b"]])[0])
 
 
 def test_a_sentence_is_no_file(folders: dict[Kind, Path], ask: Ask) -> None:
@@ -197,8 +196,7 @@ def test_each_row_of_a_pipe_is_answered_before_the_next_and_ctrl_c_ends_it_witho
         asked.stdin.flush()
         assert json.loads(asked.stdout.readline())["label"] == answer["label"]
     asked.send_signal(signal.SIGINT)
-    assert asked.stderr.read() == ""
-    assert asked.wait() == -signal.SIGINT
+    assert (asked.stderr.read(), asked.wait()) == ("", -signal.SIGINT)
 
 
 def ask_at_once(port: int, clients: int, body: bytes) -> set[bytes]:

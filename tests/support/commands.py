@@ -49,6 +49,12 @@ def refusal(act: Callable[..., object], *words: Any, **more: Any) -> str:
     return str(caught.value)
 
 
+def assert_refusal(match: str, act: Callable[..., object], *words: Any, **more: Any) -> None:
+    """Asserts that a function refuses what it is given, and tells the user this, a regular expression."""
+    with pytest.raises(UserError, match=match):
+        act(*words, **more)
+
+
 def write_program(path: Path, does: str) -> Path:
     """Writes a program of the shell, which may stand in for another."""
     path.parent.mkdir(exist_ok=True)

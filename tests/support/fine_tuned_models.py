@@ -26,10 +26,7 @@ Ask = Callable[..., str]
 LABELS: dict[int, str] = {0: "O", 1: "B-X", 2: "I-X"}
 MODELS: dict[Kind, tuple[Any, dict[str, Any]]] = {
     "classes": (BertForSequenceClassification, {"id2label": LABELS}),
-    "labels": (
-        BertForSequenceClassification,
-        {"id2label": LABELS, "problem_type": "multi_label_classification"},
-    ),
+    "labels": (BertForSequenceClassification, {"id2label": LABELS, "problem_type": "multi_label_classification"}),
     "score": (BertForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
     "choice": (BertForMultipleChoice, {}),
     "spans": (BertForQuestionAnswering, {}),

@@ -183,17 +183,7 @@ class MiniSlurm:
     def switch_on(self, name: str) -> None:
         """Boots a node, whose cable is in."""
         self.plug(name)
-        command = [
-            "ip",
-            "netns",
-            "exec",
-            self._spaces[name],
-            "unshare",
-            "--mount",
-            "--uts",
-            "--pid",
-            "--fork",
-        ]
+        command = ["ip", "netns", "exec", self._spaces[name], "unshare", "--mount", "--uts", "--pid", "--fork"]
         command += ["--kill-child", "--mount-proc", "sh", "-c", BOOT, "boot", name, str(self.folder)]
         self._start(name, command)
 

@@ -100,12 +100,7 @@ def words_of(pieces: Sequence[int], specials: set[int], continues: Sequence[bool
 
 
 def mask(
-    pieces: Sequence[int],
-    words: list[list[int]],
-    wanted: int,
-    mask_piece: int,
-    num_pieces: int,
-    draw: Random,
+    pieces: Sequence[int], words: list[list[int]], wanted: int, mask_piece: int, num_pieces: int, draw: Random
 ) -> tuple[list[int], dict[int, int]]:
     """Masks pieces of an example; returns it with what stood at the masked positions."""
     masked, labels = list(pieces), dict[int, int]()

@@ -23,13 +23,7 @@ from pretraining.model.shape import ARCHITECTURE
 from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
-from pretraining.planning.cost import (
-    OF_DATASHEET,
-    REACH,
-    Exchange,
-    MicroBatch,
-    estimate_step,
-)
+from pretraining.planning.cost import OF_DATASHEET, REACH, Exchange, MicroBatch, estimate_step
 from pretraining.planning.machines import GPUS, find_network, make_cluster
 
 FILE = ROOT / "benchmarks" / "published.toml"

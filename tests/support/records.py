@@ -21,13 +21,7 @@ FIGURES = {
     "next_larger_class": 0.513,
 }
 HELD_OUT = MLM.score(
-    {
-        "masked_loss": 5.8,
-        "masked_accuracy": 0.12,
-        "next_loss": 0.69,
-        "next_accuracy": 0.55,
-        "next_larger_class": 0.52,
-    }
+    {"masked_loss": 5.8, "masked_accuracy": 0.12, "next_loss": 0.69, "next_accuracy": 0.55, "next_larger_class": 0.52}
 )
 RECORD = StepRecord(
     step=12000,

@@ -10,6 +10,7 @@ import pytest
 import torch
 import tyro
 from conftest import ROOT
+from support.commands import assert_refusal
 from support.processes import run_program
 from support.shards import make_shards
 
@@ -22,7 +23,6 @@ from benchmarks.gpu.trainer import Trainer, summarise_speed
 from benchmarks.inference import Inference
 from benchmarks.scaling import Scaling
 from benchmarks.throughput import SIDES, Throughput
-from data_prep.common.errors import UserError
 
 KINDS = {
     "gpu/basics.py": OwnPart,
@@ -93,16 +93,14 @@ def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
     found = summarise_speed(steps)
     assert (found["steps"], found["pieces_per_second"], found["peak_memory_gib"]) == (3, 200, 1.0)
     assert found["waiting_for_data"] == pytest.approx(0.15)
-    with pytest.raises(UserError, match="fewer than 4 steps"):
-        summarise_speed(steps[:3])
+    assert_refusal("fewer than 4 steps", summarise_speed, steps[:3])
 
 
 @pytest.mark.slow
 def test_a_run_is_killed_and_goes_on(shards: Path, tmp_path: Path) -> None:
     words = "--size tiny --seconds 6 --batch 4 --every 3 --lengths 32 64".split()
     found = measure("gpu/trainer.py", shards, tmp_path / "found.json", *words)
-    assert found["stopped_with"] == 75
-    assert found["continued_with_step"] == found["newest_checkpoint"] + 1
+    assert (found["stopped_with"], found["continued_with_step"]) == (75, found["newest_checkpoint"] + 1)
     assert found["killed_after_step"] >= found["newest_checkpoint"] > 0
     assert found["largest_difference_of_their_losses"] in (None, 0.0), "on a CPU the steps are the same bit for bit"
     assert found["first"]["pieces_per_second"] > 0
@@ -127,8 +125,7 @@ def test_sides_have_the_device_to_themselves_with_as_many_sequences_as_fit(shard
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"torch \S+ finds no GPU: .*\n.*, or take make gpu DRY=1"):
-        basics.describe_machine(dry=False)
+    assert_refusal(r"torch \S+ finds no GPU: .*\n.*, or take make gpu DRY=1", basics.describe_machine, dry=False)
 
 
 def test_the_ends_of_tests_are_counted(tmp_path: Path) -> None:

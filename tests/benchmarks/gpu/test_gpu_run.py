@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tyro
 from conftest import ROOT
+from support.commands import assert_refusal
 
 from benchmarks import processes
 from benchmarks.gpu import run
@@ -118,8 +119,7 @@ def test_parts_that_are_done_are_not_run_again_unless_asked(run_parts: Runner, f
     assert times_run(tmp_path, "one") == times_run(tmp_path, "two") == 1
     assert results(folder)["two"]["ended"] == "done"
     assert run_parts({"one": GOOD, "two": GOOD}, "--again", "--parts", "one") == 0
-    assert times_run(tmp_path, "one") == 2
-    assert times_run(tmp_path, "two") == 1
+    assert (times_run(tmp_path, "one"), times_run(tmp_path, "two")) == (2, 1)
 
 
 def test_the_setup_is_looked_at_on_each_machine_and_for_each_commit(
@@ -153,8 +153,7 @@ def test_what_was_measured_on_another_machine_is_set_aside(
     assert times_run(tmp_path, "one") == 2
     assert set(results(folder)) == {"setup", "one"}
     [aside] = json.loads((folder / "results.json").read_text())["earlier"]
-    assert aside["subject"] == here
-    assert aside["parts"]["two"]["measured"] == {"figure": 7}
+    assert (aside["subject"], aside["parts"]["two"]["measured"]) == (here, {"figure": 7})
     assert "all is measured anew" in (folder / "log.txt").read_text()
 
 
@@ -222,17 +221,14 @@ def test_results_of_a_gpu_alone_are_kept_and_share_no_folder_with_a_dry_run(
 ) -> None:
     (tmp_path / "kept").mkdir()
     monkeypatch.setattr(run, "RESULTS", tmp_path / "kept")
-    with pytest.raises(UserError, match="no results of a GPU"):
-        run_parts({"one": GOOD}, "--keep")
+    assert_refusal("no results of a GPU", run_parts, {"one": GOOD}, "--keep")
     found = finds(gpu="H200", hardware="h200", missing={"numba": "none"}, instruction_sets=["avx2"])  # type: ignore[arg-type]
     run_parts({"setup": found, "one": GOOD})
     assert run_parts({"one": GOOD}, "--keep") == 0
     [path] = (tmp_path / "kept").glob("gpu-*.json")
     assert read_results(path)["parts"]["one"]["measured"] == {"figure": 7}
     assert read_results(path)["environment"] == {"gpu": "H200", "hardware": "h200", "instruction_sets": ["avx2"]}
-    with pytest.raises(UserError, match="has results of a GPU; give another folder"):
-        run_parts({"one": GOOD}, "--dry")
+    assert_refusal("has results of a GPU; give another folder", run_parts, {"one": GOOD}, "--dry")
     (folder / "results.json").unlink()
     run_parts({"one": GOOD}, "--dry")
-    with pytest.raises(UserError, match="no results of a GPU"):
-        run_parts({"one": GOOD}, "--keep")
+    assert_refusal("no results of a GPU", run_parts, {"one": GOOD}, "--keep")

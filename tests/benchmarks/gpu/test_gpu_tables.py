@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.commands import assert_refusal
 
 from benchmarks.gpu import tables
 from benchmarks.gpu.tables import GpuTables
 from benchmarks.processes import Child
-from data_prep.common.errors import UserError
 
 QUIET = Console(quiet=True)
 SHARE = """
@@ -79,11 +79,9 @@ def test_what_is_packed_is_enough_for_shares_of_which_late_ones_are_stopped(
     assert begun == [(share, str(tmp_path / "out" / "data")) for share in ("1/3", "2/3", "3/3")]
     assert json.loads((tmp_path / "copies" / "table5-gpu.json").read_text())["rows"]
     monkeypatch.setattr(tables, "MOST", 0)
-    with pytest.raises(UserError, match="more than 0 MiB; give less text"):
-        tables.pack(packing, QUIET)
+    assert_refusal("more than 0 MiB; give less text", tables.pack, packing, QUIET)
 
 
 def test_without_data_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLOZE_DATA", raising=False)
-    with pytest.raises(UserError, match="make gpu-text packs it"):
-        tables.run(GpuTables("run", tmp_path), QUIET)
+    assert_refusal("make gpu-text packs it", tables.run, GpuTables("run", tmp_path), QUIET)

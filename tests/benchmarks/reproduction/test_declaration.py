@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from support.commands import assert_refusal
 
 from benchmarks.reproduction.commands import (
     CellLister,
@@ -27,7 +28,6 @@ from benchmarks.reproduction.declaration import (
     load_table,
 )
 from benchmarks.reproduction.inputs import find_files, find_missing
-from data_prep.common.errors import UserError
 from data_prep.common.reading import Form, read_settings
 from finetuning.settings import load_settings
 from pretraining.config.overrides import load_recipe
@@ -181,12 +181,10 @@ def test_what_a_table_has_not_is_named() -> None:
 def test_an_unknown_table_is_refused_and_a_wrong_file_told(tmp_path: Path) -> None:
     there = ", ".join([*(f"--table {number}" for number in range(1, 9)), "--figure 5"])
     for name, flag in (("table15", "--table 15"), ("table-5", "--table -5"), ("figure4", "--figure 4")):
-        with pytest.raises(UserError, match=rf"^{flag}: is not declared; there is {there}$"):
-            load_table(name, "demo")
+        assert_refusal(rf"^{flag}: is not declared; there is {there}$", load_table, name, "demo")
     wrong = tmp_path / "table.toml"
     wrong.write_text('title = "x"\ncolums = []\nrows = [{ name = "a" }]\n')
-    with pytest.raises(UserError, match="colums"):
-        read_settings(Form(Table), wrong, find_faults=find_table_faults)
+    assert_refusal("colums", read_settings, Form(Table), wrong, find_faults=find_table_faults)
 
 
 NEEDED = {

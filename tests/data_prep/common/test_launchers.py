@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from support.commands import assert_refusal
 from support.processes import ROOT
 
 from data_prep.common.codes import Code
-from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, expand_tasks, find_world, first_node, missing_tasks
 
 
@@ -84,8 +84,7 @@ def test_mpirun() -> None:
 
 def test_mpirun_on_several_machines_says_how_to_find_rank_0() -> None:
     several = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    with pytest.raises(UserError, match=r"mpirun -x MASTER_ADDR=<host of rank 0> …"):
-        find_world(several)
+    assert_refusal(r"mpirun -x MASTER_ADDR=<host of rank 0> …", find_world, several)
     assert find_world({**several, "MASTER_ADDR": "node1"}).address == "node1"
 
 
@@ -109,8 +108,7 @@ def test_mpirun_on_several_machines_says_how_to_find_rank_0() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        find_world(environment)
+    assert_refusal(message, find_world, environment)
 
 
 def test_the_first_node_of_a_list_and_tasks_per_node() -> None:
@@ -119,8 +117,7 @@ def test_the_first_node_of_a_list_and_tasks_per_node() -> None:
     assert [*map(first_node, lists)] == [*lists.values()]
     assert expand_tasks("4(x2),3") == [4, 4, 3]
     assert expand_tasks("2") == [2]
-    with pytest.raises(UserError, match="not understood"):
-        expand_tasks("many")
+    assert_refusal("not understood", expand_tasks, "many")
 
 
 def test_preparation_names_a_variable_that_is_no_number() -> None:

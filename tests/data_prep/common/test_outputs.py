@@ -8,6 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from support.commands import assert_refusal
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing, unfinished_name, write_json
@@ -32,11 +33,9 @@ def test_what_the_same_command_made_of_the_same_source_is_renewed(source: Path, 
     make(out, source, content=b"again")
     assert out.read_bytes() == b"again"
     for command, read in (("other.py", source), ("make.py", other)):
-        with pytest.raises(UserError, match=r"out\.txt: exists.*--replace"):
-            make(out, read, command)
+        assert_refusal(r"out\.txt: exists.*--replace", make, out, read, command)
     out.write_bytes(b"edited")
-    with pytest.raises(UserError, match="exists"):
-        make(out, source)
+    assert_refusal("exists", make, out, source)
     assert out.read_bytes() == b"edited"
     make(out, source, replace=True)
     make(out, source, content=b"renewed")
@@ -48,10 +47,8 @@ def test_what_is_read_stays_by_whatever_name(source: Path, tmp_path: Path) -> No
     (tmp_path / "soft").symlink_to("in.txt")
     (tmp_path / "hard").hardlink_to(source)
     for out in (source, tmp_path / "soft", tmp_path / "hard", tmp_path / "x" / ".." / "in.txt"):
-        with pytest.raises(UserError, match=r"is what is read, .*in\.txt"):
-            make(out, source, replace=True)
-    with pytest.raises(UserError, match="belongs to what is read"):
-        make(source, tmp_path, replace=True)
+        assert_refusal(r"is what is read, .*in\.txt", make, out, source, replace=True)
+    assert_refusal("belongs to what is read", make, source, tmp_path, replace=True)
     assert source.read_text() == "text"
 
 
@@ -59,8 +56,7 @@ def test_a_link_that_leads_nowhere_and_a_folder_are_something_too(source: Path, 
     (tmp_path / "link").symlink_to("later")
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     for name in ("link", "folder"):
-        with pytest.raises(UserError, match=f"{name}: exists"):
-            make(tmp_path / name, source)
+        assert_refusal(f"{name}: exists", make, tmp_path / name, source)
     (tmp_path / "empty").touch()  # as mktemp leaves it
     make(tmp_path / "empty", source)
 
@@ -69,8 +65,7 @@ def test_a_link_that_leads_nowhere_and_a_folder_are_something_too(source: Path, 
 def test_places_are_files_with_names(name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(UserError, match="the root of all folders" if name == "/" else "a folder; name a file"):
-        make(Path(name), source)
+    assert_refusal("the root of all folders" if name == "/" else "a folder; name a file", make, Path(name), source)
 
 
 def test_what_is_read_may_be_called_as_something_unfinished(source: Path, tmp_path: Path) -> None:
@@ -78,8 +73,7 @@ def test_what_is_read_may_be_called_as_something_unfinished(source: Path, tmp_pa
     for name in ("out.tmp", "out.old", ".out.tmp", ".out.old"):
         (tmp_path / name).write_text("text")
         if name.startswith("."):
-            with pytest.raises(UserError, match="is what is read"):
-                make(tmp_path / "out", tmp_path / name)
+            assert_refusal("is what is read", make, tmp_path / "out", tmp_path / name)
         else:
             make(tmp_path / "out", tmp_path / name, replace=True)
         assert (tmp_path / name).read_text() == "text"
@@ -118,8 +112,7 @@ def test_pipes_and_devices_are_written_as_they_are(source: Path, tmp_path: Path)
     assert Path("/dev/null").is_char_device()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "pipe"]
     make(tmp_path / "out", Path("-"))  # what came through a pipe is not known again
-    with pytest.raises(UserError, match="exists"):
-        make(tmp_path / "out", Path("-"))
+    assert_refusal("exists", make, tmp_path / "out", Path("-"))
 
 
 def test_what_a_shell_has_opened_is_written_to_its_end(source: Path, tmp_path: Path) -> None:
@@ -135,8 +128,7 @@ def test_a_link_where_a_file_is_being_written_is_not_followed(tmp_path: Path) ->
     """Whoever can write in the folder could choose what of this user is overwritten."""
     (tmp_path / "precious").write_text("precious")
     unfinished_name(tmp_path / "ended.json").symlink_to(tmp_path / "precious")
-    with pytest.raises(UserError, match=r"ended\.json: cannot be written"):
-        write_json(tmp_path / "ended.json", {})
+    assert_refusal(r"ended\.json: cannot be written", write_json, tmp_path / "ended.json", {})
     assert (tmp_path / "precious").read_text() == "precious"
     write_json(tmp_path / "ended.json", {})
     assert (tmp_path / "ended.json").read_text() == "{}\n"

@@ -86,7 +86,6 @@ def test_a_file_that_declares_what_another_has_is_refused(tmp_path: Path, monkey
 def test_settings_are_joined_unless_one_would_get_lost() -> None:
     kinds = {"plain": Common, "sharp": Sharp}
     joined = joined_settings("Thing", Common, kinds, "plain", "Which way.", __name__)
-    assert set(joined.model_fields) == {"name", "speed", "edge"}
-    assert joined.__doc__ == "How a thing is done."
+    assert (set(joined.model_fields), joined.__doc__) == ({"name", "speed", "edge"}, "How a thing is done.")
     with pytest.raises(UserError, match=r"^other\.py has a setting edge, as sharp\.py has"):
         joined_settings("Thing", Common, {**kinds, "other": Other}, "plain", "Which way.", __name__)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from support.commands import start
+from support.commands import assert_refusal, start
 
 from data_prep.common import files
 from data_prep.common.errors import DamageError, UserError
@@ -46,8 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("error", [OSError(errno.ESTALE, "stale"), RuntimeError("I/O error (os error 107)")])
 def test_a_lost_file_system_is_awaited(error: Exception, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     disk = Disk(error, times=3)
-    assert wait_for_storage(disk.read, tmp_path) == "content"
-    assert disk.asked == 4
+    assert (wait_for_storage(disk.read, tmp_path), disk.asked) == ("content", 4)
     assert capsys.readouterr().err.count(f"{tmp_path}: gone, or cannot be reached") == 1
 
 
@@ -71,8 +70,7 @@ def test_after_some_time_it_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("given", ["5m", "nan", "-1"])
 def test_a_time_that_is_none_is_named(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, given)
-    with pytest.raises(UserError, match=f"{VARIABLE}={given}: give seconds"):
-        wait_for_storage(tmp_path.stat, tmp_path)
+    assert_refusal(f"{VARIABLE}={given}: give seconds", wait_for_storage, tmp_path.stat, tmp_path)
 
 
 NOBODY = 65534

@@ -208,8 +208,7 @@ def test_one_direction_predicts_the_separators(data: Path) -> None:
     special = load_vocabulary(data, False).special
     batch, rows = make_batch(data, 64, objectives()["ltr"])
     text = rows.restore_text()
-    assert batch.pieces.tolist() == text.tolist()
-    assert len(batch.labels) == (rows.lengths - 1).sum()
+    assert (batch.pieces.tolist(), len(batch.labels)) == (text.tolist(), (rows.lengths - 1).sum())
     assert (batch.labels.numpy() == special.sep).sum() == (text == special.sep).sum()
 
 

@@ -14,7 +14,6 @@ from support import original
 from support.original import CHANCE, chance_alike
 from support.segments import (
     LENGTHS,
-    ONE_PIECE_SENTENCES,
     SEED,
     SHORT,
     Made,
@@ -32,7 +31,6 @@ from support.segments import (
     varied,
 )
 
-from data_prep.common.arrays import Array
 from data_prep.examples.pairs import Segments, fill_second, place_partners, plan_segments, truncate
 from data_prep.examples.parts import Pool
 
@@ -253,47 +251,13 @@ def test_ten_draws_are_made_for_another_document() -> None:
     assert stats.binomtest(own, times, 2**-10).pvalue > CHANCE
 
 
-def targets_of(made: Made) -> Array:
-    """Works out the targets of the documents of ONE_PIECE_SENTENCES from their first examples."""
-    whole = made.whole
-    gathered = np.where(whole.partner < 0, whole.b_end, whole.a_end + whole.wanted) - whole.a_start
-    targets: Array = gathered[first_of_each(whole.row)]
-    return targets
-
-
-def test_short_targets_are_uniform() -> None:
-    made = make(corpus_of(ONE_PIECE_SENTENCES), 16, short=1.0)
-    targets = targets_of(made)
-    assert (targets.min(), targets.max()) == (2, 13)
-    assert stats.chisquare(np.bincount(targets - 2, minlength=12)).pvalue > CHANCE
-
-
-@pytest.mark.parametrize("short", [0.1, 0.5])
-def test_so_many_documents_have_short_targets(short: float) -> None:
-    targets = targets_of(make(corpus_of(ONE_PIECE_SENTENCES), 64, short=short))
-    assert targets.max() == 61
-    assert stats.binomtest(int((targets < 61).sum()), targets.size, short * 59 / 60).pvalue > CHANCE
-
-
-def test_a_ends_after_any_but_the_last_of_the_sentences_gathered() -> None:
-    whole = make(corpus_of([[2] * 7] * 3000), 64).whole
-    first = first_of_each(whole.row)
-    kept = (whole.a_end - whole.a_start)[first] // 2
-    random_next = whole.partner[first] >= 0
-    table = np.array([np.bincount(kept[random_next == side], minlength=8)[1:7] for side in (False, True)])
-    assert table.sum() == 3000
-    assert stats.chisquare(table.sum(axis=0)).pvalue > CHANCE
-    assert stats.chi2_contingency(table).pvalue > CHANCE  # how many, and whether the next is random, are unrelated
-
-
-def test_half_of_the_examples_have_a_random_next() -> None:
+def test_the_sentence_that_was_put_back_has_a_random_next_too() -> None:
+    """Nothing follows it."""
     whole = make(corpus_of([[2, 2]] * 10_000), 64).whole
     first = first_of_each(whole.row)
-    random_next = whole.partner[first] >= 0
-    assert stats.binomtest(int(random_next.sum()), 10_000).pvalue > CHANCE
     rest = np.setdiff1d(np.arange(whole.row.size), first)
-    np.testing.assert_array_equal(whole.row[rest], np.flatnonzero(random_next))  # the sentence that was put back
-    assert (whole.partner[rest] >= 0).all()  # has nothing that follows it
+    np.testing.assert_array_equal(whole.row[rest], np.flatnonzero(whole.partner[first] >= 0))
+    assert (whole.partner[rest] >= 0).all()
 
 
 def test_partners_are_uniform_over_the_other_documents() -> None:

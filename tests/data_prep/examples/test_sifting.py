@@ -153,8 +153,7 @@ def words_of(folder: Path) -> dict[bool, list[tuple[list[str], list[str], bool]]
 
 def test_passages_of_several_books_are_held_out(books: Path, prepared: Path, tmp_path: Path) -> None:
     corpus = Manifest.read(prepared).corpus
-    assert corpus.documents == 6
-    assert corpus.validation_documents == 10
+    assert (corpus.documents, corpus.validation_documents) == (6, 10)
     assert len(ids(prepared)) == (corpus.passages or 0) > 16
     found = words_of(prepared)
     validation = [[word for word in a if word[0] == "b" and word[1:].isdigit()] for a, _, _ in found[True]]

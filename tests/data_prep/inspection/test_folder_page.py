@@ -187,8 +187,7 @@ def test_the_masks_of_ten_examples_are_marked(page: ShownPage, made: Path) -> No
         for label in row["masked"]:
             now = row["pieces"][label["position"]]
             kinds["masked" if now == mask else "kept" if now == label["piece"] else "replaced"] += 1
-    assert page.elements["article"] == 10
-    assert page.marks == kinds
+    assert (page.elements["article"], page.marks) == (10, kinds)
 
 
 def test_text_is_escaped_and_every_section_is_named_in_the_head(page: ShownPage, made: Path) -> None:
@@ -229,8 +228,7 @@ def test_a_folder_of_documents_alone_has_a_page_without_examples(tmp_path: Path)
     run_main(shard.main, *arguments, "--out", tmp_path / "only")
     page = page_of(tmp_path / "only")
     assert page.anchors >= SECTIONS
-    assert page.text.count("There are no examples") == 2
-    assert page.elements["article"] == 0
+    assert (page.text.count("There are no examples"), page.elements["article"]) == (2, 0)
     assert number(page.column("Table of sources", "documents read")["pages"]) == len(texts()["pages"])
     shards = tmp_path / "shards"
     run_main(shard.main, "--from", tmp_path / "only", "--out", shards, *SETTINGS[:3], "--workers", "1")

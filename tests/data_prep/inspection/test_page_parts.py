@@ -74,8 +74,7 @@ def test_every_example_is_in_the_bar_of_its_length(counts: list[int]) -> None:
 @given(st.integers(0, 300), st.integers(1, 100))
 def test_a_sample_is_spread_over_all(size: int, most: int) -> None:
     chosen = choose_evenly(range(size), most)
-    assert len(chosen) == min(size, most)
-    assert chosen == sorted(set(chosen))
+    assert (len(chosen), chosen) == (min(size, most), sorted(set(chosen)))
     gaps = np.diff([*chosen, size])
     assert size == 0 or (chosen[0] == 0 and gaps.max() - gaps.min() <= 1)
 
@@ -96,8 +95,7 @@ def test_every_table_of_values_shows_its_first_rows(tmp_path: Path) -> None:
         csv.writer(file).writerows(rows)
     [table] = read_example_tables(tmp_path, manifest(files=[FileRecord.from_file(tmp_path, "too-short.csv")]))
     assert (table.name, table.head) == ("too short", ["why", "text"])
-    assert table.shown[0] == ["0", '"a",\n<b>']
-    assert len(table.shown) == MOST_ROWS
+    assert (table.shown[0], len(table.shown)) == (["0", '"a",\n<b>'], MOST_ROWS)
     assert table.shown[1][1] == "x" * LONGEST_CELL + "…"
 
 

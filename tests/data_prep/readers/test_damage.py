@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import assert_refusal
 from support.reading import COMPRESS, in_streams, many_pages, page, read, wiki_dump, write
 
 from data_prep.common.errors import UserError
@@ -95,8 +96,7 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, suffix: str) -> None:
 )
 def test_bytes_that_are_not_utf8_in_all_formats(tmp_path: Path, format: str, content: bytes, kept: int) -> None:
     path = write(tmp_path / "x.txt", content)
-    with pytest.raises(UserError, match=rf"x.txt: byte {content.index(0xE9)}: not UTF-8 \(e9"):
-        read(path, format)
+    assert_refusal(rf"x.txt: byte {content.index(0xE9)}: not UTF-8 \(e9", read, path, format)
     assert any("caf\ufffd" in text for document in read(path, format, "replace")[0] for text in document.passages)
     documents, problems = read(path, format, "skip")
     assert len(documents) == kept
@@ -107,8 +107,7 @@ def test_a_place_in_later_streams_says_from_where_it_counts(tmp_path: Path) -> N
     content = wiki_dump(*many_pages(99), page("Bad", "cafX")).replace(b"cafX", b"caf\xe9")
     path = write(tmp_path / "x.xml.bz2", in_streams(content, 4000))
     place = r"byte [\d,]+ of the uncompressed text in the streams from byte [\d,]+ on: not"
-    with pytest.raises(UserError, match=place):
-        read(path, "mediawiki", step=40_000)
+    assert_refusal(place, read, path, "mediawiki", step=40_000)
 
 
 IN_A_STREAM = 7
@@ -269,8 +268,7 @@ def test_damaged_row_groups_are_left_out(tmp_path: Path, alone: bool) -> None:
         start = column.dictionary_page_offset or column.data_page_offset
         content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
     write(path, bytes(content))
-    with pytest.raises(UserError, match=r"row group 0: damaged: [\s\S]*\n--errors skip leaves"):
-        read(path, "parquet")
+    assert_refusal(r"row group 0: damaged: [\s\S]*\n--errors skip leaves", read, path, "parquet")
     problems = Problems("skip")
     documents = all_of(path, problems)
     assert len(documents) == (8 if alone else 800)

@@ -14,6 +14,7 @@ from typing import Literal
 
 import psutil
 import pytest
+from support.commands import assert_refusal
 from support.reading import detected, passages, write
 
 from data_prep.common.errors import UserError
@@ -52,8 +53,7 @@ def test_tar_archives_are_to_be_unpacked(tmp_path: Path, mode: Literal["w", "w:g
     path = tmp_path / ("a.tar.gz" if "gz" in mode else "a.tar")
     with tarfile.open(path, mode) as archive:
         archive.add(write(tmp_path / "a.txt", "Text.\n" * 99), "a.txt")
-    with pytest.raises(UserError, match=rf"{path}: a tar archive\n    tar -xf {path} -C FOLDER unpacks it"):
-        detected(path)
+    assert_refusal(rf"{path}: a tar archive\n    tar -xf {path} -C FOLDER unpacks it", detected, path)
 
 
 NO_PAGES = ["Of tags:\n<html>", "<htm>", "<p>", "<!doctype book>"]
@@ -95,8 +95,7 @@ def test_only_the_head_of_a_file_is_read(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_file_without_a_suffix_that_is_not_utf8_and_damaged_json_lines(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"{tmp_path}/file: of no format that is known"):
-        detected(write(tmp_path / "file", LATIN_1))
+    assert_refusal(f"{tmp_path}/file: of no format that is known", detected, write(tmp_path / "file", LATIN_1))
     for content in ('{"text": oops}\n', '{"text": oops}\n{"text": "x"}\n', '{"text": "x"}\noops\n', '{"text": "x'):
         assert detected(write(tmp_path / "a.jsonl", content)) == "jsonl"
 
@@ -123,8 +122,7 @@ def test_the_content_tells_the_format(tmp_path: Path, name: str, content: str, f
 def test_a_web_page_is_told_by_its_content_and_read_if_asked_for(tmp_path: Path, name: str, start: str) -> None:
     content = f"{start}\n<script>let x, y;</script>\n<p>Text, and more.</p>\n".encode()
     path = write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content)
-    with pytest.raises(UserError, match=rf"  {path}: a web page\n    save it as plain text"):
-        detected(path)
+    assert_refusal(rf"  {path}: a web page\n    save it as plain text", detected, path)
     assert [file.format for file in find_files([str(path)], {"": "text"})] == ["text"]
 
 
@@ -138,5 +136,4 @@ def test_a_web_page_is_told_by_its_content_and_read_if_asked_for(tmp_path: Path,
     ],
 )
 def test_other_formats_are_not_guessed_at(tmp_path: Path, name: str, content: str, what: str) -> None:
-    with pytest.raises(UserError, match=rf"1 of 1 files cannot be read\n  .*{name}: {what}"):
-        detected(write(tmp_path / name, content))
+    assert_refusal(rf"1 of 1 files cannot be read\n  .*{name}: {what}", detected, write(tmp_path / name, content))

@@ -111,8 +111,7 @@ def test_documents_with_a_word_of_the_list_fail(texts: list[list[str]], given_wo
 )
 def test_a_word_stands_alone_whatever_its_case(text: str, word: str) -> None:
     asked, document = ForbiddenWords(("bad", "two words", "ähnlich", "坏")), Document("", "", text.split("\n"))
-    assert asked.fail([document]) == [bool(word)]
-    assert asked.figure(document) == word
+    assert (asked.fail([document]), asked.figure(document)) == ([bool(word)], word)
 
 
 def test_any_letter_is_found_by_its_small_one_in_a_list_of_thousands() -> None:
@@ -209,8 +208,7 @@ def test_examples_are_some_of_those_left_out(sizes: list[int]) -> None:
     total = add_up([sifted(sizes)[1]])["min_words"]
     left_out = [str(n) for n, size in enumerate(sizes) if 0 < size < 3]
     shown = [one.id for _, one in total.examples]
-    assert len(shown) == min(MOST_EXAMPLES, len(left_out))
-    assert shown == sorted(shown, key=int)
+    assert (len(shown), shown) == (min(MOST_EXAMPLES, len(left_out)), sorted(shown, key=int))
     assert set(shown) <= set(left_out)
     assert [one.figure for _, one in total.examples] == [str(sizes[int(name)]) for name in shown]
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.commands import assert_refusal
 from support.reading import COMPRESS, read, write
 
 from data_prep.common.errors import UserError
@@ -53,8 +54,7 @@ def test_pipes_sockets_and_devices(folder: Path) -> None:
     assert "--errors skip leaves out" in lines[5]
     problems = Problems("skip")
     assert [file.name for file in find_files([str(folder)], problems=problems)] == ["a.txt"]
-    assert sorted(problems.skipped) == faults
-    assert problems.names[f"{folder}/pipe.txt"] == "x/pipe.txt"
+    assert (sorted(problems.skipped), problems.names[f"{folder}/pipe.txt"]) == (faults, "x/pipe.txt")
     for name in ("pipe", "socket", "device"):
         for errors in ("fail", "skip"):
             with pytest.raises(UserError, match=f"1 of 1 files cannot be read\n  .*{name}.txt: a {name}"):
@@ -73,8 +73,7 @@ def test_links_in_a_circle(tmp_path: Path) -> None:
     problems = Problems("skip")
     assert [file.name for file in find_files([str(tmp_path)], problems=problems)] == ["a.txt"]
     assert problems.skipped == [f"{tmp_path}/{name}: {too_many}" for name in "bc"]
-    with pytest.raises(UserError, match=too_many):
-        find_files([str(tmp_path / "b")])
+    assert_refusal(too_many, find_files, [str(tmp_path / "b")])
     with pytest.raises(UserError, match=f"no file that can be read; such as .*{too_many}"):
         find_files([str(tmp_path / "b")], problems=Problems("skip"))
 
@@ -95,8 +94,7 @@ def test_files_and_folders_that_cannot_be_opened_are_listed(tmp_path: Path, monk
     monkeypatch.setattr(os, "scandir", refuse)
     monkeypatch.setattr(cutting, "open", refuse, raising=False)
     denied = "cannot be read: Permission denied"
-    with pytest.raises(UserError, match=f"{folder}/closed: {denied}\n--errors skip leaves it out and lists it"):
-        find_files([str(folder)])
+    assert_refusal(f"{folder}/closed: {denied}\n--errors skip leaves it out and lists it", find_files, [str(folder)])
     with pytest.raises(UserError, match=f"{folder}/b.txt: {denied}\n--errors skip leaves it out and lists it"):
         find_files([str(folder / "b.txt")])
     problems = Problems("skip")
@@ -113,8 +111,7 @@ def test_what_links_bring_out_of_the_output_folder(tmp_path: Path) -> None:
     (tmp_path / "x" / "link.txt").symlink_to("../out/b.txt")
     (tmp_path / "x" / "folder").symlink_to("../out/deep")
     assert [file.name for file in find_files([str(tmp_path / "x")], out=tmp_path / "out")] == ["a.txt"]
-    with pytest.raises(UserError, match="no file with anything in it"):
-        find_files([str(tmp_path / "out/*.txt")], out=tmp_path / "out")
+    assert_refusal("no file with anything in it", find_files, [str(tmp_path / "out/*.txt")], out=tmp_path / "out")
 
 
 def test_the_output_folder_is_not_within_the_text(tmp_path: Path) -> None:
@@ -183,11 +180,9 @@ def test_a_head_that_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none: cannot be read: No such file or directory\n--errors skip leaves"):
-        look(tmp_path / "none", 9)
+    assert_refusal(r"none: cannot be read: No such file or directory\n--errors skip leaves", look, tmp_path / "none", 9)
     (tmp_path / "x.gz").symlink_to("/proc/self/mem")
-    with pytest.raises(UserError, match=r"x.gz: cannot be read: Input/output error"):
-        look(tmp_path / "x.gz", 9)
+    assert_refusal(r"x.gz: cannot be read: Input/output error", look, tmp_path / "x.gz", 9)
 
 
 Sources = list[SourceFile]

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.commands import assert_refusal
 from support.reading import detected, in_streams, many_pages, page, passages, read, wiki_dump, write
 
 from data_prep.common.errors import UserError
@@ -85,13 +86,11 @@ def test_broken_pages(tmp_path: Path, broken: str, message: str) -> None:
 def test_a_dump_that_is_cut_short_or_whose_pages_do_not_open(tmp_path: Path) -> None:
     whole = wiki_dump(*many_pages(3))
     path = write(tmp_path / "x.xml", whole[:-200])
-    with pytest.raises(UserError, match=r"a <page> without its </page>: the dump is cut short or broken"):
-        read(path, "mediawiki")
+    assert_refusal(r"a <page> without its </page>: the dump is cut short or broken", read, path, "mediawiki")
     documents, problems = read(path, "mediawiki", "skip")
     assert (len(documents), len(problems.skipped)) == (2, 1)
     path = write(tmp_path / "x.xml", wiki_dump(page("A", "Good."), page("B", "Text.").replace("<page>", "<pag>")))
-    with pytest.raises(UserError, match=r"byte [\d,]+: broken XML after this page: b'<pag>"):
-        read(path, "mediawiki")
+    assert_refusal(r"byte [\d,]+: broken XML after this page: b'<pag>", read, path, "mediawiki")
 
 
 def test_entity_bombs_are_refused(tmp_path: Path) -> None:
@@ -178,8 +177,7 @@ def test_wikiextractor_json(tmp_path: Path) -> None:
 )
 def test_broken_wikiextractor_files(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path / "wiki_00", text)
-    with pytest.raises(UserError, match=f"wiki_00: {message}"):
-        read(path, "wikiextractor")
+    assert_refusal(f"wiki_00: {message}", read, path, "wikiextractor")
     assert len(read(path, "wikiextractor", "skip")[1].skipped) == 1
 
 

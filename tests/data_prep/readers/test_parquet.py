@@ -8,9 +8,9 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.commands import assert_refusal
 from support.reading import detected, passages, read, write
 
-from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.reader import Document
 from data_prep.readers.sources import find_files
@@ -60,8 +60,7 @@ def test_parquet_that_is_not_utf8(tmp_path: Path) -> None:
     bad = pa.array([b"good.", b"caf\xe9", b"fine."]).cast(pa.binary())
     text = pa.Array.from_buffers(pa.string(), 3, bad.buffers())
     path = parquet(tmp_path / "x.parquet", text=text, id=["a", "b", "c"])
-    with pytest.raises(UserError, match=r"x.parquet: row group 0, row 1: byte 3: not UTF-8 \(e9\)\nis it Latin-1\? "):
-        read(path, "parquet")
+    assert_refusal(r"x.parquet: row group 0, row 1: byte 3: not UTF-8 \(e9\)\nis it Latin-1\? ", read, path, "parquet")
     assert passages(path, "parquet", errors="replace") == [["good."], ["caf\ufffd"], ["fine."]]
     documents, problems = read(path, "parquet", "skip")
     assert [document.id for document in documents] == ["a", "c"]
@@ -71,27 +70,20 @@ def test_parquet_that_is_not_utf8(tmp_path: Path) -> None:
 def test_parquet_without_the_column(tmp_path: Path) -> None:
     path = parquet(tmp_path / "x.parquet", body=["x"], id=[1], tags=[["a"]])
     cure = "\n--text-field NAME=body names the field with the text"
-    with pytest.raises(UserError, match=rf"x.parquet: no column 'text'; there is: body, id, tags{cure}"):
-        read(path, "parquet")
-    with pytest.raises(UserError, match=rf"x.parquet: the column 'id' is int64, not text{cure}"):
-        read(path, "parquet", text_field="id")
-    with pytest.raises(UserError, match=r"the column 'tags' is list<.*>, not text"):
-        read(path, "parquet", text_field="tags")
+    assert_refusal(rf"x.parquet: no column 'text'; there is: body, id, tags{cure}", read, path, "parquet")
+    assert_refusal(rf"x.parquet: the column 'id' is int64, not text{cure}", read, path, "parquet", text_field="id")
+    assert_refusal(r"the column 'tags' is list<.*>, not text", read, path, "parquet", text_field="tags")
 
 
 def test_damaged_parquet(tmp_path: Path) -> None:
     whole = parquet(tmp_path / "x.parquet", text=[f"text {n} " * 50 for n in range(999)], id=range(999)).read_bytes()
     for content in (whole[: len(whole) // 2], whole[:7], b"PAR1 and no more"):
         path = write(tmp_path / "cut.parquet", content)
-        with pytest.raises(UserError, match=r"cut.parquet: a Parquet or Arrow file that is not whole\n    fetch or"):
-            detected(path)
-        with pytest.raises(UserError, match=r"cut.parquet: not a whole file: "):
-            read(path, "parquet")
+        assert_refusal(r"cut.parquet: a Parquet or Arrow file that is not whole\n    fetch or", detected, path)
+        assert_refusal(r"cut.parquet: not a whole file: ", read, path, "parquet")
     path = write(tmp_path / "bad.parquet", whole[:4] + bytes(3000) + whole[3004:])
-    with pytest.raises(UserError, match=r"bad.parquet: row group 0: damaged: "):
-        read(path, "parquet")
-    with pytest.raises(UserError, match=r"text.txt: not a whole file: "):
-        read(write(tmp_path / "text.txt", "No Parquet."), "parquet")
+    assert_refusal(r"bad.parquet: row group 0: damaged: ", read, path, "parquet")
+    assert_refusal(r"text.txt: not a whole file: ", read, write(tmp_path / "text.txt", "No Parquet."), "parquet")
 
 
 def test_parquet_with_texts_alone_or_without_rows(tmp_path: Path) -> None:
@@ -117,16 +109,14 @@ def test_arrow_files_are_read(tmp_path: Path, kind: Kind, num_spans: int) -> Non
     assert detected(path) == "arrow"
     assert len(READERS["arrow"].spans(path, 1)) == num_spans
     assert read(path, "arrow")[0] == [Document(str(number), "", [text]) for number, text in enumerate(TEXTS)]
-    with pytest.raises(UserError, match="no column 'body'; there is: id, text"):
-        read(path, "arrow", text_field="body")
+    assert_refusal("no column 'body'; there is: id, text", read, path, "arrow", text_field="body")
 
 
 @pytest.mark.parametrize("kind", ["stream", "file"])
 @pytest.mark.parametrize("cut", [1, 8, 500])
 def test_a_part_of_a_file_is_told(tmp_path: Path, kind: Kind, cut: int) -> None:
     path = arrow(tmp_path / "x.arrow", kind)
-    with pytest.raises(UserError, match="not whole"):
-        detected(write(path, path.read_bytes()[:-cut]))
+    assert_refusal("not whole", detected, write(path, path.read_bytes()[:-cut]))
 
 
 def test_damage_within_a_file_is_told(tmp_path: Path) -> None:
@@ -134,8 +124,7 @@ def test_damage_within_a_file_is_told(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     second = content.index(b"\xff\xff\xff\xff", content.index(b"Text 19")) + 4
     content[second : second + 4] = b"\x7f\xff\xff\x7f"
-    with pytest.raises(UserError, match="row group 0: damaged"):
-        read(write(path, bytes(content)), "arrow")
+    assert_refusal("row group 0: damaged", read, write(path, bytes(content)), "arrow")
     documents, problems = read(path, "arrow", "skip")
     assert len(documents) == 20
     assert len(problems.skipped) == 1

@@ -143,8 +143,7 @@ def test_a_quotation_is_a_paragraph(name: str) -> None:
     ],
 )
 def test_a_paragraph_without_its_formulas_is_none(text: str, dropped: list[str], word: list[str]) -> None:
-    assert passages(text) == dropped
-    assert passages(text, "word") == word
+    assert (passages(text), passages(text, "word")) == (dropped, word)
 
 
 @pytest.mark.parametrize(

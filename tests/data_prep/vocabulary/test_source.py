@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import assert_refusal
 from transformers import BertTokenizer
 
 from data_prep.common.errors import UserError
@@ -72,14 +73,12 @@ def test_what_cuts_text_otherwise_is_refused(tmp_path: Path) -> None:
     ):
         folder = written(tmp_path / str(number), LOWER, cased=False)
         change(folder / name, *keys, value=value)
-        with pytest.raises(UserError, match=message):
-            read_vocabulary(folder)
+        assert_refusal(message, read_vocabulary, folder)
     kept = written(tmp_path / "cased", MIXED, cased=True)
     change(kept / "tokenizer_config.json", "strip_accents", value=False)
     assert read_vocabulary(kept).cased  # who keeps case keeps accents
     change(kept / "tokenizer_config.json", "strip_accents", value=True)
-    with pytest.raises(UserError, match="strip_accents = true in text that keeps case"):
-        read_vocabulary(kept)
+    assert_refusal("strip_accents = true in text that keeps case", read_vocabulary, kept)
 
 
 def test_without_a_tokenizer_json_the_class_alone_says_the_kind(tmp_path: Path) -> None:
@@ -89,8 +88,7 @@ def test_without_a_tokenizer_json_the_class_alone_says_the_kind(tmp_path: Path) 
         change(config, "tokenizer_class", value=kind)
         assert read_vocabulary(folder) == WordPiece(LOWER, cased=False)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match="cuts text by PreTrainedTokenizerFast"):
-        read_vocabulary(folder)
+    assert_refusal("cuts text by PreTrainedTokenizerFast", read_vocabulary, folder)
     change(config, "tokenizer_class")
     assert read_vocabulary(folder) == WordPiece(LOWER, cased=False)
 
@@ -108,13 +106,10 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "bert", LOWER, cased=False)
     (folder / "vocab.txt").unlink()
     change(folder / "tokenizer.json", "model", "vocab", value=["a", "b"])
-    with pytest.raises(UserError, match=r"tokenizer.json: no model.vocab that gives ids"):
-        read_vocabulary(folder)
+    assert_refusal(r"tokenizer.json: no model.vocab that gives ids", read_vocabulary, folder)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"neither vocab.txt nor tokenizer.json: copy them from where"):
-        read_vocabulary(folder)
-    with pytest.raises(UserError, match="no such folder"):
-        read_vocabulary(tmp_path / "nowhere")
+    assert_refusal(r"neither vocab.txt nor tokenizer.json: copy them from where", read_vocabulary, folder)
+    assert_refusal("no such folder", read_vocabulary, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -128,8 +123,7 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
 def test_a_vocabulary_that_its_tokenizer_contradicts_is_refused(old: str, new: str, says: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "bert", LOWER, cased=False)
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace(old, new))
-    with pytest.raises(UserError, match=says):
-        read_vocabulary(folder)
+    assert_refusal(says, read_vocabulary, folder)
 
 
 @pytest.mark.parametrize("keys", [("model", "vocab", "river"), ("model",), ("normalizer",), ("pre_tokenizer",)])
@@ -138,8 +132,7 @@ def test_parts_of_a_tokenizer_that_are_none_are_refused(keys: tuple[str, ...], v
     folder = written(tmp_path / "bert", LOWER, cased=False)
     change(folder / "tokenizer.json", *keys, value=value)
     for _ in range(2):
-        with pytest.raises(UserError, match=r"tokenizer\.json: "):
-            read_vocabulary(folder)
+        assert_refusal(r"tokenizer\.json: ", read_vocabulary, folder)
         (folder / "vocab.txt").unlink(missing_ok=True)
 
 
@@ -159,8 +152,7 @@ def test_only_a_plain_file_leaves_the_casing_to_the_user(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"--cased: the vocabulary of --vocab .* is for text in lower case"):
         find_vocabulary(str(folder), cased=True)
     assert find_vocabulary(str(written(tmp_path / "mixed", MIXED, cased=True)), cased=False).cased
-    with pytest.raises(UserError, match=r"missing.txt: no such file"):
-        find_vocabulary(str(tmp_path / "missing.txt"), cased=False)
+    assert_refusal(r"missing.txt: no such file", find_vocabulary, str(tmp_path / "missing.txt"), cased=False)
     with pytest.raises(UserError, match=f"--vocab {folder}/tokenizer.json: name its folder, {folder}"):
         find_vocabulary(str(folder / "tokenizer.json"), cased=False)
     names = [str(tmp_path), "google-bert/bert-base-uncased"]  # a manifest has no paths of this machine

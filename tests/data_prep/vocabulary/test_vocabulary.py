@@ -11,6 +11,7 @@ import pytest
 from conftest import WORDS, sentence
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.commands import assert_refusal
 from transformers import AutoTokenizer, BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
 from data_prep.common.errors import UserError
@@ -62,14 +63,11 @@ def test_transformers_loads_it_with_the_same_ids(cased: bool, tmp_path: Path) ->
 
 def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
-    with pytest.raises(UserError, match="no such file"):
-        read_pieces(path, cased=False)
+    assert_refusal("no such file", read_pieces, path, cased=False)
     path.write_text("[PAD]\n[UNK]\na\nb\n")
-    with pytest.raises(UserError, match=r"lacks the special pieces \[CLS\], \[SEP\], \[MASK\]"):
-        read_pieces(path, cased=False)
+    assert_refusal(r"lacks the special pieces \[CLS\], \[SEP\], \[MASK\]", read_pieces, path, cased=False)
     path.write_text("".join(f"{piece}\n" for piece in [*SPECIAL, "a", "b", "a"]))
-    with pytest.raises(UserError, match="line 8 repeats 'a' of line 6"):
-        read_pieces(path, cased=False)
+    assert_refusal("line 8 repeats 'a' of line 6", read_pieces, path, cased=False)
     with pytest.raises(UserError, match="--vocab-size 20: the characters of the text alone need"):
         KIND.train(counts(), 20, cased=False)
 
@@ -109,8 +107,7 @@ def test_there_may_be_fewer_words_than_asked_for_but_not_none() -> None:
     assert done.added == ("abc",)
     assert str(done).startswith("1 words of 1,000 asked for added to 24 pieces: abc; ")
     assert str(done).endswith("; a word must occur 5 times to be added")
-    with pytest.raises(UserError, match="no word of the text is worth a piece"):
-        extend_vocabulary(BASE, {"d": 10, "abc": LEAST - 1}, 1000)
+    assert_refusal("no word of the text is worth a piece", extend_vocabulary, BASE, {"d": 10, "abc": LEAST - 1}, 1000)
 
 
 MADE_UP = st.text(alphabet=LETTERS + "éxβ中", min_size=1, max_size=6)

@@ -84,8 +84,7 @@ def test_a_run_and_its_checkpoints(straight: Path) -> None:
     assert same(model.encoder, find_model(str(straight / "export")).encoder)
     assert "pooler.weight" in model.encoder
     assert model.head is None
-    assert model.summary().name == straight.name
-    assert model.trained == 64
+    assert (model.summary().name, model.trained) == (straight.name, 64)
     first = list_checkpoints(straight)[0]
     assert not same(find_model(str(first)).encoder, model.encoder)
 

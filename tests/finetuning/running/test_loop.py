@@ -61,7 +61,7 @@ STOPS: list[tuple[int, Callable[[], None]]] = [
 ]
 """After which step a run is saved: between two lines of the log, within a step, in every kind of evaluation, and at the
 end before anything is scored."""
-FEW_STOPS = [(1, partial(stop_within_step, 2)), STOPS[2]]
+FEW_STOPS = [(1, partial(stop_within_step, 2))]
 RUN = Path("toy") / "lr0.003-seed1"
 WAYS = {"fp32": [], "bf16": ["--precision.dtype", "bf16"], "ZeRO 2": ["--parallel.zero", "2"]}
 BEST = ["--patience", "2", "--epochs", "8", "--evaluations", "2"]

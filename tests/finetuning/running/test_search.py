@@ -146,8 +146,7 @@ def test_a_run_that_goes_on_has_the_threads_that_it_was_begun_with(toy: Toy, mor
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
-    assert read_json(path)["threads"] == [threads]
-    assert read_json(path)["batches"] == RULE
+    assert (read_json(path)["threads"], read_json(path)["batches"]) == ([threads], RULE)
 
 
 # What tells the data of a task from others, before any of it is cut into pieces

@@ -138,8 +138,7 @@ def test_runs_side_by_side_share_what_is_kept_also_after_a_kill(toy: Toy) -> Non
     assert said.count("are kept in") == 1
     assert_well(other.wait())
     scores = [results(out)["runs"] for out in (killed, straight)]
-    assert scores[0].keys() == scores[1].keys()
-    assert len(scores[0]) == 2
+    assert (scores[0].keys(), len(scores[0])) == (scores[1].keys(), 2)
     files = [(out / "toy" / "activations" / "train.arrow").read_bytes() for out in (killed, straight)]
     assert files[0] == files[1]
 

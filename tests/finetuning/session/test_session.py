@@ -77,11 +77,9 @@ def test_results_tell_all_of_the_runs(toy: Toy, tune: Tune) -> None:
     assert ["for all runs" in line for line in steps] == [True] * 5 + [False] * 5
     assert re.search(r"lr0\.003-seed1  accuracy  dev .*\n  [\d.]+ s left for toy$", said, re.MULTILINE)
     told = results(toy.folder / "out")
-    assert told["metric"] == "accuracy"
-    assert sorted(told["runs"]) == ["lr0.003-seed1", "lr0.003-seed2"]
+    assert (told["metric"], sorted(told["runs"])) == ("accuracy", ["lr0.003-seed1", "lr0.003-seed2"])
     scores = sorted(run["score"] for run in told["runs"].values())
-    assert told["spread"] == scores
-    assert told["median"] == pytest.approx(sum(scores) / 2)
+    assert (told["spread"], told["median"]) == (scores, pytest.approx(sum(scores) / 2))
     assert told["score"] == scores[-1] == told["runs"][told["best"]]["score"]
     assert json.loads((toy.folder / "out" / "results.json").read_text())["toy"] == told
     spread, classes = told["spreads"]["dev"]["accuracy"], told["classes"]["dev"]
@@ -208,8 +206,7 @@ def test_a_long_grid_is_shown_by_its_best() -> None:
     runs["lr0"] = RunResult(score=None, failed="the loss is nan")
     rows = list(list_rows(runs))
     assert [row[:2] for row in rows[:2]] == [("lr811", "81.1"), ("lr810", "81.0")]
-    assert len(rows) == 11
-    assert rows[-1][0] == "and 3 more, 80.1 to failed"
+    assert (len(rows), rows[-1][0]) == (11, "and 3 more, 80.1 to failed")
     assert list(list_rows({"bad": runs["lr0"], "same": RunResult(score=0.8, seconds=3.0, degenerate=True)})) == [
         ("same", "80.0", "3.0 s", "degenerate"),
         ("bad", "", "", "failed"),

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
-from support.commands import refusal
+from support.commands import assert_refusal, refusal
 from support.tasks import CUTTER, labels, laid_out, rows, saying
 
-from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS, find_glue
 from finetuning.run_glue import RunGlue
 from finetuning.settings import FineTuning, GlueSettings, load_settings
@@ -171,8 +170,7 @@ def test_a_test_row_is_never_skipped(glue: Path) -> None:
     for name in TASKS:
         file = glue / FOLDERS[name] / ("test_matched.tsv" if name == "mnli" else "test.tsv")
         file.write_bytes(file.read_bytes() + b"7\n")
-        with pytest.raises(UserError, match=rf"{file.name}:\d: 1 column where there are \d+"):
-            open_task(name, glue)
+        assert_refusal(rf"{file.name}:\d: 1 column where there are \d+", open_task, name, glue)
 
 
 def test_figures_are_those_that_glue_compares_by(glue: Path) -> None:
@@ -208,8 +206,7 @@ def test_a_missing_split_is_named(name: str, split: str, glue: Path) -> None:
     assert name in find_glue(glue)
     hub = split.replace("dev", "validation")
     said = f"{folder}: the {split} split is missing: neither {split}.tsv nor {hub}.parquet nor {hub}-*.parquet; "
-    with pytest.raises(UserError, match=rf"^{re.escape(said)}there is (?!.*{split}\.tsv)"):
-        open_task(name, glue)
+    assert_refusal(rf"^{re.escape(said)}there is (?!.*{split}\.tsv)", open_task, name, glue)
 
 
 def test_tasks_that_cannot_be_read_are_left_out_on_purpose_alone_and_named_at_the_end(glue: Path) -> None:
@@ -217,8 +214,7 @@ def test_tasks_that_cannot_be_read_are_left_out_on_purpose_alone_and_named_at_th
     command = RunGlue(task=("sst2", "rte"), data=glue, keep_going=True)
     tasks = command.open_tasks(Setup(CUTTER, FineTuning()))
     assert [task.name for task in tasks] == ["sst2"]
-    with pytest.raises(UserError, match=r"left out.*\n.*rte: .*the train split is missing"):
-        command.finish(glue, [], Console())
+    assert_refusal(r"left out.*\n.*rte: .*the train split is missing", command.finish, glue, [], Console())
     as_usual = RunGlue(task=("sst2", "rte"), data=glue)
     assert "the train split is missing" in refusal(as_usual.open_tasks, Setup(CUTTER, FineTuning()))
 
@@ -320,8 +316,7 @@ def test_a_task_is_read_from_the_parquet_of_the_hub(name: str, tmp_path: Path) -
     opened = open_task(name, tmp_path)
     first = [HUB_VALUES[field][0].replace(".", " .") for field in task.fields]
     assert laid_out(opened.train, 0) == [f"[CLS] {' [SEP] '.join(first)} [SEP]"]
-    assert labels(opened.train) == known
-    assert list(opened.dev) == [f"dev{end}" for end in ending]
+    assert (labels(opened.train), list(opened.dev)) == (known, [f"dev{end}" for end in ending])
     assert list(opened.test) == [f"test{end}" for end in ending] + ["ax"] * (name == "mnli")
 
 
@@ -335,8 +330,7 @@ def test_all_parts_of_a_split_on_the_hub_are_read(tmp_path: Path) -> None:
         rows = {"sentence": [f"{number}", "b"], "label": [number - 1] * 2}
         pq.write_table(pa.table(rows), folder / f"train-0000{number}-of-00003.parquet")
     task = open_task("sst2", tmp_path)
-    assert labels(task.train) == [0, 1, 0, 0, 0, 1, 1]
-    assert laid_out(task.train, 5) == ["[CLS] 2 [SEP]"]
+    assert (labels(task.train), laid_out(task.train, 5)) == ([0, 1, 0, 0, 0, 1, 1], ["[CLS] 2 [SEP]"])
     first, last = "train-00000-of-00003.parquet", "train-00002-of-00003.parquet"
     assert task.notes == (f"reads {first} to {last}, validation-00000-of-00001.parquet of {folder}",)
     (folder / "train-00001-of-00003.parquet").unlink()

@@ -81,9 +81,7 @@ def test_the_original_file_is_read_as_iob2(tmp_path: Path) -> None:
     types = ("LOC", "MISC", "ORG", "PER")
     assert task.head.labels == ("O", *(f"{mark}-{name}" for name in types for mark in "BI"))
     assert isinstance(task.train, TaggedWords)
-    assert task.train.words.texts == WORDS
-    assert tags_of(task, task.train) == TAGS
-    assert len(task.train) == 3
+    assert (task.train.words.texts, tags_of(task, task.train), len(task.train)) == (WORDS, TAGS, 3)
     assert task.notes[1].endswith("train.txt: IOB1, read as IOB2")
 
 
@@ -103,8 +101,7 @@ def test_the_original_file_is_read_as_iob2(tmp_path: Path) -> None:
 def test_columns_in_all_their_forms(tmp_path: Path, change: Callable[[str], str]) -> None:
     task = opened(write_ner(tmp_path, train=change(ORIGINAL)))
     assert isinstance(task.train, TaggedWords)
-    assert task.train.words.texts == WORDS
-    assert task.train.words.document_ends.tolist() == [7, 8]
+    assert (task.train.words.texts, task.train.words.document_ends.tolist()) == (WORDS, [7, 8])
     assert tags_of(task, task.train) == TAGS
 
 
@@ -149,8 +146,7 @@ def test_the_test_split_is_scored_where_it_is_tagged_and_dev_decides(tmp_path: P
     assert list(task.dev) == ["dev", "test"]
     assert not task.test
     task = opened(write_ner(tmp_path, **{"eng.testb": "EU\nrejects\n"}))
-    assert list(task.dev) == ["dev"]
-    assert list(task.test) == ["test"]
+    assert (list(task.dev), list(task.test)) == (["dev"], ["test"])
     task.write_predictions("test", logits(task, ["B-ORG", "O"]), tmp_path)
     assert (tmp_path / "predictions_test.txt").read_text() == "EU B-ORG\nrejects O\n\n"
 
@@ -202,8 +198,7 @@ def test_own_tags_from_json_lines_are_scored_word_by_word(tmp_path: Path) -> Non
     path = write_rows(tmp_path / "a.jsonl", {"text": ["a", "b"], "pos": ["DET", "NOUN"]}, {"text": ["b"], "pos": ["X"]})
     files = {"train": [path], "dev": [path]}
     task = open_tags("pos", files, Setup(CUTTER, FineTuning()), Fields("text", ("pos",)))
-    assert task.head.labels == ("DET", "NOUN", "X")
-    assert task.metric == "accuracy"
+    assert (task.head.labels, task.metric) == (("DET", "NOUN", "X"), "accuracy")
     assert task.score("dev", logits(task, ["DET", "X", "X"])) == {"accuracy": pytest.approx(2 / 3)}
 
 
@@ -237,9 +232,7 @@ def to_iob1(tags: Sequence[str]) -> list[str]:
 @given(st.lists(TAG, max_size=12))
 def test_entities_are_the_same_in_both_schemes(tags: list[str]) -> None:
     iob2 = to_iob2(tags)
-    assert get_entities(iob2) == get_entities(tags)
-    assert to_iob2(iob2) == iob2
-    assert to_iob2(to_iob1(iob2)) == iob2
+    assert (get_entities(iob2), to_iob2(iob2), to_iob2(to_iob1(iob2))) == (get_entities(tags), iob2, iob2)
 
 
 def list_entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
@@ -276,8 +269,7 @@ def test_scores_by_hand(tmp_path: Path) -> None:
     task = opened(write_ner(tmp_path))
     guess = ["B-ORG", "O", "B-PER", "O", "B-LOC", "I-LOC", "O", "I-PER"]
     scores = task.score("dev", logits(task, guess))
-    assert scores["precision"] == pytest.approx(2 / 4)
-    assert scores["recall"] == pytest.approx(2 / 5)
+    assert (scores["precision"], scores["recall"]) == pytest.approx((2 / 4, 2 / 5))
     assert scores["accuracy"] == pytest.approx(5 / 8)
     assert [scores[f"f1_{name}"] for name in ("ORG", "LOC", "PER")] == pytest.approx([1, 0, 2 / 3])
     task.write_predictions("dev", logits(task, guess), tmp_path)

@@ -81,8 +81,7 @@ def test_pairs_in_json_lines_and_numbers(tmp_path: Path) -> None:
     toml = 'name = "near"\nkind = "score"\ntrain = "a.jsonl"\ndev = "a.jsonl"\n'
     toml += 'text = "first"\nsecond = "other"\nlabel = "score"\nmetric = "spearman"\n'
     task = open_sentences(write(tmp_path, {"task.toml": toml, "a.jsonl": lines}))
-    assert laid_out(task.train, 0) == ["[CLS] a [SEP] b [SEP]"]
-    assert labels(task.dev["dev"]) == [1.5, -2]
+    assert (laid_out(task.train, 0), labels(task.dev["dev"])) == (["[CLS] a [SEP] b [SEP]"], [1.5, -2])
     assert (task.metric, task.fields) == ("spearman", ("first", "other"))
     assert task.score("dev", rows([[2], [1]]))["spearman"] == pytest.approx(1)
 
@@ -252,8 +251,7 @@ def test_items_come_in_any_order_again_and_again() -> None:
     pairs: Items = items("a", "b b", "c", second=["d", "e", "f f"])
     encoded = pairs.encode(np.array([2, 0, 2]))
     assert encoded.labels is not None
-    assert encoded.labels.values.tolist() == [2, 0, 2]
-    assert encoded.sequences.pieces.lengths.tolist() == [6, 5, 6]
+    assert (encoded.labels.values.tolist(), encoded.sequences.pieces.lengths.tolist()) == ([2, 0, 2], [6, 5, 6])
     assert encoded.sequences.second.tolist() == [3, 3, 3]
     assert laid_out(pairs, 1) == ["[CLS] b b [SEP] e [SEP]"]
 

@@ -107,8 +107,7 @@ def test_answers_are_those_that_trying_all_spans_finds(
         given = [each for each in answers.candidates if each.text]
         assert answers.text() == ranked[0]
         assert [each.start_logit + each.end_logit for each in given[:8]] == [best[words] for words in ranked[:8]]
-        assert answers.odds == null - best[ranked[0]]
-        assert answers.text(threshold=answers.odds) == ranked[0]
+        assert (answers.odds, answers.text(threshold=answers.odds)) == (null - best[ranked[0]], ranked[0])
         assert answers.text(threshold=answers.odds - 1e-6) == ""
         assert len(answers.candidates) - len(given) == optional
         totals = np.array([each.start_logit + each.end_logit for each in answers.candidates])
@@ -148,8 +147,7 @@ def test_answers_are_cut_from_the_text_itself() -> None:
     size, before = int(windows.places.ends[0]), 3
     outputs.values[before + 1, 0] = outputs.values[before + size - 1, 1] = 9
     (answers,) = find_answers(windows, outputs, optional=False)
-    assert answers.text() == "BÉ\u00a0\tc"
-    assert answers.candidates[0].start == 3
+    assert (answers.text(), answers.candidates[0].start) == ("BÉ\u00a0\tc", 3)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.commands import refusal
+from support.commands import assert_refusal, refusal
 from support.squad import article, item, questions, write_squad
 
-from data_prep.common.errors import UserError
 from finetuning import evaluate_squad
 from finetuning.tasks.squad_rules import (
     Question,
@@ -217,8 +216,7 @@ def test_a_fault_is_named_with_its_place(tmp_path: Path, change: Any, message: s
     data = {"version": "1.1", "data": [article("t", [("red", [item("a", "q", ["red"])])])]}
     change(data)
     (tmp_path / "d.json").write_text(json.dumps(data))
-    with pytest.raises(UserError, match=message):
-        read_squad(tmp_path / "d.json")
+    assert_refusal(message, read_squad, tmp_path / "d.json")
 
 
 def paragraph(data: Any) -> Any:
@@ -275,8 +273,7 @@ def test_a_fault_of_parquet_is_named_with_its_row(tmp_path: Path, change: Any, m
     rows = hub_rows([["été"], ["red"]])
     change(rows)
     pq.write_table(pa.table(rows), tmp_path / "d.parquet")
-    with pytest.raises(UserError, match=message):
-        read_squad(tmp_path / "d.parquet")
+    assert_refusal(message, read_squad, tmp_path / "d.parquet")
 
 
 def test_predictions_and_odds_that_are_none_are_refused(tmp_path: Path) -> None:
@@ -286,8 +283,7 @@ def test_predictions_and_odds_that_are_none_are_refused(tmp_path: Path) -> None:
         assert "p.json: " in refusal(read_by_id, path, str, "answers")
     for content in ('{"a": "1"}', '{"a": true}', '{"a": NaN}'):
         path.write_text(content)
-        with pytest.raises(UserError, match=r"p\.json: 'a': .* stands where odds are expected"):
-            read_by_id(path, float, "odds")
+        assert_refusal(r"p\.json: 'a': .* stands where odds are expected", read_by_id, path, float, "odds")
 
 
 # evaluate_squad.py as a user types it

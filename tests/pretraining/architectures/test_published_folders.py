@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.commands import assert_refusal
 from support.counterparts import electra_config, gpt_config, modern_config, roberta_config
 from transformers import ElectraModel, GPT2Model, ModernBertForMaskedLM, RobertaModel
 
-from data_prep.common.errors import UserError
 from pretraining.huggingface.folders import read_folder, read_head
 
 
@@ -43,8 +43,7 @@ def test_roberta_with_a_pooler_that_nothing_trained(tmp_path: Path) -> None:
 
 def test_electra_with_embeddings_that_are_narrower_than_its_layers(tmp_path: Path) -> None:
     ElectraModel(electra_config(embedding_size=16)).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="embedding_size is 16; only that of the layers, 48, is supported"):
-        read_folder(tmp_path)
+    assert_refusal("embedding_size is 16; only that of the layers, 48, is supported", read_folder, tmp_path)
 
 
 def test_modernbert_with_its_first_names_of_settings(tmp_path: Path) -> None:
@@ -54,8 +53,7 @@ def test_modernbert_with_its_first_names_of_settings(tmp_path: Path) -> None:
     rewrite_config(tmp_path, ("layer_types", "rope_parameters"), classifier_pooling="mean", **old)
     assert read_folder(tmp_path)[0] == wanted
     rewrite_config(tmp_path, architectures=["ModernBertForSequenceClassification"])
-    with pytest.raises(UserError, match="classifier_pooling is 'mean'; only 'cls' is supported"):
-        read_head(tmp_path)
+    assert_refusal("classifier_pooling is 'mean'; only 'cls' is supported", read_head, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -73,5 +71,4 @@ def test_modernbert_with_its_first_names_of_settings(tmp_path: Path) -> None:
 def test_modernberts_that_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     ModernBertForMaskedLM(modern_config()).save_pretrained(tmp_path)
     rewrite_config(tmp_path, **changes)
-    with pytest.raises(UserError, match=message):
-        read_folder(tmp_path)
+    assert_refusal(message, read_folder, tmp_path)

@@ -176,8 +176,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_recipe_without_sizes_has_all_of_the_base_model(path: Path) -> None:
     recipe = load_recipe(path, ["--base_model", "bert"], find_shape=find_shape)
-    assert recipe.model.shape(1000) == SHAPE
-    assert recipe.base_model == "bert"
+    assert (recipe.model.shape(1000), recipe.base_model) == (SHAPE, "bert")
     kept = path.with_name("kept.toml")
     kept.write_text(recipe.as_toml())
     assert load_recipe(kept, find_shape=find_shape) == recipe == load_recipe(kept)

@@ -154,8 +154,7 @@ def test_dealing_is_whole_and_even(ranks: int, accumulation: int, micro: int, fu
     count = ranks * accumulation * micro
     lengths = np.where(draw.random(count) < full, 512, draw.integers(5, 513, count))
     dealt = deal(lengths, ranks, accumulation)
-    assert dealt.shape == (ranks, accumulation, micro)
-    assert sorted(dealt.ravel()) == list(range(count))
+    assert (dealt.shape, sorted(dealt.ravel())) == ((ranks, accumulation, micro), list(range(count)))
     sums = lengths[dealt].sum(2)
     assert sums.max() - sums.min() <= lengths.max() - lengths.min()  # never more than one sequence's difference
     assert (np.diff(sums.max(0)) <= 0).all()  # the heaviest come first
@@ -260,8 +259,8 @@ def test_a_rate_that_moves_gives_exactly_the_counts_expected(folder: Path) -> No
 
 def test_every_epoch_draws_anew_from_the_same_text(folder: Path) -> None:
     dataset = open_with(folder)
-    rows = dataset.shard_rows[:1]
-    order = BatchOrder(Order(5, rows), sum(rows[0]))  # a step is an epoch
+    rows = (dataset.shard_rows[0][:1],)
+    order = BatchOrder(Order(5, rows), sum(rows[0]))  # a step is an epoch of one shard
     first, second = (sorted(contents(step_batches(dataset, order, epoch).micro[0])) for epoch in (0, 1))
     assert not set(order.keys(0).tolist()) & set(order.keys(1).tolist())
     assert [(each.example, original(each)) for each in first] == [(each.example, original(each)) for each in second]

@@ -109,8 +109,7 @@ def test_each_rank_has_the_sums_of_its_share(ranks: list[dict[str, Any]], limit:
 
 def test_a_whole_flat_tensor_is_one_reduce_scatter(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert found[f"launches {WHOLE}"] == ["reduce-scatter"]
-        assert found["launches 40"] == ["group"] * 3
+        assert (found[f"launches {WHOLE}"], found["launches 40"]) == (["reduce-scatter"], ["group"] * 3)
 
 
 SHAPES = [(30, 4), (7,), (5, 3), (1,), (64,), (6, 2)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.commands import assert_refusal
 from torch.utils import deterministic
 
 from data_prep.common.errors import UserError
@@ -85,8 +86,7 @@ def test_what_a_device_has_not_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend_gpu(monkeypatch, *gpu)
-    with pytest.raises(UserError, match=message):
-        set_arithmetic(Precision(**precision), Compute(**compute), device)
+    assert_refusal(message, set_arithmetic, Precision(**precision), Compute(**compute), device)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,7 @@ def test_compiling_needs_a_compiler_and_headers(
     owner: Any, name: str, value: str | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, lambda *_: value)
-    with pytest.raises(UserError, match=message):
-        set_arithmetic(Precision(), Compute(compile=True), CPU)
+    assert_refusal(message, set_arithmetic, Precision(), Compute(compile=True), CPU)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -157,8 +156,7 @@ def test_a_v100_needs_the_build_for_cuda_12_6(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_gpu_that_is_too_new_needs_a_newer_build(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, "the next one", (13, 0), ["sm_80", "sm_90a"])
-    with pytest.raises(UserError, match="install a newer PyTorch"):
-        choose_device("cuda", World())
+    assert_refusal("install a newer PyTorch", choose_device, "cuda", World())
 
 
 @pytest.mark.parametrize(

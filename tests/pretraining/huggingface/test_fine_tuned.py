@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from support.commands import assert_refusal
 from support.task_models import HEADS, MNLI, compute_logits, task_weights
 from support.transformers_models import PIECES, SHAPE, change_config, change_weights, same, their_model
 from torch import Tensor
@@ -135,8 +136,7 @@ def test_heads_that_nobody_asks_for_may_be_anything(tmp_path: Path) -> None:
     strange = {"cls.predictions.decoder.weight": torch.ones(104, 32), "classifier.weight": torch.ones(7, 9)}
     change_weights(tmp_path, lambda state: (state.update(strange), state.pop("cls.seq_relationship.bias")))
     assert same(read_encoder(tmp_path)[1], wanted)
-    with pytest.raises(UserError, match="decoder of its own"):
-        read_folder(tmp_path)
+    assert_refusal("decoder of its own", read_folder, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,7 @@ def test_what_does_not_fit_is_refused(change: Callable[[dict[str, Tensor]], Any]
     write(tmp_path / "out", MNLI)
     change_weights(tmp_path / "out", change)
     for read in (read_encoder, read_fine_tuned):
-        with pytest.raises(UserError, match=message):
-            read(tmp_path / "out")
+        assert_refusal(message, read, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -175,8 +174,7 @@ def test_what_does_not_fit_is_refused(change: Callable[[dict[str, Tensor]], Any]
 def test_configs_that_do_not_fit_are_refused(values: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path / "out", MNLI)
     change_config(tmp_path / "out", **values)
-    with pytest.raises(UserError, match=message):
-        read_fine_tuned(tmp_path / "out")
+    assert_refusal(message, read_fine_tuned, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -216,12 +214,10 @@ def test_what_fails_leaves_the_folder_that_was_there(tmp_path: Path) -> None:
     def refuse(_: Path) -> None:
         raise UserError("not so")
 
-    with pytest.raises(UserError, match="not so"):
-        write(tmp_path / "out", MNLI, task_weights(MNLI, 1), check=refuse)
+    assert_refusal("not so", write, tmp_path / "out", MNLI, task_weights(MNLI, 1), check=refuse)
     broken = task_weights(MNLI)
     broken["head.bias"][1] = float("inf")
-    with pytest.raises(UserError, match=r"classifier\.bias has values that are no numbers"):
-        write(tmp_path / "out", MNLI, broken)
+    assert_refusal(r"classifier\.bias has values that are no numbers", write, tmp_path / "out", MNLI, broken)
     vocabulary = WordPiece(PIECES[:-1], cased=False)
     with pytest.raises(UserError, match="98 pieces, but the model has 99"):
         write_fine_tuned(tmp_path / "out", SHAPE, MNLI, task_weights(MNLI), vocabulary, "", TASK, 16)

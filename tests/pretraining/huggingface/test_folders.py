@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.commands import assert_refusal
 from support.transformers_models import PIECES, SHAPE, our_weights, same, their_model, with_old_names
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
@@ -158,8 +159,7 @@ def point_outside(folder: Path) -> None:
 )
 def test_damage_is_named(change: Callable[[Path], Any], message: str, folder: Path) -> None:
     change(folder)
-    with pytest.raises(UserError, match=message):
-        read_folder(folder)
+    assert_refusal(message, read_folder, folder)
     assert not (folder / "mark").exists()
 
 
@@ -190,8 +190,7 @@ def test_the_tokenizer_loads_in_silence(exported: Path, caplog: pytest.LogCaptur
         tokenizer = AutoTokenizer.from_pretrained(exported)
     assert caplog.messages == []
     assert tokenizer("Ab c [MASK]")["input_ids"] == [PIECES.index(p) for p in "[CLS] a ##b c [MASK] [SEP]".split()]
-    assert tokenizer.model_max_length == SHAPE.positions
-    assert tokenizer.mask_token == "[MASK]"
+    assert (tokenizer.model_max_length, tokenizer.mask_token) == (SHAPE.positions, "[MASK]")
 
 
 @pytest.mark.parametrize(("said", "wanted"), [("16", 40), (0, 40), (1e30, 40), (40.0, 40), (7, 7), (None, 40)])
@@ -213,8 +212,7 @@ def test_a_change_of_any_file_beside_the_weights_is_named(exported: Path) -> Non
             with pytest.warns(UserWarning, match=rf"{path.name}: its SHA-256 is not"):
                 read_folder(exported)
         else:
-            with pytest.raises(UserError, match=rf"{path.name}: "):
-                read_folder(exported)
+            assert_refusal(rf"{path.name}: ", read_folder, exported)
         path.write_bytes(content)
     (exported / "vocab.txt").unlink()
     read_folder(exported)
@@ -227,8 +225,7 @@ def test_a_weight_that_is_no_number_is_named(value: float, folder: Path) -> None
     state[name][3] = value
     save_file(state, folder / "model.safetensors")
     for read in (read_folder, read_encoder):
-        with pytest.raises(UserError, match=f"{folder}: {name} has values that are no numbers"):
-            read(folder)
+        assert_refusal(f"{folder}: {name} has values that are no numbers", read, folder)
 
 
 @pytest.mark.parametrize("size", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
@@ -236,8 +233,7 @@ def test_sizes_that_the_weights_cannot_have_are_refused_at_once(size: str, folde
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, size: 10**18}))
     for read in (read_shape, read_folder, read_encoder):
-        with pytest.raises(UserError, match=r"config\.json: [\d,]+ weights, but the files .* have [\d,]+ bytes"):
-            read(folder)
+        assert_refusal(r"config\.json: [\d,]+ weights, but the files .* have [\d,]+ bytes", read, folder)
 
 
 def test_what_transformers_saves_anew_has_no_checksums(exported: Path, tmp_path: Path) -> None:
@@ -273,8 +269,7 @@ def test_the_old_export_comes_back(exported: Path, vocabulary: Path, monkeypatch
         return proper(path, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(UserError, match="no more names"):
-        write_folder(exported, SHAPE, our_weights(1), vocabulary, "")
+    assert_refusal("no more names", write_folder, exported, SHAPE, our_weights(1), vocabulary, "")
     assert same(read_folder(exported)[1], our_weights())
 
 
@@ -314,8 +309,7 @@ def test_a_vocabulary_that_disagrees_is_refused(tmp_path: Path, vocabulary: Path
 @pytest.mark.parametrize(("place", "said"), [("file", "a file; name a folder"), ("file/in", "cannot be written")])
 def test_a_place_that_cannot_be_written_is_named(place: str, said: str, tmp_path: Path, vocabulary: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=said):
-        write_folder(tmp_path / place, SHAPE, our_weights(), vocabulary, "")
+    assert_refusal(said, write_folder, tmp_path / place, SHAPE, our_weights(), vocabulary, "")
 
 
 WEIGHTS = {"b": torch.arange(6.0).view(2, 3), "a.weight": torch.ones(5, dtype=torch.bfloat16)}
@@ -328,8 +322,7 @@ def test_any_changed_bit_is_named(tmp_path: Path) -> None:
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
-        with pytest.raises(UserError, match=r"model\.safetensors: "):
-            _read_file(path)
+        assert_refusal(r"model\.safetensors: ", _read_file, path)
     path.write_bytes(content)
     assert all(torch.equal(weight, WEIGHTS[name]) for name, weight in _read_file(path).items())
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.commands import assert_refusal
 from support.pretraining_reference import their_config
 from support.transformers_models import (
     PIECES,
@@ -32,7 +33,7 @@ from pretraining.huggingface import config, verify
 from pretraining.huggingface.config import make_config, parse_shape
 from pretraining.huggingface.folders import read_folder, write_folder
 from pretraining.huggingface.verify import make_probe, verify_export
-from pretraining.huggingface.weights import LISTED, export_weights, import_weights, list_weights
+from pretraining.huggingface.weights import LISTED, export_weights, import_weights
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.objectives.mlm import OBJECTIVE as MLM
@@ -44,11 +45,6 @@ def folder(tmp_path: Path) -> Path:
     """A folder that transformers wrote."""
     their_model().save_pretrained(tmp_path / "theirs")
     return tmp_path / "theirs"
-
-
-def test_the_list_is_that_of_our_model() -> None:
-    sizes = {weight.ours: weight.pad_size(SHAPE) for weight in list_weights(SHAPE)}
-    assert sizes == {name: tuple(weight.shape) for name, weight in build_model(SHAPE).state_dict().items()}
 
 
 def test_what_is_made_shares_no_memory_with_the_model() -> None:
@@ -139,8 +135,7 @@ DENSE = "bert.encoder.layer.1.output.dense.weight"
 def test_weights_that_do_not_fit_are_refused(change: Callable[[dict[str, Tensor]], None], message: str) -> None:
     state = their_weights()
     change(state)
-    with pytest.raises(UserError, match=message):
-        import_weights(state, SHAPE, "folder")
+    assert_refusal(message, import_weights, state, SHAPE, "folder")
 
 
 def test_another_model_names_its_first_weights_only() -> None:
@@ -169,8 +164,7 @@ def test_another_model_names_its_first_weights_only() -> None:
 def test_configs_of_other_models_are_refused(settings: dict[str, Any], message: str, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | settings))
-    with pytest.raises(UserError, match=message):
-        read_folder(folder)
+    assert_refusal(message, read_folder, folder)
 
 
 def test_a_config_without_what_is_usual_means_the_usual(folder: Path) -> None:
@@ -180,8 +174,7 @@ def test_a_config_without_what_is_usual_means_the_usual(folder: Path) -> None:
     assert read_folder(folder)[0] == SHAPE
     del sizes["hidden_size"]
     (folder / "config.json").write_text(json.dumps(sizes))
-    with pytest.raises(UserError, match="hidden_size is None"):
-        read_folder(folder)
+    assert_refusal("hidden_size is None", read_folder, folder)
 
 
 @pytest.fixture
@@ -213,17 +206,14 @@ def test_transformers_has_its_say(name: str, exported: Path, monkeypatch: pytest
     """A mistake that we make in writing and again in reading: only transformers can notice it."""
     change_weights(exported, lambda state: state[f"bert.encoder.layer.0.attention.self.{name}.weight"].mul_(1.01))
     monkeypatch.setattr(verify, "read_folder", lambda _: (SHAPE, our_weights(), ()))
-    with pytest.raises(UserError, match="read back by transformers differ"):
-        verify_export(exported, SHAPE, our_weights())
+    assert_refusal("read back by transformers differ", verify_export, exported, SHAPE, our_weights())
     change_weights(exported, lambda state: state.pop("bert.pooler.dense.bias"))
-    with pytest.raises(UserError, match=r"transformers reports .*bert\.pooler\.dense\.bias"):
-        verify_export(exported, SHAPE, our_weights())
+    assert_refusal(r"transformers reports .*bert\.pooler\.dense\.bias", verify_export, exported, SHAPE, our_weights())
 
 
 def test_a_config_that_changed_is_noticed(exported: Path) -> None:
     change_config(exported, layer_norm_eps=1e-5)
-    with pytest.raises(UserError, match="not exported"):
-        verify_export(exported, SHAPE, our_weights())
+    assert_refusal("not exported", verify_export, exported, SHAPE, our_weights())
 
 
 @pytest.mark.parametrize(("positions", "segments"), [(1, 1), (2, 2), (5, 1), (512, 2)])
@@ -253,8 +243,7 @@ def test_a_folder_of_an_objective_that_is_gone_is_refused(sees: Sees, monkeypatc
     assert parse_shape(written, "folder") == SHAPES[sees]
     left = {name: objective for name, objective in objectives().items() if objective.sees != sees}
     monkeypatch.setattr(config, "objectives", lambda: left)
-    with pytest.raises(UserError, match=rf"^folder: .*{', '.join(left)}; put back .*pretraining/objectives/"):
-        parse_shape(written, "folder")
+    assert_refusal(rf"^folder: .*{', '.join(left)}; put back .*pretraining/objectives/", parse_shape, written, "folder")
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,12 @@ def test_what_is_not_deterministic_is_found() -> None:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile runs what Dynamo has translated as it is."""
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile runs what Dynamo has translated as it is; in slow tests what AOT autograd makes of that."""
+    backend = "aot_eager" if request.node.get_closest_marker("slow") else "eager"
     torch._dynamo.reset()
     counters.clear()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
 
 
 def count_translations() -> list[int]:

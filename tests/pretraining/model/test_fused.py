@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from support.fused import either as either
 from support.fused import gradients, keys_of, same, tensors
 from support.kernels import threads
 from support.pretraining_reference import gradient, random_batch
+from support.processes import spawn
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
@@ -39,6 +38,7 @@ from pretraining.model.fused import (
     make_row_keys,
     masked_loss,
 )
+from pretraining.processes.environment import prepare_process
 
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 80))
 
@@ -92,9 +92,7 @@ def test_masked_loss(rows: int, vocabulary: int) -> None:
     found, right = masked_loss(hidden, weight, bias, labels, vocabulary)
     assert int(right) == int((logits.argmax(1) == labels).sum())
     same(
-        [found, *torch.autograd.grad(found * 0.37, inputs)],
-        [wanted, *torch.autograd.grad(wanted * 0.37, inputs)],
-        1e-4,
+        [found, *torch.autograd.grad(found * 0.37, inputs)], [wanted, *torch.autograd.grad(wanted * 0.37, inputs)], 1e-4
     )
 
 
@@ -175,18 +173,16 @@ def test_one_thread_and_two_compute_the_same(dtype: torch.dtype) -> None:
     same(results[0], results[1], 1e-5 if dtype == torch.float32 else 0.05)
 
 
+def compute_gelu() -> tuple[bool, float]:
+    """What a rank does: whether it has kernels, and the sum of a small result."""
+    prepare_process()
+    return kernels.usable(torch.zeros(1)), float(gelu(torch.ones(2, 2), torch.zeros(2)).sum())
+
+
 def test_without_a_compiler_it_works_and_says_so(tmp_path: Path) -> None:
-    script = (
-        "from pretraining.processes.environment import prepare_process; prepare_process()\n"
-        "import torch; from pretraining.model import cpu_kernels as kernels, fused as operations\n"
-        "print(kernels.usable(torch.zeros(1)), operations.gelu(torch.ones(2, 2), torch.zeros(2)).sum().item())"
-    )
-    root = Path(operations.__file__).parents[2]
-    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[0] == "False"
-    assert float(done.stdout.split()[1]) == pytest.approx(4 * 0.841345)
-    assert done.stderr == "warning: no C++ compiler: training on the CPU will be slow (install g++)\n"
+    (done,) = spawn(1, compute_gelu, environment={"PATH": str(tmp_path), "HOME": str(tmp_path), "CXX": ""})
+    assert done.result == (False, pytest.approx(4 * 0.841345))
+    assert done.errors == "warning: no C++ compiler: training on the CPU will be slow (install g++)\n"
 
 
 def test_where_autocast_mixes_types_pytorch_computes() -> None:

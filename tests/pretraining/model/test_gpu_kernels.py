@@ -133,7 +133,7 @@ def test_rotary_positions(rows: int, heads: int, size: int) -> None:
     same(found, with_gradients(lambda x: fused.rotate(x * 1, positions.cpu(), turns.cpu(), heads), [qkv]), 1e-6)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(rows=st.integers(1, 40), width=WIDTHS, probability=st.sampled_from([0.0, 0.3]))
 def test_a_sum_and_its_norm(rows: int, width: int, probability: float) -> None:
     norm, inputs = Norm(Dropout(probability, keys_of(rows), site=7)), inputs_of_norm(rows, width)
@@ -151,7 +151,7 @@ def test_a_sum_and_its_norm(rows: int, width: int, probability: float) -> None:
     same(on_device(on_gpu, inputs), exact, 2e-6 * max(1.0, steepest if width == 3 else 1.0))
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(rows=st.integers(1, 40), width=WIDTHS, probability=st.sampled_from([0.0, 0.1, 0.7]))
 def test_add_and_norm(rows: int, width: int, probability: float) -> None:
     norm, inputs = Norm(Dropout(probability, keys_of(rows), site=7)), inputs_of_norm(rows, width)
@@ -160,7 +160,7 @@ def test_add_and_norm(rows: int, width: int, probability: float) -> None:
     same(on_device(norm.ours, inputs), exact, 2e-6 * max(1.0, steepest if width == 3 else 1.0))
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(rows=st.integers(0, 70), heads=st.integers(1, 5), size=st.sampled_from([1, 16, 80]))
 def test_gradients_are_laid_side_by_side_and_summed(rows: int, heads: int, size: int) -> None:
     parts = drawn(5, *[(rows, heads, size)] * 3)
@@ -305,11 +305,7 @@ def test_kernels_of_a_norm_before_the_block_move_each_tensor_once() -> None:
     vectors = drawn(2, *[(hidden,)] * 3, dtype=torch.bfloat16)
     turns, positions = fused.make_turns(100.0, 32, rows, DEVICE), torch.arange(rows, device=DEVICE)
     operations: list[tuple[Any, list[Tensor], float]] = [
-        (
-            partial(norm_of_sum, masks(NONE)),
-            [x, vectors[0], residual, *vectors[1:]],
-            4 + 4,
-        ),
+        (partial(norm_of_sum, masks(NONE)), [x, vectors[0], residual, *vectors[1:]], 4 + 4),
         (gpu.geglu, [qkv[:, : 2 * hidden]], 3 + 5),
         (lambda qkv: gpu.rotate(qkv * 1, positions, turns, 2), [qkv], 4 + 4),
     ]

@@ -124,8 +124,7 @@ def check_against_shards(folder: Path, dataset: Dataset) -> None:
     """Compares a data set with its shards, read slowly and cut by the reference."""
     chosen = dataset.first_examples(dataset.num_examples // len(dataset.shard_rows))
     rows, (lengths, predictions) = dataset.read(chosen), dataset.sizes(chosen)
-    assert rows.lengths.tolist() == lengths.tolist()
-    assert rows.predictions.tolist() == predictions.tolist()
+    assert (rows.lengths.tolist(), rows.predictions.tolist()) == (lengths.tolist(), predictions.tolist())
     assert rows.lengths.max() == dataset.length
     shards = [read_shard(folder / record.path).to_pylist() for record in dataset.records]
     expected = [slow_cut(shards[shard][row], dataset.length) for shard, row in rows.where]

@@ -56,10 +56,7 @@ def pytorchs(begin: Tensor, parts: int, size: float) -> Tensor:
     return train(torch.optim.Muon(weights, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"), weights, size)
 
 
-@pytest.mark.parametrize(
-    ("shape", "parts"),
-    [((96, 24), 1), ((24, 96), 1), ((40, 40), 1), ((72, 24), 3)],
-)
+@pytest.mark.parametrize(("shape", "parts"), [((96, 24), 1), ((24, 96), 1), ((40, 40), 1), ((72, 24), 3)])
 @pytest.mark.parametrize("size", [1.0, 1e-7])
 def test_matrices_of_layers_move_as_pytorch_has_it(shape: tuple[int, int], parts: int, size: float) -> None:
     """PyTorch's iterates in bf16, which has 3 digits. Query, key and value are matrices of their own, and what they

@@ -109,10 +109,8 @@ def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
     shape = make_shape("tiny", 1000)
     statistics = measure_sequences(shape, 512, manifest)
     sizes = LENGTHS[512]
-    assert statistics.duplicates == 2
-    assert statistics.examples == 4.5
-    assert statistics.pieces == pytest.approx(sum(sizes) / 3)
-    assert statistics.predictions == pytest.approx(15)
+    assert (statistics.duplicates, statistics.examples) == (2, 4.5)
+    assert (statistics.pieces, statistics.predictions) == pytest.approx((sum(sizes) / 3, 15))
     assert statistics.flops == pytest.approx(count_step_flops(shape, sizes, 45) / 3)
 
 
@@ -314,10 +312,7 @@ def test_a_given_micro_batch_that_is_too_large(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "faults"),
     [
-        (
-            "--gpu h1000 --network ndr4000 --optimizer.nam x",
-            ["--gpu h1000", "--network ndr4000", "--optimizer.nam"],
-        ),
+        ("--gpu h1000 --network ndr4000 --optimizer.nam x", ["--gpu h1000", "--network ndr4000", "--optimizer.nam"]),
         ("--network hdr200x8", ["--network and --gpus-per-node"]),
     ],
 )

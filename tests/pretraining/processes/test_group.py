@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from support.commands import assert_refusal
 from support.processes import free_port, spawn
 from support.ranks import expect_end, take_part
 
@@ -49,19 +50,16 @@ def test_each_rank_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     world = World(1, 2, 1, 2)
     assert choose_device("auto", world) == choose_device("cuda", world) == torch.device("cuda", 1)
     assert choose_device("cpu", world) == torch.device("cpu")
-    with pytest.raises(UserError, match=r"4 ranks on .*, but 2 GPUs"):
-        choose_device("auto", World(1, 4, 1, 4))
+    assert_refusal(r"4 ranks on .*, but 2 GPUs", choose_device, "auto", World(1, 4, 1, 4))
 
 
 def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 1)
-    with pytest.raises(UserError, match=r"2 ranks on .*, but 1 GPUs"):
-        choose_device("auto", World(1, 2, 1, 2))
+    assert_refusal(r"2 ranks on .*, but 1 GPUs", choose_device, "auto", World(1, 2, 1, 2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # srun --gpus-per-task=1
     assert choose_device("auto", World(1, 2, 1, 2)) == torch.device("cuda", 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # deepspeed --num_gpus 2 where there is one
-    with pytest.raises(UserError, match="but 1 GPUs"):
-        choose_device("auto", World(1, 2, 1, 2))
+    assert_refusal("but 1 GPUs", choose_device, "auto", World(1, 2, 1, 2))
 
 
 def test_one_process_gathers_from_itself() -> None:
@@ -75,8 +73,7 @@ def test_one_process_gathers_from_itself() -> None:
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 0)
     assert choose_device("auto", World()) == torch.device("cpu")
-    with pytest.raises(UserError, match=r"a GPU was asked for[\s\S]*`cpu`"):
-        choose_device("cuda", World())
+    assert_refusal(r"a GPU was asked for[\s\S]*`cpu`", choose_device, "cuda", World())
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.commands import assert_refusal
 from support.processes import Run, free_port, start, wait_for
 from support.ranks import expect_end, take_part
 
@@ -99,8 +100,7 @@ def test_what_was_signed_for_another_start_counts_for_nothing(monkeypatch: pytes
     assert store.get("failure") is None
     kept.set("cloze/1/failure", kept.get("cloze/0/failure").decode())
     assert store.get("failure") is None
-    assert store.claim("failure", "own") == "own"
-    assert store.claim("failure", "second") == "own"
+    assert (store.claim("failure", "own"), store.claim("failure", "second")) == ("own", "own")
 
 
 # The secret
@@ -158,8 +158,7 @@ def test_a_secret_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     assert read_secret(path) == b""
-    with pytest.raises(UserError, match=f"others can read what is written there.*\n.*{SECRET}"):
-        write_secret(path, False)
+    assert_refusal(f"others can read what is written there.*\n.*{SECRET}", write_secret, path, False)
 
 
 def test_where_a_disk_keeps_no_modes_one_machine_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +171,7 @@ def test_where_a_disk_keeps_no_modes_one_machine_goes_on(tmp_path: Path, monkeyp
     with pytest.warns(UserWarning, match="other users of this machine can read"):
         write_secret(path, True)
     assert len(read_secret(path, True)) == 64
-    with pytest.raises(UserError, match="others can read what is written there"):
-        write_secret(path, False)
+    assert_refusal("others can read what is written there", write_secret, path, False)
 
 
 def test_no_secret_is_none_that_others_may_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,16 +60,14 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     )
     assert (record.step, record.phase, record.learning_rate, record.gradient_norm) == (7, 2, 1e-4, 1.5)
     assert record.learns["masked_loss"] == pytest.approx(30 / 10)
-    assert record.learns["next_loss"] == pytest.approx(3 / 6)
-    assert record.loss == pytest.approx(3.5)
+    assert (record.learns["next_loss"], record.loss) == pytest.approx((3 / 6, 3.5))
     assert record.learns["masked_accuracy"] == pytest.approx(3 / 10)
     assert record.learns["next_accuracy"] == pytest.approx(4 / 6)
     assert record.figures()["next_larger_class"] == pytest.approx(5 / 6)  # 5 of the 6 were no random next
     assert "66.7% (larger class 83.3%)" in record.line()
     assert (speed.pieces_per_second, speed.padded_pieces_per_second) == (40.0, 60.0)
     assert speed.flops_utilisation == pytest.approx(3000 / 10 / 1000)
-    assert speed.waiting_for_data == pytest.approx(0.1)
-    assert speed.seconds_per_step == 10.0
+    assert (speed.waiting_for_data, speed.seconds_per_step) == pytest.approx((0.1, 10.0))
     assert speed.seconds_left == pytest.approx(20.0)
     assert speed.peak_memory_bytes == pytest.approx(read_peak_memory(CPU), rel=0.1)
 
@@ -119,8 +117,7 @@ def test_progress_is_reckoned_without_waiting_for_the_device() -> None:
     meter.add(both, predictions=1, sequences=1, pieces=30, padded=40, flops=10.0)
     meter.step(1e-4)
     clock.now += 2.0
-    assert meter.estimate(100.0, None) == (15.0, 20.0)
-    assert meter.estimate(None, 7.0) == (15.0, 7.0)
+    assert (meter.estimate(100.0, None), meter.estimate(None, 7.0)) == ((15.0, 20.0), (15.0, 7.0))
 
 
 def test_time_in_pauses_is_not_counted_and_a_pause_within_one_is_a_part_of_it() -> None:
@@ -134,8 +131,7 @@ def test_time_in_pauses_is_not_counted_and_a_pause_within_one_is_a_part_of_it() 
         clock.now += 10.0
         assert watch.elapsed() == pytest.approx(2.0)
     clock.now += 1.0
-    assert watch.elapsed() == pytest.approx(3.0)
-    assert watch.lap() == pytest.approx(3.0)
+    assert (watch.elapsed(), watch.lap()) == pytest.approx((3.0, 3.0))
     clock.now += 5.0
     assert watch.lap() == pytest.approx(5.0)
 
@@ -172,8 +168,7 @@ def test_figures_are_those_of_all_ranks() -> None:
     assert (losses["masked_loss"], losses["next_loss"]) == (60 / 20, 2 / 4)
     assert (speed.pieces_per_second, speed.padded_pieces_per_second) == (20.0, 25.6)
     assert speed.flops_utilisation == pytest.approx(2000 / 10 / 1000)
-    assert speed.waiting_for_data == pytest.approx(0.2)
-    assert speed.peak_memory_bytes == 7000
+    assert (speed.waiting_for_data, speed.peak_memory_bytes) == (pytest.approx(0.2), 7000)
 
 
 CPU = torch.device("cpu")

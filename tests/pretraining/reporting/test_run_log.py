@@ -41,8 +41,7 @@ def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
         log.write(SCORES)
         log.write(replace(RECORD, step=12001, loss=float("nan")))
     _, scores, broken = read_lines(tmp_path)
-    assert scores["kind"] == "evaluation"
-    assert scores["perplexity"] == pytest.approx(330.2996)
+    assert (scores["kind"], scores["perplexity"]) == ("evaluation", pytest.approx(330.2996))
     assert broken["loss"] is None  # JSON has no NaN
     assert before - 0.01 <= float(str(line["time"])) <= float(str(scores["time"])) <= time.time() + 0.01
 
@@ -215,8 +214,7 @@ def test_of_steps_that_were_done_again_the_last_counts_and_an_empty_file_has_non
 
 def test_damaged_lines_and_losses_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     path = write(tmp_path, [step(1, 7.0)], b'garbage\n[1, 2]\n\n{"kind": "step", "step": 2, "loss": null}\n')
-    assert read_newest_records(path, KINDS) == {"step": step(2, None)}
-    assert curve_of(path, 200) == [(1, 7.0)]
+    assert (read_newest_records(path, KINDS), curve_of(path, 200)) == ({"step": step(2, None)}, [(1, 7.0)])
 
 
 def test_a_long_file_is_read_at_places_over_all_of_it(tmp_path: Path) -> None:

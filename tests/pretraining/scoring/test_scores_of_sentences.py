@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.base_models import write_bert
+from support.commands import assert_refusal
 from support.training import Place
 from support.transformers_models import PIECES, SHAPE, our_weights, their_model, their_weights
 from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
@@ -158,8 +159,7 @@ def test_a_folder_without_the_heads_of_pretraining_is_refused(tmp_path: Path) ->
         StoredModel.open(str(tmp_path)).build_pretrained()
     (tmp_path / "config.json").unlink()
     (tmp_path / "task.json").write_text('{"bilstm": {}}')
-    with pytest.raises(UserError, match="was fine-tuned on features or with a BiLSTM"):
-        StoredModel.open(str(tmp_path))
+    assert_refusal("was fine-tuned on features or with a BiLSTM", StoredModel.open, str(tmp_path))
 
 
 def test_a_model_that_says_no_numbers_is_refused() -> None:
@@ -175,8 +175,7 @@ def test_a_model_of_one_direction_fills_in_nothing(folder: Path, monkeypatch: py
     assert len(best) == 2
     one_way = build_model(SHAPE.change_learning(objective="rtl", pairs=False, sees="after")).initialize(0)
     monkeypatch.setattr(StoredModel, "build_pretrained", lambda _: one_way)
-    with pytest.raises(UserError, match="has never seen a"):
-        fill_masks(model, "word1 [MASK]", 2, CPU)
+    assert_refusal("has never seen a", fill_masks, model, "word1 [MASK]", 2, CPU)
 
 
 def test_operations_are_those_of_the_copies() -> None:

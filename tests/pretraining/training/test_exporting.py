@@ -13,6 +13,7 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.base_models import write_bert
+from support.commands import assert_refusal
 from support.shards import make_shards
 from support.transformers_models import PIECES, change_weights, our_weights, their_model
 from torch import Tensor
@@ -174,8 +175,7 @@ def test_an_export_is_exported_again(run: Path, tmp_path: Path) -> None:
     assert "left out: modules.json" in str(export(tmp_path / "out", tmp_path / "again"))
     assert not (tmp_path / "again/modules.json").exists()
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
-    with pytest.raises(UserError, match="which has no checkpoints"):
-        export(tmp_path / "out", tmp_path / "again", checkpoint="last")
+    assert_refusal("which has no checkpoints", export, tmp_path / "out", tmp_path / "again", checkpoint="last")
 
 
 @pytest.mark.parametrize(("pooler", "said", "length"), [(False, 24, 24), (True, 10**30, 40), (False, None, 40)])
@@ -209,8 +209,7 @@ def test_an_encoder_alone_is_not_exported(tmp_path: Path) -> None:
         vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )
     TheirEncoder(config).save_pretrained(tmp_path / "encoder")
-    with pytest.raises(UserError, match="lacks masked_head, next_head"):
-        export(tmp_path / "encoder", tmp_path / "out")
+    assert_refusal("lacks masked_head, next_head", export, tmp_path / "encoder", tmp_path / "out")
 
 
 def test_a_trainer_goes_on_drawing_the_same_numbers(run: Path, tmp_path: Path) -> None:
