@@ -32,6 +32,7 @@ from cluster.status import Observer, fit_panels, main
 from data_prep.common.codes import ENDED
 from data_prep.common.files import write_json
 from pretraining.architectures.declaration import make_shape
+from pretraining.config.overrides import load_recipe
 from pretraining.processes.context import Context
 from pretraining.reporting.metrics_file import METRICS
 from pretraining.training.request import Request
@@ -79,7 +80,8 @@ def test_losses_are_drawn_at_the_end_and_when_asked_for(run: Path, monkeypatch: 
     assert drawn.startswith(b"\x89PNG\r\n\x1a\n")
     (run / "loss.png").unlink()
     context = cast(Context, SimpleNamespace(console=Console()))
-    request = cast(Request, SimpleNamespace(out=run, shape=make_shape("tiny", 100)))
+    recipe = load_recipe(run / "recipe.toml")
+    request = cast(Request, SimpleNamespace(out=run, shape=make_shape("tiny", 100), recipe=recipe))
     finish_run(request, context, trained_now=False)
     assert not (run / "loss.png").exists(), "8 steps were a trial"
     monkeypatch.setattr("pretraining.training.run.TRIAL", 8)
