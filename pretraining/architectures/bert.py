@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pretraining.architectures.declaration import Architecture, LayerMemory
+from pretraining.architectures.declaration import USUAL_NAMES, Architecture, LayerMemory, name_classes
 from pretraining.architectures.weights import Weight, declare_linear, declare_norm, declare_table
-from pretraining.model.shape import BIAS, HEAD, MATRIX, PIECE_HEAD, Shape
+from pretraining.model.shape import BIAS, HEAD, PIECE_HEAD, Role, Shape
 
 if TYPE_CHECKING:
     from torch import nn
 
     from pretraining.answering.serving import ServeLayers
     from pretraining.model.encoder import Embeddings
-
-FUSED = MATRIX._replace(parts=3)
-"""The role of the matrix that joins query, key and value."""
 
 
 class Bert(Architecture):
@@ -31,22 +28,9 @@ class Bert(Architecture):
         "large": (24, 1024),
     }
     model_type, class_prefix, trunk = "bert", "Bert", "bert."
-    classes: ClassVar = {
-        "AutoModelForPreTraining": "BertForPreTraining",
-        "AutoModelForMaskedLM": "BertForMaskedLM",
-        "AutoModelForCausalLM": "BertLMHeadModel",
-        "AutoModelForSequenceClassification": "BertForSequenceClassification",
-        "AutoModelForMultipleChoice": "BertForMultipleChoice",
-        "AutoModelForQuestionAnswering": "BertForQuestionAnswering",
-        "AutoModelForTokenClassification": "BertForTokenClassification",
-    }
+    classes: ClassVar = {**name_classes("Bert", "PreTraining", "MaskedLM"), "AutoModelForCausalLM": "BertLMHeadModel"}
     config_names: ClassVar = {
-        "layers": "num_hidden_layers",
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "intermediate": "intermediate_size",
-        "vocabulary": "vocab_size",
-        "positions": "max_position_embeddings",
+        **USUAL_NAMES,
         "segments": "type_vocab_size",
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
@@ -65,6 +49,13 @@ class Bert(Architecture):
         "classifier.",
         "qa_outputs.",
     )
+    old_ends: ClassVar = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+    piece_names: ClassVar = (
+        "cls.predictions.bias",
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+    )
+    """the bias, the linear layer and the norm of the head that predicts pieces, in transformers"""
     copies: ClassVar = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -84,7 +75,7 @@ class Bert(Architecture):
         ours, theirs = f"layers.{number}", f"{self.trunk}encoder.layer.{number}"
         attention = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
         return [
-            *declare_linear(f"{ours}.attention.qkv", attention, 3 * h, h, FUSED, "columns"),
+            *declare_linear(f"{ours}.attention.qkv", attention, 3 * h, h, Role("matrix", 3), "columns"),
             *declare_linear(f"{ours}.attention.output", [f"{theirs}.attention.output.dense"], h, h, cut="rows"),
             *declare_norm(f"{ours}.attention.norm", f"{theirs}.attention.output.LayerNorm", h),
             *declare_linear(f"{ours}.feed_forward.inner", [f"{theirs}.intermediate.dense"], inner, h, cut="columns"),
@@ -93,13 +84,13 @@ class Bert(Architecture):
         ]
 
     def heads(self, shape: Shape) -> dict[str, list[Weight]]:
-        h, theirs = shape.hidden, "cls.predictions"
+        h, (bias, dense, norm) = shape.hidden, self.piece_names
         return {
-            "pooler": declare_linear("pooler", ["bert.pooler.dense"], h, h, HEAD),
+            "pooler": declare_linear("pooler", [f"{self.trunk}pooler.dense"], h, h, HEAD),
             PIECE_HEAD: [
-                Weight(f"{PIECE_HEAD}.bias", (f"{theirs}.bias",), (shape.vocabulary,), BIAS, "vocabulary", "pieces"),
-                *declare_linear(f"{PIECE_HEAD}.transform", [f"{theirs}.transform.dense"], h, h, HEAD),
-                *declare_norm(f"{PIECE_HEAD}.norm", f"{theirs}.transform.LayerNorm", h),
+                Weight(f"{PIECE_HEAD}.bias", (bias,), (shape.vocabulary,), BIAS, "vocabulary", "pieces"),
+                *declare_linear(f"{PIECE_HEAD}.transform", [dense], h, h, HEAD),
+                *declare_norm(f"{PIECE_HEAD}.norm", norm, h),
             ],
             "next_head": declare_linear("next_head", ["cls.seq_relationship"], 2, h, HEAD),
         }
@@ -120,13 +111,9 @@ class Bert(Architecture):
 
         from pretraining.model.bert import BertPieceHead, Pooler
 
-        built: dict[str, Any] = {
-            "pooler": lambda: Pooler(shape.hidden),
-            PIECE_HEAD: lambda: BertPieceHead(shape, at_once),
-            "next_head": lambda: nn.Linear(shape.hidden, 2),
-        }
-        module: nn.Module = built[name]()
-        return module
+        if name == "next_head":
+            return nn.Linear(shape.hidden, 2)
+        return BertPieceHead(shape, at_once) if name == PIECE_HEAD else Pooler(shape.hidden)
 
     def find_server(self) -> ServeLayers:
         from pretraining.answering.layers import serve_layers

@@ -34,6 +34,22 @@ if TYPE_CHECKING:
     from pretraining.model.encoder import Embeddings, Encoder
 
 KEY = "architecture"
+TASKS = ("SequenceClassification", "MultipleChoice", "QuestionAnswering", "TokenClassification")
+"""The models with the head of a task, as transformers names them."""
+USUAL_NAMES: Mapping[str, str] = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+}
+"""The names in config.json that most architectures have for numbers of their shape."""
+
+
+def name_classes(prefix: str, *models: str, tasks: Iterable[str] = TASKS) -> dict[str, str]:
+    """Names the classes of transformers for these models of an architecture, by the AutoModel class that finds them."""
+    return {f"AutoModelFor{model}": f"{prefix}For{model}" for model in (*models, *tasks)}
 
 
 class ModelSettings(Section):
@@ -140,6 +156,8 @@ class Architecture(ABC):
     """suffixes of the names of buffers, which older folders store beside weights; reading skips them"""
     untrained: ClassVar[tuple[str, ...]] = ()
     """prefixes of the names of weights that no pre-training trains; reading a pre-trained folder skips them"""
+    old_ends: ClassVar[Mapping[str, str]] = {}
+    """suffixes of the names of weights in old folders, and today's"""
     copies: ClassVar[Mapping[str, str]] = {}
     """names under which a weight may be stored a second time, and its own name"""
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from data_prep.common.errors import UserError
 from pretraining.architectures.bert import Bert
-from pretraining.architectures.weights import TaskHead, Weight, declare_linear, declare_norm
-from pretraining.model.shape import BIAS, DETECTION_HEAD, HEAD, PIECE_HEAD, Shape
+from pretraining.architectures.declaration import name_classes
+from pretraining.architectures.weights import TaskHead, Weight, declare_linear
+from pretraining.model.shape import DETECTION_HEAD, HEAD, PIECE_HEAD, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,15 +27,7 @@ class Electra(Bert):
     title = "ELECTRA"
     sizes: ClassVar = {name: Bert.sizes[name] for name in ("base", "large")}
     model_type, class_prefix, trunk = "electra", "Electra", "electra."
-    classes: ClassVar = {
-        "AutoModelForPreTraining": "ElectraForPreTraining",
-        "AutoModelForMaskedLM": "ElectraForMaskedLM",
-        "AutoModelForCausalLM": "ElectraForCausalLM",
-        "AutoModelForSequenceClassification": "ElectraForSequenceClassification",
-        "AutoModelForMultipleChoice": "ElectraForMultipleChoice",
-        "AutoModelForQuestionAnswering": "ElectraForQuestionAnswering",
-        "AutoModelForTokenClassification": "ElectraForTokenClassification",
-    }
+    classes: ClassVar = name_classes("Electra", "PreTraining", "MaskedLM", "CausalLM")
     config_values: ClassVar = {
         **Bert.config_values,
         "summary_type": ("first",),
@@ -49,17 +42,13 @@ class Electra(Bert):
         "classifier.",
         "qa_outputs.",
     )
+    piece_names = ("generator_lm_head.bias", "generator_predictions.dense", "generator_predictions.LayerNorm")
     copies: ClassVar = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
 
     def heads(self, shape: Shape) -> dict[str, list[Weight]]:
-        h, generator, found = shape.hidden, "generator_predictions", "discriminator_predictions"
-        bias = (f"{PIECE_HEAD}.bias", ("generator_lm_head.bias",), (shape.vocabulary,))
+        h, found = shape.hidden, "discriminator_predictions"
         return {
-            PIECE_HEAD: [
-                Weight(*bias, BIAS, "vocabulary", "pieces"),
-                *declare_linear(f"{PIECE_HEAD}.transform", [f"{generator}.dense"], h, h, HEAD),
-                *declare_norm(f"{PIECE_HEAD}.norm", f"{generator}.LayerNorm", h),
-            ],
+            PIECE_HEAD: super().heads(shape)[PIECE_HEAD],
             DETECTION_HEAD: [
                 *declare_linear(f"{DETECTION_HEAD}.dense", [f"{found}.dense"], h, h, HEAD),
                 *declare_linear(f"{DETECTION_HEAD}.output", [f"{found}.dense_prediction"], 1, h, HEAD),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pretraining.architectures.declaration import Architecture, LayerMemory
+from pretraining.architectures.declaration import Architecture, LayerMemory, name_classes
 from pretraining.architectures.weights import Weight, declare_linear, declare_norm, declare_table
 from pretraining.model.shape import HEAD, MATRIX, PIECE_HEAD, Role, Sees, Shape
 
@@ -31,9 +31,8 @@ class Gpt(Architecture):
     vocabulary = 50257
     model_type, class_prefix, trunk = "gpt2", "GPT2", "transformer."
     classes: ClassVar = {
+        **name_classes("GPT2", tasks=("QuestionAnswering", "TokenClassification")),
         "AutoModelForCausalLM": "GPT2LMHeadModel",
-        "AutoModelForQuestionAnswering": "GPT2ForQuestionAnswering",
-        "AutoModelForTokenClassification": "GPT2ForTokenClassification",
     }
     config_names: ClassVar = {
         "layers": "n_layer",

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Positive
-from pretraining.architectures.declaration import Architecture, LayerMemory, ModelSettings
+from pretraining.architectures.declaration import USUAL_NAMES, Architecture, LayerMemory, ModelSettings, name_classes
 from pretraining.architectures.weights import TaskHead, Weight, declare_linear, declare_table
 from pretraining.model.shape import BIAS, HEAD, MATRIX, NORM, PIECE_HEAD, Role, Sees, Shape
 
@@ -67,20 +67,9 @@ class Modern(Architecture):
     sees: ClassVar[tuple[Sees, ...]] = ("both",)
     vocabulary = 50368
     model_type, class_prefix, trunk = "modernbert", "ModernBert", "model."
-    classes: ClassVar = {
-        "AutoModelForMaskedLM": "ModernBertForMaskedLM",
-        "AutoModelForSequenceClassification": "ModernBertForSequenceClassification",
-        "AutoModelForMultipleChoice": "ModernBertForMultipleChoice",
-        "AutoModelForQuestionAnswering": "ModernBertForQuestionAnswering",
-        "AutoModelForTokenClassification": "ModernBertForTokenClassification",
-    }
+    classes: ClassVar = name_classes("ModernBert", "MaskedLM")
     config_names: ClassVar = {
-        "layers": "num_hidden_layers",
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "intermediate": "intermediate_size",
-        "vocabulary": "vocab_size",
-        "positions": "max_position_embeddings",
+        **USUAL_NAMES,
         "dropout": "mlp_dropout",
         "attention_dropout": "attention_dropout",
         "epsilon": "norm_eps",
@@ -170,21 +159,15 @@ class Modern(Architecture):
         return LayerMemory(2 * h, 6 * h, 2 * h, 2 * h + 3 * shape.intermediate, 2 * h)
 
     def build(self, shape: Shape) -> tuple[Embeddings, list[nn.Module]]:
-        from pretraining.model.modern import (
-            FinalModernLayer,
-            FirstModernLayer,
-            GlobalModernLayer,
-            ModernEmbeddings,
-            ModernLayer,
-        )
+        from pretraining.model import modern
 
         sights, last = [self._find_sight(shape, number) for number in range(shape.layers)], shape.layers - 1
         kinds = [
-            FirstModernLayer,
-            *(GlobalModernLayer if sight.window is None else ModernLayer for sight in sights[1:]),
+            modern.FirstModernLayer,
+            *(modern.GlobalModernLayer if sight.window is None else modern.ModernLayer for sight in sights[1:]),
         ]
         layers = [kinds[number](shape, sights[number], number == 0) for number in range(last)]
-        return ModernEmbeddings(shape), [*layers, FinalModernLayer(shape, sights[last], last == 0)]
+        return modern.ModernEmbeddings(shape), [*layers, modern.FinalModernLayer(shape, sights[last], last == 0)]
 
     def _find_sight(self, shape: Shape, number: int) -> Sight:
         from pretraining.model.encoder import Sight

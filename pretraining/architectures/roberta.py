@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pretraining.architectures.bert import Bert
-from pretraining.architectures.weights import TaskHead, Weight, declare_linear, declare_norm
-from pretraining.model.shape import BIAS, HEAD, PIECE_HEAD, Shape
+from pretraining.architectures.declaration import name_classes
+from pretraining.architectures.weights import TaskHead, Weight, declare_linear
+from pretraining.model.shape import HEAD, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,16 +41,10 @@ class Roberta(Bert):
     sizes: ClassVar = {name: Bert.sizes[name] for name in ("base", "large")}
     vocabulary = 50265
     model_type, class_prefix, trunk = "roberta", "Roberta", "roberta."
-    classes: ClassVar = {
-        "AutoModelForMaskedLM": "RobertaForMaskedLM",
-        "AutoModelForCausalLM": "RobertaForCausalLM",
-        "AutoModelForSequenceClassification": "RobertaForSequenceClassification",
-        "AutoModelForMultipleChoice": "RobertaForMultipleChoice",
-        "AutoModelForQuestionAnswering": "RobertaForQuestionAnswering",
-        "AutoModelForTokenClassification": "RobertaForTokenClassification",
-    }
+    classes: ClassVar = name_classes("Roberta", "MaskedLM", "CausalLM")
     head_prefixes = ("roberta.pooler.", "lm_head.", "classifier.", "qa_outputs.")
     untrained = ("roberta.pooler.",)
+    piece_names = ("lm_head.bias", "lm_head.dense", "lm_head.layer_norm")
     copies: ClassVar = {
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
@@ -61,15 +56,7 @@ class Roberta(Bert):
         return [replace(weight, before=first.get(weight.rows or "", 0)) for weight in super().embeddings(shape)]
 
     def heads(self, shape: Shape) -> dict[str, list[Weight]]:
-        h = shape.hidden
-        return {
-            "pooler": declare_linear("pooler", ["roberta.pooler.dense"], h, h, HEAD),
-            PIECE_HEAD: [
-                Weight(f"{PIECE_HEAD}.bias", ("lm_head.bias",), (shape.vocabulary,), BIAS, "vocabulary", "pieces"),
-                *declare_linear(f"{PIECE_HEAD}.transform", ["lm_head.dense"], h, h, HEAD),
-                *declare_norm(f"{PIECE_HEAD}.norm", "lm_head.layer_norm", h),
-            ],
-        }
+        return {name: weights for name, weights in super().heads(shape).items() if name != "next_head"}
 
     def task_head(self, shape: Shape, head: TaskHead) -> list[Weight]:
         if head.kind not in ("classes", "labels", "score"):

@@ -60,22 +60,11 @@ def declare_linear(
     transposed: bool = False,
 ) -> list[Weight]:
     """Declares the weight and the bias of a linear layer; transformers may have several in its place."""
+    weights, biases = (tuple(f"{name}.{kind}" for name in theirs) for kind in ("weight", "bias"))
+    cut_of_bias = cut if cut == "columns" else "whole"
     return [
-        Weight(
-            f"{ours}.weight",
-            tuple(f"{name}.weight" for name in theirs),
-            (rows, columns),
-            role,
-            cut,
-            transposed=transposed,
-        ),
-        Weight(
-            f"{ours}.bias",
-            tuple(f"{name}.bias" for name in theirs),
-            (rows,),
-            BIAS._replace(parts=role.parts),
-            cut if cut == "columns" else "whole",
-        ),
+        Weight(f"{ours}.weight", weights, (rows, columns), role, cut, transposed=transposed),
+        Weight(f"{ours}.bias", biases, (rows,), BIAS._replace(parts=role.parts), cut_of_bias),
     ]
 
 

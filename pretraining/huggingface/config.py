@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +81,8 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
     name, sees = _find_type(config, where)
     kind = find_architecture(name)
     constants = {name: (value,) for name, value in kind.config_constants.items()}
-    faults = [
-        f"{name} is {config[name]!r}; only {values[0]!r} is supported"
-        for name, values in {**kind.config_values, **constants, **SUPPORTED}.items()
-        if config.get(name, values[0]) not in values
-    ]
-    refuse_faults(where, faults)
+    _refuse_values(config, where, {**kind.config_values, **constants, **SUPPORTED})
+    faults = list[str]()
     try:
         theirs, values, config = kind.list_config_names(), {}, kind.adapt_config(config)
     except UserError as error:
@@ -109,6 +105,16 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
     shape = kind.shape_type(architecture=name, learns=Learning(sees=sees), **values)
     refuse_faults(where, list(kind.faults(shape)))
     return _add_objective(shape, config, where)
+
+
+def _refuse_values(config: Mapping[str, Any], where: str, supported: Mapping[str, Sequence[Any]]) -> None:
+    """Raises UserError for values in a config.json that are not supported; the first is what absence means."""
+    faults = [
+        f"{name} is {config[name]!r}; only {values[0]!r} is supported"
+        for name, values in supported.items()
+        if config.get(name, values[0]) not in values
+    ]
+    refuse_faults(where, faults)
 
 
 def _find_type(config: Mapping[str, Any], where: str) -> tuple[str, Sees]:
@@ -166,14 +172,7 @@ def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
     if not kinds:
         return None
     values = find_architecture(_find_type(config, where)[0]).task_values
-    refuse_faults(
-        where,
-        [
-            f"{name} is {config[name]!r}; only {value!r} is supported"
-            for name, value in values.items()
-            if config.get(name, value) != value
-        ],
-    )
+    _refuse_values(config, where, {name: (value,) for name, value in values.items()})
     if kinds[0] in ("choice", "spans"):
         return TaskHead(kinds[0])
     labels = _read_labels(config, where)

@@ -183,13 +183,9 @@ def make_model_card(
     known = {name: value for name, value in settings.items() if value is not None}
     return _render(
         "model_card.md.jinja",
+        *(shape, folder, length, theirs),
         front=_write_front(shape, objective.tag, licence, base, theirs, settings.get("language")),
         facts=_list_facts(shape, num_parameters(shape), licence, facts),
-        shape=shape,
-        folder=folder,
-        length=length,
-        own_type=None if theirs else name_own_type(shape),
-        title=find_architecture(shape.architecture).title,
         loaded_by=objective.auto_class(shape),
         command=None if theirs else "run_task.py TASK.toml --model",
         remarks=list(filter(None, remarks)),
@@ -209,13 +205,9 @@ def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made
     scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
     return _render(
         "task_card.md.jinja",
+        *(shape, folder, length, theirs),
         front=_write_front(shape, use, None, made.base if made.pretrained else None, theirs),
         facts=_list_facts(shape, parameters, None, {"longest sequence": f"{length:,} pieces", **labels}),
-        shape=shape,
-        folder=folder,
-        length=length,
-        own_type=None if theirs else name_own_type(shape),
-        title=find_architecture(shape.architecture).title,
         loaded_by=find_auto_class(shape, head),
         command="predict.py",
         says=says,
@@ -266,8 +258,10 @@ def _write_front(
     return content.to_yaml()
 
 
-def _render(template: str, *, folder: Path, **parts: Any) -> str:
+def _render(template: str, shape: Shape, folder: Path, length: int, theirs: bool, **parts: Any) -> str:
     """Renders a template of `cards/`. Of an absolute folder only the name appears."""
+    title, own_type = find_architecture(shape.architecture).title, None if theirs else name_own_type(shape)
+    common = {"shape": shape, "length": length, "title": title, "own_type": own_type}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("cards"), encoding="utf-8"),
         undefined=jinja2.StrictUndefined,
@@ -277,7 +271,7 @@ def _render(template: str, *, folder: Path, **parts: Any) -> str:
     )
     environment.filters |= {"plain": _format, "quoted": partial(json.dumps, ensure_ascii=False), "toml": toml_text}
     place = folder.name if folder.is_absolute() else str(folder)
-    return environment.get_template(template).render(place=place, **parts)
+    return environment.get_template(template).render(place=place, **common, **parts)
 
 
 def _format(value: Any) -> str:

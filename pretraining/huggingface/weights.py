@@ -28,7 +28,6 @@ AUTO_CLASSES: dict[Kind, str] = {
 """The classes of transformers that find a model with the same head."""
 OWN_PREFIX = "Cloze"
 """Begins the names of models that no class of transformers computes."""
-OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 LISTED = 10
 """Number of faults that a message lists."""
 
@@ -196,7 +195,7 @@ def _complete_name(given: str, kind: Architecture) -> str:
     """Completes the name of a weight as a model with heads has it today."""
     beginnings = (kind.trunk, *(f"{prefix.partition('.')[0]}." for prefix in kind.head_prefixes))
     name = given if given.startswith(beginnings) else kind.trunk + given
-    for old, new in OLD_ENDS.items():
+    for old, new in kind.old_ends.items():
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return name
 

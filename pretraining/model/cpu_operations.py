@@ -9,14 +9,7 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.cpu_kernels import Masks
-from pretraining.model.own_backward import (
-    Forward,
-    ForwardOfTwo,
-    Gradients,
-    Losses,
-    with_backward,
-    with_backward_of_two,
-)
+from pretraining.model.own_backward import Forward, ForwardOfTwo, Gradients, Losses, with_backward
 
 
 @with_backward
@@ -71,7 +64,7 @@ def add_and_norm(
     return out, (x, means, scales, weight), partial(_norm_backward, masks, None)  # x is now the sum that was normalised
 
 
-@with_backward_of_two
+@with_backward
 def add_then_norm(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, masks: Masks
 ) -> ForwardOfTwo:

@@ -20,7 +20,7 @@ from data_prep.common.hashing import hash_key
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.own_backward import Forward, ForwardOfLoss, Gradients, Losses, with_backward
+from pretraining.model.own_backward import Forward, ForwardOfTwo, Gradients, Losses, with_backward
 from pretraining.model.products import pad_to_tiles
 
 TAKES_ROWS = "takes_rows"
@@ -274,7 +274,7 @@ def _log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Ten
 
 
 @with_backward
-def _masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> ForwardOfLoss:
+def _masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> ForwardOfTwo:
     """Overwrites the logits by their gradient in the forward pass, so that only one tensor of their size is saved."""
     whole = pad_to_tiles(hidden)  # logits of the rows that are added are zeros, and so is their gradient
     logits = whole @ weight.t()
@@ -332,7 +332,7 @@ def _with_slopes(
 @with_backward
 def _loss_in_chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
-) -> ForwardOfLoss:
+) -> ForwardOfTwo:
     total, right = torch.zeros((), device=hidden.device), torch.zeros((), dtype=torch.long, device=hidden.device)
     grad_hidden = torch.empty_like(hidden)
     grad_weight, grad_bias = (torch.zeros_like(each, dtype=torch.float32) for each in (weight, bias))

@@ -20,14 +20,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from data_prep.common.private_folders import keep_compiled
 from pretraining.model.cpu_kernels import Masks, may_use_kernels
-from pretraining.model.own_backward import (
-    Forward,
-    ForwardOfTwo,
-    Gradients,
-    Losses,
-    with_backward,
-    with_backward_of_two,
-)
+from pretraining.model.own_backward import Forward, ForwardOfTwo, Gradients, Losses, with_backward
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_WIDTH = 1 << 14
@@ -108,7 +101,7 @@ def add_and_norm(
     return out, saved, functools.partial(_kernels().norm_backward, drops, None)
 
 
-@with_backward_of_two
+@with_backward
 def add_then_norm(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, masks: Masks
 ) -> ForwardOfTwo:

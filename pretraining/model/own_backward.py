@@ -15,14 +15,11 @@ Saved = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 Losses = tuple[Tensor, Tensor]
 """Losses of predictions and which of them are right, or the sum and the number of these."""
-Result = TypeVar("Result", Tensor, Losses)
-Two = tuple[Tensor, Tensor]
-"""Two results that both have gradients."""
+Result = TypeVar("Result", Tensor, tuple[Tensor, Tensor])
 Forward = tuple[Tensor, Saved, Callable[..., Gradients]]
 """The result of a forward pass, the tensors to save, and the backward pass."""
-ForwardOfTwo = tuple[Two, Saved, Callable[..., Gradients]]
-ForwardOfLoss = tuple[Losses, Saved, Callable[..., Gradients]]
-"""The same for losses; which or how many are right has no gradient."""
+ForwardOfTwo = tuple[tuple[Tensor, Tensor], Saved, Callable[..., Gradients]]
+"""The same for two results; one of whole numbers has no gradient."""
 
 
 class _OwnBackward(torch.autograd.Function):
@@ -35,16 +32,9 @@ class _OwnBackward(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: None) -> Gradients:
-        found = ctx.own_backward(grad.contiguous(), *ctx.saved_tensors)
-        return None, *found, *[None] * (ctx.inputs - len(found))
-
-
-class _OwnBackwardOfTwo(_OwnBackward):
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, second: Tensor) -> Gradients:  # type: ignore[override]
-        found = ctx.own_backward(grad.contiguous(), second.contiguous(), *ctx.saved_tensors)
+    def backward(ctx: Any, *grads: Tensor) -> Gradients:
+        given = [grad.contiguous() for grad in grads if grad.is_floating_point()]
+        found = ctx.own_backward(*given, *ctx.saved_tensors)
         return None, *found, *[None] * (ctx.inputs - len(found))
 
 
@@ -53,7 +43,7 @@ def with_backward(
 ) -> Callable[Inputs, Result]:
     """Makes an operation from a forward pass that also returns the tensors to save and its backward pass.
 
-    The backward pass takes the gradient of the result and the saved tensors. It returns the gradients of the first
+    The backward pass takes the gradients of the results and the saved tensors. It returns the gradients of the first
     inputs; the other inputs get none. The inputs are passed by position.
     """
 
@@ -61,16 +51,5 @@ def with_backward(
     def operation(*inputs: Inputs.args, **named: Inputs.kwargs) -> Result:
         assert not named, "inputs are passed by position"
         return _OwnBackward.apply(forward, *inputs)
-
-    return operation
-
-
-def with_backward_of_two(forward: Callable[Inputs, ForwardOfTwo]) -> Callable[Inputs, Two]:
-    """Makes an operation with two results as `with_backward` does; the backward pass takes the gradients of both."""
-
-    @functools.wraps(forward)
-    def operation(*inputs: Inputs.args, **named: Inputs.kwargs) -> Two:
-        assert not named, "inputs are passed by position"
-        return _OwnBackwardOfTwo.apply(forward, *inputs)
 
     return operation

@@ -8,7 +8,7 @@ half of the room each, or one of them more if the other is shorter. An example w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,12 +59,11 @@ class Rows:
         places = ranges(np.zeros_like(self.lengths), self.lengths)
         marks = (places == 0) | (places == np.repeat(self.lengths - 1, self.lengths))  # [CLS] and the last [SEP]
         left = window.holds(self.positions, self.predictions)
-        return Rows(
-            where=self.where,
+        return replace(
+            self,
             lengths=window.lengths,
             pieces=self.pieces[marks | window.holds(places, self.lengths)],
             boundaries=np.minimum(self.boundaries - window.start + 1, window.lengths),
-            random_next=self.random_next,
             predictions=window.count(self.positions, self.predictions),
             positions=(self.positions - np.repeat(window.start - 1, self.predictions))[left],
             labels=self.labels[left],
