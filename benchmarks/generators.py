@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -20,8 +19,7 @@ LONGEST_WORD = 200  # characters; a longer word is unknown
 SHORT, MASKED = 0.1, 0.15  # shares of shortened examples, and of masked pieces
 
 
-@dataclass(frozen=True)
-class ExamplesJob:
+class ExamplesJob(NamedTuple):
     """The input and the settings of the generator."""
 
     text: Path

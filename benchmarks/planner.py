@@ -23,16 +23,7 @@ from data_prep.common.errors import check_all
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.planning.machines import (
-    PER_NODE,
-    check_batches,
-    check_fit,
-    check_names,
-    check_numbers,
-    make_target,
-    plan_sizes,
-    plan_stages,
-)
+from pretraining.planning import machines
 from pretraining.planning.table import render_cluster, render_scale
 
 
@@ -46,7 +37,7 @@ class Planner:
     """Folder of shards, for the lengths of real text (default: full sequences)."""
     nodes: int = 1
     """Nodes of the cluster."""
-    gpus_per_node: int = PER_NODE
+    gpus_per_node: int = machines.PER_NODE
     """GPUs of a node."""
     gpu: str = "h100-80"
     """Kind of the GPUs: v100-32, a100-80, h100-80, h200, …"""
@@ -64,18 +55,19 @@ def main(arguments: list[str]) -> int:
     names = ("nodes", "gpus_per_node", "gpu_memory", "price_per_gpu_hour")
     console = open_console()
     *_, (recipe, manifest) = check_all(
-        lambda: check_numbers(**{name: getattr(settings, name) for name in names}),
-        lambda: check_names(settings.gpu, settings.network),
+        lambda: machines.check_numbers(**{name: getattr(settings, name) for name in names}),
+        lambda: machines.check_names(settings.gpu, settings.network),
         lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
     )
     cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
-    target = make_target(choose_micro_batches(recipe), manifest, *cluster, settings.gpu_memory)
-    check_batches(recipe, settings.nodes, settings.gpus_per_node)
+    target = machines.make_target(choose_micro_batches(recipe), manifest, *cluster, settings.gpu_memory)
+    machines.check_batches(recipe, settings.nodes, settings.gpus_per_node)
     console.print(f"{settings.recipe.stem} on {target.where}\n")
-    plans = plan_stages(target)
+    zero = target.recipe.parallel.zero
+    plans = [machines.find_fastest(target, each) for each in (zero, *machines.list_other_stages(target))]
     console.print(render_cluster(target, plans, settings.price_per_gpu_hour))
-    check_fit(target)
-    console.print(render_scale(plan_sizes(target), settings.price_per_gpu_hour))
+    machines.check_fit(target)
+    console.print(render_scale(machines.plan_sizes(target), settings.price_per_gpu_hour))
     return 0
 
 

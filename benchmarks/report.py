@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +29,7 @@ from benchmarks.measure import PARTIAL, RESULTS, ROOT, read_results, run_command
 from benchmarks.reproduction.results import TableResult, build_tables
 from benchmarks.reproduction.running import BENCHMARK
 from benchmarks.tables import Results, ResultTable, show, summarise_results
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, check_all
 from data_prep.common.files import replacing
 
 PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "architectures.md", "reproducing.md", "gpu.md"))
@@ -47,18 +48,11 @@ class Report:
 
 def read_all(folder: Path) -> dict[str, Results]:
     """Reads the results in a folder, by file name. Raises UserError if there are none, or some cannot be read."""
-    found: dict[str, Results] = {}
-    faults = []
-    for path in sorted(path for path in folder.glob("*.json") if not path.stem.endswith(PARTIAL)):
-        try:
-            found[path.stem] = read_results(path)
-        except UserError as error:
-            faults.append(str(error))
-    if faults:
-        raise UserError("\n".join(faults))
-    if not found:
+    paths = sorted(path for path in folder.glob("*.json") if not path.stem.endswith(PARTIAL))
+    if not paths:
         raise UserError(f"{folder}: has no results; first run python benchmarks/throughput.py, or give --results")
-    return found
+    found = check_all(*(partial(read_results, path) for path in paths))
+    return dict(zip((path.stem for path in paths), found, strict=True))
 
 
 def describe_machine(environment: Mapping[str, Any]) -> str:

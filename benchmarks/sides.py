@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -169,14 +170,10 @@ def offer_to_be_killed() -> None:
 @contextmanager
 def prepare_environment(kind: SideSpec) -> Iterator[None]:
     """Sets the environment that the process of a side needs before it loads torch."""
-    before = dict(os.environ)
-    if kind.prepared:
-        prepare_process(kind.small_steps)
-    try:
+    with mock.patch.dict(os.environ):
+        if kind.prepared:
+            prepare_process(kind.small_steps)
         yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch.utils._triton import has_triton
 
 from data_prep.common.errors import UserError
 
@@ -52,11 +51,6 @@ def has_flash(device: torch.device) -> bool:
     """Whether the flash kernels of this PyTorch run on a GPU; those for AMD's were not tried."""
     built: bool = torch.backends.cuda.is_flash_attention_available()
     return built and not is_amd() and torch.cuda.get_device_capability(device) >= AMPERE
-
-
-def can_translate() -> bool:
-    """Whether Triton, by which torch.compile makes code for a GPU, is installed and knows the GPU."""
-    return has_triton()
 
 
 def explain_absence() -> tuple[str, str]:

@@ -116,13 +116,8 @@ def main(arguments: list[str]) -> int:
                 said = f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing"
                 open_console(stderr=True, soft_wrap=True).print(said)
             record_early(wanted.out, ending)
-            run_training(
-                peek_device(FORM, wanted.recipe, overrides),
-                wanted.out,
-                partial(read_request, arguments, wanted, overrides, world),
-                ending,
-                console,
-            )
+            read = partial(read_request, arguments, wanted, overrides, world)
+            run_training(peek_device(FORM, wanted.recipe, overrides), wanted.out, read, ending, console)
     return ending.code
 
 

@@ -10,13 +10,10 @@ from typing import Any, Literal
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import Key, dotted, show_value
 from data_prep.settings import SHORTEST
-from pretraining.architectures.declaration import find_architecture
-from pretraining.architectures.declaration import find_faults as find_architecture_faults
+from pretraining.architectures import declaration as architectures
 from pretraining.config.settings import SCHEDULE_KEYS, Computing, Phase, Recipe, count_micro_batches, find_divisor
-from pretraining.objectives.declaration import configure_objective
-from pretraining.objectives.declaration import find_faults as find_objective_faults
-from pretraining.optimizers.declaration import Placement
-from pretraining.optimizers.declaration import find_faults as find_optimizer_faults
+from pretraining.objectives import declaration as objectives
+from pretraining.optimizers import declaration as optimizers
 
 OWNED = {
     "train_batch_size": "phases.0.batch",
@@ -78,7 +75,7 @@ def find_faults(
     if average > keep:
         faults.append(f"checkpoints.average = {average}: only checkpoints.keep = {keep} are kept; keep {average}")
     used = [settings.name for settings in recipe.list_objectives()]
-    faults += find_objective_faults(recipe.objective, recipe.hours is not None, used)
+    faults += objectives.find_faults(recipe.objective, recipe.hours is not None, used)
     faults += [*_find_optimizer_faults(recipe, device), *_find_deepspeed_faults(recipe.deepspeed)]
     return faults if device is None else [*faults, *_find_tracker_faults(recipe)]
 
@@ -89,7 +86,8 @@ def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | 
 
 
 def _find_optimizer_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
-    return find_optimizer_faults(recipe.optimizer, Placement(recipe.parallel.device, recipe.parallel.offload, found))
+    place = optimizers.Placement(recipe.parallel.device, recipe.parallel.offload, found)
+    return optimizers.find_faults(recipe.optimizer, place)
 
 
 def _find_model_faults(recipe: Recipe) -> Iterator[str]:
@@ -97,14 +95,14 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
     lacking = [name for name in ("layers", "hidden") if model.size is None and getattr(model, name) is None]
     if lacking:
         yield (
-            f"model.size: is missing: one of {', '.join(find_architecture(model.architecture).sizes)}; "
+            f"model.size: is missing: one of {', '.join(architectures.find_architecture(model.architecture).sizes)}; "
             f"or give the numbers, {' and '.join(f'model.{name}' for name in lacking)}; "
             "or begin with a model that has them: --init FOLDER"
         )
         return
-    directions = [configure_objective(settings).sees for settings in recipe.list_objectives()]
-    yield from dict.fromkeys(fault for sees in directions for fault in find_architecture_faults(model, sees))
-    if model.size not in (None, *find_architecture(model.architecture).sizes):
+    directions = [objectives.configure_objective(settings).sees for settings in recipe.list_objectives()]
+    yield from dict.fromkeys(fault for sees in directions for fault in architectures.find_faults(model, sees))
+    if model.size not in (None, *architectures.find_architecture(model.architecture).sizes):
         return  # so its numbers are not known
     shape = model.shape(vocabulary=1)
     if shape.hidden % shape.heads:

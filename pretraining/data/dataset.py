@@ -124,7 +124,7 @@ class Dataset:
     def read(self, examples: Examples) -> Rows:
         """Reads examples in their given order."""
         lengths, predictions, boundaries = self._stored_sizes(examples)
-        where = np.stack([self._find_numbers(examples), examples.row], axis=1)
+        where = np.stack([self._first[examples.duplicate] + examples.shard, examples.row], axis=1)
         pieces, (positions, labels) = np.empty(lengths.sum(), np.int64), np.empty((2, predictions.sum()), np.int64)
         random_next = np.empty(len(where), np.int64)
         starts, masked_starts = np.cumsum(lengths) - lengths, np.cumsum(predictions) - predictions
@@ -140,12 +140,9 @@ class Dataset:
         self._check_values(rows)
         return rows.shorten(self.length) if self.stored > self.length else rows
 
-    def _find_numbers(self, examples: Examples) -> Array:
-        return self._first[examples.duplicate] + examples.shard
-
     def _split_by_shard(self, examples: Examples) -> Iterator[tuple[_Shard, Array]]:
         """Yields the shards of examples, each with the indices of its examples."""
-        numbers = self._find_numbers(examples)
+        numbers = self._first[examples.duplicate] + examples.shard
         order = np.argsort(numbers, kind="stable")
         ends = np.flatnonzero(np.diff(numbers[order])) + 1
         for chosen in np.split(order, ends):

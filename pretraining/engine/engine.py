@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypedDict, cast
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -196,8 +197,8 @@ def initialize_deepspeed(
         # It would collect garbage four times, a second in all, to print how much memory there is.
         deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
         # It imports its Muon, whose torch.compile would load all of the compiler at every start, for seconds.
-        as_it_is = _replace_attribute(torch, "compile", lambda function, **_: function)
-        with as_it_is, _replace_attribute(deepspeed, "DeepSpeedEngine", EngineWithZero1):
+        as_it_is = mock.patch.object(torch, "compile", lambda function, **_: function)
+        with as_it_is, mock.patch.object(deepspeed, "DeepSpeedEngine", EngineWithZero1):
             engine, _, _, _ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model,
@@ -206,17 +207,6 @@ def initialize_deepspeed(
                 dist_init_required=False,
             )
     return engine
-
-
-@contextlib.contextmanager
-def _replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives an attribute another value within the block."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 @contextlib.contextmanager

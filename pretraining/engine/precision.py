@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch.utils import deterministic
+from torch.utils._triton import has_triton
 
 from data_prep.common.errors import UserError
 from pretraining import devices
@@ -73,7 +74,7 @@ def _require_translators(device: torch.device) -> None:
             "install python3-dev (of the system's Python; those of conda and pyenv have them), "
             "or take compute.compile = false"
         )
-    if device.type == "cuda" and not devices.can_translate():
+    if device.type == "cuda" and not has_triton():
         unknown = f"it is not installed or does not know {devices.read_name(device)}"
         raise UserError(
             f"compute.compile = true: needs Triton, and {unknown}\npip install triton, or take compute.compile = false"

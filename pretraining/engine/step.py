@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from pretraining.engine.engine import Engine
 from pretraining.model.batch import StepBatches
 
 
-@dataclass(frozen=True)
-class Seeds:
+class Seeds(NamedTuple):
     """The seeds of a step: functions of the run's seed and the step, so that a resumed run draws the same numbers."""
 
     dropout: int
@@ -33,8 +31,7 @@ class GivenUpError(Exception):
     """All ranks have given up a step or an evaluation before its end: the weights are as they were before it."""
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """The results of a step on this rank, left on the device: nothing here waits for a GPU."""
 
     losses: list[Tensor]

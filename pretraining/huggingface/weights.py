@@ -18,9 +18,7 @@ from pretraining.objectives.declaration import find_objective
 Heads = Literal["pre-training", "none"] | TaskHead
 """The heads on an encoder: those of pre-training; none but a pooler, if there is one; or the head of a task."""
 AUTO_CLASSES: dict[Kind, str] = {
-    "classes": "AutoModelForSequenceClassification",
-    "labels": "AutoModelForSequenceClassification",
-    "score": "AutoModelForSequenceClassification",
+    **dict.fromkeys(("classes", "labels", "score"), "AutoModelForSequenceClassification"),
     "choice": "AutoModelForMultipleChoice",
     "spans": "AutoModelForQuestionAnswering",
     "tags": "AutoModelForTokenClassification",

@@ -113,14 +113,9 @@ def _find_operations(name: gpu.Operation, x: Tensor, masks: kernels.Masks | None
 
 def gelu(x: Tensor, bias: Tensor | None, tanh: bool = False) -> Tensor:
     """gelu(x + bias), with erf or its approximation by tanh. May overwrite x, which nobody else may read."""
-    bias = _zeros_for(x) if bias is None else bias
+    bias = x.new_zeros(x.shape[1]) if bias is None else bias
     ours = _find_operations("gelu_tanh" if tanh else "gelu", x)
     return ours.gelu(x, bias, tanh) if ours else F.gelu(x + bias, approximate="tanh" if tanh else "none")
-
-
-def _zeros_for(x: Tensor) -> Tensor:
-    """Makes the vector that a kernel reads in place of a bias that a layer does not have."""
-    return x.new_zeros(x.shape[1])
 
 
 def geglu(x: Tensor) -> Tensor:
@@ -181,7 +176,7 @@ def add_then_norm(
     """residual + dropout(x + bias), and the layer norm of it. May overwrite x, which nobody else may read."""
     ours = _find_operations("add_then_norm", x, dropout.for_kernels)
     if ours:
-        bias, shift = (_zeros_for(x) if each is None else each for each in (bias, shift))
+        bias, shift = (x.new_zeros(x.shape[1]) if each is None else each for each in (bias, shift))
         return ours.add_then_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
     total = residual + _drop(x if bias is None else x + bias, dropout)
     return total, F.layer_norm(total, weight.shape, weight, shift, epsilon)

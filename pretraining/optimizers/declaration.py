@@ -24,9 +24,8 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -56,8 +55,7 @@ class OptimizerSettings(NamedSection):
     """Largest norm of the gradient, over all weights; 0 leaves it as it is."""
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """The device of an optimizer, and the recipe's offloading."""
 
     device: Literal["auto", "cpu", "cuda"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ PREDICTED_SHARE = 0.15
 """The share of pieces that is masked and predicted, without data."""
 
 
-@dataclass(frozen=True)
-class SequenceStatistics:
+class SequenceStatistics(NamedTuple):
     """The average training sequence of one length, and how many of them the data has."""
 
     examples: float

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from data_prep.common.progress import duration
 from pretraining.config.settings import Dtype
@@ -168,8 +169,7 @@ class MicroBatch:
         return max(arithmetic, device.launch * self.layers)
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     """The bytes that ranks exchange in a step, and those that their optimizers read and write."""
 
     parameters: float
@@ -216,8 +216,7 @@ class Exchange:
         return share * self.optimizer_bytes / cluster.device.bandwidth
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(NamedTuple):
     """The seconds of a step, by part."""
 
     compute: float

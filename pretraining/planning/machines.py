@@ -173,11 +173,6 @@ def choose_dtype_on(gpu: Gpu, name: str, recipe: Recipe) -> Dtype:
     return wanted
 
 
-def plan_stages(target: Target) -> list[Plan]:
-    """Finds the fastest plan of each ZeRO stage that the recipe permits, its own first."""
-    return [find_fastest(target, zero) for zero in (target.recipe.parallel.zero, *list_other_stages(target))]
-
-
 def list_other_stages(target: Target) -> Iterator[int]:
     """Lists the other ZeRO stages that the recipe permits."""
     for zero in STAGES:
@@ -219,12 +214,13 @@ def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
         if phase.batch % ranks:
             raise UserError(
                 f"{ranks:,} GPUs: phase {phase.name} has a batch of {phase.batch:,}, which does not divide among them; "
-                + _list_batch_cures(recipe, nodes, per_node)
+                f"take {' or '.join(_list_batch_cures(recipe, nodes, per_node))}"
             )
 
 
-def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> str:
-    """Suggests the next numbers of nodes that divide all batches, or batches that these nodes divide."""
+def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> Iterator[str]:
+    """Lists options: the next numbers of nodes that divide all batches, or the largest batches below those of the
+    recipe that these nodes divide, if none has fewer sequences than ranks."""
     fitting = [
         count
         for count in list_divisors(recipe.phases[0].batch)
@@ -232,20 +228,13 @@ def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> str:
     ]
     below = max((count for count in fitting if count < nodes), default=None)
     above = min((count for count in fitting if count > nodes and count * per_node <= MOST_RANKS), default=None)
-    found = [f"--nodes {count}" for count in (below, above) if count is not None]
-    batches = _find_divisible_batches(recipe, nodes * per_node)
-    if not found:
-        found = [f"another --gpus-per-node, since with {per_node} no number of nodes fits,"]
-    return "take " + " or ".join([*found, batches] if batches else found)
-
-
-def _find_divisible_batches(recipe: Recipe, ranks: int) -> str:
-    """Returns command-line options for the largest batches below those of a recipe that `ranks` divides; empty if a
-    batch has fewer sequences than ranks."""
-    if any(phase.batch < ranks for phase in recipe.phases):
-        return ""
-    batches = (phase.batch // ranks * ranks for phase in recipe.phases)
-    return " ".join(f"--phases.{number}.batch {batch}" for number, batch in enumerate(batches))
+    yield from (f"--nodes {count}" for count in (below, above) if count is not None)
+    if below is above is None:
+        yield f"another --gpus-per-node, since with {per_node} no number of nodes fits,"
+    ranks = nodes * per_node
+    batches = [phase.batch // ranks * ranks for phase in recipe.phases]
+    if all(batches):
+        yield " ".join(f"--phases.{number}.batch {batch}" for number, batch in enumerate(batches))
 
 
 def check_fit(target: Target) -> None:

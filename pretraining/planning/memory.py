@@ -49,8 +49,7 @@ GPU_ELEMENTS = 2**31 - 1
 """Kernels number the elements of a tensor with 32 bits."""
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes that a rank needs under a ZeRO stage, without activations."""
 
     zero: int
@@ -67,8 +66,7 @@ class Memory:
         return self.weights + self.gradients + self.optimizer - self.host
 
 
-@dataclass(frozen=True)
-class Activations:
+class Activations(NamedTuple):
     """Bytes that the activations of a micro-batch take."""
 
     kept: float
@@ -199,8 +197,7 @@ PROCESS = 0.8e9
 which the model was 0.1."""
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """The memory of a rank that a micro-batch must fit into."""
 
     size: float

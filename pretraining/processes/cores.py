@@ -63,16 +63,11 @@ class CoreWatch:
         if waited < MUCH:
             return None
         self._told = True
+        cure = f"; begun with GOMP_SPINCOUNT={SPINS_AMONG_OTHERS} in the environment, it leaves cores to others sooner"
         return (
             f"this process waits for cores, its threads together {waited:.1f} s in each second: another program is at "
             "work on them, or there are more threads than cores. Steps take longer; their numbers are the same"
-        ) + self._cure()
-
-    @staticmethod
-    def _cure() -> str:
-        if os.environ.get("GOMP_SPINCOUNT") != SPINS_ALONE:
-            return ""
-        return f"; begun with GOMP_SPINCOUNT={SPINS_AMONG_OTHERS} in the environment, it leaves cores to others sooner"
+        ) + cure * (os.environ.get("GOMP_SPINCOUNT") == SPINS_ALONE)
 
     def _waits(self) -> dict[str, int]:
         """The nanoseconds for which each thread has waited so far; none where Linux does not count them."""

@@ -134,8 +134,8 @@ class Watch:
                 wait_for_all()  # still watched: a rank that fails now does not keep this one here
             except RuntimeError as lost:
                 self._await_verdict(lost)
-        elif isinstance(error, RuntimeError) and _is_of_all_ranks(error):
-            self._await_verdict(error)
+        elif isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            self._await_verdict(error)  # of an operation of all ranks; gloo's errors have no type of their own
         elif isinstance(error, KeyboardInterrupt):
             self._tell(explain_interruption(error, self._world.rank))
         elif not isinstance(error, SharedError):
@@ -261,8 +261,3 @@ def _signal_pipe() -> int:
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     return reading
-
-
-def _is_of_all_ranks(error: RuntimeError) -> bool:
-    """Whether an operation of all ranks raised this error; gloo's errors have no type of their own."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)

@@ -4,8 +4,7 @@ one that moves parameters one by one, by the update that an optimizer declares."
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,8 +17,7 @@ from pretraining.processes.group import find_device
 WEIGHT, GRADIENT = "weight", "gradient"
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """The part of a parameter that a flat tensor holds."""
 
     name: str
@@ -31,8 +29,7 @@ class Slice:
     """the part's first element in the flat tensor"""
 
 
-@dataclass(frozen=True)
-class FlatTensor:
+class FlatTensor(NamedTuple):
     """A flat fp32 tensor of this rank's optimizer, and the parts of parameters in it; the rest is padding."""
 
     tensor: Tensor

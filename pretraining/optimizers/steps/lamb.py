@@ -10,8 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ from pretraining.optimizers.steps.adamw import SETTLED, adam, find_adam_factors
 from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, add_over_group
 
 
-@dataclass(frozen=True)
-class SlotTable:
+class SlotTable(NamedTuple):
     """The slots of a flat tensor on all ranks, and the stretches of them on this rank.
 
     A slot has one trust ratio: it is a parameter, or one of the parameters that are joined in a fused one.
