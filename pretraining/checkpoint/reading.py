@@ -170,11 +170,11 @@ def restore_engine(checkpoint: Path, engine: Engine, fresh: Container[str] = ())
     """Loads the optimizer's state of a checkpoint into an engine, whose model has its weights already; that of weights
     that are `fresh` begins at zero."""
     record = read_record(checkpoint)
+    engine.optimizer_steps = record.optimizer_steps
     for kind in engine.optimizer.kind.state:
         stored = StoredTensors(checkpoint, record, kind)
         for flat in engine.flat_tensors:
             state = engine.optimizer.get_state(flat.tensor)
-            state["step"].fill_(record.optimizer_steps)
             for part in flat.parts:
                 if part.name not in fresh:
                     stored.read(part.name, flat.view_part(part, state[kind]), part.start)

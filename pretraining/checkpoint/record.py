@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,8 @@ class CheckpointRecord:
     files: tuple[FileRecord, ...] = ()
     rank_states: tuple[MeterState, ...] = ()
     """the measurements of every rank since the last logged step"""
+    late_weights: dict[str, float] = field(default_factory=dict)
+    """`late_weights` of the engine; left out of the file where there are none"""
     format: int = FORMAT
 
 
@@ -116,6 +118,8 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
 def write_record(checkpoint: Path, record: CheckpointRecord) -> None:
     """Writes checkpoint.json with its checksum in it."""
     content = {**asdict(record), "shape": record.shape.values()}
+    if not record.late_weights:
+        del content["late_weights"]
     write_json(checkpoint / RECORD, {**content, CHECKSUM: _checksum(content)})
 
 

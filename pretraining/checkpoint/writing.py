@@ -128,7 +128,8 @@ class Saver:
         tensors = self._snapshots.take(engine)
         scaler, made_by = engine.loss_scaler, describe_making(engine, self._ranks)
         shape, moved = engine.model.shape, engine.optimizer_steps
-        record = records.CheckpointRecord(shape, step, moved, scaler, made_by, section.as_json())
+        late, caller = engine.late_weights, section.as_json()
+        record = records.CheckpointRecord(shape, step, moved, scaler, made_by, caller, late_weights=late)
         save = Save(folder, unfinished, tensors, record, rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")

@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypedDict, cast
@@ -43,7 +43,15 @@ class CollapseError(Exception):
 class Engine:
     """A model in training: forward, backward and the optimizer's step, over all ranks."""
 
-    def __init__(self, model: Trainable, settings: EngineSettings, device: torch.device):
+    def __init__(
+        self,
+        model: Trainable,
+        settings: EngineSettings,
+        device: torch.device,
+        late_weights: Mapping[str, float] = {},
+    ):
+        """`late_weights` are those that were added to the model in training, by names: how many steps of the optimizer
+        were done before. Bias correction counts theirs from there."""
         self.dtype = choose_dtype(settings.precision.dtype, device)
         self.device = device
         self.zero = settings.zero_stage(self.dtype)
@@ -57,8 +65,9 @@ class Engine:
 
             keep_compiled("TORCHINDUCTOR_CACHE_DIR", Path(default_cache_dir()))
             model.compile_layers()
+        self.late_weights = dict(late_weights)
         exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        self.optimizer: FlatOptimizer = build_optimizer(model, model.roles(), settings.optimizer)
+        self.optimizer: FlatOptimizer = build_optimizer(model, model.roles(), settings.optimizer, self.late_weights)
         self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device)
         self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
@@ -137,6 +146,12 @@ class Engine:
     def optimizer_steps(self) -> float:
         """The number of steps that have moved the weights: in fp16 some do not."""
         return max(float(self.optimizer.get_state(flat.tensor)["step"]) for flat in self.flat_tensors)
+
+    @optimizer_steps.setter
+    def optimizer_steps(self, count: float) -> None:
+        for flat in self.flat_tensors:
+            before = max((self.late_weights.get(name, 0.0) for name in flat.sizes), default=0.0)  # all have the same
+            self.optimizer.get_state(flat.tensor)["step"].fill_(count - before)
 
     @property
     def loss_scaler(self) -> LossScaler | None:

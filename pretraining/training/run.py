@@ -174,9 +174,12 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
     """Makes a trainer at the starting point."""
     recipe = request.recipe
     settings = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
-    engine = Engine(start.model, settings, context.device)
+    record = None if start.latest is None else start.latest.record
+    fresh = set() if record is None else list_fresh(start.model, record.shape)
+    late = {} if record is None else {**record.late_weights, **dict.fromkeys(fresh, record.optimizer_steps)}
+    engine = Engine(start.model, settings, context.device, late)
     if start.latest is not None:
-        restore_engine(start.latest.folder, engine, list_fresh(engine.model, start.latest.record.shape))
+        restore_engine(start.latest.folder, engine, fresh)
     if context.world.rank == 0:
         write_run_folder(request)
         describe_run(request, context, engine, start.latest)

@@ -27,7 +27,7 @@ from transformers import AutoConfig
 
 from pretraining import export as exporting
 from pretraining.checkpoint.reading import StoredTensors, list_parameter_sizes
-from pretraining.checkpoint.record import FOLDER, WEIGHT, read_record
+from pretraining.checkpoint.record import FOLDER, RECORD, WEIGHT, read_record
 from pretraining.objectives.declaration import build_model
 
 LTR_FIRST = [*SAVES, "--phases.0.objective", "ltr"]
@@ -78,6 +78,11 @@ def test_a_run_learns_otherwise_from_a_phase_on(
         again = stopped_at(run, place.folder / f"again {step}", step)
         assert (said in assert_well(train(place.command(again, *words)))) == (step < 6)
         assert_same(again, run)
+    drawn = build_model(read_record(run / FOLDER / "step-00000006").shape).initialize(SEED).state_dict()
+    before, after = read_kind(run, 5, WEIGHT), read_kind(run, 6, WEIGHT)
+    [rate] = [record["learning_rate"] for record in records(run) if record["step"] == 6]
+    for name in after.keys() - before.keys():  # Adam's first change is the rate, whatever the run has done before
+        assert (after[name] - drawn[name]).abs().median() == pytest.approx(rate, rel=0.05)
 
 
 def test_weights_and_state_that_stay_go_on_and_new_heads_begin_by_the_seed(place: Place) -> None:
@@ -89,10 +94,13 @@ def test_weights_and_state_that_stay_go_on_and_new_heads_begin_by_the_seed(place
         ours, theirs = read_kind(run, 5, kind), read_kind(ltr, 5, kind)
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    drawn = build_model(read_record(run / FOLDER / "step-00000006").shape).initialize(SEED).state_dict()
+    record = read_record(run / FOLDER / "step-00000006")
+    drawn = build_model(record.shape).initialize(SEED).state_dict()
     before, after = read_kind(run, 5, WEIGHT), read_kind(run, 6, WEIGHT)
     anew = after.keys() - before.keys()
     assert {name.partition(".")[0] for name in anew} == {"pooler", "next_head"}
+    assert record.late_weights == dict.fromkeys(anew, 5.0)
+    assert "late_weights" not in (ltr / FOLDER / "step-00000005" / RECORD).read_text()
     for name, weight in after.items():
         torch.testing.assert_close(weight, drawn[name] if name in anew else before[name], rtol=0, atol=1e-20)
     average, square, earlier = (read_kind(run, *at) for at in ((6, "exp_avg"), (6, "exp_avg_sq"), (5, "exp_avg_sq")))

@@ -6,7 +6,7 @@ it stands what comes out when LAMB takes each flat tensor of DeepSpeed for a par
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,7 +98,13 @@ def _pull(path: str, module: nn.Module) -> Callable[[int, int], Tensor]:
 
 
 def make_engine(
-    dtype: str, zero: int, chosen: dict[str, Any], offload: str = "none", device: str = "cpu", **more: Any
+    dtype: str,
+    zero: int,
+    chosen: dict[str, Any],
+    offload: str = "none",
+    device: str = "cpu",
+    late: Mapping[str, float] = {},
+    **more: Any,
 ) -> Engine:
     """An engine that trains `Pulled`; `more` is DeepSpeed's zero_optimization."""
     scale = {"loss_scale_power": 8, "loss_scale_window": 4}  # fp16: it grows within the steps
@@ -108,7 +114,7 @@ def make_engine(
         parallel=Parallel.model_validate({"zero": zero, "offload": offload}),
         deepspeed={"zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more}},
     )
-    return Engine(Pulled(), settings, torch.device(device))
+    return Engine(Pulled(), settings, torch.device(device), late)
 
 
 def moved(engine: Engine) -> dict[str, Tensor]:

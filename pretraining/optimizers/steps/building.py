@@ -21,9 +21,15 @@ def find_steps(name: str) -> type[FlatOptimizer]:
     return found
 
 
-def build_optimizer(model: nn.Module, roles: Mapping[str, Role], settings: OptimizerSettings) -> FlatOptimizer:
-    """Makes the optimizer that the settings name, for the weights that decay and those that do not."""
-    decayed = [weight for name, weight in model.named_parameters() if roles[name].decays]
-    others = [weight for name, weight in model.named_parameters() if not roles[name].decays]
-    steps = find_steps(settings.name)
-    return steps(find_optimizer(settings), [{"params": decayed}, {"params": others, "weight_decay": 0.0}], settings)
+def build_optimizer(
+    model: nn.Module, roles: Mapping[str, Role], settings: OptimizerSettings, late: Mapping[str, float] = {}
+) -> FlatOptimizer:
+    """Makes the optimizer that the settings name, for the weights that decay and those that do not. Those that began
+    `late`, after so many steps, are groups of their own, since a flat tensor has one count of steps."""
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 0.0): [], (False, 0.0): []}
+    for name, weight in model.named_parameters():
+        groups.setdefault((roles[name].decays, late.get(name, 0.0)), []).append(weight)
+    found = [
+        {"params": weights, **({} if decays else {"weight_decay": 0.0})} for (decays, _), weights in groups.items()
+    ]
+    return find_steps(settings.name)(find_optimizer(settings), found, settings)
