@@ -36,7 +36,7 @@ from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
 from data_prep.seals import FIELDED, FILTERED_REPORT
 from data_prep.settings import Settings, join_values
-from data_prep.shards import FORMAT, KEPT_FORMAT, MANIFEST, PLAN, Ingredients, Manifest, VocabularyFigures
+from data_prep.shards import FORMATS, KEPT_FORMAT, MANIFEST, PLAN, Ingredients, Manifest, VocabularyFigures
 from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
 from data_prep.vocabulary.kinds.declaration import USUAL, TokenizerKind, find_kind
@@ -250,7 +250,7 @@ class Pipeline:
         faults = [*(origin.faults for origin in self.origins.folders), description.collect_faults(documents, left_out)]
         manifest = Manifest(
             **dict(plan),
-            format=FORMAT,
+            format=FORMATS[s.pairs == "full-sentences"],
             corpus=description.sum_corpus(made.chosen, faults, lost),
             vocabulary=figures,
             vocabulary_source=self._vocabulary_source(),

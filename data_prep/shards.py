@@ -37,7 +37,7 @@ from data_prep.common.files import Amount, FileRecord, read_json, write_json
 from data_prep.common.toml_text import dotted
 from data_prep.seals import seal
 
-FORMAT = 1
+FORMATS = (1, 2)  # 2: with `--pairs full-sentences`, where 1.0 would take what follows a separator for a segment B
 MANIFEST = "manifest.json"
 DOCUMENTS = "documents.arrow"
 DOCUMENTS_SCHEMA = make_schema(id=pa.string(), title=pa.string(), source=pa.string())
@@ -273,7 +273,7 @@ class Ingredients(JsonObject):
 class Manifest(Ingredients):
     """The content of manifest.json of a finished folder of shards."""
 
-    format: int = FORMAT
+    format: int = FORMATS[0]
     corpus: CorpusFigures
     vocabulary: VocabularyFigures
     vocabulary_source: str | None = None
@@ -304,9 +304,9 @@ class Manifest(Ingredients):
             if is_unfinished(folder):
                 raise UserError(f"{folder}: not finished; run the same shard.py command again to continue") from None
             raise UserError(f"{folder}: no {MANIFEST}: not a folder of shards (make one with shard.py)") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if not isinstance(content, dict) or content.get("format") not in FORMATS:
             found = content.get("format", "unknown") if isinstance(content, dict) else "unknown"
-            raise UserError(f"{path}: of format {found}; this version reads {FORMAT}")
+            raise UserError(f"{path}: of format {found}; this version reads {' and '.join(map(str, FORMATS))}")
         return cls.from_content(content, path)
 
     def write(self, folder: Path) -> None:

@@ -134,4 +134,4 @@ def test_an_edited_manifest_and_one_of_another_format_are_refused(data: Path) ->
     (data / MANIFEST).write_text(text.replace('"seed": 12345', '"seed": 54321'))
     assert "fingerprint" in run_main(verify.main, data, code=1)
     (data / MANIFEST).write_text(json.dumps({**json.loads(text), "format": 99}))
-    assert "of format 99; this version reads 1" in run_main(verify.main, data, code=2)
+    assert "of format 99; this version reads 1 and 2" in run_main(verify.main, data, code=2)

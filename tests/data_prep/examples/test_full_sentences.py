@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +19,18 @@ from support.original import words_of
 from support.segments import LENGTHS, SEED, SHORT, Sizes, all_rows, corpus_of, document_sizes, first_of_each, varied
 from support.sharding import interrupted_at, run, tree
 
-from data_prep import shard, show, verify
+from data_prep import shard, shards, show, verify
 from data_prep.arrow_files import read_shard
 from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
 from data_prep.examples.pairs import join_documents, plan_joined
 from data_prep.examples.parting import part_sentences
 from data_prep.examples.validation import choose_held_out
 from data_prep.inspection.lookup import Wanted, find_example
 from data_prep.readers import sources
-from data_prep.shards import Manifest, ShardSet
+from data_prep.seals import seal
+from data_prep.shards import MANIFEST, Manifest, ShardSet
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import Corpus, hash_documents, read_corpus
 from pretraining.data.dataset import Dataset
@@ -238,6 +243,22 @@ def test_an_example_is_shown_with_its_documents(data: Path) -> None:
     assert "written" in run_main(show.main, data, "--report")
     assert "--pairs full-sentences" in (data / "report.html").read_text()
     (data / "report.html").unlink()
+
+
+def test_a_version_that_does_not_know_them_refuses_them(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.0.0 read format 1 alone. An early folder of that number is read here, and other shards keep it."""
+    run_main(shard.main, "--from", data, "--out", tmp_path / "other", "--workers", "1", "--lengths", "64")
+    assert (Manifest.read(data).format, Manifest.read(tmp_path / "other").format) == (2, 1)
+    content = {**json.loads((data / MANIFEST).read_text()), "format": 1}
+    early = Path(shutil.copytree(data, tmp_path / "early"))
+    seal(content)
+    write_json(early / MANIFEST, content)
+    assert verify.main([str(early)]) == 0
+    monkeypatch.setattr(shards, "FORMATS", (1,))
+    with pytest.raises(UserError, match=r"manifest\.json: of format 2; this version reads 1$"):
+        Manifest.read(data)
 
 
 def test_fewer_places_are_empty_than_with_single_documents(data: Path, tmp_path: Path) -> None:
