@@ -161,7 +161,9 @@ def _suggest_new_run(latest: Saved, request: Request) -> str:
         return "name a new folder"
     new = next(path for path in map("{}-{}".format, [request.out] * 99, count(2)) if not Path(path).exists())
     words, typed = ["--init", str(request.out), "--out", new], find_options(request.command, FOLDERS)
-    return (
+    branch = shlex.join(["--branch", *words[1:]])
+    state = f"to go on with its state, give its last phase more steps or add one: {branch}\n" * latest.run.is_trained
+    return state + (
         "to train on, start a new run with its weights, which does all phases of its recipe: the same command with\n"
         f"  {shlex.join(words)}\nin place of\n  {shlex.join(typed)}"
     )
