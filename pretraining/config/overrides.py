@@ -70,11 +70,12 @@ def load_recipe_and_data(
         recipe = load_recipe(path, overrides, ranks=ranks, device=device, lengths=lengths, find_shape=find_shape)
     except UserError as error:
         raise UserError("\n".join([str(error), *faults])) from None
-    if manifest and recipe.model.segments < 2 and manifest.has_pairs:
-        faults.append("model.segments = 1: the data has pairs, of two segments; make it with shard.py --pairs none")
     if manifest:
-        for settings in recipe.list_objectives():
-            faults += configure_objective(settings).data_faults(manifest)
+        kinds = [configure_objective(settings) for settings in recipe.list_objectives()]
+        if recipe.model.segments < 2 and any(kind.learning(manifest.has_pairs).pairs for kind in kinds):
+            faults.append("model.segments = 1: the data has pairs, of two segments; make it with shard.py --pairs none")
+        for kind in kinds:
+            faults += kind.data_faults(manifest)
     if faults:
         raise UserError("\n".join(faults))
     return recipe, manifest

@@ -157,7 +157,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     set_arithmetic(request.recipe.precision, compute, context.device)
     shape = request.shape_in(0 if latest is None else latest.run.state.phase)
     model = objectives.build_model(shape, compute.checkpoint_activations).initialize(request.recipe.seed)
-    state = RunState(trained_segments=2 if request.manifest.has_pairs else 1)
+    state = RunState(trained_segments=min(2 if request.manifest.has_pairs else 1, shape.segments))
     begins = None
     if latest is not None:
         restore_model(latest.folder, model, list_fresh(model, latest.record.shape))

@@ -82,6 +82,14 @@ def test_one_word_leaves_next_sentences_out(place: Place) -> None:
     assert "no trained pooler" in card
 
 
+@pytest.mark.slow
+def test_a_model_of_one_segment_reads_pairs(place: Place) -> None:
+    words = ["--objective.next_sentences", "false", "--model.segments", "1"]
+    assert "logits read back by Cloze and" in assert_well(train(place.command("run", *words), ranks=1))
+    assert len(exported_weights(place.folder / "run")["bert.embeddings.token_type_embeddings.weight"]) == 1
+    assert "embedding of the first" not in (place.folder / "run" / "export" / "README.md").read_text()
+
+
 def test_transformers_loads_a_masked_language_model(unpaired: Place, place: Place) -> None:
     """With nothing missing or left over, and it scores what the run said; the second segment is the first."""
     out = place.folder / "exported"

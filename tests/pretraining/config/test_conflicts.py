@@ -170,6 +170,7 @@ def test_apex_is_nvidias_with_its_kernels(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 ANEW = ["--objective.masks", "dynamic"]
+SHORT = ["--phases.0.length", "64", "--phases.1.length", "64"]
 
 
 def test_a_rate_that_moves_needs_steps(plain: Path) -> None:
@@ -190,12 +191,23 @@ def test_masks_of_whole_words_stay_static(place: Place) -> None:
 
 
 def test_without_next_sentences_there_is_no_head_for_them(plain: Path, place: Place) -> None:
-    lengths = ["--phases.0.length", "64", "--phases.1.length", "64"]
     for word, pairs in (("true", True), ("false", False)):
-        recipe, manifest = load_recipe_and_data(plain, [*lengths, "--objective.next_sentences", word], place.data)
+        recipe, manifest = load_recipe_and_data(plain, [*SHORT, "--objective.next_sentences", word], place.data)
         assert recipe.shape(manifest).learns.pairs == pairs
     with pytest.raises(UserError, match=r"objective.next_sentences = 1: true or false is needed"):
-        load_recipe(plain, [*lengths, "--objective.next_sentences", "1"])
+        load_recipe(plain, [*SHORT, "--objective.next_sentences", "1"])
+
+
+def test_one_segment_reads_pairs_unless_the_model_learns_from_them(plain: Path, place: Place) -> None:
+    one = [*SHORT, "--model.segments", "1"]
+    for words in (["--objective.name", "ltr"], ["--objective.next_sentences", "false"]):
+        recipe, manifest = load_recipe_and_data(plain, [*one, *words], place.data)
+        assert manifest is not None
+        assert manifest.has_pairs
+        assert not recipe.shape(manifest).learns.pairs
+    for words in ([], ["--objective.name", "ltr", "--phases.1.objective", "mlm"]):
+        with pytest.raises(UserError, match=r"^model\.segments = 1: the data has pairs, of two segments; make it with"):
+            load_recipe_and_data(plain, [*one, *words], place.data)
 
 
 def test_an_objective_that_needs_pairs_is_refused_by_data_without(place: Place) -> None:
