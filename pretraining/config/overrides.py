@@ -22,7 +22,7 @@ from pretraining.architectures.declaration import KEY, find_architecture
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Model, Recipe
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import configure_objective
+from pretraining.objectives.declaration import Objective, configure_objective
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 """The folder of the recipes that come with the package."""
@@ -76,9 +76,24 @@ def load_recipe_and_data(
             faults.append("model.segments = 1: the data has pairs, of two segments; make it with shard.py --pairs none")
         for kind in kinds:
             faults += kind.data_faults(manifest)
+        if data and manifest.settings.tokenizer is not None:  # WordPiece always has a piece for masks
+            faults += find_mask_faults(kinds, data)
     if faults:
         raise UserError("\n".join(faults))
     return recipe, manifest
+
+
+def find_mask_faults(objectives: Sequence[Objective], data: Path) -> Iterator[str]:
+    """Yields the objectives that need a piece for masks, where the vocabulary of the data has none of its own."""
+    from data_prep.vocabulary.source import read_vocabulary  # loads numba
+
+    special = read_vocabulary(data).special_pieces
+    for name in [each.settings.name for each in objectives if each.needs_masks and special.mask == special.sep]:
+        yield (
+            f'objective.name = "{name}": needs a piece for masks, and in this data {special.mask} '
+            "stands for separators too; make it with a vocabulary that has one (mask_token in its "
+            'tokenizer_config.json), or take objective.name = "ltr"'
+        )
 
 
 def load_recipe(

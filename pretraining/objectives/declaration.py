@@ -117,6 +117,8 @@ class Objective(ABC):
     """display name of the heads that only pairs train"""
     figures: ClassVar[tuple[Figure, ...]]
     """its figures of training and validation"""
+    needs_masks: ClassVar[bool] = False
+    """whether the vocabulary must have a piece that stands for masks alone"""
     sum_of_pieces: ClassVar[str | None] = None
     """the name of the sum that is the cross-entropy of the predicted pieces, in nats; None where it predicts none"""
     tag: ClassVar[str]

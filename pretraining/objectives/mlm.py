@@ -76,6 +76,7 @@ class MaskedPieces(Objective):
     settings: MaskedSettings
     learns = "predicts masked pieces"
     pairs_head = "the head for next sentences"
+    needs_masks = True
     sum_of_pieces = "masked"
     tag, loads_as = "fill-mask", "AutoModelForMaskedLM"
     figures = (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,10 @@ import pytest
 from conftest import ROOT
 from support.recipes import PLAIN, faults, write_plain
 from support.training import Place
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from data_prep.common.errors import UserError
-from data_prep.shards import Manifest
+from data_prep.shards import MANIFEST, Manifest
 from pretraining import train
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Objective
@@ -208,6 +211,28 @@ def test_one_segment_reads_pairs_unless_the_model_learns_from_them(plain: Path, 
     for words in ([], ["--objective.name", "ltr", "--phases.1.objective", "mlm"]):
         with pytest.raises(UserError, match=r"^model\.segments = 1: the data has pairs, of two segments; make it with"):
             load_recipe_and_data(plain, [*one, *words], place.data)
+
+
+@pytest.mark.parametrize("special", [["<|endoftext|>"], ["<|endoftext|>", "<mask>"]])
+def test_masks_need_a_piece_of_their_own(special: list[str], plain: Path, place: Place, tmp_path: Path) -> None:
+    """GPT-2's vocabulary has one mark for everything, so that a model could not tell masks from separators."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator([], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
+    made.save(str(tmp_path / "tokenizer.json"))
+    marks = dict.fromkeys(("cls_token", "sep_token", "pad_token", "unk_token"), special[0])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**marks, "mask_token": special[-1]}))
+    content = json.loads((place.data / MANIFEST).read_text())
+    content["settings"] |= {"tokenizer": "bytelevel", "pairs": "none"}
+    (tmp_path / MANIFEST).write_text(json.dumps(content))
+    load_recipe_and_data(plain, [*SHORT, "--objective.name", "ltr"], tmp_path)
+    for words in ([], ["--objective.name", "ltr", "--phases.1.objective", "mlm"]):
+        refuses = pytest.raises(
+            UserError, match=r'^objective\.name = "mlm": needs a piece .* <\|endoftext\|> stands for'
+        )
+        with refuses if special[-1] == special[0] else nullcontext():
+            load_recipe_and_data(plain, [*SHORT, *words], tmp_path)
 
 
 def test_an_objective_that_needs_pairs_is_refused_by_data_without(place: Place) -> None:
