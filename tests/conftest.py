@@ -52,8 +52,17 @@ WORDS = (
 ).split()
 
 
+KINDS = ("slow", "timed", "slurm")
+"""Marks of tests that are not run by default."""
 LONGEST = (ROOT / "tests" / "end_to_end", ROOT / "tests")
 """Folders of files that take long: they begin first, since one that begins last keeps all others waiting."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files without the kind of tests that is asked for, such as `slow`: each worker would load them all."""
+    kind = config.option.markexpr.partition(" ")[0]
+    has_none = collection_path.match("test_*.py") and kind in KINDS and kind not in collection_path.read_text()
+    return True if has_none else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -106,8 +106,7 @@ def test_commands_of_the_readme_work_in_their_order(command: str, folder_of_read
 @pytest.mark.slow
 @pytest.mark.parametrize("command", runnable(PAGES))
 def test_commands_of_all_pages_work_in_their_order(command: str, folder_of_all: Path) -> None:
-    """Those of README each as it stands."""
-    (type_in if command in runnable(README) else type_in_fork)(folder_of_all, command)
+    type_in_fork(folder_of_all, command)
 
 
 DOWNLOADS = dict.fromkeys(part for command in commands(PAGES) for part in command.split(" && ") if "fetch.py" in part)

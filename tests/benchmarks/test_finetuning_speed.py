@@ -10,11 +10,9 @@ from rich.console import Console
 from support.base_models import write_bert
 from support.tasks import CUTTER, VOCABULARY
 
-from benchmarks import fine_tuning
 from benchmarks.contests import Turns
 from benchmarks.fine_tuners import Exercise, ItemSubset, encode_rows
-from benchmarks.fine_tuning import DEMO, FineTuningSpeed, compete, find_contests, run_contest, summarise
-from benchmarks.measure import read_results
+from benchmarks.fine_tuning import FineTuningSpeed, compete, find_contests, run_contest, summarise
 from data_prep.common.errors import UserError
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems
@@ -73,23 +71,6 @@ def test_all_sides_take_their_turns(tmp_path: Path) -> None:
     }
     found = run_contest("sst2-dynamic", ("fp32",), exercise)
     assert found["against"]["fp32"]["training"]["times_as_fast"]["median"] > 0
-
-
-@pytest.mark.slow
-def test_without_data_or_peer_we_are_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fine_tuning, "find_missing_packages", lambda *_: ["transformers"])
-    console, out = Console(record=True, width=160), tmp_path / "out.json"
-    asked = FineTuningSpeed(size="tiny", data=tmp_path, contests=(), steps=2, rounds=1, out=out, numbers=("fp32",))
-    fine_tuning.measure(asked, console)
-    said = console.export_text()
-    assert "the sentences are those of the demo corpus" in said
-    assert "not installed: transformers; nothing is compared with" in said
-    contests = read_results(out)["models"]["tiny"]["contests"]
-    assert contests.keys() == {f"{name}, alone" for name in DEMO}, "results of real tasks, or with a peer, are kept"
-    for contest in contests.values():
-        for figures in contest["against"]["fp32"].values():
-            assert figures["cloze_items_per_second"] > 0
-            assert "times_as_fast" not in figures, "a ratio needs both sides"
 
 
 def test_contests_are_those_whose_data_is_there(tmp_path: Path) -> None:

@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
-import pytest
-from conftest import ROOT
-from support.processes import run_program
 
 from benchmarks import inference
 from benchmarks.answerers import Replies
 from benchmarks.inference import InferenceContest, count_repeats, find_deviations, summarise
-from benchmarks.measure import read_results
 
 SMALL = ["--sizes", "tiny", "--batches", "2", "--sentences", "5", "--rounds", "2"]
-
-
-@pytest.mark.slow
-def test_the_command_measures_and_keeps_what_it_found(tmp_path: Path) -> None:
-    sides = ["cloze fp32", "transformers fp32", "onnxruntime fp32"]
-    words = [*SMALL, "--out", str(tmp_path / "out.json"), "--lengths", "32", "128", "--sides", *sides]
-    done = run_program("benchmarks/inference.py", words, ROOT, 300, CLOZE_DATA=str(tmp_path / "none"))
-    assert done.code == 0, done.errors
-    assert "lengths are those of sentences of the demo corpus" in done.output
-    found = read_results(tmp_path / "out.json")["models"]["tiny"]
-    contest = found["2 x 128"]
-    assert found["2 x 32"]["sequences"] == 2
-    for side in ("cloze fp32", "transformers fp32"):
-        assert 0 < contest["sides"][side]["p50_ms"] <= contest["sides"][side]["p99_ms"]
-    if "onnxruntime fp32" in found["absent"]:
-        assert "not installed: onnxruntime" in done.output
-    ratio = found["demo corpus, all at once"]["times_as_fast"]["cloze fp32"]["transformers fp32"]
-    assert ratio["lowest"] <= ratio["median"] <= ratio["highest"]
 
 
 def test_whoever_says_something_else_is_named() -> None:

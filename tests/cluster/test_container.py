@@ -91,12 +91,10 @@ def test_its_environment_runs_the_project_from_the_working_directory() -> None:
         assert call(str(INSTALL)) == f"torch {locked('torch').removeprefix('torch==')}+cpu\n"
         shard = f"data_prep/shard.py --docs {write_wiki(folder / 'wiki')} --out {folder / 'data'} --vocab-size 400"
         call(f"mpirun --oversubscribe -n 2 python3 {shard} --lengths 128 512 --duplicates 1")
-        assert "4.4M parameters" in call("python3 pretraining/train.py --check --recipe demo")
-        short = "--model.layers 1 --phases.0.steps 2 --phases.1.steps 1"
+        short = "--model.layers 1 --phases.0.steps 1 --phases.1.steps 1"
         call(f"python3 pretraining/train.py --recipe demo --data {folder / 'data'} --out {folder / 'run'} {short}")
         assert (folder / "run" / "export" / "model.safetensors").exists()
-        for entry in ("run_glue", "run_squad", "run_swag", "run_ner", "run_task"):
-            assert f"usage: {entry}.py" in call(f"python3 finetuning/{entry}.py --help")
+        assert "usage: run_task.py" in call("python3 finetuning/run_task.py --help")
 
 
 # cluster/offline.sh

@@ -347,7 +347,7 @@ def test_a_byte_that_is_changed_anywhere_is_found(
 
 
 @pytest.mark.slow
-@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from((SHARD, DOCUMENTS)),
     places=st.lists(st.integers(-1500, 1500), min_size=1, max_size=8),

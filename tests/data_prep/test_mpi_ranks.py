@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -85,12 +85,25 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(corpus: Path, tmp_path: Path) -> Iterator[Ranks]:
+def begin(corpus: Path, tmp_path: Path) -> Iterator[Callable[[str], Ranks]]:
+    """Starts three ranks in a folder."""
+    begun: list[Ranks] = []
+
+    def start_ranks(name: str) -> Ranks:
+        (tmp_path / name).mkdir()
+        begun.append(Ranks(3, corpus, tmp_path / name))
+        return begun[-1]
+
+    yield start_ranks
+    for found in begun:
+        found.process.kill()
+        found.process.communicate()
+
+
+@pytest.fixture
+def ranks(begin: Callable[[str], Ranks]) -> Ranks:
     """Three ranks at work."""
-    found = Ranks(3, corpus, tmp_path)
-    yield found
-    found.process.kill()
-    found.process.communicate()
+    return begin("ranks")
 
 
 @pytest.mark.parametrize("rank", [slow(0), 2])
@@ -105,12 +118,16 @@ def test_a_rank_whose_process_is_killed_ends_all_with_its_name(rank: int, ranks:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gone", [0, 2])
-def test_a_rank_that_vanishes_without_a_word_ends_all_within_a_minute(gone: int, ranks: Ranks) -> None:
-    ranks.watching(gone).kill()
-    codes, said = ranks.end(60)
-    assert [code for rank, code in enumerate(codes) if rank != gone] == [76, 76]
-    assert re.search(rf"error: rank {gone} on \S+ is gone \(nothing was heard of it for 40 s\)", said)
+def test_a_rank_that_vanishes_without_a_word_ends_all_within_a_minute(begin: Callable[[str], Ranks]) -> None:
+    """The first and the last, side by side, since it takes long."""
+    begun: dict[int, Ranks] = {}
+    for gone in (0, 2):
+        begun[gone] = begin(str(gone))
+        begun[gone].watching(gone).kill()
+    for gone, ranks in begun.items():
+        codes, said = ranks.end(60)
+        assert [code for rank, code in enumerate(codes) if rank != gone] == [76, 76]
+        assert re.search(rf"error: rank {gone} on \S+ is gone \(nothing was heard of it for 40 s\)", said)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
-@pytest.mark.parametrize("ranks", [slow(1), slow(3), 2])
+@pytest.mark.parametrize("ranks", [slow(3), 2])
 def test_mpi_ranks_write_the_same_bytes(ranks: int, corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
     launch = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
     done = subprocess.run([*launch, *command(corpus, tmp_path / "out")], capture_output=True, text=True, check=False)
@@ -50,11 +50,10 @@ def test_mpi_ranks_write_the_same_bytes(ranks: int, corpus: Path, expected: dict
     assert tree(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize("wanted", [4, slow(10)])
-def test_kills_change_no_byte(wanted: int, corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
+def test_kills_change_no_byte(corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
     draw = random.Random(7)
     kills, out = 0, tmp_path / "out"
-    while kills < wanted:
+    while kills < 4:
         process = subprocess.Popen(
             command(corpus, out, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

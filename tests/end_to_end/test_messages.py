@@ -173,3 +173,12 @@ def test_a_folder_tells_of_the_last_command(place: Place) -> None:
     assert_ended(launch(place.command("run", "--phases.0.batch", "10"), 1), 2)
     told = json.loads((run / "ended.json").read_text())
     assert (told["code"], told["reason"].split(":")[0]) == (2, "--phases.0.batch = 10")
+
+
+@pytest.mark.usefixtures("leaves_group")
+def test_a_slurm_job_without_srun_is_warned_of(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert entry.main(["--recipe", str(place.recipe), "--data", "/nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("warning: Slurm reserved 4 tasks, and this is one process alone")

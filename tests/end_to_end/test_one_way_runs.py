@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.faults import stop_at
 from support.finetuning import Toy, fine_tune, outcome, results
 from support.training import (
     CUT,
     Place,
-    assert_ended,
-    assert_same,
     assert_same_curve,
     assert_well,
-    launch,
-    records,
     train,
 )
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -28,7 +22,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from finetuning import prediction
 from pretraining import export
 from pretraining.huggingface.folders import read_shape
-from pretraining.processes.ending import Code
 
 WORDS = {
     name: ["--objective.name", name, "--checkpoints.every", "2", "--checkpoints.keep", "9"] for name in ("ltr", "rtl")
@@ -46,25 +39,6 @@ def trained(name: str, shared: Place, tmp_path_factory: pytest.TempPathFactory) 
     place = dataclasses.replace(shared, folder=tmp_path_factory.mktemp(name))
     assert_well(train(place.command("straight", *WORDS[name], "--phases.0.learning_rate", "1e-2")))
     return place
-
-
-@pytest.mark.slow
-def test_a_run_learns_and_goes_on_bit_for_bit(name: str, trained: Place) -> None:
-    more = [*WORDS[name], "--phases.0.learning_rate", "1e-2"]
-    straight = trained.folder / "straight"
-    lines = records(straight)
-    assert lines[-1]["piece_loss"] < lines[0]["piece_loss"] - 0.1
-    scores = records(straight, "evaluation")[-1]
-    assert {"piece_loss", "piece_accuracy", "perplexity"} <= scores.keys()
-    assert not [each for line in (*lines, scores) for each in line if "mask" in each or "next" in each]
-    stopped = trained.command("stopped", *more)
-    assert_ended(launch(stopped, fault=partial(stop_at, 3)), Code.STOPPED)
-    assert_well(train(stopped))
-    assert_same(trained.folder / "stopped", straight)
-    alone = trained.command("alone", *more)
-    assert_ended(launch(alone, 1, partial(stop_at, 6)), Code.STOPPED)
-    assert_well(train(alone, 1))
-    assert_same_curve(trained.folder / "alone", straight, 1e-5)
 
 
 @pytest.mark.slow

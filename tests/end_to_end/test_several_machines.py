@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from support.marks import slow
 from support.nodes import kill_all, set_cable, two_nodes
 from support.processes import LAUNCHERS, wait_for
 from support.training import LONG, Place, assert_same, assert_same_curve, records
@@ -108,29 +107,22 @@ def finish(started: Sequence[subprocess.Popen[str]], *codes: int, seconds: float
     return outputs
 
 
-@pytest.mark.parametrize("words", [slow(STATIC), slow(C10D), slow(NO_SSH)])
-def test_two_machines_end_where_one_does(place: Place, straight: Path, words: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "program", "commands"), [(NO_SSH, "deepspeed", 2), (PDSH, "pdsh", 1), (MPIRUN, "mpirun", 1)]
+)
+def test_two_machines_end_where_one_does(place: Place, straight: Path, words: str, program: str, commands: int) -> None:
+    """By a command on each, or by one that goes over ssh; torchrun's stand below."""
+    if shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
+        pytest.skip(f"no {program} here")
     with machines(place) as nodes:
-        output = finish(start(nodes, words, place), 0, 0)[0]
+        output = finish(start(nodes, words, place), *[0] * commands)[0]
     assert "2 ranks on cpu" in output
     assert_same_curve(place.folder / "run", straight, 1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "program"), [(PDSH, "pdsh"), (MPIRUN, "mpirun")])
-def test_so_over_ssh(place: Place, straight: Path, words: str, program: str) -> None:
-    if shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
-        pytest.skip(f"no {program} here")
-    with machines(place) as nodes:
-        output = finish(start(nodes, words, place), 0)[0]
-    assert "2 ranks on cpu" in output
-    assert_same_curve(place.folder / "run", straight, 1e-6)
-
-
-DEATHS = [slow(STATIC, 1, False), slow(STATIC, 0, True), slow(C10D, 0, False)]
-
-
-@pytest.mark.parametrize(("words", "victim", "power_cut"), DEATHS)
+@pytest.mark.parametrize(("words", "victim", "power_cut"), [(STATIC, 0, True), (C10D, 1, False)])
 def test_the_same_command_goes_on_when_a_dead_machine_is_back(
     place: Place, long: Path, words: str, victim: int, power_cut: bool
 ) -> None:
@@ -147,5 +139,7 @@ def test_the_same_command_goes_on_when_a_dead_machine_is_back(
         assert (ended["code"], ended["rank"]) == (76, 1 - victim)
         assert len(records(run)) < 33, "it was done before a machine died"
         set_cable(nodes[victim], "up")
-        assert "continues after step" in finish(start(nodes, words, place, *LONG, *ONE_THREAD), 0, 0)[0]
+        output = finish(start(nodes, words, place, *LONG, *ONE_THREAD), 0, 0)[0]
+    assert "2 ranks on cpu" in output
+    assert "continues after step" in output
     assert_same(run, long)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import kill_at, signal_within_evaluation, signal_within_step, slow_save, slow_start, stop_at
+from support.faults import kill_at, signal_within_evaluation, signal_within_step, slow_save, slow_start
 from support.marks import slow
 from support.processes import wait_for
 from support.training import (
@@ -24,7 +24,6 @@ from support.training import (
     records,
     stopped_at,
     train,
-    train_straight,
 )
 
 from pretraining.checkpoint.record import FOLDER, list_finished
@@ -145,16 +144,3 @@ def test_a_signal_does_not_wait_for_an_evaluation(place: Place, step: int) -> No
     assert [rank.code for rank in killed.wait()] == [-signal.SIGKILL]
     assert_well(train(command, 1))
     assert_same(run, place.folder / "straight")
-
-
-@pytest.mark.slow
-def test_a_signal_at_a_step_with_an_evaluation_and_a_save_saves_once(place: Place) -> None:
-    straight = train_straight(place, "straight evaluated", *EVALUATING)
-    command, run = place.command("run", *EVALUATING), place.folder / "run"
-    for step in (3, 6, 7):
-        going = launch(command, fault=partial(stop_at, step))
-        assert_ended(going, Code.STOPPED, f"stopped by a signal after step {step}, and saved")
-        assert going.done()[0].output.count(f"saved {run}/checkpoints/step-{step:08}") == 1
-        assert not [record for record in records(run, "evaluation") if record["step"] == step]
-    assert_well(train(command))
-    assert_same(run, straight)

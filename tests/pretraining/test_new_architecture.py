@@ -13,7 +13,7 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from support.copies import copy_packages, run_entry
 from support.finetuning import Toy, write_task
-from support.training import FEW, Place, assert_same_curve, distance, records, stopped_at
+from support.training import FEW, Place, records
 
 BAG = ("--model.architecture", "bag", "--model.segments", "2")
 """The data has pairs."""
@@ -42,22 +42,6 @@ def test_an_architecture_is_one_file(copy: Path, place: Place) -> None:
     assert (config["model_type"], config["architectures"], config["hidden"]) == ("cloze-bag", ["ClozeForMaskedLM"], 32)
     assert "A bag-of-words encoder with its masked-language head, pre-trained" in (export / "README.md").read_text()
     assert {"words.weight", "layers.1.mix.bias"} <= load_file(export / "model.safetensors").keys()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "zero"), [("fp32", 1), ("fp32", 3), ("bf16", 1)])
-def test_it_trains_alike_on_any_ranks_and_goes_on_on_others(copy: Path, place: Place, dtype: str, zero: int) -> None:
-    words = (*BAG, *SAVES, "--precision.dtype", dtype, "--parallel.zero", zero)
-    for ranks in (1, 2):
-        assert f"{dtype}, ZeRO {zero}" in run_entry(copy, TRAIN, *place.command(f"on-{ranks}", *words), ranks=ranks)
-    one, two = place.folder / "on-1", place.folder / "on-2"
-    tolerance = 1e-4 if dtype == "fp32" else 3e-3
-    assert_same_curve(two, one, tolerance)
-    stopped = stopped_at(two, place.folder / "stopped", 3)
-    assert "continues after step 3" in run_entry(copy, TRAIN, *place.command("stopped", *words))
-    assert distance(stopped, two) < tolerance
-    first, *_, last = records(stopped)
-    assert last["masked_loss"] < first["masked_loss"] - 0.1
 
 
 @pytest.mark.slow

@@ -106,23 +106,6 @@ def test_a_run_is_killed_and_goes_on(shards: Path, tmp_path: Path) -> None:
     assert found["first"]["pieces_per_second"] > 0
 
 
-@pytest.mark.slow
-def test_all_ways_to_train_are_tried(shards: Path, tmp_path: Path) -> None:
-    found = measure("gpu/basics.py", shards, tmp_path / "found.json", "smoke", "--contest", "tiny-32-2")
-    assert found["failed"] == 0
-    assert {*found["ways"]} == {name for name in SIDES if name.startswith("cloze")}
-    assert all(len(way["seconds"]) == 2 for way in found["ways"].values())
-
-
-@pytest.mark.slow
-def test_sides_have_the_device_to_themselves_with_as_many_sequences_as_fit(shards: Path, tmp_path: Path) -> None:
-    words = ("--contests", "tiny-32-auto", "--apart", "--against", "cloze, LAMB", "--rounds", "1")
-    contest = measure("throughput.py", shards, tmp_path / "found.json", *words)["contests"]["tiny-32-auto"]
-    assert contest["sequences"] == 128, "4,096 pieces, with which a CPU is fast"
-    assert [*contest["sides"]] == ["cloze", "cloze, LAMB", "cloze, again"]
-    assert 0 < contest["mean_length"] <= 32
-
-
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert_refusal(r"torch \S+ finds no GPU: .*\n.*, or take make gpu DRY=1", basics.describe_machine, dry=False)

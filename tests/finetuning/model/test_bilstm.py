@@ -17,7 +17,6 @@ from hypothesis import strategies as some
 from support.base_models import write_bert
 from support.commands import refusal
 from support.finetuning import fine_tune, launch, outcome, stop_at
-from support.marks import slow
 from support.task_items import LENGTHS, head_of, items_of
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
@@ -203,8 +202,8 @@ def test_features_are_the_states_that_they_are_called_and_the_head_learns_alone(
     assert all(torch.equal(model.frozen.encoders[0].state_dict()[name], weight) for name, weight in before.items())
 
 
-@pytest.mark.parametrize("more", [slow([]), slow(["--from-scratch"])], ids=["pre-trained", "from scratch"])
-def test_a_run_that_is_stopped_is_the_straight_one(tmp_path: Path, more: list[str]) -> None:
+@pytest.mark.slow
+def test_a_run_that_is_stopped_is_the_straight_one(tmp_path: Path) -> None:
     for name in ("train.txt", "valid.txt", "test.txt"):
         (tmp_path / name).write_text(SENTENCES * 6)
     model = write_bert(tmp_path / "model", VOCABULARY)
@@ -213,7 +212,7 @@ def test_a_run_that_is_stopped_is_the_straight_one(tmp_path: Path, more: list[st
         places = ["--data", tmp_path, "--model", model, "--out", tmp_path / out, "--features", "weighted-all"]
         settings = "--length 48 --epochs 20 --batch-size 4 --features.hidden 16 --patience 0".split()
         alone = ["--precision.dtype", "fp32", "--tags.document_context", "false"]  # as predict.py sees sentences
-        return [str(word) for word in [*places, *settings, *alone, "--learning-rates", "0.02", *more]]
+        return [str(word) for word in [*places, *settings, *alone, "--learning-rates", "0.02"]]
 
     assert_well(fine_tune(command("straight"), entry="run_ner"))
     assert_ended(launch(command("stopped"), fault=partial(stop_at, 4), entry="run_ner"), 75, "after step 4, and saved")

@@ -64,7 +64,7 @@ def under_nccl(engine: Engine) -> Engine:
     return engine
 
 
-@pytest.fixture(scope="module", params=[slow(1), 2, slow(3)])
+@pytest.fixture(scope="module", params=[2, slow(3)])
 def found(request: pytest.FixtureRequest) -> tuple[int, Results]:
     return request.param, run_connected(request.param, on_all_stages, timeout=240)
 

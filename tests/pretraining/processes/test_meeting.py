@@ -1,6 +1,6 @@
 """How ranks find one another: what that asks of the store of rank 0, its limits, and over which network they speak.
 
-Two machines that do so: tests/end_to_end/test_nodes.py."""
+Two machines that do so: tests/end_to_end/test_several_machines.py."""
 
 from __future__ import annotations
 
