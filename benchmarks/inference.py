@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures inference of a fine-tuned model beside transformers and ONNX Runtime: latency, and sentences a second.
+"""Measures inference of a fine-tuned model beside its peers: latency, and sentences a second.
 
     python benchmarks/inference.py
     python benchmarks/inference.py --sizes mini --model runs/mini/glue/sst2/model
@@ -9,7 +9,8 @@ sentences in the order of the file (from the folder that CLOZE_DATA names; witho
 Each side has a process with two threads, the same weights and the same requests, and must give the same logits. Peers
 pad to the longest sequence of a request. "All at once" gives us all sentences in one request, which we sort by length,
 as predict.py does; the peers get 32 at a time in the order of the file. Sides take turns; ratios are medians over the
-rounds. The reason is printed if a side cannot take part. Results go to benchmarks/results/.
+rounds. Peers are transformers, ONNX Runtime, OpenVINO with NNCF, and TorchAO, those that are installed: the reason is
+printed if a side cannot take part. Results go to benchmarks/results/.
 """
 
 import sys
@@ -33,7 +34,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.answerers import CORES, KINDS, Replies, Request, is_ours
+from benchmarks.answerers import CORES, KINDS, Replies, Request, cut_into_pieces, is_ours
 from benchmarks.contests import Turns, spread
 from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
 from benchmarks.sides import Side, SideFailedError, open_sides
@@ -42,7 +43,6 @@ from benchmarks.texts import choose_vocabulary, read_demo_sentences
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.inputs import Cutter
 from finetuning.model.heads import TaskModel
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
@@ -51,6 +51,7 @@ from pretraining.huggingface.folders import read_shape, read_vocabulary, write_f
 
 TOGETHER = 32
 """Sentences of a request of the peers, if we get all at once."""
+PEERS = ("onnxruntime", "openvino", "nncf", "torchao")
 TURN_SECONDS, MOST_REQUESTS = 1.5, 400
 REST = 0.05
 """Seconds between turns, in which the threads of the last side stop spinning."""
@@ -134,15 +135,6 @@ def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str
         return "SST-2", [row.partition("\t")[0] for row in rows][: settings.sentences]
     console.print(f"{path} is not there: lengths are those of sentences of the demo corpus")
     return "demo corpus", list(itertools.islice(read_demo_sentences(), settings.sentences))
-
-
-def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Array]:
-    """Cuts texts into sequences of pieces."""
-    if not texts:
-        return []
-    cutter = Cutter(vocabulary)
-    pieces = cutter.lay_out(cutter.cut_texts(texts), None, longest).pieces
-    return [pieces.row(number) for number in range(len(texts))]
 
 
 def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
@@ -261,14 +253,14 @@ def measure(settings: Inference, console: Console) -> None:
         raise UserError("--rounds, --batches, --lengths and --mixed: at least 1; --sentences: at least 0")
     vocabulary = read_vocabulary(settings.model) if settings.model else choose_vocabulary(settings.data)
     source, texts = read_sentences(settings, console) if settings.sentences else ("", [])
-    keeper = ResultsFile("inference", ["torch", "transformers", "onnxruntime"], settings.out)
+    keeper = ResultsFile("inference", ["torch", "transformers", *PEERS], settings.out)
     models: dict[str, Any] = keeper.earlier.get("models", {})
     with tempfile.TemporaryDirectory() as place:
         for size in [settings.model.name] if settings.model else settings.sizes:
             own = Path(place) / size
             folder = link_model(settings.model, own) if settings.model else make_model(size, vocabulary, own)
             shape = read_shape(folder)
-            sentences = cut_into_pieces(texts, vocabulary, shape.positions)
+            sentences = cut_into_pieces(texts, vocabulary, shape.positions) if texts else []
             with ExitStack() as stack:
                 field = Contestants(settings.sides, folder, stack, console)
                 found = models[size] = {"absent": field.absent, "rounds": settings.rounds, **describe_run()}

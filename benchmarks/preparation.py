@@ -4,9 +4,9 @@
     python benchmarks/preparation.py
 
 The sides take turns on one core with the same text and vocabulary: shard.py, the original generator's algorithm
-(generators.py), and `tokenizers` alone; then encoders of byte-level BPE: ours, `tokenizers`, and gigatoken where it is
-installed. Reads real text from the folder that CLOZE_DATA names, or the documentation
-strings of installed packages. Results go to benchmarks/results/, a file for each kind of hardware.
+(generators.py), and `tokenizers` alone; then encoders of byte-level BPE: ours, which has met no word or all words,
+`tokenizers`, and gigatoken where it is installed. Reads real text from the folder that CLOZE_DATA names, or the
+documentation strings of installed packages. Results go to benchmarks/results/, a file for each kind of hardware.
 """
 
 import sys
@@ -231,20 +231,21 @@ def run_byte_level_contest(data: Path, text: Path, megabytes: float, rounds: int
     kind, folder = find_kind("bytelevel"), data / "bpe/roberta"
     words = Counter(word for line in sentences for word in re.findall(" ?[^ ]+", line))
     vocabulary = read_vocabulary(folder) if folder.is_dir() else kind.train(words, DEMO_PIECES, cased=True)
-    pipeline = vocabulary.pipeline()
+    pipeline, met = vocabulary.pipeline(), vocabulary.encoder().encode_texts
+    met(sentences)  # compiles, and meets all words
     makers: dict[str, Callable[[], Callable[[Sequence[str]], Any]]] = {
         OURS: lambda: vocabulary.encoder().encode_texts,
+        f"{OURS}, words met before": lambda: met,
         "tokenizers": lambda: pipeline.encode_batch,
     }
     if not find_missing_packages("gigatoken"):
         gigatoken: Any = import_module("gigatoken")
         makers["gigatoken"] = lambda: partial(gigatoken.Tokenizer(pipeline).encode_batch, parallel=False)
-    time_encoding(makers[OURS], sentences[:100])  # compiles
     with pin_to_one_core():
         turns = alternate({name: partial(time_encoding, make, sentences) for name, make in makers.items()}, rounds)
-    speeds = {name: round(megabytes / turns.summarise_side(name)["median"], 2) for name in makers}
-    about = {"text_mb": megabytes, "pieces": len(vocabulary), "mb_per_s": speeds}
-    return {**about, "times_as_fast_as": turns.compute_ratios()}
+    figures = {name: {"mb_per_s": round(megabytes / turns.summarise_side(name)["median"], 2)} for name in makers}
+    about = {"text_mb": megabytes, "pieces": len(vocabulary)}
+    return {**about, "sides": figures, "times_as_fast_as": turns.compute_ratios()}
 
 
 def measure_growth(settings: Preparation, corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
@@ -340,9 +341,9 @@ def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Co
     found: dict[str, Any] = {"text": corpus.format, "contests": run_contests(settings, corpus, folder, console)}
     text = folder / "bytes.txt"
     megabytes = corpus.write(text, settings.encode_mb)
-    found["byte_level"] = run_byte_level_contest(settings.data, text, megabytes, settings.rounds)
-    for name, speed in found["byte_level"]["mb_per_s"].items():
-        console.print(f"byte-level BPE, {name}: {speed:g} MB/s")
+    name = f"{megabytes:g} MB, byte-level BPE"
+    found["contests"][name] = run_byte_level_contest(settings.data, text, megabytes, settings.rounds)
+    show_contest(console, name, found["contests"][name])
     found["whole_runs"] = [
         measure_whole_runs(corpus.files, corpus.format, corpus.vocabulary, size, settings.rounds)
         for size in settings.run_mb
