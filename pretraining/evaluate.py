@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Scores any pre-trained model on any shards of its vocabulary, or lets it fill in a text.
+"""Scores any pre-trained model on any shards of its vocabulary, or lets it fill in or continue a text.
 
     python pretraining/evaluate.py runs/mini --data data/wiki
     python pretraining/evaluate.py exported/mini --fill "the capital of france is [MASK] ."
+    python pretraining/evaluate.py exported/ltr --continue "the capital of"
 
 A model is a run, a checkpoint of one, a folder of transformers with the heads of pre-training, or a name on the hub.
 """
@@ -25,6 +26,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before what takes long is loaded: Ctrl-C ends it without a word
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -37,13 +39,17 @@ from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
+from pretraining.scoring.continuing import continue_text
 from pretraining.scoring.sentences import Filling, fill_masks
 from pretraining.scoring.validation import ShardScores, Split, score_shards
+
+Answers = tuple[ShardScores | None, list[list[Filling]], str | None]
+"""The scores, the fillings of each [MASK], and the continuation, if they are asked for."""
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Scores a pre-trained model on shards, or lets it fill in a text."""
+    """Scores a pre-trained model on shards, or lets it fill in or continue a text."""
 
     model: Annotated[str, tyro.conf.Positional]
     """A run, a checkpoint, a folder of transformers, or a name on the Hugging Face hub."""
@@ -59,6 +65,14 @@ class Evaluate:
     """A text with [MASK], for which the likeliest pieces are printed."""
     best: int = 5
     """How many pieces are printed for a [MASK]."""
+    continue_: Annotated[str | None, tyro.conf.arg(name="continue")] = None
+    """A text that a model which predicts the piece after continues."""
+    pieces: int = 40
+    """How many pieces continue it, at most."""
+    temperature: float = 0.0
+    """Each of these is drawn at random at this temperature; 0: the likeliest."""
+    seed: int = 1
+    """Decides what is drawn."""
     json: bool = False
     """Print JSON."""
     out: Path | None = None
@@ -77,40 +91,48 @@ def main(arguments: list[str]) -> int:
 
 def evaluate(wanted: Evaluate) -> None:
     """Does what is asked for, and tells it."""
-    faults = ["--data or --fill: neither is given"] if wanted.data is None and wanted.fill is None else []
-    numbers = {name: getattr(wanted, name) for name in ("length", "examples", "best")}
+    given = (wanted.data, wanted.fill, wanted.continue_)
+    faults = ["--data, --fill or --continue: none is given"] if given == (None, None, None) else []
+    numbers = {name: getattr(wanted, name) for name in ("length", "examples", "best", "pieces")}
     faults += [f"--{name} {value}: at least 1" for name, value in numbers.items() if value is not None and value < 1]
+    faults += [f"--temperature {wanted.temperature:g}: at least 0"] if not 0 <= wanted.temperature < math.inf else []
     if faults:
         raise UserError("\n".join(faults))
     if wanted.out is None:
-        tell(wanted, *answers(wanted))
+        tell(wanted, answers(wanted))
         return
     with making([wanted.out], "evaluate.py", [wanted.data] if wanted.data else [], wanted.replace):
-        scores, fillings = answers(wanted)
-        write_json(wanted.out, _as_json(scores, fillings))
-    tell(wanted, scores, fillings)
+        found = answers(wanted)
+        write_json(wanted.out, _as_json(*found))
+    tell(wanted, found)
 
 
-def answers(wanted: Evaluate) -> tuple[ShardScores | None, list[list[Filling]]]:
-    """The scores and the fillings that are asked for."""
+def answers(wanted: Evaluate) -> Answers:
+    """Finds what is asked for."""
     device = choose_device(wanted.device, World())
     model, scores = StoredModel.open(wanted.model), None
     fillings = [] if wanted.fill is None else fill_masks(model, wanted.fill, wanted.best, device)
     if wanted.data is not None:
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
-    return scores, fillings
+    going_on = wanted.continue_
+    if going_on is not None:
+        going_on = continue_text(model, going_on, wanted.pieces, wanted.temperature, wanted.seed, device)
+    return scores, fillings, going_on
 
 
-def _as_json(scores: ShardScores | None, fillings: list[list[Filling]]) -> dict[str, Any]:
+def _as_json(scores: ShardScores | None, fillings: list[list[Filling]], going_on: str | None) -> dict[str, Any]:
     """What JSON has of the answers."""
     found = {} if scores is None else {name: value for name, value in asdict(scores).items() if name != "said"}
-    return {**found, "fillings": [[filling._asdict() for filling in row] for row in fillings]} if fillings else found
+    if fillings:
+        found["fillings"] = [[filling._asdict() for filling in row] for row in fillings]
+    return found if going_on is None else {**found, "continuation": going_on}
 
 
-def tell(wanted: Evaluate, scores: ShardScores | None, fillings: list[list[Filling]]) -> None:
+def tell(wanted: Evaluate, found: Answers) -> None:
     """Prints the answers, for people or as JSON."""
+    scores, fillings, going_on = found
     if wanted.json:
-        print(json.dumps(_as_json(scores, fillings), ensure_ascii=False, indent=1))
+        print(json.dumps(_as_json(*found), ensure_ascii=False, indent=1))
         return
     lines = list[str]()
     for number, row in enumerate(fillings, 1):
@@ -125,6 +147,7 @@ def tell(wanted: Evaluate, scores: ShardScores | None, fillings: list[list[Filli
         if scores.left_out:
             kinds = ", ".join(f"{count:,} {piece}" for piece, count in scores.left_out.items())
             lines.append(f"left out of the bits, since they have no characters: {kinds}")
+    lines += [] if going_on is None else [going_on]
     open_console(soft_wrap=True).print("\n".join(lines), markup=False)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from conftest import ROOT
 
 PRODUCT = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
-MOST_PRODUCT, MOST_TESTS = 36_850, 35_670
+MOST_PRODUCT, MOST_TESTS = 36_850, 35_915
+>>>>>>> 89ed6e4b (Objectives that mask pieces refuse a vocabulary whose masks are separators too, as GPT-2's are)
 """Lines that product and tests have at most. A change that takes some away lowers these numbers with it."""
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -8,6 +8,7 @@
                                files except the model card, which people may edit
       vocab.txt  tokenizer.json  tokenizer_config.json
       README.md                the model card
+      modules.json  1_Pooling/ how sentence-transformers makes the vector of a sentence of it: the mean of its pieces
       task.json                of a fine-tuned model: what else is needed to use it
 
 Our weights differ from those of transformers in three ways: query, key and value are one weight, rows of the vocabulary
@@ -30,7 +31,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import absence, read_table, replaced_name, replacing, unfinished_name, write_json
+from data_prep.common.files import absence, read_json, read_table, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary import source
 from data_prep.vocabulary.vocabulary import TOKENIZER_CONFIG, Vocabulary
 from pretraining.architectures.declaration import count_encoder_parameters, find_architecture
@@ -43,6 +44,7 @@ from pretraining.huggingface.weights import (
     export_weights,
     has_pairs,
     import_weights,
+    is_theirs,
     list_class_names,
 )
 from pretraining.huggingface.weights_file import read_weights, write_weights
@@ -53,6 +55,12 @@ FILES = (CONFIG, WEIGHTS, *source.FILES, CARD, TASK)
 OF_SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 """Files that sentence-transformers adds to an encoder of sentence vectors. They are never copied: the pooling was
 trained together with weights that change in training, and an export checks the heads of pre-training only."""
+MODULES, POOLING = OF_SENTENCES[0], "1_Pooling"
+MEAN = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": POOLING, "type": "sentence_transformers.models.Pooling"},
+]
+"""The modules of an exported encoder: a sentence's vector is the mean of those of its pieces, which nothing trained."""
 OLD_WEIGHTS = "pytorch_model.bin"
 PARTS = [unfinished_name(Path(name)).name for name in FILES]
 INDEX = ".index.json"
@@ -188,6 +196,11 @@ def write_folder(
                 file.write((vocabulary / name).read_bytes() if (vocabulary / name).is_file() else content)
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length or shape.positions})
         write_json(unfinished / CONFIG, make_config(shape, pieces.special, dtype))
+        if is_theirs(shape):
+            write_json(unfinished / MODULES, MEAN)
+            (unfinished / POOLING).mkdir()
+            sizes = {"word_embedding_dimension": shape.hidden, "pooling_mode_mean_tokens": True}
+            write_json(unfinished / POOLING / CONFIG, {**sizes, "pooling_mode_cls_token": False})
 
 
 def write_fine_tuned(
@@ -233,8 +246,8 @@ def read_task(folder: Path) -> dict[str, Any]:
 
 
 def list_sentence_files(folder: Path) -> list[str]:
-    """Lists the files and folders of sentence-transformers in a folder."""
-    if not (folder / OF_SENTENCES[0]).is_file():
+    """Lists the files and folders of sentence-transformers in a folder, but for those that every export has."""
+    if not (folder / MODULES).is_file() or read_json(folder / MODULES) == MEAN:
         return []
     files = [name for name in OF_SENTENCES if (folder / name).is_file()]
     return [*files, *sorted(f"{path.name}/" for path in folder.glob("[0-9]_*"))]
@@ -322,7 +335,7 @@ def _check_ours(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file; name a folder that is new, empty or an earlier export")
     names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    if others := [name for name in names if name not in FILES and name not in PARTS]:
+    if others := [name for name in names if name not in (*FILES, *PARTS, MODULES, POOLING)]:
         raise UserError(f"{folder}: would be replaced, but holds {others[0]}, which is no part of an export")
 
 

@@ -62,7 +62,6 @@ def test_a_branch_has_the_base_model_of_its_run(adapting: Place, bert: Path) -> 
 
 
 def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) -> None:
-    (bert / "1_Pooling").mkdir()
     (bert / "modules.json").write_text("[]")
     said = assert_well(train(adapting.command("run", "--init", bert), 2))
     assert f"begins with {bert}: 2 layers of 32, 229 pieces; left out: modules.json, 1_Pooling/" in said

@@ -15,7 +15,7 @@ COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 def publish_model(site: Site, name: str, folder: Path) -> None:
     """Shows the files of a folder as the hub shows those of a model."""
     site.commit = COMMIT
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
     for at in ("", "/revision/main", f"/revision/{COMMIT}"):
         siblings = [{"rfilename": file} for file in names]
         site.replies[f"/api/models/{name}{at}"] = {"id": name, "sha": COMMIT, "siblings": siblings}
