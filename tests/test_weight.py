@@ -11,8 +11,7 @@ from pathlib import Path
 from conftest import ROOT
 
 PRODUCT = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
-MOST_PRODUCT, MOST_TESTS = 36_850, 35_915
->>>>>>> 89ed6e4b (Objectives that mask pieces refuse a vocabulary whose masks are separators too, as GPT-2's are)
+MOST_PRODUCT, MOST_TESTS = 36_910, 35_790
 """Lines that product and tests have at most. A change that takes some away lowers these numbers with it."""
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
