@@ -92,7 +92,7 @@ def score_pairs(
     pairs = minimal.read_pairs(found)
     if each is not None:
         pairs = minimal.take_pairs(pairs, each)
-    network = model.build_pretrained()
+    network = model.build_pretrained(predicts=True)
     checksum = compute_checksum(model.vocabulary, network.shape, network.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
     scorer = Scorer(network, model.vocabulary, choose_device(device, World()))

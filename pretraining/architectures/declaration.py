@@ -24,7 +24,17 @@ from data_prep.common.errors import UserError
 from data_prep.common.sections import Fraction, Positive, Section, declared_in, foreign_values, joined_settings
 from data_prep.common.toml_text import show_value
 from pretraining.architectures.weights import TaskHead, Weight, count_parameters, count_products, declare_linear
-from pretraining.model.shape import ARCHITECTURE, HEAD, MATRIX, PIECE_HEAD, SIDES, Learning, Sees, Shape
+from pretraining.model.shape import (
+    ARCHITECTURE,
+    HEAD,
+    MATRIX,
+    OF_OBJECTIVE,
+    PIECE_HEAD,
+    SIDES,
+    Learning,
+    Sees,
+    Shape,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -290,8 +300,10 @@ def make_shape(size: str, vocabulary: int, architecture: str = ARCHITECTURE) -> 
 def read_shape(values: Mapping[str, Any]) -> Shape:
     """Makes a shape of stored values, as `Shape.values` returns them."""
     names = {field.name for field in fields(Learning)}
-    learns = Learning(**{name: value for name, value in values.items() if name in names})
-    sizes = {name: value for name, value in values.items() if name not in names}
+    own = {name: value for name, value in values.items() if name.startswith(OF_OBJECTIVE)}
+    settings = tuple(sorted((name.removeprefix(OF_OBJECTIVE), value) for name, value in own.items()))
+    learns = Learning(**{name: value for name, value in values.items() if name in names}, settings=settings)
+    sizes = {name: value for name, value in values.items() if name not in {*names, *own}}
     return find_architecture(values.get(KEY, ARCHITECTURE)).shape_type(**sizes, learns=learns)
 
 

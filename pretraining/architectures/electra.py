@@ -22,10 +22,9 @@ WIDTH, OF_EMBEDDINGS = Bert.config_names["hidden"], "embedding_size"
 
 
 class Electra(Bert):
-    """ELECTRA as published."""
+    """ELECTRA as published; its named sizes are those of BERT."""
 
     title = "ELECTRA"
-    sizes: ClassVar = {name: Bert.sizes[name] for name in ("base", "large")}
     model_type, class_prefix, trunk = "electra", "Electra", "electra."
     classes: ClassVar = name_classes("Electra", "PreTraining", "MaskedLM", "CausalLM")
     config_values: ClassVar = {

@@ -27,7 +27,7 @@ from pretraining.huggingface.model_card import BaseSummary, read_front_matter
 from pretraining.huggingface.weights import check_finite, count_segments, list_row_names, list_weights, repeat_segment
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import PIECE_HEAD, Shape
-from pretraining.objectives.declaration import build_model
+from pretraining.objectives.declaration import build_model, find_objective, objectives
 from pretraining.processes.group import gather
 
 SHOWN = 10
@@ -133,8 +133,9 @@ class StoredModel:
         check_finite(str(self.folder), weights)
         return repeat_segment(weights, saved.record.shape) if saved.run.state.trained_segments == 1 else weights
 
-    def build_pretrained(self) -> PretrainingModel:
-        """Builds the model with its pre-training heads; raises UserError if one is missing."""
+    def build_pretrained(self, predicts: bool = False) -> PretrainingModel:
+        """Builds the model with its pre-training heads; raises UserError if one is missing, or if it `predicts` pieces
+        and its objective does not."""
         missing: tuple[str, ...] = ()
         cure = "name a model with the heads of pre-training: a run, or what export.py made of it"
         if self.head is not None:
@@ -143,10 +144,15 @@ class StoredModel:
             shape, weights = Saved.read(self.folder).record.shape, self.read_weights()
         else:
             shape, weights, missing = folders.read_folder(self.fetch_weights())
+        if predicts:
+            require_pieces(shape, self.name)
         if missing:
             heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
             raise UserError(f"{self.name}: has no {heads}, so it says of no piece how likely it is: {cure}")
         model = build_model(shape)
+        if lacking := model.state_dict().keys() - weights.keys():
+            heads = ", ".join(sorted({name.partition(".")[0] for name in lacking}))
+            raise UserError(f"{self.name}: has no {heads}, which exports leave out; name its run, or a checkpoint")
         model.load_state_dict(weights)
         return model.eval()
 
@@ -193,6 +199,17 @@ class StoredModel:
             if any((found / file).exists() for file in (whole, f"{whole}{folders.INDEX}")):
                 return found
         return self.folder
+
+
+def require_pieces(shape: Shape, name: str) -> None:
+    """Raises UserError for a model that predicts no pieces."""
+    objective = find_objective(shape)
+    if PIECE_HEAD not in objective.heads(shape):
+        able = ", ".join(called for called, kind in objectives().items() if PIECE_HEAD in kind.heads(shape))
+        raise UserError(
+            f"{name}: {objective.learns}, so it says of no piece how likely it is, and cannot be scored by that; name "
+            f"a model whose objective is one of {able}"
+        )
 
 
 def find_model_folder(name: str) -> Path:

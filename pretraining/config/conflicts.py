@@ -12,6 +12,7 @@ from data_prep.common.toml_text import Key, dotted, show_value
 from data_prep.settings import SHORTEST
 from pretraining.architectures import declaration as architectures
 from pretraining.config.settings import SCHEDULE_KEYS, Computing, Phase, Recipe, count_micro_batches, find_divisor
+from pretraining.model.shape import PIECE_HEAD, Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.optimizers import declaration as optimizers
 
@@ -110,6 +111,29 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
         yield (
             f"model.heads = {shape.heads}: does not divide model.hidden = {shape.hidden}; "
             f"{below} does, with {shape.hidden // below} a head"
+        )
+    for settings in recipe.list_objectives():
+        yield from _find_head_faults(recipe, objectives.configure_objective(settings), shape)
+
+
+def _find_head_faults(recipe: Recipe, objective: objectives.Objective, shape: Shape) -> Iterator[str]:
+    """Checks that the architecture has the heads of an objective, and that minimal pairs can be scored by them."""
+    shape, name = shape.change_learning(pairs=False), show_value(objective.settings.name)
+    needed = set(objective.exported_heads(shape))
+    if not needed <= architectures.find_architecture(shape.architecture).heads(shape).keys():
+        able = [
+            show_value(name)
+            for name, kind in architectures.architectures().items()
+            if needed <= kind.heads(shape).keys()
+        ]
+        yield (
+            f"objective.name = {name}: {show_value(shape.architecture)} has no {objective.describe_heads(shape)}; take "
+            f"model.architecture = {' or '.join(able)}"
+        )
+    if recipe.evaluation.pairs and PIECE_HEAD not in objective.heads(shape):
+        yield (
+            f"evaluation.pairs = {show_value(recipe.evaluation.pairs)}: a model that {objective.learns} ({name}) says "
+            "of no piece how likely it is; leave it out"
         )
 
 

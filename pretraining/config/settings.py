@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Count, Fraction, Positive, Section, whole
 from pretraining.architectures import declaration as architectures
-from pretraining.model.shape import ARCHITECTURE, Shape
+from pretraining.model.shape import ARCHITECTURE, OBJECTIVE, Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.optimizers import declaration as optimizers
 
@@ -331,6 +331,9 @@ class Recipe(Computing):
         content["model"] = {name: value for name, value in model.items() if name in own}
         if model["architecture"] == ARCHITECTURE:
             del content["model"]["architecture"]  # so that older versions read it
+        kinds = [OBJECTIVE, *(settings.name for settings in self.list_objectives())]
+        learned = {name for kind in kinds for name in objectives.objectives()[kind].settings_type.model_fields}
+        content["objective"] = {name: value for name, value in content["objective"].items() if name in learned}
         for phase, given in zip(content["phases"], self.phases, strict=True):
             if given.learning_rate is None:  # it follows the schedule of another
                 for name in SCHEDULE_KEYS:

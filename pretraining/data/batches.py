@@ -62,7 +62,7 @@ def step_batches(
     lengths, predictions = dataset.sizes(examples, done)
     mine = deal(lengths, ranks, accumulation)[rank]
     micro = tuple(dataset.training_batch(examples.take(chosen), keys[chosen], done) for chosen in mine)
-    return PretrainingBatches(micro, order.batch_size, int(predictions.sum()))
+    return PretrainingBatches(micro, order.batch_size, int(predictions.sum()), int(lengths.sum()))
 
 
 def training_batches(

@@ -19,11 +19,11 @@ from huggingface_hub import ModelCardData, metadata_load
 from data_prep.common.toml_text import toml_text
 from data_prep.shards import Manifest
 from pretraining.architectures.declaration import find_architecture
-from pretraining.architectures.weights import Kind, TaskHead
+from pretraining.architectures.weights import Kind, TaskHead, count_parameters
 from pretraining.huggingface.config import name_own_type
 from pretraining.huggingface.weights import find_auto_class, is_theirs, list_weights
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import MINIMAL_PAIRS, find_objective, num_parameters
+from pretraining.objectives.declaration import MINIMAL_PAIRS, find_objective
 from pretraining.reporting.records import EvaluationRecord
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs", "weight")
@@ -185,7 +185,7 @@ def make_model_card(
         "model_card.md.jinja",
         *(shape, folder, length, theirs),
         front=_write_front(shape, objective.tag, licence, base, theirs, settings.get("language")),
-        facts=_list_facts(shape, num_parameters(shape), licence, facts),
+        facts=_list_facts(shape, count_parameters(list_weights(shape)), licence, facts),
         loaded_by=objective.auto_class(shape),
         command=None if theirs else "run_task.py TASK.toml --model",
         remarks=list(filter(None, remarks)),

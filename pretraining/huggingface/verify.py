@@ -39,7 +39,8 @@ def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> li
     batch = make_probe(shape)
     wanted = _compute_our_logits(shape, state, batch)
     read_shape, read_state, missing = read_folder(folder)
-    read_shape = read_shape.change_learning(objective=shape.learns.objective)  # a folder names only its class
+    learns = shape.learns
+    read_shape = read_shape.change_learning(objective=learns.objective, settings=learns.settings)  # not in a folder
     if read_shape != shape or missing:
         raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
     found = {"Cloze": _compute_our_logits(read_shape, read_state, batch)}

@@ -82,7 +82,8 @@ def has_pairs(names: Iterable[str], shape: Shape) -> bool:
 def list_row_names(shape: Shape, rows: Rows) -> list[str]:
     """Lists our weights that have a row for each piece, position or segment."""
     kind = find_architecture(shape.architecture)
-    every = itertools.chain(kind.weights(shape), *kind.heads(shape).values())
+    own = find_objective(shape).own_weights(shape)
+    every = itertools.chain(kind.weights(shape), *kind.heads(shape).values(), own)
     return [weight.ours for weight in every if weight.rows == rows]
 
 

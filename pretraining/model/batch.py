@@ -105,6 +105,7 @@ class StepBatches(Generic[AnyBatch]):
 
 @dataclass(frozen=True)
 class PretrainingBatches(StepBatches[PretrainingBatch]):
-    """The batches of a step of pre-training, with the count of pieces to predict."""
+    """The batches of a step of pre-training, with the count of pieces to predict, and of all pieces."""
 
     predictions: int  # of the global batch, over all ranks
+    pieces: int = 0  # likewise, where an objective asks

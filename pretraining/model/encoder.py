@@ -338,6 +338,8 @@ class ObjectiveOfModel(Protocol):
 
     def build(self, shape: Shape) -> dict[str, nn.Module]: ...
 
+    def own_weights(self, shape: Shape) -> Sequence[WeightOfModel]: ...
+
     def needed_pieces(self, model: PretrainingModel, batch: PretrainingBatch) -> Tensor: ...
 
     def forward(self, model: PretrainingModel, batch: PretrainingBatch) -> Any: ...
@@ -353,6 +355,10 @@ class PretrainingModel(Encoder):
         self.objective = objective
         for name, head in objective.build(shape).items():
             self.add_module(name, head)
+
+    def declared_roles(self) -> Mapping[str, Role]:
+        own = {weight.ours: weight.role for weight in self.objective.own_weights(self.shape)}
+        return {**super().declared_roles(), **own}
 
     def head(self, name: str) -> Any:
         """Returns the head of this name."""

@@ -111,6 +111,11 @@ def _find_operations(name: gpu.Operation, x: Tensor, masks: kernels.Masks | None
     return gpu if gpu.usable(name, x, masks) else None
 
 
+def widen(x: Tensor) -> Tensor:
+    """Converts 16 bits to fp32; fp64 stays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def gelu(x: Tensor, bias: Tensor | None, tanh: bool = False) -> Tensor:
     """gelu(x + bias), with erf or its approximation by tanh. May overwrite x, which nobody else may read."""
     bias = x.new_zeros(x.shape[1]) if bias is None else bias
@@ -214,7 +219,7 @@ def _embed(word: Tensor, first: Tensor | None, second: Tensor | None, takes_rows
 
 
 def _embed_backward(sizes: tuple[int, ...], takes_rows: bool, grad: Tensor, *ids: Tensor) -> Gradients:
-    rows = grad.float()
+    rows = widen(grad)
 
     def sums(size: int, ids: Tensor) -> Tensor:
         return rows.new_zeros(size, rows.shape[1]).index_add_(0, ids, rows)
@@ -238,7 +243,7 @@ def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vo
     if has_loss_kernel(hidden):
         losses, right = cross_entropies(hidden @ weight.t(), bias, labels, vocabulary, slopes=False)
         return losses.sum(), right.sum()
-    logits = F.linear(hidden, weight, bias)[:, :vocabulary].float()
+    logits = widen(F.linear(hidden, weight, bias)[:, :vocabulary])
     return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
 
 
@@ -315,7 +320,7 @@ def _with_slopes(
         logits = hidden @ weight.t()
         losses, correct = cross_entropies(logits, bias, labels, vocabulary, slopes=True)
         return losses.sum(), correct.sum(), logits
-    logits = F.linear(hidden, weight, bias).float()
+    logits = widen(F.linear(hidden, weight, bias))
     logits[:, vocabulary:] = -torch.inf
     right = (logits.argmax(1) == labels).sum()
     whole, answers = logits.logsumexp(1, keepdim=True), labels[:, None]
@@ -329,17 +334,18 @@ def _loss_in_chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
 ) -> ForwardOfTwo:
     total, right = torch.zeros((), device=hidden.device), torch.zeros((), dtype=torch.long, device=hidden.device)
+    wide = torch.promote_types(weight.dtype, torch.float32)
     grad_hidden = torch.empty_like(hidden)
-    grad_weight, grad_bias = (torch.zeros_like(each, dtype=torch.float32) for each in (weight, bias))
+    grad_weight, grad_bias = (torch.zeros_like(each, dtype=wide) for each in (weight, bias))
     for rows, answers, out in zip(*(each.split(at_once) for each in (hidden, labels, grad_hidden)), strict=True):
         loss, correct, slopes = _with_slopes(rows, weight, bias, answers, vocabulary)
         total, right = total + loss, right + correct
         torch.mm(slopes, weight, out=out)
-        if weight.dtype == torch.float32:
+        if weight.dtype == wide:
             grad_weight.addmm_(slopes.t(), rows)
         else:
             grad_weight += slopes.t() @ rows
-        grad_bias += slopes.sum(0, dtype=torch.float32)
+        grad_bias += slopes.sum(0, dtype=wide)
         del slopes  # before the next logits are made
     return (total, right), (grad_hidden, grad_weight, grad_bias), partial(_scale_gradients, weight.dtype)
 

@@ -16,6 +16,8 @@ DETECTION_HEAD = "detection_head"
 """Likewise of the head that finds replaced pieces."""
 ARCHITECTURE, OBJECTIVE = "bert", "mlm"
 """The default architecture and objective."""
+OF_OBJECTIVE = "objective."
+"""Begins the names of settings of the objective among stored values."""
 Sees = Literal["both", "before", "after"]
 """Which pieces a piece sees besides itself: all of its sequence, those before it, or those after it."""
 SIDES: dict[Sees, str] = {"both": "all others", "before": "those before it", "after": "those after it"}
@@ -33,6 +35,8 @@ class Learning:
     sees: Sees = "both"
     """which pieces a piece sees besides itself. A piece that sees all of a sequence stands for it: the last one for
     "before", otherwise the first"""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """settings of the objective that its heads and losses depend on, by name"""
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,11 @@ class Shape:
 
     def values(self) -> dict[str, Any]:
         """Returns all values by name, as checkpoints store them: those of `learns` among them, and the architecture
-        only if it is another than the default."""
+        only if it is another than the default. Settings of the objective are called as in a recipe."""
         content = {field.name: getattr(self, field.name) for field in fields(self)}
-        learns, architecture = content.pop("learns"), content.pop("architecture")
-        return content | vars(learns) | ({} if architecture == ARCHITECTURE else {"architecture": architecture})
+        learns, architecture = dict(vars(content.pop("learns"))), content.pop("architecture")
+        learns |= {f"{OF_OBJECTIVE}{name}": value for name, value in learns.pop("settings")}
+        return content | learns | ({} if architecture == ARCHITECTURE else {"architecture": architecture})
 
     @property
     def one_way(self) -> bool:

@@ -107,6 +107,8 @@ class Objective(ABC):
 
     settings_type: ClassVar[type[ObjectiveSettings]] = ObjectiveSettings
     """the settings of all objectives, and its own"""
+    model_settings: ClassVar[tuple[str, ...]] = ()
+    """the settings that decide about its heads or the weights of losses; they belong to a model, as its sizes do"""
     sees: ClassVar[Sees] = "both"
     """which pieces a piece sees besides itself, in pre-training and in all that follows"""
     logits_at_once: ClassVar[int | None] = None
@@ -149,7 +151,8 @@ class Objective(ABC):
 
     def learning(self, has_pairs: bool) -> Learning:
         """Returns what a model learns by from data that has pairs or not."""
-        return Learning(self.settings.name, has_pairs and self.pairs != "unused", self.sees)
+        settings = tuple(sorted((name, getattr(self.settings, name)) for name in self.model_settings))
+        return Learning(self.settings.name, has_pairs and self.pairs != "unused", self.sees, settings)
 
     @property
     def pairs(self) -> Literal["needed", "used", "unused"]:
@@ -179,9 +182,14 @@ class Objective(ABC):
         return {name: build(name, shape, self.logits_at_once) for name in self._declared_heads(shape)}
 
     def parameters(self, shape: Shape) -> int:
-        """Counts the parameters of the heads, by default those that the architecture declares, without those that pad
-        the vocabulary."""
-        return sum(count_parameters(weights) for weights in self._declared_heads(shape).values())
+        """Counts the parameters of the heads, by default those that are declared, without those that pad the
+        vocabulary."""
+        declared = sum(count_parameters(weights) for weights in self._declared_heads(shape).values())
+        return declared + count_parameters(self.own_weights(shape))
+
+    def own_weights(self, shape: Shape) -> Sequence[Weight]:  # noqa: ARG002
+        """Declares weights of heads that no architecture has, in the order of the model's parameters."""
+        return []
 
     def flops(self, shape: Shape, sequences: int, predictions: float) -> float:
         """Counts the useful operations of the heads that the architecture declares, forward: only matrix products."""
@@ -285,8 +293,14 @@ def objectives() -> dict[str, Objective]:
 
 
 def find_objective(shape: Shape) -> Objective:
-    """Finds the objective of a shape, with its default settings."""
-    return _find_by_name(shape.learns.objective)
+    """Finds the objective of a shape, with the settings that a model has, and otherwise the defaults."""
+    return _find_for_model(shape.learns.objective, shape.learns.settings)
+
+
+@lru_cache
+def _find_for_model(name: str, settings: tuple[tuple[str, Any], ...]) -> Objective:
+    found = _find_by_name(name)
+    return type(found)(found.settings_type(name=name, **dict(settings))) if settings else found
 
 
 def configure_objective(settings: ObjectiveSettings) -> Objective:

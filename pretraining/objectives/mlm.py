@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from data_prep.shards import Manifest
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
     from pretraining.model.encoder import PretrainingModel
+    from pretraining.model.masks import Masked
     from pretraining.model.rows import Draw, Rows
 
 
@@ -77,9 +78,9 @@ class MaskedPieces(Objective):
     learns = "predicts masked pieces"
     pairs_head = "the head for next sentences"
     needs_masks = True
-    sum_of_pieces = "masked"
+    sum_of_pieces: ClassVar[str | None] = "masked"
     tag, loads_as = "fill-mask", "AutoModelForMaskedLM"
-    figures = (
+    figures: ClassVar[tuple[Figure, ...]] = (
         Figure("masked_loss", "masked loss", "nats", "cross-entropy of a masked piece", "masked-word loss"),
         Figure("perplexity", "perplexity", "pieces", "among how many the model hesitates: e to the masked loss"),
         Figure("masked_accuracy", "masked accuracy", "%", "masked pieces that are the model's first choice"),
@@ -161,11 +162,15 @@ class MaskedPieces(Objective):
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
         from pretraining.model.batch import pack
 
-        if draw is None or not self.is_dynamic:
-            return pack(rows, rows.pieces, rows.masked, rows.labels)
-        from pretraining.model.masks import Split, draw_masks
+        return pack(rows, *self.mask(rows, draw))
 
-        return pack(rows, *draw_masks(rows, self.mask_share(draw.done), Split(*self.settings.split), draw))
+    def mask(self, rows: Rows, draw: Draw | None) -> Masked:
+        """Masks examples: with the masks of the data, or with new ones in training with dynamic masks."""
+        from pretraining.model.masks import Masked, Split, draw_masks
+
+        if draw is None or not self.is_dynamic:
+            return Masked(rows.pieces, rows.masked, rows.labels)
+        return draw_masks(rows, self.mask_share(draw.done), Split(*self.settings.split), draw)
 
     def heads(self, shape: Shape) -> dict[str, str]:
         masked = {PIECE_HEAD: "masked head"}
@@ -234,10 +239,14 @@ class MaskedPieces(Objective):
             missing = "the data has no pairs" if kind.learns_pairs(shape) else f"a {kind.title} has no head for pairs"
             why = missing if self.settings.next_sentences else "next sentences are left out"
             notes.append(f"{why}: the model learns from masked pieces alone")
-        if self.is_dynamic:
-            shares = dict.fromkeys(f"{self.mask_share(done):.3g}" for done in (0.0, 1.0))
-            notes.append(f"masks are drawn anew in every epoch, a share of {' to '.join(shares)} of the pieces")
-        return "\n".join(notes) or None
+        return "\n".join([*notes, *self.describe_masks()]) or None
+
+    def describe_masks(self) -> list[str]:
+        """Describes dynamic masks in a line."""
+        if not self.is_dynamic:
+            return []
+        shares = dict.fromkeys(f"{self.mask_share(done):.3g}" for done in (0.0, 1.0))
+        return [f"masks are drawn anew in every epoch, a share of {' to '.join(shares)} of the pieces"]
 
     def logits(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
         at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])

@@ -13,7 +13,7 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import pack
 from pretraining.model.shape import PIECE_HEAD
 from pretraining.objectives.declaration import find_objective
-from pretraining.scoring.sentences import SentenceCutter, Sentences, require_pieces
+from pretraining.scoring.sentences import SentenceCutter, Sentences
 
 
 @torch.inference_mode()
@@ -23,8 +23,7 @@ def continue_text(model: StoredModel, text: str, most: int, temperature: float, 
 
     At a temperature of 0 each is the likeliest; otherwise it is drawn from the probabilities at that temperature.
     """
-    network = model.build_pretrained().float().to(device)
-    require_pieces(network)
+    network = model.build_pretrained(predicts=True).float().to(device)
     if network.shape.learns.sees != "before":
         raise UserError(
             f"--continue: {model.name} {find_objective(network.shape).learns}; name one that predicts the piece after"

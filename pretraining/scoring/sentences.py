@@ -127,7 +127,6 @@ class Scorer:
     """Scores sentences in fp32 by a pre-trained model, which it takes over."""
 
     def __init__(self, model: PretrainingModel, vocabulary: Vocabulary, device: torch.device) -> None:
-        require_pieces(model)
         self.model = model.float().to(device).eval().requires_grad_(False)
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
         self.cut_texts = SentenceCutter(vocabulary).cut_texts
@@ -199,13 +198,6 @@ class Scorer:
         return numbers, found.double().cpu().numpy()
 
 
-def require_pieces(model: PretrainingModel) -> None:
-    """Raises UserError for a model that predicts no pieces."""
-    objective = find_objective(model.shape)
-    if PIECE_HEAD not in objective.heads(model.shape):
-        raise UserError(f"a model that {objective.learns} says of no piece how likely it is, so it scores no sentence")
-
-
 class Filling(NamedTuple):
     """A piece for a [MASK], and its probability."""
 
@@ -219,8 +211,7 @@ def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -
     parts, mask = model.vocabulary.split_at_masks(text), model.vocabulary.special_pieces.mask
     if len(parts) < 2:
         raise UserError(f"--fill {text!r}: has no {mask}, which stands for what the model is to say")
-    network = model.build_pretrained()
-    require_pieces(network)
+    network = model.build_pretrained(predicts=True)
     if network.shape.one_way:
         raise UserError(
             f"--fill: {model.name} {find_objective(network.shape).learns}, and has never seen a {mask}; name a "

@@ -15,6 +15,7 @@ from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
 from pretraining.config.settings import Phase, Recipe
 from pretraining.engine.engine import Engine
+from pretraining.model.shape import OF_OBJECTIVE
 from pretraining.objectives.declaration import find_objective
 from pretraining.processes.context import Context
 from pretraining.training.request import Branch, Request
@@ -92,7 +93,7 @@ def _name_changes(changes: Iterable[Change], request: Request) -> Iterator[Chang
         "sees": "which pieces one sees",
     }
     for name, then, now in changes:
-        yield names.get(name, f"model.{name}"), then, now
+        yield names.get(name, name if name.startswith(OF_OBJECTIVE) else f"model.{name}"), then, now
 
 
 def require_data(run: RunRecord, request: Request, source: Path) -> None:

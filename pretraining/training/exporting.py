@@ -18,6 +18,7 @@ from data_prep.common.files import absence
 from data_prep.common.outputs import making
 from data_prep.common.toml_text import toml_text
 from pretraining.architectures.declaration import find_architecture
+from pretraining.architectures.weights import count_parameters
 from pretraining.checkpoint.average import Average, average_last
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import AVERAGED, EXPORT, TOKENIZER
@@ -28,7 +29,7 @@ from pretraining.huggingface.model_card import Provenance, make_model_card, read
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, repeat_segment
 from pretraining.model.shape import DROPOUT, Shape
-from pretraining.objectives.declaration import configure_objective, find_objective, num_parameters
+from pretraining.objectives.declaration import configure_objective, find_objective
 from pretraining.optimizers.declaration import describe_settings
 
 
@@ -117,7 +118,7 @@ def export(
         folders.write_folder(out, shape, model.weights, vocabulary, card, dtype, model.length, check)
     readers, differences = zip(*results, strict=True)
     warning = _warn_of_licence(model, licence)
-    remark, parameters = warn_of_classifiers(model.shape), num_parameters(model.shape)
+    remark, parameters = warn_of_classifiers(shape), count_parameters(list_weights(shape))
     return Exported(out, parameters, max(differences), readers, model.left_out, remark, warning)
 
 

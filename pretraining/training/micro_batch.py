@@ -212,8 +212,8 @@ def compute_on_copy(heaviest: Heaviest, device: torch.device, reserve: int, sequ
         nn.init.zeros_(parameter)
     batch = full_sequences(sequences, heaviest.length, int(heaviest.predictions), objective).to(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        losses = model(batch)
-        torch.autograd.backward(objective.loss(losses, PretrainingBatches((batch,), sequences, len(batch.labels))))
+        batches = PretrainingBatches((batch,), sequences, len(batch.labels), len(batch.pieces))
+        torch.autograd.backward(objective.loss(model(batch), batches))
     synchronize(device)
     del ballast
 

@@ -40,7 +40,7 @@ from pretraining.processes.ending import Code
 WORDS = {
     "bert": (),
     "roberta": ("--model.architecture", "roberta"),
-    "electra": ("--model.architecture", "electra"),
+    "electra": ("--model.architecture", "electra", "--objective.name", "rtd"),
     "gpt": ("--model.architecture", "gpt", "--objective.name", "ltr"),
     "modern": ("--model.architecture", "modern", "--model.window", "8"),
 }
@@ -152,19 +152,39 @@ def test_a_run_begins_with_an_export_of_its_architecture(
 ) -> None:
     """The folder says what it is; the weights are those of the run to the last bit, and so is what is exported anew."""
     given = dataclasses.replace(unpaired, folder=place.folder)
-    objective = WORDS[name][2:] if name == "gpt" else ()
+    objective = WORDS[name][2:] if name in ("gpt", "electra") else ()
     still = (*FEW, "--phases.0.learning_rate", "1e-30", "--evaluation.examples", "64")
     said = assert_well(train(given.command("more", *objective, "--init", exported, *still), 1))
     assert f"begins with {exported}: 2 layers of 32, 229 pieces" in said
     before, after = (records(run, "evaluation")[-1] for run in (exported.parent, place.folder / "more"))
-    assert find_loss(after) == pytest.approx(find_loss(before), rel=1e-6)
+    if name == "electra":
+        assert "anew: generator" in said
+    else:
+        assert find_loss(after) == pytest.approx(find_loss(before), rel=1e-6)
     assert distance(place.folder / "more", exported.parent) == 0
     run_main(export.main, exported, "--out", place.folder / "anew")
     anew, wanted = (folder / "model.safetensors" for folder in (place.folder / "anew", exported))
     assert anew.read_bytes() == wanted.read_bytes()
 
 
-@OTHERS
+@pytest.mark.parametrize("name", ["electra"])
+def test_replaced_pieces_are_scored_on_data_alone(name: str, exported: Path, unpaired: Place, tmp_path: Path) -> None:
+    """By the run, which has the generator. No sentence is scored, and nothing is filled in."""
+    run, data = exported.parent, ("--data", unpaired.data, "--length", "64", "--examples", "64")
+    last, found = records(run, "evaluation")[-1], json.loads(run_main(evaluate.main, run, *data, "--json"))["figures"]
+    assert {"detection_loss", "detected", "false_alarms", "masked_loss"} <= found.keys()
+    assert found == pytest.approx({figure: last[figure] for figure in found}, rel=1e-4)
+    said = run_main(evaluate.main, exported, *data, code=2)
+    assert "has no generator, which exports leave out; name its run, or a checkpoint" in said
+    (tmp_path / "pairs.tsv").write_text("good\tbad\nthe river\triver the\n")
+    for model in (run, exported):
+        pairs = (run_pairs.main, "--model", model, "--pairs", tmp_path / "pairs.tsv", "--out", tmp_path / "out")
+        for asked in (pairs, (evaluate.main, model, "--fill", "the [MASK]")):
+            said = run_main(*asked, code=2)
+            assert f"{model}: finds replaced pieces, so it says of no piece how likely it is" in said, name
+
+
+@pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "gpt"))])
 def test_an_export_is_scored_as_its_run(
     name: str, exported: Path, unpaired: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,7 +234,9 @@ SPECIAL = Special(0, 1, 2, 3, 4)
 SHAPES: dict[Sees, Shape] = {
     objective.sees: SHAPE.change_learning(objective=name, sees=objective.sees, pairs=objective.pairs != "unused")
     for name, objective in objectives().items()
+    if name in ("mlm", "ltr", "rtl")
 }
+"""The first objective of each direction."""
 
 
 @pytest.mark.parametrize("sees", SHAPES)
