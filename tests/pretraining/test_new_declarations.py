@@ -93,78 +93,6 @@ class LeftToRight(ltr.LeftToRight):
 
 OBJECTIVE = LeftToRight()
 '''
-REPLACED = '''
-"""Finds the pieces that the model itself has put where the masks were, in a second pass through the encoder."""
-from __future__ import annotations
-from dataclasses import replace
-from typing import NamedTuple
-from pretraining.objectives import mlm
-from pretraining.objectives.declaration import Figure
-
-class Sums(NamedTuple):
-    masked: object
-    found: object
-    right: object
-
-class ReplacedPieces(mlm.MaskedPieces):
-    settings_type = mlm.ObjectiveSettings
-    learns = "finds replaced pieces"
-    pairs, sum_of_pieces, is_dynamic = "unused", None, False
-    figures = (
-        Figure("masked_loss", "masked loss", "nats", "cross-entropy of a masked piece", "masked-word loss"),
-        Figure("found_loss", "found loss", "nats", "cross-entropy of whether a piece was replaced", "loss of finding"),
-        Figure("found_accuracy", "found", "%", "masked pieces of which the model knows whether it replaced them"),
-    )
-
-    def heads(self, shape):
-        return {**super().heads(shape), "replaced_head": "head of replaced pieces"}
-
-    def build(self, shape):
-        from torch import nn
-        return {**super().build(shape), "replaced_head": nn.Linear(shape.hidden, 1)}
-
-    def parameters(self, shape):
-        return super().parameters(shape) + shape.hidden + 1
-
-    def passes(self, shape, sequences, pieces, predictions):
-        return 2 * super().passes(shape, sequences, pieces, predictions)
-
-    def note(self, shape):
-        return None
-
-    def forward(self, model, batch):
-        from torch.nn.functional import binary_cross_entropy_with_logits
-        head, table = model.head("masked_head"), model.embeddings.word.weight
-        seen = model.states_for_heads(batch)
-        masked, _ = head(seen, table, batch.labels)
-        guesses = head.logits(seen.detach(), table.detach()).argmax(1)
-        filled = replace(batch, pieces=batch.pieces.index_copy(0, batch.chosen, guesses))
-        logits = model.head("replaced_head")(model.encode(filled, batch.chosen)).squeeze(1).float()
-        wrong = guesses != batch.labels
-        found = binary_cross_entropy_with_logits(logits, wrong.float(), reduction="sum")
-        return Sums(masked, found, ((logits > 0) == wrong).sum())
-
-    def sums(self, shape):
-        return Sums._fields
-
-    def loss(self, losses, batches):
-        return (losses.masked + losses.found) / batches.predictions
-
-    def measure(self, totals):
-        names = ("masked_loss", "found_loss", "found_accuracy")
-        return {name: totals[each] / totals["predictions"] for name, each in zip(names, Sums._fields)}
-
-    def score(self, figures):
-        return dict(figures)
-
-    def describe_figures(self, figures, width=0):
-        return [f"masked {figures['masked_loss']:.4f}  found {figures['found_accuracy']:.1%}"]
-
-    def exported_heads(self, shape):
-        return ["masked_head"]
-
-OBJECTIVE = ReplacedPieces()
-'''
 OPTIMIZER = '''
 """Three averages; of matrices the first is turned towards an orthogonal one, which only a whole matrix has."""
 from pretraining.optimizers.declaration import Optimizer
@@ -193,9 +121,8 @@ TRAIN, WORDS = "pretraining/train.py", ("--objective.name", "left_to_right")
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    added = {"left_to_right": OBJECTIVE, "replaced": REPLACED}
-    files = {f"pretraining__objectives__{name}": text for name, text in added.items()}
-    return copy_packages(tmp_path_factory.mktemp("copy"), pretraining__optimizers__toy=OPTIMIZER, **files)
+    added = {"pretraining__objectives__left_to_right": OBJECTIVE, "pretraining__optimizers__toy": OPTIMIZER}
+    return copy_packages(tmp_path_factory.mktemp("copy"), **added)
 
 
 @pytest.mark.slow
@@ -226,19 +153,6 @@ def test_an_objective_is_trained_exported_and_told_of(copy: Path, place: Place) 
         first, second = model(pieces).logits, model(other).logits
     assert torch.equal(first[0, :-1], second[0, :-1])
     assert not torch.equal(first[0, -1], second[0, -1])
-
-
-@pytest.mark.slow
-def test_an_objective_calls_the_encoder_itself(copy: Path, place: Place) -> None:
-    """Replaced-token detection: what the second pass reads is what the first one said. The same on any ranks."""
-    words = ("--objective.name", "replaced", "--phases.0.learning_rate", "1e-2")
-    for ranks in (1, 2):
-        run_entry(copy, TRAIN, *place.command(f"on-{ranks}", *words), ranks=ranks)
-    one, two = records(place.folder / "on-1"), records(place.folder / "on-2")
-    assert [line["found_loss"] for line in one] == pytest.approx([line["found_loss"] for line in two], rel=1e-4)
-    assert one[-1]["found_loss"] < one[0]["found_loss"] - 0.1
-    said = run_entry(copy, "pretraining/evaluate.py", place.folder / "on-1", "--data", place.data)
-    assert "found " in said
 
 
 @pytest.mark.slow
