@@ -19,7 +19,7 @@ from data_prep.common.toml_text import read_toml
 from finetuning.results import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, list_finished, parse_step
 from pretraining.config.settings import Recipe
-from pretraining.objectives.declaration import list_loss_curves
+from pretraining.objectives.reports import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS, read_newest_records, read_step_records
 from pretraining.training.skips import read_skips
 

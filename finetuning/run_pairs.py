@@ -46,6 +46,8 @@ class RunPairs:
     """Where results go (default: runs/MODEL/pairs)."""
     each: int | None = None
     """Pairs of every paradigm that are scored, the first ones (default: all)."""
+    sees: Literal["both", "before"] | None = None
+    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: both)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes, in fp32."""
 
@@ -55,7 +57,7 @@ def main(arguments: list[str]) -> int:
     wanted = tyro.cli(RunPairs, args=arguments, prog="run_pairs.py", config=(tyro.conf.FlagCreatePairsOff,))
     with Ending() as ending:
         console = open_console(soft_wrap=True)
-        score_pairs(wanted.model, wanted.pairs, wanted.each, wanted.out, wanted.device, console)
+        score_pairs(wanted.model, wanted.pairs, wanted.each, wanted.out, wanted.device, console, wanted.sees)
     return ending.code
 
 

@@ -63,6 +63,9 @@ class Evaluate:
     """Score the first so many (default: all of the first duplicate)."""
     fill: str | None = None
     """A text with [MASK], for which the likeliest pieces are printed."""
+    sees: Literal["both", "before"] | None = None
+    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: shards are
+    scored either way, and a text is filled in by what both sides tell)."""
     best: int = 5
     """How many pieces are printed for a [MASK]."""
     continue_: Annotated[str | None, tyro.conf.arg(name="continue")] = None
@@ -110,7 +113,7 @@ def evaluate(wanted: Evaluate) -> None:
 def answers(wanted: Evaluate) -> Answers:
     """Finds what is asked for."""
     device = choose_device(wanted.device, World())
-    model, scores = StoredModel.open(wanted.model), None
+    model, scores = StoredModel.open(wanted.model, sees=wanted.sees), None
     fillings = [] if wanted.fill is None else fill_masks(model, wanted.fill, wanted.best, device)
     if wanted.data is not None:
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)

@@ -47,6 +47,8 @@ class Export:
     """Licence of the model, for its card, as the hub spells it: apache-2.0 (default: that of the recipe)."""
     replace: bool = False
     """Replace an export of another model."""
+    sees: Literal["both", "before"] | None = None
+    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: both)."""
 
 
 def main(arguments: list[str]) -> int:
@@ -56,8 +58,8 @@ def main(arguments: list[str]) -> int:
     try:
         dtype = getattr(torch, wanted.dtype)
         vocabulary, replace = wanted.vocabulary, wanted.replace
-        out, average = wanted.out, wanted.average
-        done = export(wanted.run, out, wanted.checkpoint, vocabulary, dtype, wanted.licence, replace, average)
+        of_model = (wanted.checkpoint, vocabulary, dtype, wanted.licence, replace, wanted.average, wanted.sees)
+        done = export(wanted.run, wanted.out, *of_model)
     except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return 2

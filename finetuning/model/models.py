@@ -17,6 +17,7 @@ from pretraining.huggingface import folders
 from pretraining.huggingface.config import GENERIC
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, list_sentence_files, read_head
 from pretraining.huggingface.model_card import BaseSummary
+from pretraining.model.shape import Sees
 from pretraining.processes.group import gather, place
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")
@@ -24,9 +25,10 @@ RUNS = "runs"
 """The default folder of results."""
 
 
-def find_model(name: str | None = None) -> StoredModel:
-    """Finds the model that `--model` names; by default the newest exported one. All ranks call it together."""
-    return StoredModel.open(name or str(find_newest_export()))
+def find_model(name: str | None = None, sees: Sees | None = None) -> StoredModel:
+    """Finds the model that `--model` names; by default the newest exported one. All ranks call it together. `sees`: the
+    way in which it reads."""
+    return StoredModel.open(name or str(find_newest_export()), sees=sees)
 
 
 def list_notes(model: StoredModel) -> list[str]:

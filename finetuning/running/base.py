@@ -95,6 +95,7 @@ class Base:
     def identity(self) -> dict[str, Any]:
         """Identifies the initial weights, in JSON: retraining under the same name changes it."""
         own = {"from_scratch": self.from_scratch, "checksum": self._checksum(self.model)}
+        own |= {"sees": self.model.sees} if self.model.sees else {}
         return own if self.backward is None else {**own, "backward": self._checksum(self.backward)}
 
     def _checksum(self, model: StoredModel) -> str:

@@ -148,7 +148,7 @@ def _read_features(
         settings = FineTuning.model_validate({"seed": task["seed"], "features": task["features"]})
         names = [known["name"], *([task["backward"]] if "backward" in task else [])]
     try:
-        base = Base(find_model(names[0]), scratch, *map(find_model, names[1:]))
+        base = Base(find_model(names[0], known.get("sees")), scratch, *map(find_model, names[1:]))
     except UserError as error:
         raise UserError(f"{folder}: stands on a model that is not there; put it back\n{error}") from error
     checksums = [base.identity.get(key) != known.get(key) for key in ("checksum", "backward")]

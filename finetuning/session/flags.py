@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
@@ -33,6 +33,8 @@ class TuningFlags:
 
     model: str | None = None
     """A run, a folder of transformers, or a name on the Hugging Face hub (default: the newest exported model)."""
+    sees: Literal["both", "before"] | None = None
+    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: both)."""
     backward: str | None = None
     """A second model, whose frozen features are concatenated with those of the first, layer by layer: with
     --features.layers mix, a left-to-right and a right-to-left model are ELMo's scheme."""

@@ -39,6 +39,7 @@ from finetuning.session.flags import find_data
 from finetuning.session.report import print_part
 from finetuning.tasks.scores import estimate_share_spread
 from pretraining.checkpoint.models import StoredModel
+from pretraining.model.shape import Sees
 from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.figures import draw
@@ -80,15 +81,21 @@ class Questions:
 
 
 def score_pairs(
-    name: str | None, path: Path | None, each: int | None, out: Path | None, device: Where, console: Console
+    name: str | None,
+    path: Path | None,
+    each: int | None,
+    out: Path | None,
+    device: Where,
+    console: Console,
+    sees: Sees | None = None,
 ) -> None:
     """Scores all pairs, or the first `each` of every paradigm, that have no score in the folder yet, and writes the
-    results."""
+    results. `sees`: the way in which the model reads (default: that of its objective)."""
     if each is not None and each < 1:
         raise UserError(f"--each {each}: give a number of pairs above 0")
     found = path or find_usual()
-    model = find_model(name)
-    out = out or Path(RUNS) / summarize_model(model).name / "pairs"
+    model = find_model(name, sees)
+    out = out or Path(RUNS) / summarize_model(model).name / f"pairs{f'-{sees}' if sees else ''}"
     pairs = minimal.read_pairs(found)
     if each is not None:
         pairs = minimal.take_pairs(pairs, each)

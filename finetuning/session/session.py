@@ -100,7 +100,7 @@ class Session:
     def _read(self, device: Literal["cpu", "cuda"]) -> None:
         """Reads the model, the settings and the tasks; raises UserError on any fault."""
         refuse_without_class("--model", self.flags.model)
-        self.model = find_model(self.flags.model)
+        self.model = find_model(self.flags.model, self.flags.sees)
         self.backward = find_model(self.flags.backward) if self.flags.backward else None
         recipe = self._read_settings(device)
         self._read_tasks()

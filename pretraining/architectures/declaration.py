@@ -215,7 +215,8 @@ class Architecture(ABC):
     def count_seen(self, shape: Shape, length: float) -> float:
         """Counts the pairs of a piece and a piece that it sees, in a sequence of this length, as a mean of the
         layers."""
-        return length * (length + 1) / 2 if shape.one_way else length * length
+        share, every = shape.one_way_share, length * length
+        return share * length * (length + 1) / 2 + (1 - share) * every if share else every
 
     @abstractmethod
     def layer_memory(self, shape: Shape) -> LayerMemory:

@@ -150,7 +150,8 @@ class Modern(Architecture):
         share = -(-shape.layers // shape.global_every) / shape.layers
         reach = min(shape.window // 2, length - 1)
         local = length * (2 * reach + 1) - reach * (reach + 1)
-        return share * length * length + (1 - share) * local
+        both = share * length * length + (1 - share) * local
+        return both - shape.one_way_share * (both - length) / 2  # one way, half of the others are seen
 
     def layer_memory(self, shape: Shape) -> LayerMemory:
         # a layer keeps its input and the norm of it, q k v and attention's result; then the sum and its norm, the inner

@@ -26,8 +26,9 @@ from pretraining.huggingface.folders import CARD, CONFIG
 from pretraining.huggingface.model_card import BaseSummary, read_front_matter
 from pretraining.huggingface.weights import check_finite, count_segments, list_row_names, list_weights, repeat_segment
 from pretraining.model.encoder import PretrainingModel
-from pretraining.model.shape import PIECE_HEAD, Shape
+from pretraining.model.shape import PIECE_HEAD, Sees, Shape
 from pretraining.objectives.declaration import build_model, find_objective, objectives
+from pretraining.objectives.direction_choice import choose_way
 from pretraining.processes.group import gather
 
 SHOWN = 10
@@ -59,12 +60,15 @@ class StoredModel:
     """model on the hub that it was made from, if known"""
     licence: str | None = None
     """its licence, if its card or recipe names one"""
+    sees: Sees | None = None
+    """the way in which it is to read; None for that of its objective"""
 
     @classmethod
-    def open(cls, name: str, found: Path | None = None) -> StoredModel:
+    def open(cls, name: str, found: Path | None = None, sees: Sees | None = None) -> StoredModel:
         """Reads all of a model but its weights. `name` is a folder, a run, a checkpoint or a name on the hub.
 
-        `found` is its folder if it was found before; otherwise all ranks call this together.
+        `found` is its folder if it was found before; otherwise all ranks call this together. `sees`: as the field;
+        raises UserError if the model has not learned it.
         """
         folder, on_hub = found or find_model_folder(name), not Path(name).exists()
         if (folder / CONFIG).is_file() or on_hub:
@@ -88,8 +92,8 @@ class StoredModel:
         if len(vocabulary) > shape.vocabulary:
             raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
         fitted = find_architecture(shape.architecture).fit_vocabulary(shape, vocabulary.special)
-        encoder = replace(fitted.encoder, vocabulary=len(vocabulary))
-        return cls(name, folder, encoder, shape.vocabulary, vocabulary, trained, known, on_hub, from_hub, licence)
+        encoder = replace(choose_way(fitted, sees, name).encoder, vocabulary=len(vocabulary))
+        return cls(name, folder, encoder, shape.vocabulary, vocabulary, trained, known, on_hub, from_hub, licence, sees)
 
     @property
     def is_checkpoint(self) -> bool:
@@ -149,7 +153,7 @@ class StoredModel:
         if missing:
             heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
             raise UserError(f"{self.name}: has no {heads}, so it says of no piece how likely it is: {cure}")
-        model = build_model(shape)
+        model = build_model(choose_way(shape, self.sees, self.name))
         if lacking := model.state_dict().keys() - weights.keys():
             heads = ", ".join(sorted({name.partition(".")[0] for name in lacking}))
             raise UserError(f"{self.name}: has no {heads}, which exports leave out; name its run, or a checkpoint")

@@ -103,6 +103,12 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
         return
     directions = [objectives.configure_objective(settings).sees for settings in recipe.list_objectives()]
     yield from dict.fromkeys(fault for sees in directions for fault in architectures.find_faults(model, sees))
+    for settings in recipe.list_objectives():
+        if recipe.compute.compile and not objectives.configure_objective(settings).compiles:
+            yield (
+                f'compute.compile = true: not with objective.name = "{settings.name}", whose sequences see in two '
+                "ways; take compute.compile = false"
+            )
     if model.size not in (None, *architectures.find_architecture(model.architecture).sizes):
         return  # so its numbers are not known
     shape = model.shape(vocabulary=1)

@@ -27,7 +27,7 @@ AHEAD = 3
 def full_sequences(count: int, length: int, predictions: int, objective: Objective | None = None) -> PretrainingBatch:
     """Makes a batch of `count` sequences without text, all with this length and number of predictions."""
     lengths, zeros = np.full(count, length), np.zeros(count * length, np.int64)
-    masks = np.full(count, predictions), np.tile(np.arange(predictions), count), zeros[: count * predictions]
+    masks = np.full(count, predictions), np.tile(np.arange(predictions) + 1, count), zeros[: count * predictions]
     return (objective or objectives()[OBJECTIVE]).batch(Rows.from_memory(lengths, zeros, lengths // 2, *masks))
 
 
@@ -59,10 +59,12 @@ def step_batches(
 ) -> PretrainingBatches:
     """Reads one rank's part of the global batch of a step."""
     examples, keys, done = order.examples(step), order.keys(step), order.share_done(step)
-    lengths, predictions = dataset.sizes(examples, done)
+    one_way = dataset.objective.draw_one_way(keys)
+    lengths, predictions = dataset.sizes(examples, done, one_way)
     mine = deal(lengths, ranks, accumulation)[rank]
     micro = tuple(dataset.training_batch(examples.take(chosen), keys[chosen], done) for chosen in mine)
-    return PretrainingBatches(micro, order.batch_size, int(predictions.sum()), int(lengths.sum()))
+    of_one_way = 0 if one_way is None else int(predictions[one_way].sum())
+    return PretrainingBatches(micro, order.batch_size, int(predictions.sum()), int(lengths.sum()), of_one_way)
 
 
 def training_batches(
@@ -78,6 +80,12 @@ def training_batches(
     return prepare_in_thread(read, AHEAD)
 
 
+def count_examples(dataset: Dataset, limit: int | None = None) -> int:
+    """Counts the examples of the first duplicate, or the first `limit` of them."""
+    count = sum(dataset.shard_rows[0])
+    return count if limit is None else min(limit, count)
+
+
 def validation_batches(
     dataset: Dataset, rank: int, ranks: int, sequences: int, limit: int | None = None
 ) -> Iterator[tuple[PretrainingBatch, bool]]:
@@ -87,7 +95,7 @@ def validation_batches(
     gather weights together: a rank that runs out gets a batch that does not count. The longest come first, so that the
     ranks' batches take about the same time.
     """
-    examples = dataset.first_examples(dataset.num_examples if limit is None else limit)
+    examples = dataset.first_examples(count_examples(dataset, limit))
     lengths, _ = dataset.sizes(examples)
     order = np.argsort(-lengths, kind="stable")
     batches = [order[at : at + sequences] for at in range(0, len(order), sequences)]

@@ -49,7 +49,7 @@ class Dataset:
         objective: Objective | None = None,
     ) -> None:
         """`objective` makes batches of examples; None is the default objective."""
-        self._objective = objective or objectives()[OBJECTIVE]
+        self.objective = objective or objectives()[OBJECTIVE]
         self.folder, self.length, self.rank, self.ranks = folder, length, rank, ranks
         self.stored = manifest.length_for(length) or length
         """The length of the examples in the shards; where it is greater than `length`, they are cut."""
@@ -79,22 +79,26 @@ class Dataset:
         row = np.concatenate([np.arange(size) for size in rows])[:count]
         return Examples(np.zeros_like(shard), shard, row)
 
-    def sizes(self, examples: Examples, done: float = 0.0) -> tuple[Array, Array]:
-        """Counts the pieces and the predictions of examples; this reads very little. `done` is that of their `Draw`."""
+    def sizes(self, examples: Examples, done: float = 0.0, one_way: Array | None = None) -> tuple[Array, Array]:
+        """Counts the pieces and the predictions of examples; this reads very little. `done` is that of their `Draw`,
+        `one_way` what the objective drew."""
         if self.stored > self.length:
             lengths, masked = self._cut_sizes(examples)
         else:
             lengths, masked, _ = self._stored_sizes(examples)
-        return lengths, self._objective.predictions(lengths, masked, done)
+        return lengths, self.objective.count_predictions(lengths, masked, done, one_way)
 
     def batch(self, examples: Examples) -> PretrainingBatch:
-        """Reads examples as a batch of their objective, the same every time."""
-        return self._objective.batch(self.read(examples))
+        """Reads examples as a batch for validation, the same every time."""
+        return self.objective.validation_batch(self.read(examples))
 
     def training_batch(self, examples: Examples, keys: Array, done: float) -> PretrainingBatch:
         """Reads examples as a batch for training; `keys` and `done` are those of a `Draw`."""
+        if (one_way := self.objective.draw_one_way(keys)) is not None:
+            order = np.argsort(~one_way, kind="stable")
+            examples, keys = examples.take(order), keys[order]
         draw = Draw(keys, done, self.vocabulary_size, self._special.mask, self._special.sep)
-        return self._objective.batch(self.read(examples), draw)
+        return self.objective.batch(self.read(examples), draw)
 
     @cached_property
     def _special(self) -> Special:

@@ -21,7 +21,7 @@ from pretraining.huggingface.weights import (
     refuse_faults,
 )
 from pretraining.model.shape import ARCHITECTURE, OBJECTIVE, Learning, Sees, Shape
-from pretraining.objectives.declaration import objectives
+from pretraining.objectives.declaration import find_objective, objectives
 
 if TYPE_CHECKING:
     from data_prep.vocabulary.vocabulary import Special
@@ -34,6 +34,8 @@ PROBLEMS: dict[str, Kind] = {
     "regression": "score",
 }
 """The `problem_type` in transformers of the kinds of heads for whole sequences."""
+OWN = "cloze"
+"""The entry with what no class of transformers tells."""
 GENERIC = re.compile(r"LABEL_\d+")
 """The names that transformers gives to unnamed labels."""
 
@@ -51,9 +53,18 @@ def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHe
         "tie_word_embeddings": True,
         **({"is_decoder": True} if theirs and shape.one_way and "both" in kind.sees else {}),
         **{name: ids.get(name, special.sep) for name in names},
+        **({} if head else _name_objective(shape)),
         "dtype": str(dtype).removeprefix("torch."),
         **(_write_labels(head) if head else {}),
     }
+
+
+def _name_objective(shape: Shape) -> dict[str, Any]:
+    """Makes the entry of a config on an objective that the class does not tell, for readers of this project."""
+    learns = shape.learns
+    if not find_objective(shape).named_in_config:
+        return {}
+    return {OWN: {"objective": learns.objective, "causal_share": learns.causal_share}}
 
 
 def name_own_type(shape: Shape) -> str:
@@ -141,10 +152,16 @@ def _read_class(config: Mapping[str, Any]) -> str:
 
 
 def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape:
-    """Adds an objective with the same direction of attention, if possible one that exports this class; of several the
-    default."""
+    """Adds the objective that is named; otherwise one with the same direction of attention, if possible one that
+    exports this class; of several the default."""
     kind = find_architecture(shape.architecture)
-    looking = [name for name, objective in objectives().items() if objective.sees == shape.learns.sees]
+    if OWN in config:
+        return _read_objective(shape, config[OWN], where)
+    looking = [
+        name
+        for name, objective in objectives().items()
+        if objective.sees == shape.learns.sees and not objective.named_in_config
+    ]
     if not looking:
         seen = {"both": "both ways", "before": "those before it alone", "after": "those after it alone"}
         raise UserError(
@@ -160,6 +177,17 @@ def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape
     named = _read_class(config)
     exporting = (one for one in shapes if named and named in list_class_names(kind, find_auto_class(one)))
     return next(exporting, shapes[0])
+
+
+def _read_objective(shape: Shape, named: Any, where: str) -> Shape:
+    """Reads the entry of `_name_objective`."""
+    try:
+        name, share = named["objective"], float(named["causal_share"])
+    except (KeyError, TypeError, ValueError):
+        name, share = None, -1.0
+    if not (name in objectives() and objectives()[name].sees == shape.learns.sees and 0 <= share < 1):
+        raise UserError(f"{where}: {OWN} is {named!r}; it should name an objective as export.py does; export it anew")
+    return shape.change_learning(objective=name, pairs=False, settings=(("causal_share", share),))
 
 
 def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:

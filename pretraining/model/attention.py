@@ -6,6 +6,9 @@
     Grouped    otherwise on a CPU: sequences of similar lengths together, by matrix products and our fused kernels
     Packed     GPU from compute capability 8.0 on, in 16 bits: the flash kernels, which need no padding
     Padded     elsewhere, and under torch.compile on a CPU: scaled_dot_product_attention
+
+In some sequences of a batch a piece may see only those before it: they are the first ones, so that each kernel is
+called twice at most.
 """
 
 from __future__ import annotations
@@ -66,17 +69,30 @@ def lay_out(
     compiled: bool = False,
     one_way: bool = False,
     window: int | None = None,
+    first: int = 0,
 ) -> Layout:
     """Chooses the layout for the hidden states, (n, hidden); nothing here waits for a GPU.
 
     `starts` is (s + 1,) int32; `compiled` says whether the layers run under torch.compile, `one_way` whether a piece
-    sees only itself and those before it; it sees those at a distance of at most `window`, or all.
+    sees only itself and those before it; it sees those at a distance of at most `window`, or all. `first`: the
+    number of the first sequences in which a piece sees one way, if in the others it sees both.
     """
     if kernels.usable(states) and not compiled:
-        return (ByHeads if can_multiply_heads(states, heads) else Grouped)(starts, lengths, one_way, window)
-    if has_flash(states, heads):
-        return Packed(starts, max(lengths), one_way, window)
-    return Padded(starts, max(lengths), len(states), one_way, window)
+        by = ByHeads if can_multiply_heads(states, heads) else Grouped
+        return by(starts, lengths, one_way, window, first)
+    if not has_flash(states, heads):
+        return Padded(starts, max(lengths), len(states), one_way, window, first)
+    if 0 < first < len(lengths):
+        return Joined(starts, lengths, window, first)
+    return Packed(starts, max(lengths), one_way or first > 0, window)
+
+
+def split_ways(count: int, one_way: bool, first: int) -> list[tuple[slice, bool]]:
+    """Splits `count` sequences into those that see one way and those that see both; leaves out what is empty."""
+    if one_way or not first:
+        return [(slice(count), one_way)]
+    parts = [(slice(first), True), (slice(first, count), False)]
+    return parts[: 1 + (first < count)]
 
 
 def has_flash(states: Tensor, heads: int) -> bool:
@@ -119,6 +135,28 @@ class Packed(Layout):
         return _flash_attention(sums, bias, heads, where, self.sight)
 
 
+class Joined(Layout):
+    """The flash kernels once for the sequences that see one way, and once for the others."""
+
+    def __init__(self, starts: Tensor, lengths: tuple[int, ...], window: int | None, first: int):
+        ways = split_ways(len(lengths), False, first)
+        self.sizes = [sum(lengths[part]) for part, _ in ways]
+        bounds = (starts[: first + 1], starts[first:] - starts[first])
+        inputs = zip(ways, bounds, strict=True)
+        self.parts = [Packed(each, max(lengths[part]), one_way, window) for (part, one_way), each in inputs]
+
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        rows = zip(self.parts, qkv.split(self.sizes), strict=True)
+        return torch.cat([part.attend(each, bias, heads, dropout) for part, each in rows])
+
+    def attends_sums(self, states: Tensor) -> Attend | None:
+        return self._attend_sums if gpu.usable("join", states) else None
+
+    def _attend_sums(self, sums: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        rows = zip(self.parts, sums.split(self.sizes), strict=True)
+        return torch.cat([part._attend_sums(each, bias, heads, dropout) for part, each in rows])
+
+
 def _add(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
@@ -143,7 +181,15 @@ def _flash_attention_backward(where: tuple[Any, ...], sight: dict[str, int], gra
 class Padded(Layout):
     """Sequences padded to the longest, for any device and type."""
 
-    def __init__(self, starts: Tensor, longest: int, pieces: int, one_way: bool = False, window: int | None = None):
+    def __init__(
+        self,
+        starts: Tensor,
+        longest: int,
+        pieces: int,
+        one_way: bool = False,
+        window: int | None = None,
+        first: int = 0,
+    ):
         length = -(-longest // 16) * 16
         device, begins = starts.device, starts[:-1]
         at, piece = (torch.arange(count, dtype=torch.int32, device=device) for count in (length, pieces))
@@ -156,6 +202,9 @@ class Padded(Layout):
         """(s, 1, 1 or length, length): whether a place has a piece that is seen"""
         if one_way:
             self.inside = self.inside & (at <= at[:, None])
+        elif first:
+            both = torch.arange(len(begins), device=device) >= first
+            self.inside = self.inside & ((at <= at[:, None]) | both[:, None, None, None])
         if window is not None:
             self.inside = self.inside & ((at - at[:, None]).abs() <= window)
             self.inside |= (at >= starts.diff()[:, None])[
@@ -235,10 +284,15 @@ class ByOurKernels(Layout):
 class ByHeads(ByOurKernels):
     """One head of one sequence at a time, by kernels that do not save the scores."""
 
-    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False, window: int | None = None):
+    def __init__(
+        self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False, window: int | None = None, first: int = 0
+    ):
         self.kernel = f"attention_by_{kernels.small_products()}"
-        self.starts, self.lengths = starts, torch.tensor(lengths, dtype=torch.int32)
-        self.sight = (int(one_way), WHOLE if window is None else window)
+        self.pieces, sizes = int(starts[-1]), torch.tensor(lengths, dtype=torch.int32)
+        self.window = WHOLE if window is None else window
+        ways = split_ways(len(lengths), one_way, first)
+        self.parts = [(starts[part], sizes[part], int(way)) for part, way in ways]
+        """sequences that the kernels compute together: their starts and lengths, and whether they see one way"""
 
     def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
         return _attend_by_heads(qkv, bias, self, heads, dropout)
@@ -246,19 +300,24 @@ class ByHeads(ByOurKernels):
 
 @with_backward
 def _attend_by_heads(qkv: Tensor, bias: Tensor | None, layout: ByHeads, heads: int, dropout: Dropout) -> Forward:
-    pieces, (n, hidden) = int(layout.starts[-1]), (len(qkv), qkv.shape[1] // 3)
+    pieces, (n, hidden) = layout.pieces, (len(qkv), qkv.shape[1] // 3)
     size = hidden // heads
-    given = (layout.starts, layout.lengths, *dropout.for_kernels, size**-0.5, *layout.sight)
-    sizes = len(layout.lengths), heads, size
+    given = [
+        ((starts, lengths, *dropout.for_kernels, size**-0.5, one_way, layout.window), (len(lengths), heads, size))
+        for starts, lengths, one_way in layout.parts
+    ]
     out, spreads = qkv.new_empty(n, hidden), torch.empty(pieces, heads, 2)
     out[pieces:] = 0
-    kernels.call(layout.kernel, qkv, bias, *given, out, spreads, *sizes)
+    for inputs, sizes in given:
+        kernels.call(layout.kernel, qkv, bias, *inputs, out, spreads, *sizes)
 
     def backward(grad: Tensor, qkv: Tensor, spreads: Tensor, bias: Tensor | None = None) -> Gradients:
-        grad_qkv, grad_bias = torch.empty_like(qkv), None if bias is None else torch.empty_like(bias)
+        grad_qkv, grad_bias = torch.empty_like(qkv), None if bias is None else bias.new_empty(len(given), len(bias))
         grad_qkv[pieces:] = 0
-        kernels.call(f"{layout.kernel}_backward", qkv, bias, *given, grad, spreads, grad_qkv, grad_bias, *sizes)
-        return grad_qkv, grad_bias
+        for number, (inputs, sizes) in enumerate(given):
+            sums = None if grad_bias is None else grad_bias[number]
+            kernels.call(f"{layout.kernel}_backward", qkv, bias, *inputs, grad, spreads, grad_qkv, sums, *sizes)
+        return grad_qkv, None if grad_bias is None else grad_bias.sum(0)
 
     return out, (qkv, spreads) if bias is None else (qkv, spreads, bias), backward
 
@@ -266,15 +325,17 @@ def _attend_by_heads(qkv: Tensor, bias: Tensor | None, layout: ByHeads, heads: i
 class Grouped(ByOurKernels):
     """Sequences in groups of the same rounded length, for our kernels on a CPU."""
 
-    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False, window: int | None = None):
-        rounded: dict[int, list[int]] = {}
+    def __init__(
+        self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False, window: int | None = None, first: int = 0
+    ):
+        alike: dict[tuple[int, bool], list[int]] = {}
         for number, length in enumerate(lengths):
-            rounded.setdefault(-(-length // GRAIN), []).append(number)
+            alike.setdefault((-(-length // GRAIN), one_way or number < first), []).append(number)
         sizes = torch.tensor(lengths, dtype=torch.int32)
         self.groups = []
-        for _, members in sorted(rounded.items()):
+        for (_, way), members in sorted(alike.items()):
             length = -(-max(lengths[member] for member in members) // 16) * 16
-            group = Group(starts[members], sizes[members], length, one_way, window)
+            group = Group(starts[members], sizes[members], length, way, window)
             self.groups.append(group if group.whole else replace(group, length=-(-length // GRAIN) * GRAIN))
 
     def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -28,6 +28,7 @@ class Batch:
     starts: Tensor  # (s + 1,) int32: where each sequence begins; the last is n
     lengths: tuple[int, ...]  # of the sequences, on the host: kernels are chosen by it without asking the GPU
     examples: Array  # (s, 2) int64: shard and row of each sequence: dropout is drawn by them, messages name them
+    one_way: int = field(default=0, kw_only=True)  # of a model that sees both ways: in the first so many, only before
 
     def pin(self: AnyBatch) -> AnyBatch:
         """Copies the batch to pinned memory, from which a GPU copies asynchronously."""
@@ -68,9 +69,9 @@ class PretrainingBatch(Batch):
     random_next: Tensor  # (s,) int64: the label of next-sentence prediction, 1 where B is random
 
 
-def pack(rows: Rows, pieces: Array, chosen: Array, labels: Array) -> PretrainingBatch:
+def pack(rows: Rows, pieces: Array, chosen: Array, labels: Array, one_way: int = 0) -> PretrainingBatch:
     """Makes a batch: the model sees `pieces` instead of those of the rows, and predicts `labels` at the `chosen`
-    places."""
+    places; in the first `one_way` sequences a piece sees only those before it."""
     positions = np.arange(len(rows.pieces)) - np.repeat(rows.starts, rows.lengths)
     segments = positions >= np.repeat(rows.boundaries, rows.lengths)
     return PretrainingBatch(
@@ -83,6 +84,7 @@ def pack(rows: Rows, pieces: Array, chosen: Array, labels: Array) -> Pretraining
         random_next=torch.from_numpy(rows.random_next),
         lengths=tuple(rows.lengths.tolist()),
         examples=rows.where,
+        one_way=one_way,
     )
 
 
@@ -109,3 +111,4 @@ class PretrainingBatches(StepBatches[PretrainingBatch]):
 
     predictions: int  # of the global batch, over all ranks
     pieces: int = 0  # likewise, where an objective asks
+    one_way: int = 0  # of the predictions, those of the sequences that are drawn to see one way

@@ -288,7 +288,8 @@ class Encoder(Trainable):
     def _lay_out(self, batch: Batch, x: Tensor, sight: Sight) -> Layout:
         """Chooses the layout for the layers with this sight."""
         shape = self.shape
-        layout = lay_out(batch.starts, batch.lengths, x, shape.heads, self.compiled, shape.one_way, sight.window)
+        where = (batch.starts, batch.lengths, x, shape.heads, self.compiled)
+        layout = lay_out(*where, shape.one_way, sight.window, 0 if shape.one_way else batch.one_way)
         if sight.base is not None:
             size = shape.hidden // shape.heads
             layout.turns = batch.positions, make_turns(sight.base, size, shape.positions, x.device)

@@ -53,6 +53,10 @@ class Rows:
         pieces[self.masked] = self.labels
         return pieces
 
+    def repeat(self) -> Rows:
+        """Returns the examples twice, one time after the other."""
+        return Rows(*(np.concatenate([each, each]) for each in vars(self).values()))
+
     def shorten(self, limit: int) -> Rows:
         """Shortens the examples to at most `limit` pieces."""
         window = Window.choose(self.lengths, self.boundaries, limit)

@@ -38,6 +38,12 @@ class Learning:
     settings: tuple[tuple[str, Any], ...] = ()
     """settings of the objective that its heads and losses depend on, by name"""
 
+    @property
+    def causal_share(self) -> float:
+        """The share of the sequences in which a piece sees only those before it all the same; objectives that learn
+        both have it."""
+        return float(dict(self.settings).get("causal_share", 0.0))
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -88,6 +94,11 @@ class Shape:
     def one_way(self) -> bool:
         """Whether a piece sees only itself and the pieces on one side of it."""
         return self.learns.sees != "both"
+
+    @property
+    def one_way_share(self) -> float:
+        """The share of the sequences in which a piece sees only itself and the pieces on one side of it."""
+        return 1.0 if self.one_way else self.learns.causal_share
 
     @property
     def padded_vocabulary(self) -> int:

@@ -32,7 +32,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import NamedSection, declared_in, foreign_values, joined_settings
@@ -48,6 +48,7 @@ from pretraining.model.shape import OBJECTIVE, PIECE_HEAD, Learning, Sees, Shape
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from data_prep.common.arrays import Array
     from data_prep.shards import Manifest
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
     from pretraining.model.encoder import PretrainingModel
@@ -121,8 +122,14 @@ class Objective(ABC):
     """its figures of training and validation"""
     needs_masks: ClassVar[bool] = False
     """whether the vocabulary must have a piece that stands for masks alone"""
-    sum_of_pieces: ClassVar[str | None] = None
+    sum_of_pieces: str | None = None
     """the name of the sum that is the cross-entropy of the predicted pieces, in nats; None where it predicts none"""
+    shift: ClassVar[int] = 0
+    """how many places before a masked piece its prediction is read"""
+    named_in_config: ClassVar[bool] = False
+    """whether config.json of an export has its name, since the class there is that of another objective, too"""
+    compiles: ClassVar[bool] = True
+    """whether torch.compile can compile the layers for its batches"""
     tag: ClassVar[str]
     """the task of such models on the hub"""
     loads_as: ClassVar[str]
@@ -137,8 +144,7 @@ class Objective(ABC):
         return list(self.settings_type.model_fields)
 
     def faults(self, timed: bool) -> Iterator[str]:  # noqa: ARG002
-        """Yields the faults of its settings, each with its cure; `timed` says whether the length of a run is in
-        hours."""
+        """Yields the faults of its settings, each with its cure; `timed`: the length of a run is in hours."""
         yield from ()
 
     def data_faults(self, manifest: Manifest) -> Iterator[str]:
@@ -146,6 +152,10 @@ class Objective(ABC):
         if self.pairs == "needed" and not manifest.has_pairs:
             cure = "make the data with shard.py --pairs nsp"
             yield f'objective.name = "{self.settings.name}": needs pairs, which the data has not; {cure}'
+
+    def list_ways(self, learns: Learning) -> dict[Sees, Learning]:
+        """Lists the ways in which a model that learned by it can read, with what it then has learned by."""
+        return {learns.sees: learns}
 
     # Its data.
 
@@ -166,9 +176,25 @@ class Objective(ABC):
         `done` is the share of a run's steps that is done; from 0 to 1 the count only grows or only falls.
         """
 
+    def most_predictions(self, length: int, masked: int) -> int:
+        """Counts the most pieces that a sequence of this length with this number of masks predicts, at any step."""
+        return max(int(self.predictions(length, masked, done)) for done in (0.0, 1.0))
+
+    def draw_one_way(self, keys: Array) -> Array | None:  # noqa: ARG002
+        """Draws by their keys which examples see only what is before, (s,) bool; None where all see alike."""
+        return None
+
+    def count_predictions(self, lengths: Array, masked: Array, done: float, one_way: Array | None) -> Any:  # noqa: ARG002
+        """Counts the predicted pieces of examples in training, (s,); `one_way` is what `draw_one_way` drew."""
+        return self.predictions(lengths, masked, done)
+
     @abstractmethod
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
-        """Makes a batch of examples of the shards; in training, `draw` has the inputs of random draws."""
+        """Makes a batch of examples; in training, `draw` has what is drawn by, and those that see one way are first."""
+
+    def validation_batch(self, rows: Rows) -> PretrainingBatch:
+        """Makes a batch for validation, which may have examples more than once."""
+        return self.batch(rows)
 
     # Its heads.
 
@@ -204,8 +230,7 @@ class Objective(ABC):
         return {name: declared[name] for name in self.heads(shape) if name in declared}
 
     def needed_pieces(self, model: PretrainingModel, batch: PretrainingBatch) -> Tensor:  # noqa: ARG002
-        """Returns the places of the pieces whose last hidden states the heads need, (k,) int64; first those of
-        predictions."""
+        """Returns the places of the pieces whose last states the heads need, (k,) int64; first those of predictions."""
         return batch.chosen
 
     def num_needed(self, shape: Shape, sequences: int, predictions: float) -> float:  # noqa: ARG002
@@ -225,8 +250,7 @@ class Objective(ABC):
 
     @abstractmethod
     def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> Any:
-        """Computes the sums over a batch for losses and figures, as a named tuple, from the states of
-        `needed_pieces`."""
+        """Computes the sums over a batch, as a named tuple, from the states of `needed_pieces`."""
 
     @abstractmethod
     def sums(self, shape: Shape) -> tuple[str, ...]:
@@ -270,8 +294,7 @@ class Objective(ABC):
 
     @abstractmethod
     def pick_their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
-        """Picks the same logits from the output of transformers for one sequence whose `chosen` pieces are
-        predicted."""
+        """Picks the same logits from the output of transformers for one sequence with these predicted pieces."""
 
     @abstractmethod
     def describe_heads(self, shape: Shape) -> str:
@@ -375,23 +398,3 @@ def count_computed_flops(shape: Shape, lengths: Sequence[int], predictions: floa
         _, behind = find_architecture(each.shape.architecture).count_products(each.shape)
         flops -= 3.0 * behind * (each.share * pieces - each.needed)
     return flops
-
-
-def list_loss_curves() -> dict[str, str]:
-    """Lists the figures that are parts of a loss, with their names in charts."""
-    every = [figure for objective in objectives().values() for figure in objective.figures]
-    return {figure.name: figure.curve for figure in every if figure.curve is not None}
-
-
-class TrainingReport(TypedDict):
-    """The fields of a record of training that an objective fills."""
-
-    loss: float
-    learns: dict[str, float]
-    said: list[str]
-
-
-def report_figures(objective: Objective, totals: Mapping[str, float], width: int = 0) -> TrainingReport:
-    """Computes the loss and the figures of these totals; shares take at least `width` columns on the console."""
-    figures = objective.measure(totals)
-    return {"loss": objective.total(figures), "learns": figures, "said": objective.describe_figures(figures, width)}

@@ -54,14 +54,16 @@ class MaskedSettings(ObjectiveSettings):
     next_sentences: bool = True
     """mlm: learn also whether B follows A, where the data has pairs. Without it the same pairs are read."""
     masks: Literal["static", "dynamic"] = "static"
-    """mlm: the masks of the data, or `dynamic`: others in every epoch, of single pieces, drawn from the same text. A
-    validation has those of the data in any case."""
+    """mlm, hybrid: the masks of the data, or `dynamic`: others in every epoch, of single pieces, drawn from the same
+    text. A validation has those of the data in any case."""
     rate: MaskShare = 0.15
-    """mlm, dynamic masks: share of the pieces that is predicted, of a length in which [CLS] and [SEP] count."""
+    """mlm, hybrid, dynamic masks: share of the pieces that is predicted, of a length in which [CLS] and [SEP] count."""
     last_rate: MaskShare | None = None
-    """mlm, dynamic masks: this share at the last step, to which it moves evenly over all steps (default: it stays)."""
+    """mlm, hybrid, dynamic masks: this share at the last step, to which it moves evenly over all steps (default: it
+    stays)."""
     split: Annotated[tuple[Share, Share, Share], Field(strict=False)] = (0.8, 0.1, 0.1)
-    """mlm, dynamic masks: of the predicted pieces, the shares that become [MASK], become a random piece, stay."""
+    """mlm, hybrid, dynamic masks: of the predicted pieces, the shares that become [MASK], become a random piece,
+    stay."""
 
 
 MOST_ACROSS = 0.5
@@ -78,7 +80,7 @@ class MaskedPieces(Objective):
     learns = "predicts masked pieces"
     pairs_head = "the head for next sentences"
     needs_masks = True
-    sum_of_pieces: ClassVar[str | None] = "masked"
+    sum_of_pieces: str | None = "masked"
     tag, loads_as = "fill-mask", "AutoModelForMaskedLM"
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("masked_loss", "masked loss", "nats", "cross-entropy of a masked piece", "masked-word loss"),

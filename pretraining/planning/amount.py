@@ -77,7 +77,7 @@ def most_predictions(objective: Objective, length: int, manifest: Manifest | Non
         settings = manifest.settings
         most = settings.max_predictions[settings.lengths.index(stored)]
         masked = min(most, max(1, round(stored * settings.mask_rate)), length - 3)
-    return max(int(objective.predictions(length, masked, done)) for done in (0.0, 1.0))
+    return objective.most_predictions(length, masked)
 
 
 class RemainingWork:

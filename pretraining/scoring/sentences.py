@@ -79,10 +79,11 @@ Question = tuple[PretrainingBatch, Array]
 """A batch for a model, and for each predicted piece the number of its sentence."""
 
 
-def mask_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int) -> Question:
+def mask_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int, shift: int = 0) -> Question:
     """Copies the sentence of each wanted piece, and masks it and the later pieces of its word.
 
     `wanted`: places among all pieces. `continues`: for each piece of the vocabulary, whether it continues a word.
+    `shift`: how many places before a piece the model predicts it.
     """
     sentence = sentences.sentence_numbers(wanted)
     own, number = np.unique(sentence, return_inverse=True)
@@ -94,8 +95,8 @@ def mask_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int
     copies = few.take(number)
     at = ranges(np.zeros_like(lengths), lengths)
     hidden = (np.repeat(place, lengths) <= at) & (at < np.repeat(word_ends, lengths))
-    batch = pack(copies.rows(), np.where(hidden, mask, copies.pieces), copies.starts + place, few.pieces[asked])
-    return batch, sentence
+    chosen = copies.starts + place - shift
+    return pack(copies.rows(), np.where(hidden, mask, copies.pieces), chosen, few.pieces[asked]), sentence
 
 
 def make_pass(model: PretrainingModel, sentences: Sentences, numbers: Array, special: Special) -> Question:
@@ -191,7 +192,8 @@ class Scorer:
         if self._served is None:
             batch, numbers = make_pass(self.model, sentences, part, self.vocabulary.special)
         else:
-            batch, numbers = mask_copies(sentences, part, self.vocabulary.continues, self.vocabulary.special.mask)
+            vocabulary, shift = self.vocabulary, find_objective(self.model.shape).shift
+            batch, numbers = mask_copies(sentences, part, vocabulary.continues, vocabulary.special.mask, shift)
         batch, model, served = batch.to(self.device), self.model, self._served
         states = model.encode(batch, batch.chosen) if served is None else served.one(batch, batch.chosen)
         found = model.head(PIECE_HEAD).log_probabilities(states, model.embeddings.word.weight, batch.labels)
@@ -221,7 +223,8 @@ def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -
     length = len(sentence.pieces)
     if length > network.shape.positions:
         raise UserError(f"--fill: the text has {length} pieces, and {model.name} {network.shape.positions} positions")
-    batch = pack(sentence.rows(), sentence.pieces, masks, sentence.pieces[masks]).to(device)
+    chosen = masks - find_objective(network.shape).shift
+    batch = pack(sentence.rows(), sentence.pieces, chosen, sentence.pieces[masks]).to(device)
     states = network.float().to(device).encode(batch, batch.chosen)
     logits = network.head(PIECE_HEAD).logits(states, network.embeddings.word.weight)[:, : len(model.vocabulary)]
     found = logits.softmax(1).topk(min(best, logits.shape[1]))

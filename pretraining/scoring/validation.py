@@ -21,7 +21,7 @@ from data_prep.settings import SHORTEST
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel
-from pretraining.data.batches import validation_batches
+from pretraining.data.batches import count_examples, validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.encoder import PretrainingModel
@@ -112,7 +112,7 @@ def score_shards(
         fingerprint=manifest.fingerprint,
         split=split,
         length=length,
-        examples=int(totals["sequences"]),
+        examples=count_examples(dataset, limit),
         predictions=int(totals["predictions"]),
         characters=bits.characters,
         bits_per_character=bits.count_per_character(totals),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from dataclasses import replace as change
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from pretraining.huggingface import folders
 from pretraining.huggingface.model_card import Provenance, make_model_card, read_front_matter, warn_of_classifiers
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, repeat_segment
-from pretraining.model.shape import DROPOUT, Shape
+from pretraining.model.shape import DROPOUT, Sees, Shape
 from pretraining.objectives.declaration import configure_objective, find_objective
+from pretraining.objectives.direction_choice import choose_way
 from pretraining.optimizers.declaration import describe_settings
 
 
@@ -87,11 +89,13 @@ def export(
     licence: str | None = None,
     replace: bool = False,
     average: int | None = None,
+    sees: Sees | None = None,
 ) -> Exported:
     """Writes a run's checkpoint, the last one by default, as a folder of transformers; one process does it.
 
     `average`: number of last checkpoints whose weights are averaged instead. `licence` goes into the model card
-    (default: the recipe's). `replace` permits replacing another model in `out`.
+    (default: the recipe's). `replace` permits replacing another model in `out`. `sees`: the way in which it reads
+    (default: that of its objective).
     """
     try:
         licence = None if licence is None else check_licence(licence)
@@ -102,6 +106,7 @@ def export(
     results: list[tuple[str, float]] = []
     with nullcontext() if is_own else making([out], "export.py", read, replace):
         model = read_source(source, checkpoint, average)
+        model = change(model, shape=choose_way(model.shape, sees, str(source)))
         vocabulary = vocabulary or model.vocabulary
         pieces = folders.read_vocabulary(vocabulary)
         if model.made and model.made.data.vocabulary != pieces.sha256:

@@ -23,7 +23,7 @@ from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.state import RunState
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Recipe, count_micro_batches
-from pretraining.data.batches import training_batches, validation_batches
+from pretraining.data.batches import count_examples, training_batches, validation_batches
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
@@ -160,7 +160,7 @@ class TrainingPhase:
         totals = sum_losses(objective, shape, engine.forward, batches(), engine.device)
         engine.deepspeed.train()
         figures = objective.score(objective.measure(totals))
-        return figures, objective.describe_figures(figures), int(totals["sequences"])
+        return figures, objective.describe_figures(figures), count_examples(validation, self.scored)
 
 
 def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:

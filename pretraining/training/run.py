@@ -32,6 +32,7 @@ from pretraining.huggingface.folders import CONFIG
 from pretraining.huggingface.weights import check_finite, is_theirs
 from pretraining.model.shape import Shape
 from pretraining.objectives import declaration as objectives
+from pretraining.objectives.reports import list_loss_curves
 from pretraining.planning.amount import warn_of_disproportion
 from pretraining.processes import group
 from pretraining.processes.context import Context
@@ -273,7 +274,7 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
     if average is not None:
         console.print(str(average), markup=False, soft_wrap=True)
         folder = out / AVERAGED if average.is_better else folder
-    console.print(draw_losses(out, objectives.list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
+    console.print(draw_losses(out, list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
     console.print(f"load it: {describe_loading(request.shape, folder)}", markup=False, soft_wrap=True)
 
 

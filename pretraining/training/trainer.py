@@ -16,7 +16,8 @@ from pretraining.engine.engine import CollapseError, Engine, is_shortage
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
-from pretraining.objectives.declaration import COUNTS, count_step_flops, find_objective, report_figures
+from pretraining.objectives.declaration import COUNTS, count_step_flops, find_objective
+from pretraining.objectives.reports import report_figures
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
 from pretraining.processes.devices import DeviceError, is_failure

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from support.transformers_models import leave_out_checksums, our_weights
 
@@ -10,7 +12,7 @@ from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.huggingface.folders import write_folder
-from pretraining.model.shape import Shape
+from pretraining.model.shape import Learning, Shape
 from pretraining.objectives.declaration import objectives
 
 
@@ -21,6 +23,7 @@ def write_bert(
     hidden: int = 32,
     objective: str = "mlm",
     layers: int = 2,
+    **settings: Any,
 ) -> Path:
     """A model of few layers that learned by an objective, with the vocabulary of another folder or one of its own."""
     if isinstance(vocabulary, Vocabulary):
@@ -29,7 +32,8 @@ def write_bert(
         vocabulary = source
     shape = Shape(layers, hidden, 2, 48, len(read_vocabulary(vocabulary)), positions)
     learned_by = objectives()[objective]
-    shape = shape.change_learning(objective=objective, sees=learned_by.sees, pairs=learned_by.pairs != "unused")
+    learns = Learning(objective, learned_by.pairs != "unused", learned_by.sees, tuple(settings.items()))
+    shape = replace(shape, learns=learns)
     write_folder(folder, shape, our_weights(shape=shape), vocabulary, "a model of tests\n")
     leave_out_checksums(folder)
     return folder

@@ -70,7 +70,11 @@ def _layer(weights: Mapping[str, Tensor], name: str, x: Tensor, shape: Shape, se
 def reference_logits(weights: Mapping[str, Tensor], shape: Shape, text: Sequence[int], boundary: int) -> Tensor:
     """Logits of every piece that is predicted, in the order of the text: (length - 1 or length - 2, vocabulary)."""
     hidden = reference_states(weights, shape, text, boundary)
-    asked = hidden[:-1] if shape.learns.sees == "before" else hidden[2:]
+    return head_logits(weights, shape, hidden[:-1] if shape.learns.sees == "before" else hidden[2:])
+
+
+def head_logits(weights: Mapping[str, Tensor], shape: Shape, asked: Tensor) -> Tensor:
+    """The logits of the head that predicts pieces, (m, vocabulary)."""
     transformed = F.gelu(_linear(weights, "masked_head.transform", asked))
     decoder = weights["embeddings.word.weight"], weights["masked_head.bias"]
     return F.linear(_norm(weights, "masked_head.norm", transformed, shape), *decoder)[:, : shape.vocabulary]

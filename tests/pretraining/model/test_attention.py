@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.attention import ByHeads, Grouped, Layout, Packed, Padded, has_flash, lay_out
+from pretraining.model.attention import ByHeads, Grouped, Joined, Layout, Packed, Padded, has_flash, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, make_row_keys
 
@@ -199,6 +199,35 @@ def test_attention_over_ragged_sequences(
     assert furthest(ours, theirs) < (0.02 if in_bf16 else 1e-5)
     rows = float(theirs[-1].abs().sum(0).max())  # the gradient by the bias sums them up, and they nearly cancel
     assert float((our_sum - their_sum).abs().max()) < (1e-2 if in_bf16 else 2e-6) * max(5, rows)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("first", [1, 4])
+@pytest.mark.parametrize("way", ["grouped", "padded", "flash", *ways()])
+def test_the_first_sequences_may_see_one_way(way: str, first: int, window: int | None) -> None:
+    """Forward and backward; of the flash kernels with stand-ins."""
+    in_fp32, lengths = way in WAYS, [40, 1, 130, 5, 40]
+    qkv, bias = inputs(sum(lengths), 64, torch.float32 if in_fp32 else torch.bfloat16)
+    rows, batch = sum(lengths[:first]), random_batch(lengths, 50)
+    parts = [
+        attend_plainly(random_batch(part, 50), each, bias, 2, one_way, window)
+        for part, each, one_way in ((lengths[:first], qkv[:rows], True), (lengths[first:], qkv[rows:], False))
+        if part
+    ]
+    *wanted, their_sum = [torch.cat(parts).detach(), *gradients(torch.cat(parts), qkv, bias)]
+    sight = (False, window, first)
+    if way == "flash":
+        with FlashKernels():
+            *ours, our_sum = found(Joined(batch.starts, batch.lengths, window, first), qkv, bias, 2)
+    elif in_fp32:
+        *ours, our_sum = found(WAYS[way](batch, *sight), qkv, bias, 2)
+    else:
+        by = ByHeads(batch.starts, batch.lengths, *sight)
+        by.kernel = f"attention_by_{way}"
+        *ours, our_sum = found(by, qkv, bias, 2)
+    assert furthest(ours, wanted) < (1e-5 if in_fp32 else 0.02)
+    most = max(5, float(wanted[-1].abs().sum(0).max()))
+    assert float((our_sum - their_sum).abs().max()) < (2e-6 if in_fp32 else 1e-2) * most
 
 
 @pytest.mark.parametrize("way", ways())

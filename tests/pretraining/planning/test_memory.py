@@ -88,7 +88,8 @@ def test_an_estimate_grows_with_the_sequences_and_has_a_margin() -> None:
 
 @pytest.mark.parametrize("sequences", [8, 40])
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("ltr", "fp32"), ("rtl", "bf16"), ("rtl", "fp16"), ("mlm", "fp32"), ("rtd", "fp32")]
+    ("name", "dtype"),
+    [("ltr", "fp32"), ("rtl", "bf16"), ("rtl", "fp16"), ("mlm", "fp32"), ("rtd", "fp32"), ("hybrid", "fp32")],
 )
 def test_a_step_takes_what_is_planned(name: str, dtype: Dtype, sequences: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are counted; in bf16 as on a GPU, whose kernels keep what those for a CPU keep, and in fp16 too, but for
@@ -98,8 +99,8 @@ def test_a_step_takes_what_is_planned(name: str, dtype: Dtype, sequences: int, m
         monkeypatch.setitem(DTYPES, "fp16", torch.bfloat16)  # which CPUs compute with
     objective = objectives()[name]
     shape = Shape(2, 64, 2, 256, 9000, architecture="electra" if name == "rtd" else "bert")
-    shape = shape.change_learning(objective=name, pairs=False, sees=objective.sees)
-    predictions = int(objective.predictions(64, 10, 0.5))
+    shape = replace(shape, learns=replace(objective.learning(False), objective=name))
+    predictions = objective.most_predictions(64, 10)
     model = build_model(shape).initialize(1).to(DTYPES[dtype]).train()
     batch = full_sequences(sequences, 64, predictions, objective)
     with LiveTensors() as live:

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from support.processes import ROOT
 from support.training import run_connected
 
-from pretraining.objectives.declaration import COUNTS, report_figures
+from pretraining.objectives.declaration import COUNTS
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.objectives.mlm import Losses
+from pretraining.objectives.reports import report_figures
 from pretraining.reporting import hardware
 from pretraining.reporting import meter as metrics
 from pretraining.reporting.hardware import measure_flops, read_peak_memory, read_total_memory

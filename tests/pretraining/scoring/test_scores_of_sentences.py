@@ -28,7 +28,7 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.model.batch import pack
-from pretraining.objectives.declaration import build_model, objectives
+from pretraining.objectives.declaration import build_model, find_objective, objectives
 from pretraining.scoring.pairs import Asked, Pair, are_right, list_sentences
 from pretraining.scoring.sentences import Scorer, Sentences, fill_masks
 
@@ -210,7 +210,7 @@ EXAMPLES, LENGTH = 24, 32
 def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
     """The pieces that a model is asked for, with what each costs, from its logits in plain PyTorch."""
     bert, manifest = model.build_pretrained(), Manifest.read(data)
-    dataset = Dataset(data, manifest, LENGTH, validation=True, objective=objectives()[bert.shape.learns.objective])
+    dataset = Dataset(data, manifest, LENGTH, validation=True, objective=find_objective(bert.shape))
     found = []
     for batch, _ in validation_batches(dataset, 0, 1, 1, EXAMPLES):
         states = bert.encode(batch)[batch.chosen]

@@ -1,0 +1,210 @@
+"""Both in one model (GPT-BERT): some sequences are read left to right, the others have masks, and one head predicts
+both.
+
+A masked piece is predicted as the next piece is: from the state of the piece before it. Which sequences are read left
+to right follows from their random keys, so that it is the same on any ranks. In a batch they come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
+
+from pretraining.model.shape import PIECE_HEAD, Learning, Sees, Shape
+from pretraining.objectives.declaration import Figure
+from pretraining.objectives.ltr import LeftToRight
+from pretraining.objectives.mlm import MaskedLosses, MaskedPieces, MaskedSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from data_prep.common.arrays import Array
+    from pretraining.model.batch import PretrainingBatch, PretrainingBatches
+    from pretraining.model.encoder import PretrainingModel
+    from pretraining.model.masks import Masked
+    from pretraining.model.rows import Draw, Rows
+
+
+class HybridLosses(NamedTuple):
+    """The sums over a batch of a model that learns both."""
+
+    masked: Tensor
+    """cross-entropy of the masked pieces"""
+    masked_correct: Tensor
+    nats: Tensor
+    """cross-entropy of the pieces of sequences that are read left to right"""
+    correct: Tensor
+    one_way: Tensor
+    """the number of these pieces"""
+
+
+class HybridSettings(MaskedSettings):
+    """The settings of both: those of masked pieces, and how many sequences have no masks."""
+
+    causal_share: Annotated[float, Field(ge=0, lt=1)] = 0.0625
+    """hybrid: share of the sequences that are read left to right; the others have masks. Its part of the loss, too."""
+
+
+class Hybrid(MaskedPieces):
+    """Predicts masked pieces, and in a share of the sequences all pieces from left to right."""
+
+    settings_type = HybridSettings
+    settings: HybridSettings
+    model_settings = ("causal_share",)
+    logits_at_once = 1024
+    shift, named_in_config, compiles = 1, True, False
+    learns = "predicts masked pieces and, in some sequences, every next piece"
+    tag = "feature-extraction"
+    figures: ClassVar[tuple[Figure, ...]] = tuple(
+        figure
+        for figure in (*MaskedPieces.figures, *LeftToRight.figures)
+        if figure.name in ("masked_loss", "masked_accuracy", "piece_loss", "piece_accuracy")
+    )
+
+    def __init__(self, settings: HybridSettings | None = None) -> None:
+        super().__init__(settings)
+        self.share = self.settings.causal_share
+        self.sum_of_pieces = None if self.share else "masked"  # losses of two ways are no likelihood of a text
+
+    def list_ways(self, learns: Learning) -> dict[Sees, Learning]:
+        ways: dict[Sees, Learning] = {"both": replace(learns, settings=(("causal_share", 0.0),))}
+        return {**ways, "before": Learning("ltr", False, "before")} if self.share else ways
+
+    def used_settings(self, shape: Shape) -> list[str]:
+        return [name for name in super().used_settings(shape) if name != "next_sentences"]
+
+    @property
+    def pairs(self) -> Literal["unused"]:
+        return "unused"
+
+    def predictions(self, length: Any, masked: Any, done: float) -> Any:
+        return self.share * (length - 1) + (1 - self.share) * super().predictions(length, masked, done)
+
+    def most_predictions(self, length: int, masked: int) -> int:
+        return length - 1 if self.share else super().most_predictions(length, masked)
+
+    def draw_one_way(self, keys: Array) -> Array | None:
+        import numpy as np
+
+        from data_prep.common.hashing import scramble_bits
+
+        numbers = scramble_bits(keys ^ np.uint64(0x6879627269640000))  # not those that masks are drawn by
+        drawn: Array = (numbers >> np.uint64(11)) * 2.0**-53 < self.share
+        return drawn
+
+    def count_predictions(self, lengths: Array, masked: Array, done: float, one_way: Array | None) -> Array:
+        import numpy as np
+
+        counts = super().predictions(lengths, masked, done)
+        return counts if one_way is None else np.where(one_way, lengths - 1, counts)
+
+    def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
+        """Makes a batch; without draws its sequences are read left to right, which takes the most memory."""
+        if draw is None:
+            return self._mix(rows, self.mask(rows, draw), len(rows.lengths) if self.share else 0)
+        one_way = self.draw_one_way(draw.keys)
+        assert one_way is not None
+        count = int(one_way.sum())
+        assert one_way[:count].all(), "they come first"
+        return self._mix(rows, self.mask(rows, draw), count)
+
+    def validation_batch(self, rows: Rows) -> PretrainingBatch:
+        """Makes a batch with every example twice, to be read either way, if the model learns both."""
+        if not self.share:
+            return self.batch(rows)
+        twice = rows.repeat()
+        return self._mix(twice, self.mask(twice, None), len(rows.lengths))
+
+    def _mix(self, rows: Rows, masked: Masked, one_way: int) -> PretrainingBatch:
+        """Makes a batch of the text of the first `one_way` examples and of the masked pieces of the others."""
+        import numpy as np
+
+        from pretraining.model.batch import pack
+
+        end = int(rows.lengths[:one_way].sum())
+        text, others = rows.restore_text()[:end], masked.chosen >= end
+        following = np.delete(np.arange(end), (rows.starts + rows.lengths - 1)[:one_way])
+        chosen = np.concatenate([following, masked.chosen[others] - self.shift])
+        labels = np.concatenate([text[following + 1], masked.labels[others]])
+        return pack(rows, np.concatenate([text, masked.pieces[end:]]), chosen, labels, one_way)
+
+    def heads(self, shape: Shape) -> dict[str, str]:  # noqa: ARG002
+        return {PIECE_HEAD: "language head"}
+
+    def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> HybridLosses | MaskedLosses:  # type: ignore[override]
+        if not self.share:
+            found = super().losses(model, seen, batch)
+            assert isinstance(found, MaskedLosses)
+            return found
+        count = sum(batch.lengths[: batch.one_way]) - batch.one_way
+        nats, correct = self._sum_losses(model, seen[:count], batch.labels[:count], seen)
+        masked, masked_correct = self._sum_losses(model, seen[count:], batch.labels[count:], seen)
+        return HybridLosses(masked, masked_correct, nats, correct, correct.new_full((), count))
+
+    def _sum_losses(
+        self, model: PretrainingModel, seen: Tensor, labels: Tensor, every: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Sums up the losses and the right predictions of these states. Of none, the head computes one of the others
+        for nothing: under ZeRO 3 all ranks have to call it equally often."""
+        head, decoder = model.head(PIECE_HEAD), model.embeddings.word.weight
+        if len(labels):
+            loss, correct = head(seen, decoder, labels)
+            return loss, correct
+        loss, correct = head(every[:1], decoder, labels.new_zeros(1))
+        return 0 * loss, 0 * correct
+
+    def sums(self, shape: Shape) -> tuple[str, ...]:
+        return HybridLosses._fields if shape.learns.causal_share else super().sums(shape)
+
+    def loss(self, losses: HybridLosses | MaskedLosses, batches: PretrainingBatches) -> Tensor:  # type: ignore[override]
+        if isinstance(losses, MaskedLosses):
+            return super().loss(losses, batches)
+        one_way, masked = batches.one_way, batches.predictions - batches.one_way
+        share = self.share if one_way and masked else float(one_way > 0)
+        return share * losses.nats / max(one_way, 1) + (1 - share) * losses.masked / max(masked, 1)
+
+    def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
+        one_way = totals.get("one_way", 0.0)
+        figures = {}
+        if masked := totals["predictions"] - one_way:
+            figures = {"masked_loss": totals["masked"] / masked, "masked_accuracy": totals["masked_correct"] / masked}
+        if one_way:
+            figures |= {"piece_loss": totals["nats"] / one_way, "piece_accuracy": totals["correct"] / one_way}
+        return figures
+
+    def total(self, figures: Mapping[str, float]) -> float:
+        parts = {"masked_loss": 1 - self.share, "piece_loss": self.share}
+        if len(there := [name for name in parts if name in figures]) == 1:
+            return figures[there[0]]
+        return sum(parts[name] * figures[name] for name in there)
+
+    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
+        return dict(figures)
+
+    def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
+        return [
+            f"{title} {figures[f'{name}_loss']:.4f} {figures[f'{name}_accuracy']:{width}.1%}"
+            for title, name in (("masked", "masked"), ("pieces", "piece"))
+            if f"{name}_loss" in figures
+        ]
+
+    def note(self, shape: Shape) -> str | None:  # noqa: ARG002
+        ways = f"a share of {self.share:g} of the sequences is read left to right, the others have masks"
+        return "\n".join([ways, *self.describe_masks()])
+
+    def describe_heads(self, shape: Shape) -> str:
+        either = ", masked or not," if shape.learns.causal_share else ", masked,"
+        return f"language head, which predicts a piece{either} at the piece before it"
+
+    def loading_remark(self, shape: Shape) -> str | None:  # noqa: ARG002
+        return (
+            "The logits at a piece are those of the piece that follows it: of a `[MASK]`, read those at the piece "
+            "before it. The fill-mask pipeline of transformers reads them at the `[MASK]`, which is wrong. There is no "
+            "trained pooler: `AutoModel` draws one anew."
+        )
+
+
+OBJECTIVE = Hybrid()

@@ -1,0 +1,185 @@
+"""Models of `hybrid` by their commands: trained, gone on with, exported, asked and fine-tuned, either way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.base_models import write_bert
+from support.faults import stop_at
+from support.finetuning import Toy, fine_tune, results
+from support.shards import make_shards
+from support.sharing import made_once
+from support.training import (
+    CUT,
+    Place,
+    assert_ended,
+    assert_same,
+    assert_same_curve,
+    assert_well,
+    distance,
+    launch,
+    records,
+    stopped_at,
+    train,
+)
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+from finetuning import prediction, run_pairs
+from pretraining import evaluate, export
+from pretraining.huggingface.folders import read_shape
+from pretraining.model.shape import Learning
+from pretraining.processes.ending import Code
+
+WORDS = ["--objective.name", "hybrid", "--objective.causal_share", "0.3", "--phases.0.learning_rate", "1e-2"]
+SAVES = ["--checkpoints.every", "2", "--checkpoints.keep", "9"]
+SHARE = 0.3
+WAYS = {
+    "": [],
+    "bf16": ["--precision.dtype", "bf16"],
+    "dynamic masks": ["--objective.masks", "dynamic"],
+    "ZeRO 3": ["--parallel.zero", "3", *CUT],
+    "modern": ["--model.architecture", "modern", "--model.window", "8"],
+    "roberta": ["--model.architecture", "roberta"],
+}
+
+
+@pytest.fixture(scope="module")
+def place_of_all(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Shards without pairs, which every architecture reads."""
+    data = made_once(tmp_path_factory.getbasetemp(), "unpaired", lambda folder: make_shards(folder, pairs="none"))
+    return dataclasses.replace(shared, data=data, folder=tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_learns_both_and_goes_on_bit_for_bit(way: str, place_of_all: Place) -> None:
+    """And on one rank from a step of two: the same sequences are read left to right."""
+    more, place = [*WORDS, *SAVES, *WAYS[way]], place_of_all
+    straight = place.folder / f"straight {way}"
+    said = assert_well(train(place.command(straight, *more)))
+    assert "logits read back by Cloze and transformers agree to" in said
+    lines, scores = records(straight), records(straight, "evaluation")
+    for figure in ("masked_loss", "piece_loss"):
+        assert scores[-1][figure] < scores[0][figure]
+    for line in (*lines, *scores):
+        both = (1 - SHARE) * line["masked_loss"] + SHARE * line["piece_loss"]
+        assert line["loss" if "loss" in line else "masked_loss"] in (pytest.approx(both), line["masked_loss"])
+    stopped = place.command(f"stopped {way}", *more)
+    assert_ended(launch(stopped, fault=partial(stop_at, 3)), Code.STOPPED)
+    assert_well(train(stopped))
+    assert_same(place.folder / f"stopped {way}", straight)
+    other = stopped_at(straight, place.folder / f"other {way}", 2)
+    assert_well(train(place.command(other, *more), 1))
+    tolerance = 3e-3 if way == "bf16" else 1e-4
+    assert_same_curve(other, straight, tolerance)
+    assert distance(other, straight) < tolerance
+
+
+@pytest.mark.slow
+def test_the_share_of_a_run_stays(place_of_all: Place) -> None:
+    run = place_of_all.folder / "begun"
+    assert_well(train(place_of_all.command(run, *WORDS, "--stop-after", "short"), 1))
+    changed = place_of_all.command(run, *WORDS, "--objective.causal_share", "0.5", "--phases.0.steps", "6")
+    assert "objective.causal_share was 0.3, now 0.5" in assert_ended(launch(changed, 1), Code.CURE)
+
+
+@pytest.fixture(scope="module")
+def model(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a model that learned both."""
+    return write_bert(tmp_path_factory.mktemp("models") / "both", shared.data, objective="hybrid", causal_share=SHARE)
+
+
+def test_it_is_exported_to_be_read_either_way(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By transformers: with masks the logits before one are those of what it hides, and left to right all are."""
+    for sees in ("both", "before"):
+        assert export.main([str(model), "--out", str(tmp_path / sees), "--sees", sees]) == 0
+    assert export.main([str(model), "--out", str(tmp_path / "either")]) == 0
+    found = {name: read_shape(tmp_path / name).learns for name in ("both", "before", "either")}
+    assert found == {
+        "both": Learning("hybrid", pairs=False, settings=(("causal_share", 0.0),)),
+        "before": Learning("ltr", pairs=False, sees="before"),
+        "either": Learning("hybrid", pairs=False, settings=(("causal_share", SHARE),)),
+    }
+    assert "fill-mask pipeline of transformers reads them at the `[MASK]`" in (tmp_path / "both/README.md").read_text()
+    assert "AutoModelForCausalLM" in (tmp_path / "before/README.md").read_text()
+    capsys.readouterr()
+    for source, sees in (("both", "before"), ("before", "both")):
+        assert export.main([str(tmp_path / source), "--out", str(tmp_path / "no"), "--sees", sees]) == 2
+        assert f"--sees {sees}: a BERT of {tmp_path / source} predicts" in " ".join(capsys.readouterr().err.split())
+    content = json.loads((tmp_path / "either/config.json").read_text())
+    (tmp_path / "either/config.json").write_text(json.dumps({**content, "cloze": {"objective": "gone"}}))
+    assert evaluate.main([str(tmp_path / "either"), "--fill", "a [MASK]"]) == 2
+    assert "export it anew" in capsys.readouterr().err
+
+
+@torch.inference_mode()
+def test_masks_are_filled_in_from_the_piece_before(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate.main([str(model), "--fill", "the [MASK] of the river", "--best", "3", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["fillings"]
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    inputs = tokenizer("the [MASK] of the river", return_tensors="pt")
+    at = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+    theirs: Any = AutoModelForMaskedLM.from_pretrained(model)
+    best = theirs.eval()(**inputs).logits[0, at - 1].softmax(0).topk(3)
+    assert [each["piece"] for each in found] == tokenizer.convert_ids_to_tokens(best.indices.tolist())
+    assert [each["probability"] for each in found] == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert evaluate.main([str(model), "--fill", "a [MASK]", "--sees", "before"]) == 2
+
+
+def test_shards_are_scored_either_way(model: Path, shared: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both at once, and each alone with bits per character; every example counts once."""
+    found = {}
+    for sees in ("", "both", "before"):
+        words = [str(model), "--data", str(shared.data), "--length", "32", "--examples", "24", "--json"]
+        assert evaluate.main([*words, *(["--sees", sees] if sees else [])]) == 0
+        found[sees] = json.loads(capsys.readouterr().out)
+    assert {each["examples"] for each in found.values()} == {24}
+    assert found[""]["predictions"] == found["both"]["predictions"] + found["before"]["predictions"]
+    for sees, figure in (("both", "masked_loss"), ("before", "piece_loss")):
+        assert found[""]["figures"][figure] == pytest.approx(found[sees]["figures"][figure], rel=1e-5)
+        assert found[sees]["bits_per_character"] > 0
+    assert found[""]["bits_per_character"] is None
+
+
+@torch.inference_mode()
+def test_pairs_are_scored_either_way(model: Path, tmp_path: Path) -> None:
+    """As transformers computes it: from the piece before each mask, and of the same weights as a decoder."""
+    sentences = ("the river is long", "river the long is")
+    (tmp_path / "pairs.tsv").write_text("good\tbad\n" + "\t".join(sentences) + "\n")
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    masked: Any = AutoModelForMaskedLM.from_pretrained(model)
+    causal: Any = AutoModelForCausalLM.from_pretrained(model, is_decoder=True)
+    for sees in ("both", "before"):
+        out = tmp_path / sees
+        words = ["--model", str(model), "--pairs", str(tmp_path / "pairs.tsv"), "--out", str(out), "--sees", sees]
+        assert run_pairs.main(words) == 0
+        line = json.loads((out / "pairs.jsonl").read_text())
+        for text, name in zip(sentences, ("good_score", "bad_score"), strict=True):
+            pieces, total = tokenizer(text, return_tensors="pt").input_ids, 0.0
+            begins = [not each.startswith("##") for each in tokenizer.convert_ids_to_tokens(pieces[0])]
+            for at in range(1, pieces.shape[1] - 1):
+                end = begins.index(True, at + 1)
+                asked = pieces.clone()
+                asked[0, at:end] = tokenizer.mask_token_id
+                logits = (masked.eval()(asked) if sees == "both" else causal.eval()(pieces)).logits
+                total += float(logits[0, at - 1].log_softmax(0)[pieces[0, at]])
+            assert line[name] == pytest.approx(total, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sees", ["both", "before"])
+def test_it_is_fine_tuned_either_way(sees: str, model: Path, toy: Toy) -> None:
+    toy = dataclasses.replace(toy, model=model, folder=toy.folder)
+    assert_well(fine_tune(toy.command("tuned", "--sees", sees)))
+    assert_well(fine_tune(toy.command("two", "--sees", sees), ranks=2))
+    assert results(toy.folder / "tuned")["scores"] == results(toy.folder / "two")["scores"]
+    folder = toy.folder / "tuned" / "toy" / "model"
+    assert read_shape(folder).learns.sees == sees
+    answers = prediction.load(folder)([{"text": "a good film the plot"}, {"text": "a poor film the plot"}])
+    assert answers[0]["probabilities"] != answers[1]["probabilities"]
