@@ -119,7 +119,8 @@ class Settings(Section):
     """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
     transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
     tokenizer: str | None = None
-    """Kind of a vocabulary that is trained: wordpiece, BERT's, or bytelevel, RoBERTa's (default: wordpiece)."""
+    """Kind of a vocabulary that is trained: wordpiece, BERT's, bytelevel, RoBERTa's, or another file of
+    data_prep/vocabulary/kinds (default: wordpiece)."""
     extend: Whole = 0
     """With --vocab: add so many words of the text to it, those that it cuts most."""
     vocab_size: Whole = 30522
