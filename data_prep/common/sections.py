@@ -7,7 +7,7 @@ elsewhere.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import get_annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -110,13 +110,21 @@ def _origin(settings: type[Section], name: str) -> type:
 
 
 def foreign_values(
-    section: str, settings: Settings, common: type[Settings], kinds: Mapping[str, type[Settings]], key: str = "name"
+    section: str,
+    settings: Settings,
+    common: type[Settings],
+    kinds: Mapping[str, type[Settings]],
+    key: str = "name",
+    used: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Says of every setting that it is for another kind than the chosen one, where it has not its default."""
+    """Says whose every setting is that has not its default and is not of the chosen kind, nor of one of `used`."""
     chosen = getattr(settings, key)
+    known = {name for kind in (chosen, *used) for name in kinds[kind].model_fields}
+    owners: dict[str, list[str]] = {}
     for other, kind in kinds.items():
         for name in own_settings(kind, common):
-            value = getattr(settings, name)
-            if name not in kinds[chosen].model_fields and value != kind.model_fields[name].default:
-                where = f'is for {section}.{key} = "{other}"; it is "{chosen}"'
-                yield f"{section}.{name} = {show_value(value)}: {where}"
+            if name not in known and getattr(settings, name) != kind.model_fields[name].default:
+                owners.setdefault(name, []).append(f'"{other}"')
+    for name, others in owners.items():
+        where = f'is for {section}.{key} = {" or ".join(others)}; it is "{chosen}"'
+        yield f"{section}.{name} = {show_value(getattr(settings, name))}: {where}"

@@ -353,8 +353,7 @@ def _settings_of_all() -> dict[str, type[ObjectiveSettings]]:
 def find_faults(settings: ObjectiveSettings, timed: bool, used: Sequence[str] = ()) -> Iterator[str]:
     """Yields the faults of the settings of objectives, and the settings of those that are not used: `settings.name` is,
     and `used` are by some phases."""
-    kinds = {name: kind for name, kind in _settings_of_all().items() if name == settings.name or name not in used}
-    yield from foreign_values("objective", settings, ObjectiveSettings, kinds)
+    yield from foreign_values("objective", settings, ObjectiveSettings, _settings_of_all(), used=used)
     for name in dict.fromkeys([settings.name, *used]):
         yield from configure_objective(settings.model_copy(update={"name": name})).faults(timed)
 

@@ -28,7 +28,7 @@ signal.pause()
 
 def test_a_run_that_is_interrupted_says_all_that_it_has_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a pipe holds, so that it would wait for ever for a reader."""
-    monkeypatch.setattr(processes, "SAVING", 5.0)
+    monkeypatch.setattr(processes, "SAVING", 60.0)
 
     def interrupt(line: str) -> None:
         if line == "begun":

@@ -208,6 +208,7 @@ def test_both_sides_learn_the_same_by_every_architecture(name: str, theirs: str,
     peer.step()
 
 
+@pytest.mark.usefixtures("leaves_group")
 def test_another_architecture_of_the_same_size_takes_the_same_batches(tiny_shards: Path) -> None:
     shape, read = Contest.parse("modern:tiny-32-2").open(tiny_shards)
     bert = OurTraining(shape, CPU, torch.float32, other="bert")

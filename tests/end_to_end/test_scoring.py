@@ -214,7 +214,7 @@ def test_a_mask_is_filled(run: Path, capsys: pytest.CaptureFixture[str]) -> None
     for words, told in (
         (["--fill", "a b"], "no [MASK]"),
         (["--fill", "[MASK] " * 70], "64 positions"),
-        ([], "neither is given"),
+        ([], "none is given"),
         (["--fill", "[MASK]", "--best", "0"], "--best 0"),
     ):
         assert evaluate.main([str(run), *words]) == 2

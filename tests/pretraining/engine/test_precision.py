@@ -19,6 +19,7 @@ from data_prep.common.launchers import World
 from pretraining import devices
 from pretraining.config.settings import Compute, Precision
 from pretraining.devices import explain_absence, explain_unused, has_flash, has_tf32, require_code
+from pretraining.engine import precision as arithmetic
 from pretraining.engine.precision import choose_dtype, set_arithmetic
 from pretraining.model import cpu_kernels
 from pretraining.processes.group import choose_device
@@ -54,7 +55,7 @@ def pretend_gpu(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: code)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capability >= (8, 0))
-    monkeypatch.setattr(devices, "has_triton", lambda: False)
+    monkeypatch.setattr(arithmetic, "has_triton", lambda: False)
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_compiling_needs_a_compiler_and_headers(
 
 @pytest.mark.usefixtures("gpu")
 def test_compiling_for_a_gpu_needs_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "has_triton", lambda: True)
+    monkeypatch.setattr(arithmetic, "has_triton", lambda: True)
     set_arithmetic(Precision(), Compute(compile=True), GPU)
     with pytest.raises(UserError, match=r'compute.kernels = "torch": not with compute.compile = true on a GPU'):
         set_arithmetic(Precision(), Compute(compile=True, kernels="torch"), GPU)
