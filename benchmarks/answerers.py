@@ -144,7 +144,7 @@ def load_openvino(folder: Path, *, numbers: str) -> Answerer:
         with redirect_stdout(StringIO()):  # progress bars
             graph = nncf.quantize(graph, sample, model_type=nncf.ModelType.TRANSFORMER)
     hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": CORES, "PERFORMANCE_HINT": "LATENCY"}
-    hints |= {"INFERENCE_PRECISION_HINT": "f32"} if numbers == "fp32" else {}
+    hints |= {} if numbers == "int8" else {"INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[numbers]}
     compiled = openvino.compile_model(graph, "CPU", hints)
     return Answerer(lambda request: np.asarray(compiled(pad_inputs(request))[0]))
 

@@ -61,7 +61,7 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
         say(f"{DEMO}: the corpus that is built in (real text: CLOZE_DATA, or --shards)")
         return DEMO
     kind = "wiki" if (data / "wiki").is_dir() else "demo"
-    out = BUILD / f"benchmark-{kind}-{zlib.crc32(' '.join(map(str, words)).encode()):08x}"
+    out = BUILD / f"benchmark-{kind}-{zlib.crc32(' '.join(map(str, (*words, *LENGTHS))).encode()):08x}"
     if not (out / MANIFEST).exists():
         say(f"{out}: made now, of {words[1]}")
     return make_shards(out, *words, *LENGTHS)

@@ -98,6 +98,7 @@ def evaluate(wanted: Evaluate) -> None:
     faults = ["--data, --fill or --continue: none is given"] if given == (None, None, None) else []
     numbers = {name: getattr(wanted, name) for name in ("length", "examples", "best", "pieces")}
     faults += [f"--{name} {value}: at least 1" for name, value in numbers.items() if value is not None and value < 1]
+    faults += [f"--seed {wanted.seed}: from 0 to 2**63 - 1"] if not 0 <= wanted.seed < 2**63 else []
     faults += [f"--temperature {wanted.temperature:g}: at least 0"] if not 0 <= wanted.temperature < math.inf else []
     if faults:
         raise UserError("\n".join(faults))

@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import read_json, write_json
 from pretraining.checkpoint.reading import broadcast_weights, find_fault, list_parameter_sizes, read_weights
 from pretraining.checkpoint.record import AVERAGE, WEIGHT, find_checkpoint, list_finished, parse_step, read_record
 from pretraining.huggingface.weights import check_finite
+from pretraining.model.shape import Shape
 from pretraining.processes.group import gather, place
 from pretraining.reporting.records import EvaluationRecord
 
@@ -66,17 +67,18 @@ class Average:
 def find_average(run: Path, count: int | None) -> Average | None:
     """Finds the average of this many last checkpoints of a run, with what the run found of it; None if there is only
     one checkpoint, or none is wanted."""
-    steps = tuple(map(parse_step, list_alike(run)[-count:])) if count else ()
+    steps = tuple(map(parse_step, list_alike(run, count))) if count else ()
     found = Average.read(run)
     return None if len(steps) < 2 else found if found and found.steps == steps else Average(steps)
 
 
-def list_alike(run: Path) -> list[Path]:
-    """Lists the newest checkpoints of a run that have the same weights as the last one, which is the last here."""
+def list_alike(run: Path, most: int) -> list[Path]:
+    """Lists the newest checkpoints of a run, `most` at most, that have the same weights as the last one, which is the
+    last here."""
     newest = read_record(find_checkpoint(run)).shape
     alike: list[Path] = []
     for checkpoint in reversed(list_finished(run)):
-        if read_record(checkpoint).shape != newest:
+        if len(alike) == most or read_record(checkpoint).shape != newest:
             break
         alike.insert(0, checkpoint)
     return alike
@@ -84,20 +86,23 @@ def list_alike(run: Path) -> list[Path]:
 
 def average_last(run: Path, count: int) -> tuple[tuple[int, ...], dict[str, Tensor]]:
     """Returns the steps of this many last checkpoints of a run, and the means of their weights; one process does it."""
-    alike = list_alike(run)
+    alike = list_alike(run, count)
     if not 2 <= count <= len(alike):
-        there = ", ".join(path.name for path in alike)
+        there = ", ".join(path.name for path in alike) or "name its run"
         raise UserError(f"--average {count}: there are {len(alike)} checkpoints of it: {there}; take 2 or more of them")
-    chosen = alike[-count:]
-    return tuple(map(parse_step, chosen)), _average_weights(chosen)
+    return tuple(map(parse_step, alike)), _average_weights(alike)
 
 
-def average_together(run: Path, model: nn.Module, count: int) -> tuple[tuple[int, ...], dict[str, Tensor]]:
+def average_together(run: Path, shape: Shape, count: int) -> tuple[tuple[int, ...], dict[str, Tensor]]:
     """As `average_last`, of as many checkpoints as there are if they are fewer. All ranks call it together, with the
-    model that is averaged."""
-    there = [str(path) for path in list_alike(run)[-count:]] if place()[0] == 0 else []
-    paths = [Path(path) for path in gather(there)[0]]
-    sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    shape of the model that is averaged."""
+    there, fault = list[str](), None
+    if place()[0] == 0:
+        try:
+            there = [str(path) for path in list_alike(run, count)]
+        except UserError as error:
+            fault = str(error)
+    paths, sizes = [Path(path) for path in gather(there, fault)[0]], list_parameter_sizes(shape)
     return tuple(map(parse_step, paths)), broadcast_weights(partial(_average_weights, paths), sizes)
 
 

@@ -122,7 +122,8 @@ class StoredModel:
             if (folder / RECORD).exists():
                 folder = folder.parents[1]
             elif folder.name in (EXPORT, AVERAGED) and (folder.parent / TOKENIZER).is_dir():
-                folder = folder.parent
+                named = f"-{AVERAGED}" * (folder.name == AVERAGED)
+                folder = folder.with_name(f"{folder.parent.name}{named}")
             name = folder.name
         from_hub = None if self.on_hub else self.from_hub
         return BaseSummary(name, self.on_hub, from_hub, self.licence, len(added), added[:SHOWN])

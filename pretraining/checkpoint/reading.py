@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from data_prep.common.errors import DamageError, SharedError
+from data_prep.common.errors import DamageError, SharedError, UserError
 from pretraining.checkpoint.record import (
     DAMAGED,
     FOLDER,
@@ -219,7 +219,7 @@ def broadcast_weights(read: Callable[[], dict[str, Tensor]], sizes: Mapping[str,
     if rank == 0:
         try:
             weights = read()
-        except DamageError as error:
+        except UserError as error:
             fault = str(error)
     gather(None, fault)
     for weight in weights.values():

@@ -73,7 +73,10 @@ def load_recipe_and_data(
     if manifest:
         kinds = [configure_objective(settings) for settings in recipe.list_objectives()]
         if recipe.model.segments < 2 and any(kind.learning(manifest.has_pairs).pairs for kind in kinds):
-            faults.append("model.segments = 1: the data has pairs, of two segments; make it with shard.py --pairs none")
+            faults.append(
+                "model.segments = 1: the data has pairs, of two segments; take objective.next_sentences = false, or "
+                "data of shard.py --pairs none"
+            )
         for kind in kinds:
             faults += kind.data_faults(manifest)
         if data and manifest.settings.tokenizer is not None:  # WordPiece always has a piece for masks

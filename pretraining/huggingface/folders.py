@@ -199,8 +199,7 @@ def write_folder(
         if is_theirs(shape):
             write_json(unfinished / MODULES, MEAN)
             (unfinished / POOLING).mkdir()
-            sizes = {"word_embedding_dimension": shape.hidden, "pooling_mode_mean_tokens": True}
-            write_json(unfinished / POOLING / CONFIG, {**sizes, "pooling_mode_cls_token": False})
+            write_json(unfinished / POOLING / CONFIG, _pool(shape))
 
 
 def write_fine_tuned(
@@ -247,10 +246,19 @@ def read_task(folder: Path) -> dict[str, Any]:
 
 def list_sentence_files(folder: Path) -> list[str]:
     """Lists the files and folders of sentence-transformers in a folder, but for those that every export has."""
-    if not (folder / MODULES).is_file() or read_json(folder / MODULES) == MEAN:
+    files, pooling = [name for name in OF_SENTENCES if (folder / name).is_file()], folder / POOLING / CONFIG
+    if MODULES not in files:
         return []
-    files = [name for name in OF_SENTENCES if (folder / name).is_file()]
+    alone = files == [MODULES] and pooling.is_file() and read_json(folder / MODULES) == MEAN
+    if alone and read_json(pooling) == _pool(read_shape(folder)):
+        return []
     return [*files, *sorted(f"{path.name}/" for path in folder.glob("[0-9]_*"))]
+
+
+def _pool(shape: Shape) -> dict[str, Any]:
+    """The settings of `MEAN`."""
+    means = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    return {"word_embedding_dimension": shape.hidden, **means}
 
 
 def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:

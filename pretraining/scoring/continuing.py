@@ -18,8 +18,8 @@ from pretraining.scoring.sentences import SentenceCutter, Sentences
 
 @torch.inference_mode()
 def continue_text(model: StoredModel, text: str, most: int, temperature: float, seed: int, device: torch.device) -> str:
-    """Returns a text, as the model reads it, with up to `most` pieces that follow it: fewer where a sequence or the
-    positions of the model end.
+    """Returns a text, as the model reads it, with up to `most` pieces that follow it: fewer where a sequence
+    ends, or the length that the model was trained on.
 
     At a temperature of 0 each is the likeliest; otherwise it is drawn from the probabilities at that temperature.
     """
@@ -30,18 +30,21 @@ def continue_text(model: StoredModel, text: str, most: int, temperature: float, 
         )
     vocabulary = model.vocabulary
     pieces = SentenceCutter(vocabulary).cut_texts([text]).pieces[:-1]  # without [SEP], which would end it
-    if len(pieces) >= network.shape.positions:
-        positions = f"{model.name} has {network.shape.positions} positions"
-        raise UserError(f"--continue: the text has {len(pieces)} pieces, and {positions}: none is left to continue in")
-    random = torch.Generator(device).manual_seed(seed)
-    for _ in range(min(most, network.shape.positions - len(pieces))):
+    longest = min(model.trained, network.shape.positions)
+    if len(pieces) >= longest:
+        trained = f"{model.name} was trained on {longest}"
+        raise UserError(f"--continue: the text has {len(pieces)} pieces, and {trained}: none is left to continue in")
+    random, special = torch.Generator(device).manual_seed(seed), vocabulary.special
+    never = [*{special.pad, special.cls, special.mask} - {special.sep}]
+    for _ in range(min(most, longest - len(pieces))):
         place = np.array([len(pieces) - 1])
         batch = pack(Sentences(pieces, np.array([len(pieces)])).rows(), pieces, place, place).to(device)
         states = network.encode(batch, batch.chosen)
         logits = network.head(PIECE_HEAD).logits(states, network.embeddings.word.weight)[0, : len(vocabulary)]
-        scaled = logits / (temperature or 1.0)
-        drawn = torch.multinomial(scaled.softmax(0), 1, generator=random) if temperature else logits.argmax(0, True)
-        if int(drawn) == vocabulary.special.sep:
+        logits[never] = -torch.inf
+        likely = (logits.double() - logits.max()).div(temperature or 1.0).softmax(0)
+        drawn = torch.multinomial(likely, 1, generator=random) if temperature else logits.argmax(0, True)
+        if int(drawn) == special.sep:
             break
         pieces = np.append(pieces, int(drawn))
     return vocabulary.spell(pieces[1:].tolist())

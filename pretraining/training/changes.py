@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
@@ -78,7 +78,9 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
     if changes := select_different(settings):
         is_same = before.objective == recipe.objective
         by_data = shape.learns.pairs != wanted.learns.pairs and is_same  # a fact of the data
-        cure = _suggest_new_run(latest, request) if by_data else "give what was, or name a new folder"
+        cure = (
+            _suggest_new_run(latest, request) if by_data and branch is None else "give what was, or name a new folder"
+        )
         raise UserError(_write_message(f"{place}: cannot go on with this recipe", changes, cure))
     if branch is not None and run.state.phase >= len(recipe.phases):
         raise UserError(f"{place}: has done all phases of this recipe; give it more phases, or the last one more steps")
@@ -152,18 +154,21 @@ def _find_cure(latest: Saved, request: Request, changes: Sequence[Change]) -> st
     if names == [LICENCE]:
         words = ["python", "pretraining/export.py", str(request.out), "--out", str(request.out / EXPORT)]
         return "to write it into the model card: " + shlex.join([*words, "--licence", changes[0][2]])
-    return "name a new folder" if BASE_MODEL in names else _suggest_new_run(latest, request)
+    return "name a new folder" if BASE_MODEL in names else _suggest_new_run(latest, request, names)
 
 
-def _suggest_new_run(latest: Saved, request: Request) -> str:
-    """Says which options start a new run with the weights of this one, under any launcher."""
+def _suggest_new_run(latest: Saved, request: Request, names: Collection[str] = ()) -> str:
+    """Says which options start a new run with the weights of this one, under any launcher; `names`: what changed."""
     sizes = [name for name, _, _ in latest.record.shape.differences(request.shape) if name != "pairs"]
     if sizes or not has_vocabulary(latest.run, request):
         return "name a new folder"
     new = next(path for path in map("{}-{}".format, [request.out] * 99, count(2)) if not Path(path).exists())
     words, typed = ["--init", str(request.out), "--out", new], find_options(request.command, FOLDERS)
     branch = shlex.join(["--branch", *words[1:]])
-    state = f"to go on with its state, give its last phase more steps or add one: {branch}\n" * latest.run.is_trained
+    trained = len(latest.run.recipe.phases)
+    longer = (f"phases.{trained - 1}.steps.", *(f"phases.{number}." for number in range(trained, 99)))
+    lengthens = latest.run.is_trained and all(f"{name}.".startswith(longer) for name in names)
+    state = f"to go on with its state, in more steps or phases: {branch}\n" * lengthens
     return state + (
         "to train on, start a new run with its weights, which does all phases of its recipe: the same command with\n"
         f"  {shlex.join(words)}\nin place of\n  {shlex.join(typed)}"

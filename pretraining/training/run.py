@@ -19,7 +19,7 @@ from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.common.files import replacing
 from data_prep.common.locks import LOCK, locked
 from data_prep.vocabulary.source import read_vocabulary
-from pretraining.checkpoint.average import find_average
+from pretraining.checkpoint.average import Average, find_average
 from pretraining.checkpoint.reading import find_newest_whole, list_fresh, restore_engine, restore_model
 from pretraining.checkpoint.record import AVERAGED, EXPORT, RECIPE, TOKENIZER, list_finished
 from pretraining.checkpoint.state import RunState, Saved
@@ -263,19 +263,29 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
     out, console, folder = request.out, context.console, request.out / EXPORT
     if not trained_now:
         console.print(f"{out}: all that was asked for is trained already", markup=False, soft_wrap=True)
-    average = find_average(out, request.recipe.checkpoints.average)
-    for place, count in ((folder, None), *([(out / AVERAGED, len(average.steps))] if average else [])):
-        if trained_now or not (place / CONFIG).exists():
-            with show_waiting(console, f"exporting to {place}, and reading it back"):
-                exported = export(out, place, average=count)
-            console.print(str(exported), markup=False, soft_wrap=True)
-            if exported.warning:
-                context.warn(exported.warning)
-    if average is not None:
-        console.print(str(average), markup=False, soft_wrap=True)
-        folder = out / AVERAGED if average.is_better else folder
+    if trained_now or not (folder / CONFIG).exists():
+        export_weights(request, context, folder)
+    try:
+        if (average := find_average(out, request.recipe.checkpoints.average)) is not None:
+            exported = Average.read(out) if (out / AVERAGED / CONFIG).exists() and not trained_now else None
+            if exported is None or exported.steps != average.steps:
+                export_weights(request, context, out / AVERAGED, len(average.steps))
+                average.write(out)
+            console.print(str(average), markup=False, soft_wrap=True)
+            folder = out / AVERAGED if average.is_better else folder
+    except UserError as error:
+        context.warn(f"there is no average of the last checkpoints: {error}")
     console.print(draw_losses(out, list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
     console.print(f"load it: {describe_loading(request.shape, folder)}", markup=False, soft_wrap=True)
+
+
+def export_weights(request: Request, context: Context, folder: Path, average: int | None = None) -> None:
+    """Exports the last weights of a run, or the average of its last checkpoints, and prints what was exported."""
+    with show_waiting(context.console, f"exporting to {folder}, and reading it back"):
+        exported = export(request.out, folder, average=average)
+    context.console.print(str(exported), markup=False, soft_wrap=True)
+    if exported.warning:
+        context.warn(exported.warning)
 
 
 def describe_loading(shape: Shape, folder: Path) -> str:

@@ -6,6 +6,7 @@ import time
 from contextlib import nullcontext
 from typing import NoReturn
 
+from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.average import Average, average_together
@@ -227,13 +228,17 @@ class Trainer(Loop):
             self.score_average(phase, self.request.recipe.checkpoints.average)
 
     def score_average(self, phase: TrainingPhase, count: int) -> None:
-        """Compares the average of the last checkpoints with the last one, which the engine then no longer has. A run
-        that is told to stop meanwhile is at its end."""
+        """Compares the average of the last checkpoints with the last one. The engine has the average afterwards; a stop
+        that is asked for meanwhile waits, since the run is at its end."""
         self.show_progress(phase, "averaging")
         self.saver.finish()
         with self.meter.watch.pause():
-            with self.context.watch.pause():
-                steps, weights = average_together(self.request.out, self.engine.model, count)
+            try:
+                with self.context.watch.pause():
+                    steps, weights = average_together(self.request.out, self.engine.model.shape, count)
+            except UserError as error:
+                self.context.warn(f"there is no average of the last checkpoints: {error}")
+                return
             if len(steps) < 2:
                 self.context.warn(f"checkpoints.average = {count}: this model has one checkpoint: there is no average")
                 return

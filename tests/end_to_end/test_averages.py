@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.damage import flip
 from support.training import (
+    CUT,
     SAVES,
     Place,
     assert_refused,
@@ -24,7 +26,7 @@ from pretraining import evaluate
 from pretraining import export as exporting
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import AVERAGE, AVERAGED
+from pretraining.checkpoint.record import AVERAGE, AVERAGED, EXPORT, FOLDER, RECORD
 from pretraining.huggingface.folders import read_folder
 
 AVERAGES = [*SAVES, "--checkpoints.average", "3"]
@@ -62,7 +64,7 @@ def test_an_average_is_the_mean_and_is_compared_with_the_last(
     assert found["loss"] == pytest.approx(figures["masked_loss"] + figures["next_loss"], rel=1e-5)
     card = (averaged / AVERAGED / "README.md").read_text()
     assert "the mean of those after steps 6, 7, 8" in card
-    assert StoredModel.open(str(averaged / AVERAGED)).summary().name == "averaged"
+    assert StoredModel.open(str(averaged / AVERAGED)).summary().name == "averaged-averaged"
     assert exporting.main([str(averaged), "--out", str(tmp_path / "again"), "--average", "3"]) == 0
     again = (tmp_path / "again" / "model.safetensors").read_bytes()
     assert again == (averaged / AVERAGED / "model.safetensors").read_bytes()
@@ -76,6 +78,14 @@ def test_a_finished_run_that_has_lost_its_average_makes_it_again(place: Place, a
     output = assert_well(train(place.command(run, *AVERAGES), ranks=1))
     assert "was not compared with the last one" in output
     assert (run / AVERAGED / "model.safetensors").read_bytes() == before
+    flip(run / FOLDER / "step-00000006" / RECORD)  # which the last two do not need, and three do
+    output = assert_well(train(place.command(run, *SAVES, "--checkpoints.average", "2"), ranks=1))
+    assert "of 2 checkpoints, of steps 7, 8, was not compared" in output
+    assert (run / AVERAGED / "model.safetensors").read_bytes() != before
+    shutil.rmtree(run / EXPORT)
+    (said,) = train(place.command(run, *AVERAGES), ranks=1)
+    assert (said.code, (run / EXPORT / "config.json").exists()) == (0, True)
+    assert "there is no average of the last checkpoints" in said.errors + said.output
 
 
 def test_what_has_no_average_is_refused(
@@ -91,6 +101,14 @@ def test_what_has_no_average_is_refused(
         assert reason in capsys.readouterr().err
     assert exporting.main([str(averaged / AVERAGED), "--out", str(tmp_path / "out"), "--average", "2"]) == 2
     assert "folder of transformers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_weights_are_averaged_that_no_rank_has_whole(place: Place, other_data: Path) -> None:
+    """Nothing is held out, so that no validation has gathered them."""
+    words = [*SAVES, *CUT, "--parallel.zero", "3", "--checkpoints.average", "2", "--data", str(other_data)]
+    output = assert_well(train(place.command("run", *words)))
+    assert "of 2 checkpoints, of steps 7, 8, was not compared with the last one" in output
 
 
 @pytest.mark.slow

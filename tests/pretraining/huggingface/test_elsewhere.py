@@ -48,8 +48,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("code", "module"), BLOCKS, ids=[f"{module}-{n}" for n, (_, module) in enumerate(BLOCKS)])
 def test_a_block_of_the_page_runs(code: str, module: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(module)
-    if "Trainer(" in code:
-        pytest.importorskip("accelerate")
+    for needed in ["accelerate"] * ("Trainer(" in code) + ["onnxscript"] * (module == "onnxruntime"):
+        pytest.importorskip(needed)
     monkeypatch.chdir(models)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found: dict[str, Any] = {}

@@ -21,7 +21,15 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTrainin
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
-from pretraining.huggingface.folders import _read_file, read_encoder, read_folder, read_length, read_shape, write_folder
+from pretraining.huggingface.folders import (
+    _read_file,
+    list_sentence_files,
+    read_encoder,
+    read_folder,
+    read_length,
+    read_shape,
+    write_folder,
+)
 from pretraining.huggingface.weights_file import read_weights, save_tensors, write_weights
 
 
@@ -357,3 +365,10 @@ def test_a_header_names_files_beside_it_alone(tmp_path: Path, name: str) -> None
     save_file({"a": torch.zeros(1)}, tmp_path / "w", {"format": "pt", "cloze_files": f"{name}=0"})
     with pytest.raises(DamageError, match="no name of a file beside it"):
         read_weights(tmp_path / "w")
+
+
+def test_a_pooling_of_others_is_named_as_left_out(exported: Path) -> None:
+    """That of every export is the mean of the pieces, which nothing has trained."""
+    assert list_sentence_files(exported) == []
+    (exported / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    assert list_sentence_files(exported) == ["modules.json", "1_Pooling/"]
