@@ -52,7 +52,7 @@ def measured(device: torch.device) -> dict[str, float]:
     return meter.flush()[0]
 
 
-def scored(device: torch.device) -> int:
+def scored(device: torch.device) -> float:
     batch = random_batch([5, 9], SMALL.vocabulary)
     setattr(phases_module, "validation_batches", lambda *_: [(SimpleBatch(batch), 1.0)])  # noqa: B010
     losses = Losses(*(torch.tensor(2.0, device=device) for _ in Losses._fields))
@@ -60,10 +60,10 @@ def scored(device: torch.device) -> int:
     engine: Any = SimpleNamespace(
         device=device, deepspeed=quiet, model=SimpleNamespace(shape=SMALL), forward=lambda _: losses
     )
-    phase, held_out = SimpleNamespace(micro_batch=2, scored=None), SimpleNamespace()
+    phase, held_out = SimpleNamespace(micro_batch=2, scored=None), SimpleNamespace(shard_rows=[[4]])
     validate: Any = phases_module.TrainingPhase._validate
-    examples: int = validate(phase, engine, held_out, lambda: None)[2]
-    return examples
+    loss: float = validate(phase, engine, held_out, lambda: None)[0]["next_loss"]
+    return loss
 
 
 class SimpleBatch:
@@ -98,5 +98,5 @@ def test_what_ranks_tell_one_another_lies_on_the_gpu() -> None:
     for rank in done:
         assert rank.result["decision"] == Decision.WRONG
         assert (rank.result["totals"]["masked"], rank.result["totals"]["predictions"]) == (3.0, 4)
-        assert (rank.result["scored"], rank.result["held"]) == (4, 1)
+        assert (rank.result["scored"], rank.result["held"]) == (2 * 2.0 / 4, 1)
         assert rank.result["clock"]

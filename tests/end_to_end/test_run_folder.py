@@ -152,7 +152,8 @@ def test_a_finished_run_that_is_asked_for_more_names_the_command_that_does_it(pl
         errors = assert_refused(place.command(run, *words.split()), f"  {change}\n")
         assert errors.startswith(f"error: --out {run}: is trained to its end\n")
         assert everything(run) == before
-    [branch] = re.findall(r"more steps or add one: (--branch .*)\n", errors)
+        assert ("--branch" in errors) == ("phases.1.steps" in words), "other changes have no cure by it"
+    [branch] = re.findall(r"in more steps or phases: (--branch .*)\n", errors)
     assert_well(train(place.command(f"{run}-2", *words.split(), *shlex.split(branch)[:2]), 1))
     assert [record["step"] for record in records(Path(f"{run}-2"))] == [*range(1, 15)], "from step 8 on"
     assert shlex.split(branch) == ["--branch", str(run), "--out", f"{run}-2"]

@@ -209,7 +209,7 @@ def test_one_segment_reads_pairs_unless_the_model_learns_from_them(plain: Path, 
         assert manifest.has_pairs
         assert not recipe.shape(manifest).learns.pairs
     for words in ([], ["--objective.name", "ltr", "--phases.1.objective", "mlm"]):
-        with pytest.raises(UserError, match=r"^model\.segments = 1: the data has pairs, of two segments; make it with"):
+        with pytest.raises(UserError, match=r"^model\.segments = 1: the data has pairs, of two segments; take"):
             load_recipe_and_data(plain, [*one, *words], place.data)
 
 
