@@ -14,7 +14,7 @@ from data_prep.common.errors import Checks
 from data_prep.common.languages import language_fault
 from data_prep.common.sections import Section, whole
 
-SHORTEST, LONGEST = 8, 512  # lengths of examples
+SHORTEST, LONGEST = 8, 8192  # lengths of examples; ModernBERT has as many positions
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TEXT_FIELD = "text"  # the field with the text, where nothing else is said
 REPEATED = ("docs", "origins", "format", "text_field", "language", "max_share", "weight")
@@ -319,7 +319,7 @@ def _check_examples(s: Settings) -> Checks:
     yield bool(s.lengths), "--lengths: give at least one, such as 128"
     for length in s.lengths:
         allowed = SHORTEST <= length <= LONGEST
-        yield allowed, f"--lengths {length}: from {SHORTEST} to {LONGEST}, the positions BERT has"
+        yield allowed, f"--lengths {length}: from {SHORTEST} to {LONGEST}"
     yield len(set(s.lengths)) == len(s.lengths), "--lengths: each length once"
     fit = len(s.max_predictions) in (0, len(s.lengths))
     yield fit, f"--max-predictions: one number for each of the {len(s.lengths)} lengths"

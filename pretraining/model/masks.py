@@ -18,8 +18,8 @@ from pretraining.model.rows import Draw, Rows
 
 MARKS = 3
 """The number of [CLS] and [SEP] in an example, which are never chosen."""
-PLACE = np.uint32(12)
-"""The bits of a place in an example, which decide between two equal numbers."""
+PLACE, LONG_PLACE = np.uint32(12), np.uint32(16)
+"""The bits of a place in an example, and in one of more than 4,096 pieces, which decide between two equal numbers."""
 HIGH, LOW = np.uint64(32), np.uint64(2**32 - 1)
 NEVER = np.uint32(2**32 - 1)
 """The rank of pieces that are never chosen."""
@@ -73,8 +73,9 @@ def choose_places(rows: Rows, counts: Array, numbers: Array, separators: Array) 
     `separators` has the places of all [SEP] among all pieces.
     """
     places, sequences = np.arange(numbers.shape[1], dtype=np.uint32), np.arange(len(counts))
-    assert len(places) <= 1 << PLACE, f"sequences of {len(places)}"
-    ranks = ((numbers >> HIGH).astype(np.uint32) >> PLACE << PLACE) | places
+    assert len(places) <= 1 << LONG_PLACE, f"sequences of {len(places)}"
+    bits = np.where(rows.lengths > 1 << PLACE, LONG_PLACE, PLACE)[:, None]
+    ranks = ((numbers >> HIGH).astype(np.uint32) >> bits << bits) | places
     ranks[:, 0] = NEVER
     ranks[places >= rows.lengths[:, None] - 1] = NEVER
     home = np.searchsorted(rows.starts, separators, side="right") - 1

@@ -38,7 +38,7 @@ def test_settings_of_a_file_yield_to_flags(wiki: Path, tmp_path: Path, monkeypat
         ("", "nothing to read"),
         ("--docs nowhere", "--docs nowhere: no such file or folder"),
         ("--docs nowhere --check", "--docs nowhere: no such file or folder"),
-        ("--docs wiki --lengths 4 600", "--lengths 600: from 8 to 512"),
+        ("--docs wiki --lengths 4 8193", "--lengths 8193: from 8 to 8192"),
         ("--docs wiki --mask-split 80 10 5", "three shares in percent that make 100"),
         ("--docs wiki --max-predictions 20", "one number for each of the 2 lengths"),
         ("--docs wiki --shard-size bananas", "--shard-size bananas: a number and a unit"),

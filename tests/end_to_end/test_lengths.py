@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from support.training import FEW, SEED, Place, assert_well, records, train
 from transformers import AutoConfig, AutoTokenizer
 
+from data_prep import shard
 from data_prep.common.hashing import hash_key
+from data_prep.settings import LONGEST, SHORTEST
 from data_prep.shards import Manifest
 from pretraining import export
+from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 
@@ -54,3 +58,48 @@ def test_examples_and_pieces_seen_are_those_of_the_batches(place: Place, straigh
     assert [(line["examples_seen"], line["pieces_seen"]) for line in records(straight)] == expected
     lines = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+
+
+def test_examples_can_have_the_lengths_of_all_recipes() -> None:
+    recipes = [path for path in RECIPES.glob("*.toml") if "size =" in path.read_text()]  # not those for any base model
+    lengths = {phase.length for path in recipes for phase in load_recipe(path).phases}
+    assert 8192 in lengths
+    assert all(SHORTEST <= length <= LONGEST for length in lengths)
+
+
+@pytest.mark.slow
+def test_modern_bert_reads_eight_thousand_pieces(place: Place) -> None:
+    """The commands of its recipe, with a small model: shards of both lengths, dynamic masks, both phases, an export."""
+    data = place.folder / "data"
+    words = ["--docs", str(place.data.with_name("data-text")), "--out", str(data), "--lengths", "1024", "8192"]
+    words += ["--pairs", "full-sentences", "--short-probability", "0", "--duplicates", "1"]
+    assert shard.main([*words, "--tokenizer", "bytelevel", "--vocab-size", "400", "--validation", "0.2"]) == 0
+    small = {"layers": 3, "hidden": 32, "heads": 2, "intermediate": 48}
+    sizes = [word for name, size in small.items() for word in (f"--model.{name}", str(size))]
+    phases = [
+        "--phases.0.steps",
+        "2",
+        "--phases.1.steps",
+        "2",
+        "--phases.0.batch",
+        "2",
+        "--phases.0.warmup_steps",
+        "1",
+        "--phases.1.batch",
+        "2",
+    ]
+    phases += ["--phases.0.micro_batch", "1", "--phases.1.micro_batch", "1", "--phases.1.decay_steps", "1"]
+    command = [
+        "--recipe",
+        "modern_base",
+        "--data",
+        str(data),
+        "--out",
+        str(place.folder / "run"),
+        *sizes,
+        *phases,
+        *FEW,
+    ]
+    assert_well(train([*command, "--logging.every", "1"], ranks=2))
+    assert [record["step"] for record in records(place.folder / "run")] == [1, 2, 3, 4]
+    assert lengths(place.folder / "run/export") == (8192, 8192)

@@ -224,6 +224,16 @@ def test_an_example_has_the_same_masks_whoever_reads_it(rows: Rows, rate: float,
     assert found == [together[number] for number in order]
 
 
+def test_a_long_example_changes_no_masks_of_others() -> None:
+    """Its places take more bits."""
+    rows, draw = hidden_rows([50, 6000, 4096], [20, 700, 30]), draw_for(3)
+    together = by_example(rows, draw_masks(rows, 0.3, USUAL, draw))
+    assert [len(chosen) for _, chosen, _ in together] == [15, 1800, 1229]
+    alone = hidden_rows([50], [20])
+    alone = replace(alone, pieces=rows.pieces[:50], labels=rows.labels[:2])
+    assert by_example(alone, draw_masks(alone, 0.3, USUAL, replace(draw, keys=draw.keys[:1]))) == together[:1]
+
+
 def test_a_higher_rate_only_takes_more_of_the_same_ranking() -> None:
     rows, draw = hidden_rows([50] * 200, [20] * 200), draw_for(200)
     few, many = (set(draw_masks(rows, rate, USUAL, draw).chosen.tolist()) for rate in (0.15, 0.4))
