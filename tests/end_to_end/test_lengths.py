@@ -25,7 +25,7 @@ SHORT = ["--phases.1.length", "32"]
 def lengths(folder: Path) -> tuple[int, int]:
     """What the tokenizer lets through, and what the model has positions for; the card says both."""
     length = AutoTokenizer.from_pretrained(folder).model_max_length
-    assert f"| longest text it was trained on | {length} pieces |" in (folder / "README.md").read_text()
+    assert f"| longest text it was trained on | {length:,} pieces |" in (folder / "README.md").read_text()
     return length, AutoConfig.from_pretrained(folder).max_position_embeddings
 
 
@@ -76,30 +76,16 @@ def test_modern_bert_reads_eight_thousand_pieces(place: Place) -> None:
     assert shard.main([*words, "--tokenizer", "bytelevel", "--vocab-size", "400", "--validation", "0.2"]) == 0
     small = {"layers": 3, "hidden": 32, "heads": 2, "intermediate": 48}
     sizes = [word for name, size in small.items() for word in (f"--model.{name}", str(size))]
+    given = {"steps": (2, 2), "batch": (2, 2), "micro_batch": (1, 1), "warmup_steps": (1,), "decay_steps": (None, 1)}
     phases = [
-        "--phases.0.steps",
-        "2",
-        "--phases.1.steps",
-        "2",
-        "--phases.0.batch",
-        "2",
-        "--phases.0.warmup_steps",
-        "1",
-        "--phases.1.batch",
-        "2",
+        word
+        for name, values in given.items()
+        for number, value in enumerate(values)
+        if value is not None
+        for word in (f"--phases.{number}.{name}", str(value))
     ]
-    phases += ["--phases.0.micro_batch", "1", "--phases.1.micro_batch", "1", "--phases.1.decay_steps", "1"]
-    command = [
-        "--recipe",
-        "modern_base",
-        "--data",
-        str(data),
-        "--out",
-        str(place.folder / "run"),
-        *sizes,
-        *phases,
-        *FEW,
-    ]
+    places = ["--data", str(data), "--out", str(place.folder / "run")]
+    command = ["--recipe", "modern_base", *places, *sizes, *phases]
     assert_well(train([*command, "--logging.every", "1"], ranks=2))
     assert [record["step"] for record in records(place.folder / "run")] == [1, 2, 3, 4]
     assert lengths(place.folder / "run/export") == (8192, 8192)
