@@ -103,38 +103,38 @@ def evaluate(wanted: Evaluate) -> None:
     if faults:
         raise UserError("\n".join(faults))
     if wanted.out is None:
-        tell(wanted, answers(wanted))
+        tell(wanted, find_answers(wanted))
         return
     with making([wanted.out], "evaluate.py", [wanted.data] if wanted.data else [], wanted.replace):
-        found = answers(wanted)
+        found = find_answers(wanted)
         write_json(wanted.out, _as_json(*found))
     tell(wanted, found)
 
 
-def answers(wanted: Evaluate) -> Answers:
+def find_answers(wanted: Evaluate) -> Answers:
     """Finds what is asked for."""
     device = choose_device(wanted.device, World())
     model, scores = StoredModel.open(wanted.model, sees=wanted.sees), None
     fillings = [] if wanted.fill is None else fill_masks(model, wanted.fill, wanted.best, device)
     if wanted.data is not None:
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
-    going_on = wanted.continue_
-    if going_on is not None:
-        going_on = continue_text(model, going_on, wanted.pieces, wanted.temperature, wanted.seed, device)
-    return scores, fillings, going_on
+    continuation = wanted.continue_
+    if continuation is not None:
+        continuation = continue_text(model, continuation, wanted.pieces, wanted.temperature, wanted.seed, device)
+    return scores, fillings, continuation
 
 
-def _as_json(scores: ShardScores | None, fillings: list[list[Filling]], going_on: str | None) -> dict[str, Any]:
+def _as_json(scores: ShardScores | None, fillings: list[list[Filling]], continuation: str | None) -> dict[str, Any]:
     """What JSON has of the answers."""
     found = {} if scores is None else {name: value for name, value in asdict(scores).items() if name != "said"}
     if fillings:
         found["fillings"] = [[filling._asdict() for filling in row] for row in fillings]
-    return found if going_on is None else {**found, "continuation": going_on}
+    return found if continuation is None else {**found, "continuation": continuation}
 
 
 def tell(wanted: Evaluate, found: Answers) -> None:
     """Prints the answers, for people or as JSON."""
-    scores, fillings, going_on = found
+    scores, fillings, continuation = found
     if wanted.json:
         print(json.dumps(_as_json(*found), ensure_ascii=False, indent=1))
         return
@@ -151,7 +151,7 @@ def tell(wanted: Evaluate, found: Answers) -> None:
         if scores.left_out:
             kinds = ", ".join(f"{count:,} {piece}" for piece, count in scores.left_out.items())
             lines.append(f"left out of the bits, since they have no characters: {kinds}")
-    lines += [] if going_on is None else [going_on]
+    lines += [] if continuation is None else [continuation]
     open_console(soft_wrap=True).print("\n".join(lines), markup=False)
 
 

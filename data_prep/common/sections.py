@@ -117,7 +117,8 @@ def foreign_values(
     key: str = "name",
     used: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Says whose every setting is that has not its default and is not of the chosen kind, nor of one of `used`."""
+    """Yields a fault for each setting that differs from its default and belongs neither to the chosen kind nor to a
+    kind in `used`; it names the kinds that have the setting."""
     chosen = getattr(settings, key)
     known = {name for kind in (chosen, *used) for name in kinds[kind].model_fields}
     owners: dict[str, list[str]] = {}

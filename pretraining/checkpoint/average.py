@@ -87,15 +87,17 @@ def list_alike(run: Path, most: int) -> list[Path]:
 def average_last(run: Path, count: int) -> tuple[tuple[int, ...], dict[str, Tensor]]:
     """Returns the steps of this many last checkpoints of a run, and the means of their weights; one process does it."""
     alike = list_alike(run, count)
+    if not alike:
+        raise UserError(f"--average {count}: {run} is a single checkpoint; name its run")
     if not 2 <= count <= len(alike):
-        there = ", ".join(path.name for path in alike) or "name its run"
+        there = ", ".join(path.name for path in alike)
         raise UserError(f"--average {count}: there are {len(alike)} checkpoints of it: {there}; take 2 or more of them")
     return tuple(map(parse_step, alike)), _average_weights(alike)
 
 
 def average_together(run: Path, shape: Shape, count: int) -> tuple[tuple[int, ...], dict[str, Tensor]]:
-    """As `average_last`, of as many checkpoints as there are if they are fewer. All ranks call it together, with the
-    shape of the model that is averaged."""
+    """Returns the steps and the means as `average_last` does, of all checkpoints of this shape if they are fewer than
+    `count`. Rank 0 reads them; all ranks call it together."""
     there, fault = list[str](), None
     if place()[0] == 0:
         try:

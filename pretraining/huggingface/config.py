@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from pretraining.huggingface.weights import (
     refuse_faults,
 )
 from pretraining.model.shape import ARCHITECTURE, OBJECTIVE, Learning, Sees, Shape
-from pretraining.objectives.declaration import find_objective, objectives
+from pretraining.objectives.declaration import configure_objective, find_objective, objectives
 
 if TYPE_CHECKING:
     from data_prep.vocabulary.vocabulary import Special
@@ -60,11 +60,10 @@ def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHe
 
 
 def _name_objective(shape: Shape) -> dict[str, Any]:
-    """Makes the entry of a config on an objective that the class does not tell, for readers of this project."""
-    learns = shape.learns
+    """Makes the entry of config.json that names the objective, where the class of transformers fits several."""
     if not find_objective(shape).named_in_config:
         return {}
-    return {OWN: {"objective": learns.objective, "causal_share": learns.causal_share}}
+    return {OWN: {"objective": shape.learns.objective, **dict(shape.learns.settings)}}
 
 
 def name_own_type(shape: Shape) -> str:
@@ -182,12 +181,15 @@ def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape
 def _read_objective(shape: Shape, named: Any, where: str) -> Shape:
     """Reads the entry of `_name_objective`."""
     try:
-        name, share = named["objective"], float(named["causal_share"])
-    except (KeyError, TypeError, ValueError):
-        name, share = None, -1.0
-    if not (name in objectives() and objectives()[name].sees == shape.learns.sees and 0 <= share < 1):
-        raise UserError(f"{where}: {OWN} is {named!r}; it should name an objective as export.py does; export it anew")
-    return shape.change_learning(objective=name, pairs=False, settings=(("causal_share", share),))
+        kind = objectives()[named["objective"]]
+        given = {**named, "name": named["objective"]}
+        del given["objective"]
+        learns = configure_objective(kind.settings_type.model_validate(given)).learning(has_pairs=False)
+        if learns.sees == shape.learns.sees:
+            return replace(shape, learns=learns)
+    except (KeyError, TypeError, ValueError):  # of pydantic, too
+        pass
+    raise UserError(f"{where}: {OWN} is {named!r}; it should name an objective as export.py does; export it anew")
 
 
 def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:

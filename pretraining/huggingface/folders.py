@@ -199,7 +199,7 @@ def write_folder(
         if is_theirs(shape):
             write_json(unfinished / MODULES, MEAN)
             (unfinished / POOLING).mkdir()
-            write_json(unfinished / POOLING / CONFIG, _pool(shape))
+            write_json(unfinished / POOLING / CONFIG, _describe_pooling(shape))
 
 
 def write_fine_tuned(
@@ -250,13 +250,13 @@ def list_sentence_files(folder: Path) -> list[str]:
     if MODULES not in files:
         return []
     alone = files == [MODULES] and pooling.is_file() and read_json(folder / MODULES) == MEAN
-    if alone and read_json(pooling) == _pool(read_shape(folder)):
+    if alone and read_json(pooling) == _describe_pooling(read_shape(folder)):
         return []
     return [*files, *sorted(f"{path.name}/" for path in folder.glob("[0-9]_*"))]
 
 
-def _pool(shape: Shape) -> dict[str, Any]:
-    """The settings of `MEAN`."""
+def _describe_pooling(shape: Shape) -> dict[str, Any]:
+    """Makes the config of sentence-transformers' pooling: the mean of the vectors of all pieces."""
     means = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
     return {"word_embedding_dimension": shape.hidden, **means}
 

@@ -110,5 +110,5 @@ class PretrainingBatches(StepBatches[PretrainingBatch]):
     """The batches of a step of pre-training, with the count of pieces to predict, and of all pieces."""
 
     predictions: int  # of the global batch, over all ranks
-    pieces: int = 0  # likewise, where an objective asks
-    one_way: int = 0  # of the predictions, those of the sequences that are drawn to see one way
+    pieces: int = 0  # likewise
+    one_way: int = 0  # predictions of the sequences that were drawn to see one way

@@ -127,7 +127,7 @@ class Objective(ABC):
     shift: ClassVar[int] = 0
     """how many places before a masked piece its prediction is read"""
     named_in_config: ClassVar[bool] = False
-    """whether config.json of an export has its name, since the class there is that of another objective, too"""
+    """whether config.json of an export names it, because its class in transformers fits another objective too"""
     compiles: ClassVar[bool] = True
     """whether torch.compile can compile the layers for its batches"""
     tag: ClassVar[str]
@@ -154,7 +154,7 @@ class Objective(ABC):
             yield f'objective.name = "{self.settings.name}": needs pairs, which the data has not; {cure}'
 
     def list_ways(self, learns: Learning) -> dict[Sees, Learning]:
-        """Lists the ways in which a model that learned by it can read, with what it then has learned by."""
+        """Lists the directions of attention that its model has learned, each with what `Shape.learns` is then."""
         return {learns.sees: learns}
 
     # Its data.
@@ -190,7 +190,7 @@ class Objective(ABC):
 
     @abstractmethod
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
-        """Makes a batch of examples; in training, `draw` has what is drawn by, and those that see one way are first."""
+        """Makes a batch of examples. In training `draw` has random keys; examples drawn to see one way are first."""
 
     def validation_batch(self, rows: Rows) -> PretrainingBatch:
         """Makes a batch for validation, which may have examples more than once."""

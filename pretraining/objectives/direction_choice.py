@@ -11,8 +11,8 @@ from pretraining.objectives.declaration import find_objective
 
 
 def choose_way(shape: Shape, sees: Sees | None, where: str) -> Shape:
-    """Returns the shape of a model that reads in this way, None for that of its objective; raises UserError where it
-    has not learned to."""
+    """Returns the shape with this direction of attention; None keeps that of the objective. Raises UserError if the
+    model has not learned it."""
     if sees is None:
         return shape
     objective, kind = find_objective(shape), find_architecture(shape.architecture)

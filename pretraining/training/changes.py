@@ -166,7 +166,10 @@ def _suggest_new_run(latest: Saved, request: Request, names: Collection[str] = (
     words, typed = ["--init", str(request.out), "--out", new], find_options(request.command, FOLDERS)
     branch = shlex.join(["--branch", *words[1:]])
     trained = len(latest.run.recipe.phases)
-    longer = (f"phases.{trained - 1}.steps.", *(f"phases.{number}." for number in range(trained, 99)))
+    longer = (
+        f"phases.{trained - 1}.steps.",
+        *(f"phases.{number}." for number in range(trained, len(request.recipe.phases))),
+    )
     lengthens = latest.run.is_trained and all(f"{name}.".startswith(longer) for name in names)
     state = f"to go on with its state, in more steps or phases: {branch}\n" * lengthens
     return state + (
