@@ -158,7 +158,7 @@ class StoredModel:
         if lacking := model.state_dict().keys() - weights.keys():
             heads = ", ".join(sorted({name.partition(".")[0] for name in lacking}))
             raise UserError(f"{self.name}: has no {heads}, which exports leave out; name its run, or a checkpoint")
-        model.load_state_dict(weights)
+        model.load_state_dict({name: weights[name] for name in model.state_dict()})  # read one way it has no pooler
         return model.eval()
 
     @cached_property

@@ -63,8 +63,8 @@ def step_batches(
     lengths, predictions = dataset.sizes(examples, done, one_way)
     mine = deal(lengths, ranks, accumulation)[rank]
     micro = tuple(dataset.training_batch(examples.take(chosen), keys[chosen], done) for chosen in mine)
-    of_one_way = 0 if one_way is None else int(predictions[one_way].sum())
-    return PretrainingBatches(micro, order.batch_size, int(predictions.sum()), int(lengths.sum()), of_one_way)
+    of_one_way = (0, 0) if one_way is None else (int(predictions[one_way].sum()), int(one_way.sum()))
+    return PretrainingBatches(micro, order.batch_size, int(predictions.sum()), int(lengths.sum()), *of_one_way)
 
 
 def training_batches(

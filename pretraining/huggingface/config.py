@@ -151,11 +151,22 @@ def _read_class(config: Mapping[str, Any]) -> str:
 
 
 def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape:
-    """Adds the objective that is named; otherwise one with the same direction of attention, if possible one that
-    exports this class; of several the default."""
+    """Adds the objective that is named; otherwise one with the same direction of attention. If possible it is one that
+    exports this class, with or without heads for pairs; of several the default."""
     kind = find_architecture(shape.architecture)
-    if OWN in config:
-        return _read_objective(shape, config[OWN], where)
+    found = [_read_objective(shape, config[OWN], where)] if OWN in config else _list_objectives(shape, where)
+    shapes = [
+        one.change_learning(pairs=pairs)
+        for one in found
+        for pairs in ((True, False) if find_objective(one).pairs != "unused" and kind.learns_pairs(one) else (False,))
+    ]
+    named = _read_class(config)
+    exporting = (one for one in shapes if named and named in list_class_names(kind, find_auto_class(one)))
+    return next(exporting, shapes[0])
+
+
+def _list_objectives(shape: Shape, where: str) -> list[Shape]:
+    """Lists the shape with each objective of this direction of attention, the default first."""
     looking = [
         name
         for name, objective in objectives().items()
@@ -168,14 +179,7 @@ def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape
             "back the file of one in pretraining/objectives/ where it does"
         )
     looking.sort(key=lambda name: name != OBJECTIVE)
-    shapes = [
-        shape.change_learning(objective=name, pairs=pairs)
-        for name in looking
-        for pairs in ((True, False) if objectives()[name].pairs != "unused" and kind.learns_pairs(shape) else (False,))
-    ]
-    named = _read_class(config)
-    exporting = (one for one in shapes if named and named in list_class_names(kind, find_auto_class(one)))
-    return next(exporting, shapes[0])
+    return [shape.change_learning(objective=name) for name in looking]
 
 
 def _read_objective(shape: Shape, named: Any, where: str) -> Shape:

@@ -112,3 +112,4 @@ class PretrainingBatches(StepBatches[PretrainingBatch]):
     predictions: int  # of the global batch, over all ranks
     pieces: int = 0  # likewise
     one_way: int = 0  # predictions of the sequences that were drawn to see one way
+    one_way_sequences: int = 0  # the number of these sequences

@@ -1,5 +1,5 @@
 """Both in one model (GPT-BERT): some sequences are read left to right, the others have masks, and one head predicts
-both.
+both. With pairs, the sequences with masks also learn whether B follows A.
 
 A masked piece is predicted as the next piece is: from the state of the piece before it. Which sequences are read left
 to right follows from their random keys, so that it is the same on any ranks. In a batch they come first.
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
 from pretraining.model.shape import PIECE_HEAD, Learning, Sees, Shape
 from pretraining.objectives.declaration import Figure
 from pretraining.objectives.ltr import LeftToRight
-from pretraining.objectives.mlm import MaskedLosses, MaskedPieces, MaskedSettings
+from pretraining.objectives.mlm import Losses, MaskedLosses, MaskedPieces, MaskedSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,16 @@ class HybridLosses(NamedTuple):
     correct: Tensor
     one_way: Tensor
     """the number of these pieces"""
+    next_sentence: Tensor
+    """cross-entropy of next-sentence prediction in sequences with masks"""
+    next_sentence_correct: Tensor
+    random_next: Tensor
+    """sequences with masks whose B does not follow A"""
+    pairs: Tensor
+    """sequences with masks, if the model learns from pairs"""
+
+
+AnyLosses = HybridLosses | Losses | MaskedLosses
 
 
 class HybridSettings(MaskedSettings):
@@ -59,9 +69,7 @@ class Hybrid(MaskedPieces):
     learns = "predicts masked pieces and, in some sequences, every next piece"
     tag = "feature-extraction"
     figures: ClassVar[tuple[Figure, ...]] = tuple(
-        figure
-        for figure in (*MaskedPieces.figures, *LeftToRight.figures)
-        if figure.name in ("masked_loss", "masked_accuracy", "piece_loss", "piece_accuracy")
+        figure for figure in (*MaskedPieces.figures, *LeftToRight.figures) if figure.name != "perplexity"
     )
 
     def __init__(self, settings: HybridSettings | None = None) -> None:
@@ -72,13 +80,6 @@ class Hybrid(MaskedPieces):
     def list_ways(self, learns: Learning) -> dict[Sees, Learning]:
         ways: dict[Sees, Learning] = {"both": replace(learns, settings=(("causal_share", 0.0),))}
         return {**ways, "before": Learning("ltr", False, "before")} if self.share else ways
-
-    def used_settings(self, shape: Shape) -> list[str]:
-        return [name for name in super().used_settings(shape) if name != "next_sentences"]
-
-    @property
-    def pairs(self) -> Literal["unused"]:
-        return "unused"
 
     def predictions(self, length: Any, masked: Any, done: float) -> Any:
         return self.share * (length - 1) + (1 - self.share) * super().predictions(length, masked, done)
@@ -131,18 +132,21 @@ class Hybrid(MaskedPieces):
         labels = np.concatenate([text[following + 1], masked.labels[others]])
         return pack(rows, np.concatenate([text, masked.pieces[end:]]), chosen, labels, one_way)
 
-    def heads(self, shape: Shape) -> dict[str, str]:  # noqa: ARG002
-        return {PIECE_HEAD: "language head"}
+    def heads(self, shape: Shape) -> dict[str, str]:
+        return {**super().heads(shape), PIECE_HEAD: "language head"}
 
-    def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> HybridLosses | MaskedLosses:  # type: ignore[override]
+    def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> AnyLosses:  # type: ignore[override]
         if not self.share:
-            found = super().losses(model, seen, batch)
-            assert isinstance(found, MaskedLosses)
-            return found
-        count = sum(batch.lengths[: batch.one_way]) - batch.one_way
+            return super().losses(model, seen, batch)
+        count, end = sum(batch.lengths[: batch.one_way]) - batch.one_way, len(batch.labels)
         nats, correct = self._sum_losses(model, seen[:count], batch.labels[:count], seen)
-        masked, masked_correct = self._sum_losses(model, seen[count:], batch.labels[count:], seen)
-        return HybridLosses(masked, masked_correct, nats, correct, correct.new_full((), count))
+        masked, masked_correct = self._sum_losses(model, seen[count:end], batch.labels[count:], seen)
+        of_next, pairs = (0 * masked, 0 * correct, 0 * correct), 0
+        if model.shape.learns.pairs:
+            of_next = self.sum_next_losses(model, seen[end:], batch.random_next, batch.one_way)
+            pairs = len(batch.lengths) - batch.one_way
+        one_way, of_pairs = correct.new_full((), count), correct.new_full((), pairs)
+        return HybridLosses(masked, masked_correct, nats, correct, one_way, *of_next, of_pairs)
 
     def _sum_losses(
         self, model: PretrainingModel, seen: Tensor, labels: Tensor, every: Tensor
@@ -159,12 +163,14 @@ class Hybrid(MaskedPieces):
     def sums(self, shape: Shape) -> tuple[str, ...]:
         return HybridLosses._fields if shape.learns.causal_share else super().sums(shape)
 
-    def loss(self, losses: HybridLosses | MaskedLosses, batches: PretrainingBatches) -> Tensor:  # type: ignore[override]
-        if isinstance(losses, MaskedLosses):
+    def loss(self, losses: AnyLosses, batches: PretrainingBatches) -> Tensor:
+        if isinstance(losses, (MaskedLosses, Losses)):
             return super().loss(losses, batches)
         one_way, masked = batches.one_way, batches.predictions - batches.one_way
         share = self.share if one_way and masked else float(one_way > 0)
-        return share * losses.nats / max(one_way, 1) + (1 - share) * losses.masked / max(masked, 1)
+        of_next = losses.next_sentence / max(batches.sequences - batches.one_way_sequences, 1)
+        of_masked = losses.masked / max(masked, 1) + of_next
+        return share * losses.nats / max(one_way, 1) + (1 - share) * of_masked
 
     def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
         one_way = totals.get("one_way", 0.0)
@@ -173,37 +179,41 @@ class Hybrid(MaskedPieces):
             figures = {"masked_loss": totals["masked"] / masked, "masked_accuracy": totals["masked_correct"] / masked}
         if one_way:
             figures |= {"piece_loss": totals["nats"] / one_way, "piece_accuracy": totals["correct"] / one_way}
-        return figures
+        return {**figures, **self.measure_next(totals, totals.get("pairs", totals.get("sequences", 0.0)))}
 
     def total(self, figures: Mapping[str, float]) -> float:
-        parts = {"masked_loss": 1 - self.share, "piece_loss": self.share}
-        if len(there := [name for name in parts if name in figures]) == 1:
-            return figures[there[0]]
-        return sum(parts[name] * figures[name] for name in there)
+        of_masked = figures.get("masked_loss", 0.0) + figures.get("next_loss", 0.0)
+        share = self.share if {"masked_loss", "piece_loss"} <= figures.keys() else float("piece_loss" in figures)
+        return share * figures.get("piece_loss", 0.0) + (1 - share) * of_masked
 
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:
         return dict(figures)
 
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
-        return [
+        said = [
             f"{title} {figures[f'{name}_loss']:.4f} {figures[f'{name}_accuracy']:{width}.1%}"
             for title, name in (("masked", "masked"), ("pieces", "piece"))
             if f"{name}_loss" in figures
         ]
+        return said + self.describe_next(figures)
 
-    def note(self, shape: Shape) -> str | None:  # noqa: ARG002
+    def note(self, shape: Shape) -> str | None:
         ways = f"a share of {self.share:g} of the sequences is read left to right, the others have masks"
+        if shape.learns.pairs:
+            ways += ", and these learn whether B follows A"
         return "\n".join([ways, *self.describe_masks()])
 
     def describe_heads(self, shape: Shape) -> str:
         either = ", masked or not," if shape.learns.causal_share else ", masked,"
-        return f"language head, which predicts a piece{either} at the piece before it"
+        head = f"language head, which predicts a piece{either} at the piece before it"
+        return f"{head}, and next-sentence head" if shape.learns.pairs else head
 
-    def loading_remark(self, shape: Shape) -> str | None:  # noqa: ARG002
+    def loading_remark(self, shape: Shape) -> str | None:
+        pooler = "" if shape.learns.pairs else " There is no trained pooler: `AutoModel` draws one anew."
         return (
             "The logits at a piece are those of the piece that follows it: of a `[MASK]`, read those at the piece "
-            "before it. The fill-mask pipeline of transformers reads them at the `[MASK]`, which is wrong. There is no "
-            "trained pooler: `AutoModel` draws one anew."
+            "before it. The fill-mask pipeline of transformers reads them at the `[MASK]`, which is wrong."
+            f"{pooler}"
         )
 
 

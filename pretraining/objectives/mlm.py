@@ -52,7 +52,7 @@ class MaskedSettings(ObjectiveSettings):
     """The settings of masked pieces."""
 
     next_sentences: bool = True
-    """mlm: learn also whether B follows A, where the data has pairs. Without it the same pairs are read."""
+    """mlm, hybrid: learn also whether B follows A, where the data has pairs. Without it the same pairs are read."""
     masks: Literal["static", "dynamic"] = "static"
     """mlm, hybrid: the masks of the data, or `dynamic`: others in every epoch, of single pieces, drawn from the same
     text. A validation has those of the data in any case."""
@@ -187,16 +187,23 @@ class MaskedPieces(Objective):
         return predictions + (sequences if shape.learns.pairs else 0)
 
     def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> Losses | MaskedLosses:
-        from torch.nn.functional import cross_entropy
-
         at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])
         masked, masked_correct = model.head(PIECE_HEAD)(at_masks, model.embeddings.word.weight, batch.labels)
         if not model.shape.learns.pairs:
             return MaskedLosses(masked, masked_correct)
-        logits = self._next_logits(model, of_sequences).float()
-        next_sentence = cross_entropy(logits, batch.random_next, reduction="sum")
-        next_correct = (logits.argmax(1) == batch.random_next).sum()
-        return Losses(masked, next_sentence, masked_correct, next_correct, batch.random_next.sum())
+        next_sentence, next_correct, random_next = self.sum_next_losses(model, of_sequences, batch.random_next)
+        return Losses(masked, next_sentence, masked_correct, next_correct, random_next)
+
+    def sum_next_losses(
+        self, model: PretrainingModel, of_sequences: Tensor, labels: Tensor, first: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums up, from the `first` sequence on, the losses of next-sentence prediction, the right ones, and the pairs
+        whose B does not follow A. The heads compute all sequences: under ZeRO 3 all ranks have to call them."""
+        from torch.nn.functional import cross_entropy
+
+        logits, labels = self._next_logits(model, of_sequences).float()[first:], labels[first:]
+        loss = cross_entropy(logits, labels, reduction="sum")
+        return loss, (logits.argmax(1) == labels).sum(), labels.sum()
 
     def _next_logits(self, model: PretrainingModel, of_sequences: Tensor) -> Tensor:
         logits: Tensor = model.head("next_head")(model.head("pooler")(of_sequences))
@@ -210,17 +217,23 @@ class MaskedPieces(Objective):
         return masked if isinstance(losses, MaskedLosses) else masked + losses.next_sentence / batches.sequences
 
     def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
-        predictions, sequences = max(totals["predictions"], 1), max(totals["sequences"], 1)
-        figures = {
+        predictions = max(totals["predictions"], 1)
+        return {
             "masked_loss": totals["masked"] / predictions,
             "masked_accuracy": totals["masked_correct"] / predictions,
+            **self.measure_next(totals, totals["sequences"]),
         }
-        if "next_sentence" in totals:
-            random = totals["random_next"]
-            figures["next_loss"] = totals["next_sentence"] / sequences
-            figures["next_accuracy"] = totals["next_sentence_correct"] / sequences
-            figures["next_larger_class"] = max(random, sequences - random) / sequences
-        return figures
+
+    def measure_next(self, totals: Mapping[str, float], pairs: float) -> dict[str, float]:
+        """Computes the figures of next-sentence prediction, if the model has learned it and there are pairs."""
+        if "next_sentence" not in totals or not pairs:
+            return {}
+        random = totals["random_next"]
+        return {
+            "next_loss": totals["next_sentence"] / pairs,
+            "next_accuracy": totals["next_sentence_correct"] / pairs,
+            "next_larger_class": max(random, pairs - random) / pairs,
+        }
 
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:
         return {**figures, "perplexity": math.exp(min(figures["masked_loss"], 700.0))}
@@ -229,10 +242,14 @@ class MaskedPieces(Objective):
         parts = [f"masked {figures['masked_loss']:.4f} {figures['masked_accuracy']:{width}.1%}"]
         if "perplexity" in figures:
             parts.append(f"perplexity {figures['perplexity']:.2f}")
-        if "next_loss" in figures:
-            larger = f"(larger class {figures['next_larger_class']:.1%})"
-            parts.append(f"next {figures['next_loss']:.4f} {figures['next_accuracy']:.1%} {larger}")
-        return parts
+        return parts + self.describe_next(figures)
+
+    def describe_next(self, figures: Mapping[str, float]) -> list[str]:
+        """Describes the figures of next-sentence prediction, if there are any."""
+        if "next_loss" not in figures:
+            return []
+        larger = f"(larger class {figures['next_larger_class']:.1%})"
+        return [f"next {figures['next_loss']:.4f} {figures['next_accuracy']:.1%} {larger}"]
 
     def note(self, shape: Shape) -> str | None:
         notes = []

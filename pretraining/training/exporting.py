@@ -79,6 +79,12 @@ class Exportable:
     made: Provenance | None = None
     """how the weights were trained, if known"""
 
+    def read_as(self, shape: Shape) -> Exportable:
+        """Returns the model with this direction of attention, without the heads that do not go with it."""
+        weights, heads = select_heads(shape, self.weights)
+        left_out = [self.left_out] * bool(self.left_out) + [f"{heads}, which read both ways"] * bool(heads)
+        return change(self, shape=shape, weights=weights, left_out="; ".join(left_out))
+
 
 def export(
     source: Path,
@@ -106,7 +112,7 @@ def export(
     results: list[tuple[str, float]] = []
     with nullcontext() if is_own else making([out], "export.py", read, replace):
         model = read_source(source, checkpoint, average)
-        model = change(model, shape=choose_way(model.shape, sees, str(source)))
+        model = model.read_as(choose_way(model.shape, sees, str(source)))
         vocabulary = vocabulary or model.vocabulary
         pieces = folders.read_vocabulary(vocabulary)
         if model.made and model.made.data.vocabulary != pieces.sha256:

@@ -46,6 +46,8 @@ WAYS = {
     "ZeRO 3": ["--parallel.zero", "3", *CUT],
     "modern": ["--model.architecture", "modern", "--model.window", "8"],
     "roberta": ["--model.architecture", "roberta"],
+    "pairs": [],
+    "pairs, ZeRO 3": ["--parallel.zero", "3", *CUT],
 }
 
 
@@ -58,9 +60,11 @@ def place_of_all(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Pla
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_learns_both_and_goes_on_bit_for_bit(way: str, place_of_all: Place) -> None:
+def test_a_run_learns_both_and_goes_on_bit_for_bit(way: str, place_of_all: Place, shared: Place) -> None:
     """And on one rank from a step of two: the same sequences are read left to right."""
     more, place = [*WORDS, *SAVES, *WAYS[way]], place_of_all
+    if "pairs" in way:
+        place = dataclasses.replace(place, data=shared.data)
     straight = place.folder / f"straight {way}"
     said = assert_well(train(place.command(straight, *more)))
     assert "logits read back by Cloze and transformers agree to" in said
@@ -68,7 +72,9 @@ def test_a_run_learns_both_and_goes_on_bit_for_bit(way: str, place_of_all: Place
     for figure in ("masked_loss", "piece_loss"):
         assert scores[-1][figure] < scores[0][figure]
     for line in (*lines, *scores):
-        both = (1 - SHARE) * line["masked_loss"] + SHARE * line["piece_loss"]
+        of_masked = line["masked_loss"] + line.get("next_loss", 0.0)
+        assert ("next_loss" in line) == ("pairs" in way)
+        both = (1 - SHARE) * of_masked + SHARE * line["piece_loss"]
         assert line["loss" if "loss" in line else "masked_loss"] in (pytest.approx(both), line["masked_loss"])
     stopped = place.command(f"stopped {way}", *more)
     assert_ended(launch(stopped, fault=partial(stop_at, 3)), Code.STOPPED)
@@ -102,9 +108,9 @@ def test_it_is_exported_to_be_read_either_way(model: Path, tmp_path: Path, capsy
     assert export.main([str(model), "--out", str(tmp_path / "either")]) == 0
     found = {name: read_shape(tmp_path / name).learns for name in ("both", "before", "either")}
     assert found == {
-        "both": Learning("hybrid", pairs=False, settings=(("causal_share", 0.0),)),
+        "both": Learning("hybrid", pairs=True, settings=(("causal_share", 0.0),)),
         "before": Learning("ltr", pairs=False, sees="before"),
-        "either": Learning("hybrid", pairs=False, settings=(("causal_share", SHARE),)),
+        "either": Learning("hybrid", pairs=True, settings=(("causal_share", SHARE),)),
     }
     assert "fill-mask pipeline of transformers reads them at the `[MASK]`" in (tmp_path / "both/README.md").read_text()
     assert "AutoModelForCausalLM" in (tmp_path / "before/README.md").read_text()

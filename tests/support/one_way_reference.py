@@ -28,7 +28,7 @@ def random_rows(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> tuple
         lengths=np.array(lengths),
         pieces=np.concatenate(hidden),
         boundaries=np.array([draw.integers(2, length + 1) for length in lengths]),
-        random_next=np.zeros(len(lengths), np.int64),
+        random_next=draw.integers(0, 2, len(lengths)),
         predictions=np.array([len(masked) for masked in places]),
         positions=np.concatenate(places),
         labels=np.concatenate([np.array(text)[masked] for text, masked in zip(texts, places, strict=True)]),
@@ -78,6 +78,11 @@ def head_logits(weights: Mapping[str, Tensor], shape: Shape, asked: Tensor) -> T
     transformed = F.gelu(_linear(weights, "masked_head.transform", asked))
     decoder = weights["embeddings.word.weight"], weights["masked_head.bias"]
     return F.linear(_norm(weights, "masked_head.norm", transformed, shape), *decoder)[:, : shape.vocabulary]
+
+
+def next_logits(weights: Mapping[str, Tensor], states: Tensor) -> Tensor:
+    """The logits of whether B follows A, (2,), from the states of one sequence."""
+    return _linear(weights, "next_head", torch.tanh(_linear(weights, "pooler", states[0])))
 
 
 def reference_loss(logits: Tensor, text: Sequence[int], shape: Shape) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.kernels import kernels_allowed
-from support.one_way_reference import MASK, SEP, head_logits, random_rows, reference_states
+from support.one_way_reference import MASK, SEP, head_logits, next_logits, random_rows, reference_states
 from support.pretraining_reference import SMALL, make_uneven
 from torch import Tensor
 
@@ -29,7 +29,7 @@ from pretraining.objectives.declaration import (
     find_objective,
 )
 from pretraining.objectives.direction_choice import choose_way
-from pretraining.objectives.hybrid import Hybrid, HybridLosses
+from pretraining.objectives.hybrid import Hybrid
 
 LENGTHS = (5, 70, 96, 17, 64, 3, 33, 40)
 SHARE = 0.4
@@ -43,8 +43,8 @@ def make_hybrid(**settings: object) -> Hybrid:
     return found
 
 
-def shape_of(objective: Hybrid, **changes: float) -> Shape:
-    return replace(SMALL, learns=objective.learning(True), dropout=0.0, attention_dropout=0.0, **changes)  # type: ignore[arg-type]
+def shape_of(objective: Hybrid, pairs: bool = False) -> Shape:
+    return replace(SMALL, learns=objective.learning(pairs), dropout=0.0, attention_dropout=0.0)
 
 
 def draw_for(objective: Hybrid, one_way: int, count: int) -> Draw:
@@ -55,11 +55,11 @@ def draw_for(objective: Hybrid, one_way: int, count: int) -> Draw:
     return Draw(np.array(keys), 0.5, SMALL.vocabulary, MASK, SEP)
 
 
-def reference_sums(
+def reference_losses(
     weights: Mapping[str, Tensor], shape: Shape, rows: Rows, texts: list[list[int]], one_way: int
-) -> tuple[Tensor, Tensor, int, int]:
-    """The sums of the losses of the pieces that are read left to right and of the masked ones, and their numbers."""
-    nats: list[list[Tensor]] = [[], []]
+) -> list[Tensor]:
+    """The losses of the pieces that are read left to right, of the masked ones, and of whether B follows A."""
+    nats: list[list[Tensor]] = [[], [], []]
     places = np.split(rows.positions, np.cumsum(rows.predictions)[:-1])
     hidden = np.split(rows.pieces, np.cumsum(rows.lengths)[:-1])
     for number, text in enumerate(texts):
@@ -70,8 +70,10 @@ def reference_sums(
         asked = places[number] if masked else np.arange(1, len(text))
         logits = head_logits(weights, shape, states[asked - 1])
         nats[masked].append(F.cross_entropy(logits, torch.tensor(text)[asked], reduction="none"))
-    left, right = (torch.cat(each) if each else torch.zeros(0) for each in nats)
-    return left.sum(), right.sum(), len(left), len(right)
+        if masked and shape.learns.pairs:
+            label = torch.tensor(rows.random_next[number])
+            nats[2].append(F.cross_entropy(next_logits(weights, states), label, reduction="none")[None])
+    return [torch.cat(each) if each else torch.zeros(0) for each in nats]
 
 
 @pytest.fixture(params=["grouped", "torch", "fp64"])
@@ -83,23 +85,26 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield str(request.param)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("one_way", [0, 3, len(LENGTHS)])
-def test_loss_and_gradients_are_those_of_the_reference(way: str, one_way: int) -> None:
+def test_loss_and_gradients_are_those_of_the_reference(way: str, one_way: int, pairs: bool) -> None:
     """Of batches with sequences of both kinds, or of one; loss as it is minimised."""
     objective = make_hybrid()
-    model: PretrainingModel = make_uneven(build_model(shape_of(objective)))
+    model: PretrainingModel = make_uneven(build_model(shape_of(objective, pairs)))
     if way == "fp64":
         model = model.double()
         model.head("masked_head").at_once = None  # chunks add up in fp32
     rows, texts = random_rows(LENGTHS, SMALL.vocabulary)
     batch = objective.batch(rows, draw_for(objective, one_way, len(LENGTHS)))
     weights = dict(model.named_parameters())
-    left, masked, following, hidden = reference_sums(weights, model.shape, rows, texts, one_way)
+    left, masked, following = reference_losses(weights, model.shape, rows, texts, one_way)
     sums = model(batch)
-    assert (int(sums.one_way), len(batch.labels)) == (following, following + hidden)
-    share = SHARE if following and hidden else float(following > 0)
-    reference = share * left / max(following, 1) + (1 - share) * masked / max(hidden, 1)
-    loss = objective.loss(sums, PretrainingBatches((batch,), len(LENGTHS), following + hidden, one_way=following))
+    assert (int(sums.one_way), len(batch.labels)) == (len(left), len(left) + len(masked))
+    share = SHARE if len(left) and len(masked) else float(len(left) > 0)
+    means = [each.mean() if len(each) else torch.zeros(()) for each in (left, masked, following)]
+    reference = share * means[0] + (1 - share) * (means[1] + means[2])
+    predictions = len(left) + len(masked)
+    loss = objective.loss(sums, PretrainingBatches((batch,), len(LENGTHS), predictions, 0, len(left), one_way))
     tolerance = 1e-10 if way == "fp64" else 1e-5
     torch.testing.assert_close(loss, reference, rtol=tolerance, atol=tolerance)
     ours, theirs = (
@@ -107,25 +112,28 @@ def test_loss_and_gradients_are_those_of_the_reference(way: str, one_way: int) -
     )
     for label, one, other in zip(weights, ours, theirs, strict=True):
         assert float((one - other).abs().max()) < tolerance, label
-    totals = {**{name: float(each) for name, each in sums._asdict().items()}, "predictions": following + hidden}
+    totals = {**{name: float(each) for name, each in sums._asdict().items()}, "predictions": predictions}
     assert objective.total(objective.measure(totals)) == pytest.approx(float(reference), rel=1e-5)
 
 
-def test_micro_batches_add_up() -> None:
-    """One without a sequence of one kind calls the head as often as others, and the sum is that of the whole batch."""
+@pytest.mark.parametrize("pairs", [False, True])
+def test_micro_batches_add_up(pairs: bool) -> None:
+    """One without a sequence of one kind calls heads as often as others, and the sum is that of the whole batch."""
     objective = make_hybrid()
-    model = make_uneven(build_model(shape_of(objective)))
+    model = make_uneven(build_model(shape_of(objective, pairs)))
     parts = []
     for number, one_way in enumerate((2, 0, 4)):
         rows, _ = random_rows((9, 30, 5, 12), SMALL.vocabulary, number)
         parts.append(objective.batch(rows, draw_for(objective, one_way, 4)))
     calls: list[int] = []
-    model.head("masked_head").register_forward_hook(lambda *_: calls.append(1))
+    for head in ("masked_head", *(("pooler", "next_head") if pairs else ())):
+        model.head(head).register_forward_hook(lambda *_: calls.append(1))
     sums = [model(part) for part in parts]
-    assert len(calls) == 2 * len(parts)
+    assert len(calls) == (4 if pairs else 2) * len(parts)
     following = sum(int(each.one_way) for each in sums)
-    batches = PretrainingBatches(tuple(parts), 12, sum(len(part.labels) for part in parts), one_way=following)
-    whole = HybridLosses(*map(sum, zip(*sums, strict=True)))  # type: ignore[arg-type]
+    predictions = sum(len(part.labels) for part in parts)
+    batches = PretrainingBatches(tuple(parts), 12, predictions, 0, following, 2 + 0 + 4)
+    whole = type(sums[0])(*map(sum, zip(*sums, strict=True)))
     found = sum(float(objective.loss(each, batches)) for each in sums)
     assert found == pytest.approx(float(objective.loss(whole, batches)))
 
