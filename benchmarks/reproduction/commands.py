@@ -25,6 +25,7 @@ PRODUCTS: Mapping[CommandKind, str] = {
 """The last file that a command writes."""
 SEED = 12345
 """The seed of a row's first pre-training, that of the recipes; the next ones follow."""
+OBJECTIVE = "--objective.name"
 FEATURES = "--features.layers"
 """The flag for the layers whose frozen activations replace fine-tuning."""
 
@@ -132,9 +133,11 @@ class CellLister:
         often = str(scale.save_every or scale.keep_every)
         kept = ("--checkpoints.every", often, "--checkpoints.keep_every", str(scale.keep_every))
         usual = merge_words("--recipe", scale.recipe, "--data", shards.folder, *scale.train, *kept)
-        own = merge_words(*usual, *row.train, *row.train_at.get(self._declared.scale_name, ()))
+        names = split_flags(row.train).get(OBJECTIVE, ())
+        for_objective = [word for name in names for word in scale.train_for.get(name, ())]
+        own = merge_words(*usual, *for_objective, *row.train, *row.train_at.get(self._declared.scale_name, ()))
         words = merge_words(*own, "--seed", str(SEED + seed - 1))
-        changes = " ".join((*row.shards, *[word for word in own if word not in usual]))
+        changes = " ".join((*row.shards, *[word for word in own if word not in (*usual, *for_objective)]))
         return Command("train", f"{describe_words(changes) or 'base'} seed {seed}", TRAIN, words, (shards,))
 
     def _model(self, row: Row, seed: int) -> tuple[str, Command]:

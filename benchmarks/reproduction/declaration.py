@@ -159,6 +159,8 @@ class Scale(Section):
     """The recipe of pre-training."""
     train: Words = ()
     """Words of train.py."""
+    train_for: dict[str, Words] = Field(default_factory=dict)
+    """More of them for rows of single objectives."""
     ranks: Positive
     """Processes of pre-training on CPUs; on GPUs, there is one for each."""
     steps: Positive

@@ -1,7 +1,8 @@
 """Reads TOML files of settings, whose values can be given anew on the command line by their dotted names.
 
-    --optimizer.clip 0.5 --phases.0.steps=100 --compute.compile
+    --optimizer.clip 0.5 --phases.0.steps=100 --compute.compile --objective.last_rate=
 
+An empty value leaves out what the file says, so that the default counts.
 A `Form` says which settings a file has and where those of the house lie. What is wrong with a file and with the command
 line is told at once, each fault with its place.
 """
@@ -192,7 +193,10 @@ def put(raw: dict[str, Any], override: Override, rivals: Mapping[str, tuple[str,
     if isinstance(table, dict):
         for rival in rivals.get(str(last), ()) if override.key[0] != FOREIGN else ():
             table.pop(rival, None)
-        table[str(last)] = override.value
+        if override.value == "" and last in table:
+            del table[last]
+        else:
+            table[str(last)] = override.value
     elif isinstance(table, list) and isinstance(last, int) and last < len(table):
         table[last] = override.value
     else:
