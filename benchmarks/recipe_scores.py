@@ -4,7 +4,7 @@
     python benchmarks/recipe_scores.py
     python benchmarks/recipe_scores.py --recipe bert_mini --lengths 128 512 --shards data/both --run runs/mini
 
-The model is asked for all minimal pairs of BLiMP and fine-tuned on STS-B. What is there already is used, and what was
+The model is asked for all minimal pairs of BLiMP, one of `hybrid` either way, and fine-tuned on STS-B. What is there already is used, and what was
 stopped goes on by the same command.
 """
 
@@ -34,6 +34,7 @@ from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.supervision import hear_signals
+from pretraining.config.overrides import load_recipe
 from pretraining.reporting.metrics_file import METRICS, read_all_records
 
 TEXT = ("wiki", "books")
@@ -101,9 +102,11 @@ def measure(wanted: RecipeScores, console: Console) -> None:
     keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
     each = () if wanted.each is None else ("--each", wanted.each)
     found: dict[str, Any] = {"recipe": name, "training": training_of(trained)}
-    do("finetuning/run_pairs.py", "--model", trained, "--out", folder / "pairs", *each)
-    found["pairs"] = pairs_of(read_json(folder / "pairs" / "results.json"))
-    keeper.keep(found)
+    is_hybrid = load_recipe(Path(wanted.recipe)).objective.name == "hybrid"
+    for name, sees in {"pairs": (), **({"pairs_left_to_right": ("--sees", "before")} if is_hybrid else {})}.items():
+        do("finetuning/run_pairs.py", "--model", trained, "--out", folder / name, *each, *sees)
+        found[name] = pairs_of(read_json(folder / name / "results.json"))
+        keeper.keep(found)
     grid = ("--learning-rates", *wanted.learning_rates, "--seeds", wanted.seeds, "--epochs", wanted.epochs)
     glue = ("--task", TASK, "--data", wanted.data / "glue", "--model", trained, "--out", folder / "glue")
     do("finetuning/run_glue.py", *glue, *grid)

@@ -180,21 +180,25 @@ def summarise_optimizers(found: Results) -> Iterator[ResultTable]:
 
 def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
     """Yields what training by a recipe took and what its model scores, then its pairs by phenomenon."""
-    training, pairs = found["training"], found["pairs"]
+    training, pairs, one_way = found["training"], found["pairs"], found.get("pairs_left_to_right")
+    ways = {"BLiMP": pairs, "BLiMP, left to right": one_way}
     row = {
         "recipe": found["recipe"],
         "steps": training["steps"],
         "minutes": training["minutes"],
         "at the usual speed": training["minutes_at_the_median_speed_of_each_phase"],
-        "BLiMP": f"{pairs['accuracy']:.1%} ± {pairs['spread']:.1%}",
+        **{title: f"{each['accuracy']:.1%} ± {each['spread']:.1%}" for title, each in ways.items() if each},
     }
     if (task := found.get("stsb")) is not None and task["median"] is not None:
         scores = sorted(score for score in task["runs"].values() if score is not None)
         each = ", ".join(f"{100 * score:.1f}" for score in scores)
         row[f"STS-B dev, {task['metric']}"] = f"{100 * task['median']:.1f} ({each})"
     yield build_table("", [row])
-    phenomena = sorted(pairs["phenomena"].items(), key=lambda each: -each[1])
-    rows = [{"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"} for name, share in phenomena]
+    rows = [
+        {"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"}
+        | ({"left to right": f"{one_way['phenomena'][name]:.1%}"} if one_way else {})
+        for name, share in sorted(pairs["phenomena"].items(), key=lambda each: -each[1])
+    ]
     yield build_table("By phenomenon", rows)
 
 

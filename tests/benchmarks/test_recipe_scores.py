@@ -14,7 +14,9 @@ from support.commands import assert_refusal
 from benchmarks import recipe_scores
 from benchmarks.measure import read_results
 from benchmarks.recipe_scores import RecipeScores, measure, training_of
+from benchmarks.tables import summarise_results
 from data_prep.common.files import write_json
+from pretraining.config.overrides import RECIPES
 
 SHARE = {"accuracy": 0.61, "spread": 0.002, "pairs": 67_000}
 
@@ -59,11 +61,11 @@ class StandIn:
         return 0
 
 
-def make(place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:
+def make(place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn, recipe: str = "bert_mini") -> None:
     """Runs the command with a stand-in for those that it runs itself."""
     monkeypatch.setattr(recipe_scores, "follow", stand_in)
     monkeypatch.setattr(recipe_scores, "ROOT", place)
-    measure(RecipeScores(data=place / "data", out=place / "kept.json"), Console(width=200))
+    measure(RecipeScores(recipe=recipe, data=place / "data", out=place / "kept.json"), Console(width=200))
 
 
 def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +77,18 @@ def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (found["pairs"]["accuracy"], found["stsb"]["median"]) == (0.61, pytest.approx(0.8))
     assert found["training"]["steps"] == 160
     assert found["training"]["held_out"] == {"masked_loss": 3.0, "next_loss": 0.2}
+
+
+def test_a_hybrid_is_asked_either_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, stand_in = tmp_path / "both.toml", StandIn()
+    recipe.write_text((RECIPES / "bert_mini.toml").read_text() + '[objective]\nname = "hybrid"\n')
+    make(tmp_path, monkeypatch, stand_in, str(recipe))
+    assert "--sees before" in stand_in.words["run_pairs.py"]
+    found = read_results(tmp_path / "kept.json")
+    assert found["pairs"] == found["pairs_left_to_right"]
+    row, phenomena = summarise_results(found)
+    assert "BLiMP, left to right" in row.head
+    assert "left to right" in phenomena.head
 
 
 def test_a_command_that_fails_is_named_with_its_error(
