@@ -4,8 +4,8 @@
     python benchmarks/recipe_scores.py
     python benchmarks/recipe_scores.py --recipe bert_mini --lengths 128 512 --shards data/both --run runs/mini
 
-The model is asked for all minimal pairs of BLiMP, one of `hybrid` either way, and fine-tuned on STS-B. What is there already is used, and what was
-stopped goes on by the same command.
+The model is asked for all minimal pairs of BLiMP, one of `hybrid` either way, and fine-tuned on STS-B. What is there
+already is used, and what was stopped goes on by the same command.
 """
 
 import sys
