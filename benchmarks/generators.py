@@ -61,7 +61,9 @@ def generate_examples(job: ExamplesJob, out: Path) -> int:
 
     documents = _read(job.text, split_sentence)
     rng.shuffle(documents)
-    examples = [_example(pair, job.predictions, words, rng) for pair in _all_pairs(documents, job, rng)]
+    numbers = [*range(len(documents))] * job.duplicates  # pairs are drawn anew for each duplicate
+    pairs = (pair for number in numbers for pair in _pairs(documents, number, job.length - 3, rng))
+    examples = [_example(pair, job.predictions, words, rng) for pair in pairs]
     rng.shuffle(examples)
     with out.open("wb") as file:
         for masked, segments, random_next in examples:
@@ -160,13 +162,6 @@ def split_pieces(word: str, vocabulary: dict[str, int]) -> Pieces:
 
 
 # Pairs and masks.
-
-
-def _all_pairs(documents: list[Document], job: ExamplesJob, rng: Random) -> Iterator[Pair]:
-    """Yields the pairs of all documents, drawn anew for each duplicate."""
-    for _ in range(job.duplicates):
-        for number in range(len(documents)):
-            yield from _pairs(documents, number, job.length - 3, rng)
 
 
 def _pairs(documents: list[Document], number: int, room: int, rng: Random) -> Iterator[Pair]:

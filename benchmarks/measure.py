@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +22,7 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import is_stream, replacing, sha256
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import open_console, run_curable
 
 Settings = TypeVar("Settings")
 
@@ -234,23 +234,10 @@ def run_command(
     kind: type[Settings], do: Callable[[Settings, Console], int | None], words: Sequence[str] | None = None
 ) -> NoReturn:
     """Reads the command line of an entry, runs it, and ends with its exit code."""
-    with handle_mistakes():
-        settings = tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS)
-        sys.exit(do(settings, open_console(soft_wrap=True)) or 0)
+    settings = tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS)
+    sys.exit(run_curable(lambda: do(settings, open_console(soft_wrap=True))))
 
 
 def read_recipe_command(kind: type[Settings], words: Sequence[str]) -> tuple[Settings, list[str]]:
     """Reads settings, and returns the values of a recipe among the words as given."""
     return tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS, return_unknown_args=True)
-
-
-@contextmanager
-def handle_mistakes() -> Iterator[None]:
-    """Prints a UserError within the context without a traceback, and ends with exit code 2."""
-    try:
-        yield
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -18,9 +18,9 @@ if __name__ == "__main__":
 
 from dataclasses import dataclass
 
-from benchmarks.measure import handle_mistakes, read_recipe_command
+from benchmarks.measure import read_recipe_command
 from data_prep.common.errors import check_all
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import open_console, run_curable
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.planning import machines
@@ -78,5 +78,4 @@ def choose_micro_batches(recipe: Recipe) -> Recipe:
 
 
 if __name__ == "__main__":
-    with handle_mistakes():
-        sys.exit(main(sys.argv[1:]))
+    sys.exit(run_curable(lambda: main(sys.argv[1:])))

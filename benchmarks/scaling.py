@@ -43,14 +43,14 @@ import torch.distributed as dist
 from rich.console import Console
 
 from benchmarks.contests import alternate
-from benchmarks.measure import handle_mistakes, read_recipe_command
+from benchmarks.measure import read_recipe_command
 from benchmarks.scaling_report import SILENT, Note, describe_launch, read_notes, report
 from benchmarks.texts import DEMO, make_demo
 from benchmarks.training_sides import Training
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import open_console, run_curable
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
 from pretraining.config.settings import Recipe
@@ -262,5 +262,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with handle_mistakes():
-        sys.exit(main(sys.argv[1:]))
+    sys.exit(run_curable(lambda: main(sys.argv[1:])))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from benchmarks.contests import Turns, spread
 from benchmarks.measure import ResultsFile
 from benchmarks.tables import show, summarise_scaling
 from data_prep.common.errors import UserError
-from pretraining.reporting.figures import BLUE, GREY, ORANGE, new_figure, save
+from pretraining.reporting.figures import BLUE, GREY, ORANGE, draw, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,12 +64,9 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
     found = {**described, "device": notes[0].device, "dtype": notes[0].dtype, "points": points}
     path = ResultsFile("scaling", ["torch", "deepspeed"], out, notes[0].device == "cuda").keep(found)
     show(console, summarise_scaling(found))
-    if find_spec("matplotlib") is None:
-        drawn = ", and not drawn: matplotlib is not installed"
-    else:
-        save(draw_scaling(points), path.with_suffix(".png"))
-        drawn = f" and {path.with_suffix('.png')}"
-    console.print(f"{conclude(points)}; kept in {path}{drawn}")
+    chart = path.with_suffix(".png")
+    drawn = draw(chart, lambda: draw_scaling(points)) or [str(chart)]
+    console.print(f"{conclude(points)}; kept in {' and '.join([str(path), *drawn])}")
 
 
 def find_points(notes: Sequence[Note]) -> list[dict[str, Any]]:

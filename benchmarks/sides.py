@@ -109,7 +109,9 @@ def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[
         for name, kind in kinds.items():
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(kind, arguments, theirs), daemon=True)
-            with prepare_environment(kind):
+            with mock.patch.dict(os.environ):  # its process needs these variables before it loads torch
+                if kind.prepared:
+                    prepare_process(kind.small_steps)
                 process.start()
             theirs.close()
             sides[name] = Side(name, process, ours)
@@ -138,7 +140,8 @@ class Calls:
 def serve(kind: SideSpec, arguments: tuple[Any, ...], pipe: Connection) -> None:
     """Runs in the process of a side: creates it, and answers calls until the pipe is closed."""
     end_with_parent()
-    offer_to_be_killed()
+    with suppress(OSError):  # Linux kills this process first if memory runs out
+        Path("/proc/self/oom_score_adj").write_text("900")
     if kind.prepared:
         prepare_process(kind.small_steps)
     try:
@@ -159,21 +162,6 @@ def serve(kind: SideSpec, arguments: tuple[Any, ...], pipe: Connection) -> None:
         else:
             traceback.print_exc()
             pipe.send(UserError(f"{type(error).__name__}: {error}"))
-
-
-def offer_to_be_killed() -> None:
-    """Makes this process the first that Linux kills if memory runs out."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("900")
-
-
-@contextmanager
-def prepare_environment(kind: SideSpec) -> Iterator[None]:
-    """Sets the environment that the process of a side needs before it loads torch."""
-    with mock.patch.dict(os.environ):
-        if kind.prepared:
-            prepare_process(kind.small_steps)
-        yield
 
 
 @contextmanager

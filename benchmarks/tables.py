@@ -6,7 +6,7 @@ Most files of results have contests, whose sides took turns. Ratios are read fro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,11 +173,6 @@ def summarise_loader(found: Results) -> Iterator[ResultTable]:
     yield build_table("", rows)
 
 
-def summarise_optimizers(found: Results) -> Iterator[ResultTable]:
-    """Yields the table of what a step of each optimizer takes."""
-    yield build_table(f"On {found['size']}", found["rows"])
-
-
 def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
     """Yields what training by a recipe took and what its model scores, then its pairs by phenomenon."""
     training, pairs, one_way = found["training"], found["pairs"], found.get("pairs_left_to_right")
@@ -204,10 +199,10 @@ def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
 
 def summarise_results(found: Results) -> Iterable[ResultTable]:
     """Yields the tables of a file of results."""
-    functions = {
+    functions: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
         "scaling": summarise_scaling,
         "loader": summarise_loader,
-        "optimizers": summarise_optimizers,
+        "optimizers": lambda found: [build_table(f"On {found['size']}", found["rows"])],
         "recipe_scores": summarise_recipe_scores,
     }
     return functions.get(found["benchmark"], summarise_contests)(found)

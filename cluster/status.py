@@ -37,7 +37,7 @@ from cluster.panels import build_panel
 from cluster.runs import CURE, RunStatus, find_runs, read_run
 from cluster.tuning import TuningStatus, build_tuning_panel, find_tunings, read_tuning
 from data_prep.common.errors import UserError
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import open_console, run_curable
 from pretraining.objectives.reports import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS
 
@@ -154,16 +154,8 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code: 0, 2 for what the user can cure, 130 where Ctrl-C has ended it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may not have all characters
-    errors = open_console(stderr=True, soft_wrap=True)
-    try:
-        wanted = tyro.cli(Status, args=arguments, prog="status.py", config=(tyro.conf.FlagCreatePairsOff,))
-        run(wanted, open_console(), errors)
-    except UserError as error:
-        errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    wanted = tyro.cli(Status, args=arguments, prog="status.py", config=(tyro.conf.FlagCreatePairsOff,))
+    return run_curable(lambda: run(wanted, open_console(), open_console(stderr=True, soft_wrap=True)))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from data_prep.common.errors import UserError
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import open_console, run_curable
 from pretraining.training.exporting import export
 
 
@@ -53,20 +52,19 @@ class Export:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
-    console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
     wanted = tyro.cli(Export, args=arguments, prog="export.py", config=(tyro.conf.FlagCreatePairsOff,))
-    try:
-        dtype = getattr(torch, wanted.dtype)
-        vocabulary, replace = wanted.vocabulary, wanted.replace
-        of_model = (wanted.checkpoint, vocabulary, dtype, wanted.licence, replace, wanted.average, wanted.sees)
-        done = export(wanted.run, wanted.out, *of_model)
-    except (UserError, PermissionError) as error:
-        errors.print(f"error: {error}", markup=False)
-        return 2
-    console.print(str(done), markup=False)
+    return run_curable(lambda: tell(wanted))
+
+
+def tell(wanted: Export) -> None:
+    """Exports the model, and prints what was written."""
+    dtype = getattr(torch, wanted.dtype)
+    vocabulary, replace = wanted.vocabulary, wanted.replace
+    of_model = (wanted.checkpoint, vocabulary, dtype, wanted.licence, replace, wanted.average, wanted.sees)
+    done = export(wanted.run, wanted.out, *of_model)
+    open_console(soft_wrap=True).print(str(done), markup=False)
     if done.warning:
-        errors.print(f"warning: {done.warning}", markup=False)
-    return 0
+        open_console(stderr=True, soft_wrap=True).print(f"warning: {done.warning}", markup=False)
 
 
 if __name__ == "__main__":

@@ -195,10 +195,6 @@ class Scale(Section):
         step = max(1, round(part * self.steps / self.keep_every)) * self.keep_every
         return step if step < self.steps and part < 1.0 else 0
 
-    def completed_share(self, part: float) -> float:
-        """Returns the share of the run before that checkpoint."""
-        return (self.find_checkpoint(part) or self.steps) / self.steps
-
 
 class Columns(Section):
     """The content of columns.toml."""

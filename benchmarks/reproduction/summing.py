@@ -57,7 +57,8 @@ class TableSummary:
         for name in self._declared.list_columns(row) if row in self._declared.rows else ():
             own = [cell for cell in self._cells if (cell.row, cell.column) == (row.name, name)]
             cells[name] = self._cell(self._declared.measured[name], own, row, self._lacking.get(name, ""))
-        part = self._declared.scale.completed_share(row.part)
+        scale = self._declared.scale
+        part = (scale.find_checkpoint(row.part) or scale.steps) / scale.steps
         return RowResult(name=row.name, cells=cells, paper=row.paper, part=part, fresh=row.fresh)
 
     def _cell(self, column: TableColumn, cells: Sequence[TableCell], row: Row, lacks: str) -> CellResult:

@@ -53,14 +53,17 @@ def open_console(*, stderr: bool = False, **options: Any) -> Console:
     return PlainConsole(stderr=stderr, highlight=False, width=width, **plain, **options)
 
 
-def run_curable(work: Callable[[], object]) -> int:
-    """Does the work of a command; returns its exit code: 0, or 2 for an error of its user, which it prints."""
+def run_curable(work: Callable[[], int | None]) -> int:
+    """Does the work of a command; returns its exit code: that of the work, 2 for an error of its user, which it
+    prints, or 130 after a Ctrl-C."""
     try:
-        work()
+        return work() or 0
     except (UserError, OSError) as error:  # such as a disk that is full, a file that must not be read
-        open_console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False)
+        errors = open_console(stderr=True, soft_wrap=True)
+        errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "")
         return 2
-    return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 def make_table(*columns: str, **options: Any) -> Table:
