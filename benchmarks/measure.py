@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import is_stream, replacing, sha256
+from data_prep.common.files import is_stream, read_json, replacing, sha256
 from data_prep.common.terminal import open_console, run_curable
 
 Settings = TypeVar("Settings")
@@ -220,10 +220,7 @@ class ResultsFile:
 
 def read_results(path: Path) -> dict[str, Any]:
     """Reads a results file. Raises UserError if it is none, or has another format."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from error
+    found = read_json(path)
     if not isinstance(found, dict) or found.get("format") != FORMAT or not {"benchmark", "environment"} <= set(found):
         given = found.get("format", "none") if isinstance(found, dict) else "none"
         raise UserError(f"{path}: results in format {given}, and {FORMAT} is read; run its benchmark again")

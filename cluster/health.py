@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import writable
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
 from pretraining.objectives.declaration import num_parameters
@@ -119,15 +120,13 @@ def try_disk(folder: Path) -> tuple[float, float]:
     The file has no name, so that nothing of it remains however this process ends.
     """
     block, written, start = os.urandom(BLOCK), 0, time.perf_counter()
-    try:
+    with writable(folder, "\nmake room, or name another --out"):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             while written < MOST and time.perf_counter() - start < WRITE_SECONDS:
                 written += file.write(block)
                 os.fsync(file.fileno())
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}\nmake room, or name another --out") from error
     return free, written / (time.perf_counter() - start)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -60,7 +61,15 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> int
     Returns None where the system does not say it.
     """
     machine = [1024 * value for name, value in _numbers(proc / "meminfo") if name == "MemAvailable:"]  # swap left out
-    return min([*machine, *_of_groups(proc / "self/cgroup", cgroups)], default=None)
+    groups = (left for folder in _list_groups(proc, cgroups) for left in _of_group(folder))
+    return min([*machine, *groups], default=None)
+
+
+def read_memory_limits(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> Iterator[int]:
+    """Reads the limits in bytes of the groups of processes that this process is in, as containers and jobs are."""
+    for folder, (limit, _, _) in itertools.product(_list_groups(proc, cgroups), CGROUP_FILES):
+        with suppress(OSError, ValueError):  # none of this version, or no limit
+            yield int((folder / limit).read_text())
 
 
 def limit_memory() -> None:
@@ -75,13 +84,13 @@ def limit_memory() -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _of_groups(file: Path, cgroups: Path) -> Iterator[int]:
-    """Reads what the groups of this process have left, and those that they are in: each has a limit of its own.
+def _list_groups(proc: Path, cgroups: Path) -> Iterator[Path]:
+    """Lists the folders of the groups of this process, and of those that they are in: each has a limit of its own.
 
     In a container the folder of the innermost group is often the only one that is there, under the name of the root.
     """
     with suppress(OSError):
-        lines = [line.split(":", 2) for line in file.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
         for controllers, name in [(line[1], line[2].strip("/")) for line in lines if len(line) == 3]:
             if controllers and "memory" not in controllers.split(","):
                 continue
@@ -89,7 +98,7 @@ def _of_groups(file: Path, cgroups: Path) -> Iterator[int]:
             for folder in (root / name, *(root / name).parents):
                 if folder != root and root not in folder.parents:
                     break
-                yield from _of_group(folder)
+                yield folder
 
 
 def _of_group(folder: Path) -> Iterator[int]:

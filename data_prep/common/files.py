@@ -168,12 +168,21 @@ def forced_later() -> Iterator[None]:
 
 
 @contextmanager
-def writable(place: Path | str) -> Iterator[None]:
-    """Turns an OSError into a UserError, which names what cannot be written."""
+def writable(place: Path | str, cure: str = "") -> Iterator[None]:
+    """Turns an OSError into a UserError, which names what cannot be written and ends with the cure."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{place}: cannot be written: {error.strerror or error}") from error
+        raise UserError(f"{place}: cannot be written: {error.strerror or error}{cure}") from error
+
+
+@contextmanager
+def readable(place: Path | str, kind: type[UserError] = UserError) -> Iterator[None]:
+    """Turns an OSError into an error of this kind, which names what cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{place}: cannot be read: {error.strerror or error}") from error
 
 
 def force(path: Path) -> None:

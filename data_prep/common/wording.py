@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
+from data_prep.common.errors import UserError
 from data_prep.common.sections import Section
 from data_prep.common.toml_text import Key, dotted, show_value
 
+Kind = TypeVar("Kind")
 NEEDED = {
     **dict.fromkeys(("int_type", "int_from_float"), "a whole number is needed"),
     "float_type": "a number is needed",
@@ -52,6 +54,14 @@ USUAL_NAMES = {
     for usual in names.split()
 }
 """What other trainers call our settings."""
+
+
+def find_declared(kinds: Mapping[str, Kind], name: str, key: str, folder: str) -> Kind:
+    """Finds what the module of this name in a folder declares, which a recipe or a checkpoint names by its `key`."""
+    if name not in kinds:
+        there = ", ".join(kinds)
+        raise UserError(f'{key} = "{name}": there is {there}; put back {folder}/{name}.py, which it was')
+    return kinds[name]
 
 
 def explain(error: Mapping[str, Any], bare: bool, settings: type[Section]) -> str:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from data_prep.common.files import BLOCK
+from data_prep.common.files import BLOCK, readable
 from data_prep.readers.compression import KEEPS, expanded
-from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError, readable
+from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError
 
 CONTEXT = 256  # bytes that an opening of a record, with what is looked at before and after it, never exceeds
 MOST_COUNTED = 1 << 32  # bytes before a span whose lines are counted for a message: a second or two
@@ -51,7 +51,7 @@ def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
 
 def _size(path: Path) -> int:
     """Looks up the size of a file that was there a moment ago."""
-    with readable(path):
+    with readable(path, UnreadableError):
         return path.stat().st_size
 
 
@@ -60,7 +60,7 @@ def read_content(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterato
 
     Raises UnreadableError where the file is damaged, or smaller than it is known to be.
     """
-    with readable(path), path.open("rb") as file:
+    with readable(path, UnreadableError), path.open("rb") as file:
         if path.suffix in COMPRESSED:
             yield from (block for block, _ in expanded(file, path, block_bytes))
         else:
@@ -175,7 +175,7 @@ def _blocks(span: Span) -> Blocks:
     begin in the span are read, then those after them, and offsets count from the first of them.
     """
     path, at, limit = Path(span.path), max(0, span.start - CONTEXT), span.end
-    with readable(path), path.open("rb") as file:
+    with readable(path, UnreadableError), path.open("rb") as file:
         if path.suffix in COMPRESSED:
             at = limit = 0
             if (first := _next_stream(file, span)) is not None:
@@ -228,7 +228,7 @@ def look(path: str | Path, size: int, most: int = HEAD) -> Look:
     The head has `most` bytes, which are not more than `EDGE`.
     """
     is_compressed = str(path).endswith(COMPRESSED)
-    with readable(path), open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
+    with readable(path, UnreadableError), open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
         head, is_damaged = file.read(EDGE), False
         key = _compute_key(file, head, size)
         if is_compressed:

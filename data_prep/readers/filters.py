@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from data_prep.common.files import FileRecord, write_csv
+from data_prep.common.files import FileRecord, readable, write_csv
 from data_prep.readers.reader import Document, group_documents
 from data_prep.seals import FILTERED_REPORT
 from data_prep.settings import Settings, spell_flag
@@ -168,9 +168,8 @@ def _joins(char: str) -> bool:
 def read_words(path: Path) -> tuple[str, ...]:
     """Reads a list of words and phrases, one a line; raises UserError where there is none."""
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
-    except OSError as error:
-        raise UserError(f"--without-words {path}: cannot be read: {error.strerror or error}") from error
+        with readable(f"--without-words {path}"):
+            lines = path.read_text("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"--without-words {path}: not UTF-8: byte {error.start:,}; it is a word a line") from error
     words = tuple(sorted({" ".join(line.lower().split()) for line in lines} - {""}))

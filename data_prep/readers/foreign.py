@@ -79,11 +79,6 @@ def not_text(head: bytes) -> Foreign | None:
     return BINARY
 
 
-def web_page(head: bytes) -> Foreign | None:
-    """Tells a web page by its first bytes, whatever its name; its tags and scripts are no text."""
-    return WEB_PAGE if HTML.match(head) else None
-
-
 def unknown_text(name: str, head: bytes) -> Foreign:
     """Tells what a file is that is text, perhaps, but in no format that is read."""
     kind = next((kind for suffixes, kind in BY_NAME.items() if name.endswith(suffixes)), None)

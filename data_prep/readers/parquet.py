@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import BLOCK
+from data_prep.common.files import BLOCK, readable
 from data_prep.readers import compression, cutting
 from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
-from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError, readable
+from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError
 from data_prep.readers.sentences import are_sentences
 from data_prep.readers.wikiextractor import paragraphs, remove_marks
 
@@ -218,7 +218,7 @@ def is_whole(path: str) -> bool:
 
 def num_row_groups(path: str) -> int:
     """Counts the row groups of a file, which are looked up once."""
-    with readable(path):
+    with readable(path, UnreadableError):
         status = os.stat(path)
     return _counted(path, status.st_size, status.st_mtime_ns)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,15 +75,6 @@ class UnreadableError(UserError):
 
     def __str__(self) -> str:
         return f"{self.what}\n{self.cure}"
-
-
-@contextmanager
-def readable(path: str | Path) -> Iterator[None]:
-    """Turns an OSError at reading a file into an UnreadableError."""
-    try:
-        yield
-    except OSError as error:
-        raise UnreadableError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 @dataclass

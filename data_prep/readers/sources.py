@@ -18,7 +18,7 @@ from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
 from data_prep.readers.books import SUFFIXES
 from data_prep.readers.cutting import Look, look
-from data_prep.readers.foreign import NOT_WHOLE, OVER_LINES, Foreign, not_text, unknown_text, web_page
+from data_prep.readers.foreign import HTML, NOT_WHOLE, OVER_LINES, WEB_PAGE, Foreign, not_text, unknown_text
 from data_prep.readers.jsonlines import goes_over_lines
 from data_prep.readers.listing import list_files
 from data_prep.readers.parquet import is_whole
@@ -67,8 +67,8 @@ def _format_of(path: Path, head: bytes, said: str | None) -> Found | Foreign:
         return (not_text(head) if said not in ROW_GROUPS else None) or Found(said, AS_SAID)
     if (reader is None or reader.name in (*TEXTS, "csv")) and (foreign := not_text(head)):
         return foreign
-    if (reader is None or reader.name in TEXTS) and (page := web_page(head)):
-        return page
+    if (reader is None or reader.name in TEXTS) and HTML.match(head):  # its tags and scripts are no text
+        return WEB_PAGE
     if reader is None:
         return unknown_text(name, head)
     if reader.name == "jsonl" and goes_over_lines(head):

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import readable
 from data_prep.readers.tables import open_parquet
 
 Version = Literal["1.1", "2.0"]
@@ -150,11 +151,8 @@ def best_threshold(
 
 def read_squad(path: Path) -> SquadFile:
     """Reads SQuAD's JSON, or the Parquet of the Hugging Face hub; raises UserError with the place of what is wrong."""
-    try:
-        with path.open("rb") as file:
-            is_parquet = file.read(4) == b"PAR1"
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with readable(path), path.open("rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
     version, questions = _read_parquet(path) if is_parquet else _read_json(path)
     if not questions:
         raise UserError(f"{path}: no questions in it")
@@ -181,10 +179,10 @@ def read_by_id(path: Path, kind: type[T], what: str) -> dict[str, T]:
 
 
 def _load(path: Path) -> Any:
+    with readable(path):
+        content = path.read_bytes()
     try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a whole JSON file: {error}") from error
 

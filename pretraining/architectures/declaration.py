@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from data_prep.common.errors import UserError
 from data_prep.common.sections import Fraction, Positive, Section, declared_in, foreign_values, joined_settings
 from data_prep.common.toml_text import show_value
+from data_prep.common.wording import find_declared
 from pretraining.architectures.weights import TaskHead, Weight, count_parameters, count_products, declare_linear
 from pretraining.model.shape import (
     ARCHITECTURE,
@@ -283,13 +283,7 @@ def architectures() -> dict[str, Architecture]:
 
 def find_architecture(name: str) -> Architecture:
     """Finds an architecture by its name in recipes and checkpoints."""
-    if name not in architectures():
-        there = ", ".join(architectures())
-        raise UserError(
-            f'model.architecture = "{name}": there is {there}; put back pretraining/architectures/{name}.py, which it '
-            "was"
-        )
-    return architectures()[name]
+    return find_declared(architectures(), name, "model.architecture", "pretraining/architectures")
 
 
 def make_shape(size: str, vocabulary: int, architecture: str = ARCHITECTURE) -> Shape:

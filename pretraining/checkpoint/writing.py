@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from data_prep.common.errors import DamageError, UnreachedError, UserError
-from data_prep.common.files import FileRecord, read_json, wait_for_storage, write_json
+from data_prep.common.files import FileRecord, read_json, wait_for_storage, writable, write_json
 from pretraining.checkpoint import record as records
 from pretraining.checkpoint.reading import REPLACED
 from pretraining.config.settings import Checkpoints
@@ -367,8 +367,5 @@ def remove_old(run: Path, settings: Checkpoints) -> None:
 def require_room(run: Path) -> None:
     """Raises UserError if the folder of checkpoints exists but cannot be written to."""
     if (folder := run / records.FOLDER).exists():
-        try:
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be written: {error.strerror}; nothing could be saved there") from error
+        with writable(folder, "; nothing could be saved there"), tempfile.TemporaryFile(dir=folder):
+            pass

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from data_prep.common.errors import UserError
 from data_prep.common.sections import NamedSection, declared_in, foreign_values, joined_settings
+from data_prep.common.wording import find_declared
 from pretraining.architectures.declaration import (
     count_encoder_flops,
     count_encoder_parameters,
@@ -332,12 +332,7 @@ def configure_objective(settings: ObjectiveSettings) -> Objective:
 
 
 def _find_by_name(name: str) -> Objective:
-    if name not in objectives():
-        there = ", ".join(objectives())
-        raise UserError(
-            f'objective.name = "{name}": there is {there}; put back pretraining/objectives/{name}.py, which it was'
-        )
-    return objectives()[name]
+    return find_declared(objectives(), name, "objective.name", "pretraining/objectives")
 
 
 def join_all_settings(module: str) -> type[ObjectiveSettings]:

@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import writable
 
 SECRET = "CLOZE_SECRET"
 """The variable with the secret of one start of a run, the same for all of its ranks."""
@@ -40,13 +41,11 @@ def write_secret(path: Path, one_machine: bool) -> None:
     Where a disk keeps no modes, ranks of one machine go on, since no other machine reaches their store.
     """
     secret = secrets.token_hex(32).encode()
-    try:
+    with writable(f"--out {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # of an earlier start
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secret)
-    except OSError as error:
-        raise UserError(f"--out {path.parent}: cannot be written: {error.strerror or error}") from error
     if one_machine and read_secret(path) != secret == read_secret(path, any_mode=True):
         warnings.warn(f"{path}: other users of this machine can read the secret that ranks sign with", stacklevel=2)
     elif read_secret(path) != secret:

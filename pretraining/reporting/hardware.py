@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import torch
 
-GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""Control groups of Linux, used by containers and batch systems; and the group of this process."""
+from data_prep.common.capacity import read_memory_limits
 
 
 def synchronize(device: torch.device | None) -> None:
@@ -38,17 +36,7 @@ def read_total_memory(device: torch.device) -> int:
     """Reads the memory in bytes: of the GPU, or of the machine within the limits of this container or job."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_read_memory_limits()])
-
-
-def _read_memory_limits() -> Iterator[int]:
-    """Reads the memory limits of the control groups of this process, from the innermost outwards."""
-    with suppress(OSError, StopIteration):  # another system, or an older one
-        own = next(line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
-        for group in (Path(own), *Path(own).parents):
-            limit = GROUPS / group.relative_to("/") / "memory.max"
-            if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
-                yield int(text)
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *read_memory_limits()])
 
 
 def measure_flops(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:

@@ -9,9 +9,10 @@ import operator
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
@@ -22,7 +23,7 @@ from rich.live import Live
 
 from data_prep.common import unread
 from data_prep.common.errors import UserError
-from data_prep.common.files import refuse_link, replacing
+from data_prep.common.files import readable, refuse_link, replacing, writable
 from pretraining.reporting.metrics_file import METRICS
 
 TENSORBOARD = "tensorboard"
@@ -255,15 +256,8 @@ class RunLog:
             self._file.flush()
 
 
-@contextmanager
-def _as_user_error(what: object) -> Iterator[None]:
-    """Converts an OSError, as of a full disk, into a UserError."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{what}: cannot be written: {error.strerror}\nthe run can be continued from its checkpoint"
-        ) from error
+_as_user_error = partial(writable, cure="\nthe run can be continued from its checkpoint")
+"""Converts an OSError, as of a full disk, into a UserError."""
 
 
 def _drop_infinite(value: float | None) -> float | None:
@@ -276,10 +270,8 @@ def cut_metrics(path: Path, first_step: int, last_steps: Mapping[str, int] | Non
     those after the given step."""
     if not path.exists():
         return
-    try:
+    with readable(path):
         lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     torn = lines.pop()  # what follows the last newline: an unfinished line
     last = {} if last_steps is None else last_steps
     kept = []

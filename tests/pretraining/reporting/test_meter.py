@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from support.processes import ROOT
 from support.training import run_connected
 
+from data_prep.common.capacity import read_memory_limits
 from pretraining.objectives.declaration import COUNTS
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.objectives.mlm import Losses
@@ -206,10 +208,9 @@ def test_peak_memory_is_this_program_s(tmp_path: Path) -> None:
 def test_the_memory_is_what_the_container_or_job_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least of the limits of all groups that this process is in, one within another."""
     (tmp_path / "slurm/job").mkdir(parents=True)
-    own = tmp_path / "own"
-    own.write_text("4:memory:/other\n0::/slurm/job\n")
-    monkeypatch.setattr(hardware, "GROUPS", tmp_path)
-    monkeypatch.setattr(hardware, "OWN_GROUP", own)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("4:memory:/other\n0::/slurm/job\n")
+    monkeypatch.setattr(hardware, "read_memory_limits", partial(read_memory_limits, tmp_path, tmp_path))
     whole = read_total_memory(CPU)
     assert 1e8 < whole < 1e15
     limits = {"": "max", "slurm": f"{whole // 2}", "slurm/job": f"{whole // 3}"}
