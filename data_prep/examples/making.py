@@ -21,7 +21,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.masking import Masking, count_predictions, mask_example
 from data_prep.examples.merging import SortedFiles, add_keys
-from data_prep.examples.pairs import Segments, fill_second, join_documents, plan_joined, plan_segments, take_partners
+from data_prep.examples.pairs import Segments, fill_second, join_documents, place_partners, plan_joined, plan_segments
 from data_prep.examples.parting import Parted, count_use, part_sentences
 from data_prep.examples.parts import read_parts
 from data_prep.examples.streams import draw_bits
@@ -183,7 +183,8 @@ class ExampleMaker:
             corpus = own if part == own_part else self._read_or_find(part)
             for draft, chosen in wanted:
                 if len(chosen):
-                    take_partners(chosen, draft.segments, corpus, draft.second)
+                    place_partners(chosen, draft.segments, corpus)
+                    fill_second(chosen, draft.segments, corpus, draft.second)
 
     def _read_or_find(self, part: int) -> Corpus:
         """Reads another part of the corpus, and keeps it open if there is room; or finds it open."""

@@ -275,10 +275,3 @@ def fill_second(chosen: Array, segments: Segments, corpus: Corpus, second: Array
     truncate(chosen, segments, second.shape[1])
     for example in chosen:
         copy_items(second[example], 0, corpus.pieces, segments.b_start[example], segments.b_end[example])
-
-
-@compiled
-def take_partners(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> None:
-    """Finds, truncates and copies segment B of the chosen examples, whose partners all lie in this corpus."""
-    place_partners(chosen, segments, corpus)
-    fill_second(chosen, segments, corpus, second)

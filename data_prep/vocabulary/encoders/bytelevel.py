@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.common.hashing import FACTOR_1
-from data_prep.vocabulary.encoders.encoder import Pieces, PipelineEncoder
+from data_prep.vocabulary.encoders.encoder import Pieces
 from data_prep.vocabulary.encoders.keys import SHORT, find, make_key, make_short_key, number_word
 from data_prep.vocabulary.encoders.tables import TableEncoder
 from data_prep.vocabulary.encoders.words import WordTable, spell_out
@@ -57,10 +57,8 @@ class Characters:
         return OTHER if len(self._split(f"a{character}!")) == 2 and character != " " else SPACE
 
 
-@cache
-def open_characters() -> Characters:
-    """Returns the classes of characters, which are asked for once in a process."""
-    return Characters()
+open_characters = cache(Characters)
+"""Returns the classes of characters, which are asked for once in a process."""
 
 
 class SpacedWordTable(WordTable):
@@ -133,12 +131,10 @@ class FastByteLevel(TableEncoder):
         """Replaces the pieces of some sentences by those that `tokenizers` finds."""
         rows = np.split(pieces.ids, pieces.ends[:-1])
         starts = np.concatenate([[0], ends])
-        parts = [text[starts[number] : starts[number + 1]] for number in numbers.tolist()]
-        found = PipelineEncoder(self._pipeline).encode(
-            np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
-        )
-        for number, row in zip(numbers.tolist(), np.split(found.ids, found.ends[:-1]), strict=True):
-            rows[number] = row
+        parts = [text[starts[number] : starts[number + 1]].tobytes().decode() for number in numbers.tolist()]
+        found = self._pipeline.encode_batch(parts, add_special_tokens=False)
+        for number, one in zip(numbers.tolist(), found, strict=True):
+            rows[number] = np.array(one.ids, np.int32)
         return Pieces(np.concatenate(rows), np.cumsum([len(row) for row in rows]))
 
     def _normalize(self, text: Array, ends: Array) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from data_prep.vocabulary.encoders.encoder import Encoder
 from data_prep.vocabulary.encoders.splitting import LONGEST_WORD
-from data_prep.vocabulary.kinds.declaration import TokenizerKind, read_part, repeat_words
+from data_prep.vocabulary.kinds.declaration import TokenizerKind, order_pieces, read_part, repeat_words
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, SpecialPieces, Vocabulary
 
 PIECES, MERGES = "vocab.json", "merges.txt"
@@ -199,9 +199,7 @@ def make_vocabulary(tokenizer: dict[str, Any], config: Mapping[str, Any], path: 
         Tokenizer.from_str(json.dumps(tokenizer))
     except Exception as error:  # tokenizers raises bare ones
         raise UserError(f"{path}: no byte-level BPE: {error}; copy it again") from error
-    pieces = tuple(sorted(ids, key=ids.__getitem__))
-    if [ids[piece] for piece in pieces] != list(range(len(pieces))):
-        raise UserError(f"{path}: the ids of its pieces are not 0, 1, 2, …")
+    pieces = order_pieces(ids, path)
     lacking = [letter for letter in LETTERS if letter not in model["vocab"]]
     merged = {piece for left, right in merges for piece in (left, right, left + right)}
     if lacking or not merged <= model["vocab"].keys():

@@ -119,6 +119,11 @@ def read_vocab(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
     ids = read_part(tokenizer, "model", path).get("vocab")
     if not isinstance(ids, dict) or not all(type(number) is int for number in ids.values()):
         raise UserError(f"{path}: no model.vocab that gives ids to pieces")
+    return order_pieces(ids, path)
+
+
+def order_pieces(ids: Mapping[str, int], path: Path) -> tuple[str, ...]:
+    """Returns the pieces of a file in the order of their ids; raises UserError where these have gaps."""
     pieces = tuple(sorted(ids, key=ids.__getitem__))
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"{path}: the ids of its pieces are not 0, 1, 2, …")
