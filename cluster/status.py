@@ -19,7 +19,6 @@ if __name__ == "__main__":
 
     begin(ends_with_reader=True)
 
-import io
 import json
 import signal
 import time
@@ -152,8 +151,6 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0, 2 for what the user can cure, 130 where Ctrl-C has ended it."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may not have all characters
     wanted = tyro.cli(Status, args=arguments, prog="status.py", config=(tyro.conf.FlagCreatePairsOff,))
     return run_curable(lambda: run(wanted, open_console(), open_console(stderr=True, soft_wrap=True)))
 

@@ -17,7 +17,6 @@ if __name__ == "__main__":
 
     begin(ends_with_reader=True)
 
-import io
 
 import tyro
 
@@ -32,8 +31,6 @@ ABOUT = "Prints a training example, with what is masked, replaced or kept; or a 
 
 def main(arguments: list[str]) -> int:
     """Shows what the arguments name; returns the exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may not have all characters
     wanted = tyro.cli(Wanted, args=arguments, prog="show.py", description=ABOUT, config=(tyro.conf.FlagCreatePairsOff,))
     return run_curable(lambda: show(wanted))
 

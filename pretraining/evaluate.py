@@ -15,15 +15,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from data_prep.common.beginning import begin
 
-    begin(ends_with_reader=True)
-
-import signal
+    begin(ends_with_reader=True, ends_with_ctrl_c=True)
 
 from pretraining.processes.environment import prepare_process
 
 prepare_process()
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before what takes long is loaded: Ctrl-C ends it without a word
 
 import json
 import math

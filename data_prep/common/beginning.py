@@ -21,13 +21,14 @@ TOLD = "_CLOZE_TOLD"
 """Marks, for the processes that this one starts, that another copy of Cloze is told of."""
 
 
-def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False) -> None:
+def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False, ends_with_ctrl_c: bool = False) -> None:
     """Ends the process in one line where Python is too old, now, or a package is missing, once it is imported.
 
     Modules are found beside the entry, whatever the current folder or PYTHONPATH has. Streams that are closed (`>&-`)
     read and write nothing. All signals are heard, also where whoever started the process blocks them, as the srun of
     Slurm 25.05 does with SIGCHLD. Output that nobody reads any more is dropped and the work goes on; a command that
-    only prints `ends_with_reader` instead, without a word.
+    only prints `ends_with_reader` instead, without a word, and prints `?` for what a terminal has no character for.
+    One that only reads `ends_with_ctrl_c` as silently, from here on, unless whoever started it ignores Ctrl-C.
     """
     require_python(oldest)
     open_closed_streams()
@@ -36,10 +37,13 @@ def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False) ->
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if ends_with_reader:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     else:
         from data_prep.common.unread import drop_unread
 
         drop_unread()
+    if ends_with_ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def open_closed_streams() -> None:
