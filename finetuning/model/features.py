@@ -40,19 +40,15 @@ class EncoderWeights(NamedTuple):
         return self._replace(weights={**build_encoder(self.shape).initialize(seed).state_dict(), **self.weights})
 
 
-def count_layers(layers: LayerChoice, shape: Shape) -> int:
-    """Returns the number of layers that a choice takes, k."""
-    every = {"mix": shape.layers + 1, "weighted-all": shape.layers}
-    return every.get(layers, LAST_FOUR if layers.endswith("last-four") else 1)
-
-
 class FrozenEncoders:
     """Encoders that do not learn, concatenated."""
 
     def __init__(self, encoders: Sequence[EncoderWeights], layers: LayerChoice, words: bool):
         """`words`: use the first pieces of tagged words alone, otherwise all pieces."""
         self.layers, self.words = layers, words
-        self.count = count_layers(layers, encoders[0].shape)
+        every = {"mix": encoders[0].shape.layers + 1, "weighted-all": encoders[0].shape.layers}
+        self.count = every.get(layers, LAST_FOUR if layers.endswith("last-four") else 1)
+        """The number of layers that the choice takes, k."""
         self.width = sum(shape.hidden for shape, _ in encoders)
         self.encoders = []
         for shape, weights in encoders:

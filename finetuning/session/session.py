@@ -174,7 +174,8 @@ class Session:
                 context = Context(self.world, device, self.console, control, watch)
                 self._run_all(context)
                 with watch.pause():
-                    workers.wait_for_workers(others, control)
+                    while any(process.poll() is None for process in others):
+                        workers.pause(control)
                 if not workers.get_worker_number():  # what a worker was at that was killed
                     self._run_all(context, waits=control)
                 with watch.pause(), shared_errors():

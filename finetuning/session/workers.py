@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -72,12 +72,6 @@ def start_workers(jobs: int, device: torch.device, environment: Mapping[str, str
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
-
-
-def wait_for_workers(processes: Sequence[Process], control: Control) -> None:
-    """Waits until all workers have ended."""
-    while any(process.poll() is None for process in processes):
-        pause(control)
 
 
 @contextmanager

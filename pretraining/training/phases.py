@@ -139,7 +139,7 @@ class TrainingPhase:
         if ends and self._request.pairs:
             tally = score_pairs(engine, self._request.pairs, self._request.data, before)
             learns[MINIMAL_PAIRS.name] = tally.accuracy
-            lines.append(describe_tally(tally))
+            lines.append(f"pairs {tally.accuracy:.1%} of {tally.pairs:,}")
         if not lines:
             return None
         return EvaluationRecord(step, self.number + 1, learns, examples, time.perf_counter() - begin, lines)
@@ -232,8 +232,3 @@ def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Calla
     scores = shared.cpu().numpy().reshape(-1, 2)
     scored = are_scored(scores)
     return Tally(int((are_right(scores) & scored).sum()), int(scored.sum()))
-
-
-def describe_tally(tally: Tally) -> str:
-    """The accuracy in words of the console."""
-    return f"pairs {tally.accuracy:.1%} of {tally.pairs:,}"
