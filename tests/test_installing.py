@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from support.commands import write_program
 
 OLD = f"""exec {sys.executable} -S -c 'import runpy, sys
 sys.version_info, sys.argv, sys.prefix = (3, 9, 18, "final", 0), sys.argv[1:], PREFIX
@@ -24,14 +25,6 @@ def house(tmp_path: Path) -> Path:
     for name in ("Makefile", "pyproject.toml", "requirements.lock", "data_prep/common/beginning.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
-
-
-def write_program(path: Path, text: str) -> Path:
-    """A program for the shell."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}")
-    path.chmod(0o755)
-    return path
 
 
 def make(house: Path, *words: object) -> tuple[int, list[str]]:

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from support.commands import has_ended
 
 from benchmarks import processes
 from benchmarks.gpu.run import run_limited
@@ -59,18 +59,11 @@ say = lambda line: print(line, flush=True)
 """
 
 
-def runs(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_what_a_command_leaves_behind_ends_with_it_however_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "PATIENCE", 1.0)
     lines: list[str] = []
     assert run_limited([sys.executable, "-c", LEAVES], 60, lines.append) == "done"
-    assert not runs(int(lines[0]))
+    assert has_ended(int(lines[0]))
 
 
 def test_a_command_does_not_outlive_who_runs_it() -> None:
@@ -78,10 +71,10 @@ def test_a_command_does_not_outlive_who_runs_it() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as runner:
         assert runner.stdout is not None
         command = int(runner.stdout.readline())
-        assert runs(command)
+        assert not has_ended(command)
         runner.send_signal(signal.SIGTERM)
         assert runner.wait(60) == 143
     deadline = time.monotonic() + 10
-    while runs(command) and time.monotonic() < deadline:
+    while not has_ended(command) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not runs(command)
+    assert has_ended(command)

@@ -7,7 +7,6 @@ import json
 import random
 import re
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -46,17 +45,7 @@ def test_merging_changes_no_byte_where_partners_lie_apart(tmp_path: Path, monkey
 
 def work_of(parts: int, folder: Path) -> tuple[int, int, int]:
     """Counts for a corpus of about so many parts: the parts, the files opened in all, and the items sorted in all."""
-    opened, items = list[str](), list[int]()
-    open_file, argsort = pa.ipc.open_file, np.argsort
-
-    def opening(source: Any, *words: Any, **more: Any) -> Any:
-        opened.append(str(source))
-        return open_file(source, *words, **more)
-
-    def sorting(values: Any, *words: Any, **more: Any) -> Any:
-        items.append(len(values))
-        return argsort(values, *words, **more)
-
+    opening, sorting = Mock(wraps=pa.ipc.open_file), Mock(wraps=np.argsort)
     wiki = write_wiki(folder / "wiki", documents=8 * parts, files=parts)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sources, "SMALLEST_BUNDLE", 4096)
@@ -65,7 +54,8 @@ def work_of(parts: int, folder: Path) -> tuple[int, int, int]:
         patched.setattr(np, "argsort", sorting)
         more = ["--workers", "1", "--drop-copies", "--weight", "wiki=1.5", "--shard-size", "1GB"]
         run(wiki, folder / "out", *more)
-    return len(Manifest.read(folder / "out").kept), len(opened), sum(items)
+    items = sum(len(call.args[0]) for call in sorting.call_args_list)
+    return len(Manifest.read(folder / "out").kept), opening.call_count, items
 
 
 @pytest.mark.parametrize("sizes", [(12, 24), slow((18, 36, 70))])

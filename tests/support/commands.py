@@ -57,10 +57,18 @@ def assert_refusal(match: str, act: Callable[..., object], *words: Any, **more: 
 
 def write_program(path: Path, does: str) -> Path:
     """Writes a program of the shell, which may stand in for another."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{does}\n")
     path.chmod(0o755)
     return path
+
+
+def has_ended(number: int) -> bool:
+    """Tells whether a process is gone."""
+    try:
+        return bool(psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def block_all_signals() -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 from support.faults import replace
@@ -41,22 +42,17 @@ def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
 def differ_in_all() -> None:
     """Has other code, another Python, no data, no disk, another GPU that is sick, and a driver that crashes."""
 
-    def fail_to_write(**_: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     def describe_gpu(report: Health, _: object) -> str:
         report.faults["GPU"] = "3 uncorrected ECC errors"
         return "8 x V100"
 
-    def crash(*_: Any) -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure\nhints")
-
     check_data, health.ROOT = health.check_data, Path(__file__).parent
     have_another_python()
     replace(health, "check_data", lambda folder: check_data(folder / "elsewhere"))
-    replace(tempfile, "TemporaryFile", fail_to_write)
+    replace(tempfile, "TemporaryFile", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     replace(health, "describe_gpu", describe_gpu)
-    replace(preflight, "measure_flops", crash)
+    crash = RuntimeError("CUDA error: unspecified launch failure\nhints")
+    replace(preflight, "measure_flops", Mock(side_effect=crash))
 
 
 def have_another_python() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT
@@ -173,10 +174,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
 
 
 def refusing(number: int) -> object:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return refuse
+    return Mock(side_effect=OSError(number, os.strerror(number)))
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

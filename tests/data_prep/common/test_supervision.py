@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 from conftest import ROOT
-from support.commands import start, wait_for
+from support.commands import has_ended, start, wait_for
 
 from data_prep.common.supervision import tell_interruption
 
@@ -43,14 +43,6 @@ def begin(body: str) -> tuple[subprocess.Popen[str], int]:
     return process, int(process.stdout.readline())
 
 
-def ended(number: int) -> bool:
-    """Tells whether a process is gone."""
-    try:
-        return bool(psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
 @pytest.mark.timed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_python_cannot_interrupt_ends_within_three_seconds(number: signal.Signals) -> None:
@@ -63,7 +55,7 @@ def test_what_python_cannot_interrupt_ends_within_three_seconds(number: signal.S
     assert process.returncode == 130
     assert "interrupted; the same command continues where it stopped" in errors
     assert "polite" not in output
-    assert ended(worker)
+    assert has_ended(worker)
 
 
 FAULT = """try:
@@ -128,7 +120,7 @@ def test_no_child_outlives_a_process_that_was_killed_while_it_watched() -> None:
     process, worker = begin(DEAF)
     process.kill()
     process.communicate()
-    wait_for(lambda: ended(worker), 5)
+    wait_for(lambda: has_ended(worker), 5)
 
 
 @pytest.mark.parametrize(

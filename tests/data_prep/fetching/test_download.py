@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.commands import run_main, start, wait_for
@@ -182,10 +183,8 @@ def test_without_a_network_it_says_so(command: list[str], monkeypatch: pytest.Mo
 
 
 def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    error = socket.gaierror(-2, "Name or service not known")
+    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=error))
     message = run("wikipedia", code=2)
     assert "https://dumps.wikimedia.org/enwiki/latest/enwiki-latest-sha1sums.txt: cannot be reached" in message
     assert "Name or service not known" in message

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
 import gzip
 import hashlib
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -158,16 +158,11 @@ def test_a_file_is_opened_once_before_it_is_read(tmp_path: Path, monkeypatch: py
     for number in range(3):
         write(tmp_path / f"{number}.txt", "A text. Of two sentences.\n")
         write(tmp_path / f"{number}.txt.gz", gzip.compress(os.urandom(99_999).hex().encode()))
-    opened: list[str] = []
-
-    def counting(path: Any, *arguments: Any, **options: Any) -> Any:
-        opened.append(str(path))
-        return builtins.open(path, *arguments, **options)
-
-    monkeypatch.setattr(cutting, "open", counting, raising=False)
+    opening = Mock(wraps=open)
+    monkeypatch.setattr(cutting, "open", opening, raising=False)
     monkeypatch.setattr(Path, "open", lambda path, *_: pytest.fail(f"{path} is opened otherwise"))
     assert len(find_files([str(tmp_path)])) == 6
-    assert sorted(opened) == sorted(str(path) for path in tmp_path.iterdir())
+    assert sorted(str(call.args[0]) for call in opening.mock_calls) == sorted(str(path) for path in tmp_path.iterdir())
 
 
 def test_a_head_that_is_damaged(tmp_path: Path) -> None:

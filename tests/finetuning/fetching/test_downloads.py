@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.commands import run_main
@@ -131,13 +132,9 @@ def test_a_disk_that_is_full_leaves_no_half_and_files_of_the_user_stay(
     publish: Publish, fetched: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder that lacks a split gets that alone, whatever an interruption left of it before."""
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
     publish("rte", archive("RTE", SPLITS))
     with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", full)
+        patch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
         assert "No space left" in fetched("glue --task rte", code=2)
     assert not Path("data/glue/RTE").exists()
     for name in ("RTE/train.tsv", ".RTE.tmp/dev.tsv"):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -151,10 +151,7 @@ def test_what_takes_too_much_is_computed_again_with_other_tasks_counted(start: K
 
 
 def test_a_full_disk_is_told_and_nothing_is_left(start: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     items = Given(items_of("classes"))
     found, said = start.keep(items, model_of())
     assert found is items

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -232,9 +233,7 @@ def test_a_grid_is_drawn_beside_its_results(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_cannot_be_drawn_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: object) -> None:
-        raise RuntimeError("no font")
-
+    broken = Mock(side_effect=RuntimeError("no font"))
     toy = write_toy(tmp_path / "toy")
     monkeypatch.setattr(charts, "draw_curves", broken)
     monkeypatch.setattr(figures, "save", broken)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -182,13 +183,10 @@ OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040).
 
 def pretend_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch with CUDA that cannot speak with the driver of this machine."""
-
-    def refuse() -> int:
-        raise RuntimeError(f"{OLD_DRIVER}\nPlease update your GPU driver")
-
+    error = RuntimeError(f"{OLD_DRIVER}\nPlease update your GPU driver")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_device", refuse)
+    monkeypatch.setattr(torch.cuda, "current_device", Mock(side_effect=error))
 
 
 def test_a_driver_that_is_too_old_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:

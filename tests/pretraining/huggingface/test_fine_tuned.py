@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -210,10 +211,7 @@ def test_names_that_changed_are_noticed(tmp_path: Path) -> None:
 
 def test_what_fails_leaves_the_folder_that_was_there(tmp_path: Path) -> None:
     write(tmp_path / "out", MNLI)
-
-    def refuse(_: Path) -> None:
-        raise UserError("not so")
-
+    refuse = Mock(side_effect=UserError("not so"))
     assert_refusal("not so", write, tmp_path / "out", MNLI, task_weights(MNLI, 1), check=refuse)
     broken = task_weights(MNLI)
     broken["head.bias"][1] = float("inf")

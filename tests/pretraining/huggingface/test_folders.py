@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -287,12 +288,8 @@ def test_what_a_killed_run_left_is_cleared_away(exported: Path, vocabulary: Path
     unfinished = exported.with_name(".exported.tmp")
     unfinished.mkdir()
     (unfinished / ".config.json.tmp").write_text("{")
-
-    def interrupt(_: Path) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        write_folder(exported, SHAPE, our_weights(1), vocabulary, "", check=interrupt)
+        write_folder(exported, SHAPE, our_weights(1), vocabulary, "", check=Mock(side_effect=KeyboardInterrupt))
     assert same(read_folder(exported)[1], our_weights())
     write_folder(exported, SHAPE, our_weights(1), vocabulary, "")
     assert same(read_folder(exported)[1], our_weights(1))

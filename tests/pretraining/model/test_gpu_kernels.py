@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fused import keys_of
 from support.marks import has_gpu, slow
 from torch import Tensor
 
@@ -42,10 +43,6 @@ def rounding() -> Iterator[None]:
 
     with nullcontext() if has_gpu() else rounding_as_gpus_do():
         yield
-
-
-def keys_of(rows: int, draw: int = 0) -> Tensor:
-    return make_row_keys(draw, np.zeros((1, 2), np.int64), np.arange(rows), np.array([rows]))
 
 
 def masks(dropout: Dropout) -> cpu_kernels.Masks:

@@ -207,10 +207,7 @@ FAILURES = {
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("told", FAILURES)
 def test_where_triton_fails_one_warning_says_what_it_costs(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise FAILURES[told]
-
-    monkeypatch.setattr(gpu, "_kernels", fail)
+    monkeypatch.setattr(gpu, "_kernels", mock.Mock(side_effect=FAILURES[told]))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         assert not any(gpu.usable(name, on_a_gpu()) for name in NAMES for _ in range(2))

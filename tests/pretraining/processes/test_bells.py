@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,10 +32,6 @@ FILES = Path("/proc/self/fd")
 pytestmark = pytest.mark.skipif(not FILES.exists(), reason="bells are for Linux")
 
 
-def not_by_gloo(*_: object, **__: object) -> None:
-    raise AssertionError("gloo was asked")
-
-
 def ring_often() -> object:
     """Messages of changing lengths, from ranks that come now early and now late."""
     rank, heard = dist.get_rank(), []
@@ -55,7 +51,7 @@ def agree_without_gloo() -> object:
     rank = dist.get_rank()
     with pytest.MonkeyPatch.context() as patched:
         for name in ("barrier", "all_reduce", "all_gather"):
-            patched.setattr(dist, name, not_by_gloo)
+            patched.setattr(dist, name, Mock(side_effect=AssertionError("gloo was asked")))
         wait_for_all()
         start = time.monotonic()
         time.sleep(0.5 * (rank == 1))
@@ -75,10 +71,7 @@ def test_ranks_wait_vote_and_add_up_by_their_bells() -> None:
 
 
 def have_too_many_open(patched: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    patched.setattr(os, "pipe", fail)
+    patched.setattr(os, "pipe", Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -198,17 +191,9 @@ def vote(own: list[list[float]]) -> tuple[list[list[float]], list[PretendedGroup
     ranks = len(own)
     boxes: list[list[Queue[Tensor]]] = [[Queue() for _ in range(ranks)] for _ in range(ranks)]
     groups = [PretendedGroup(rank, boxes) for rank in range(ranks)]
-    found: list[Any] = [None] * ranks
-
-    def act(rank: int) -> None:
-        found[rank] = find_greatest(torch.tensor(own[rank]), groups[rank]).tolist()
-
-    threads = [threading.Thread(target=act, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found, groups
+    with ThreadPoolExecutor(ranks) as threads:
+        found = threads.map(find_greatest, map(torch.tensor, own), groups)
+        return [each.tolist() for each in found], groups
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 13, 33])

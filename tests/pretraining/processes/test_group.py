@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -230,11 +231,8 @@ def test_one_process_has_a_group_too() -> None:
 
 def fail_to_leave() -> object:
     connect(World(), torch.device("cpu"))
-
-    def fail(_: object = None) -> None:
-        raise RuntimeError("NCCL communicator was aborted\nframe #0: 0x7f")
-
-    setattr(dist, "destroy_process_group", fail)  # noqa: B010
+    error = RuntimeError("NCCL communicator was aborted\nframe #0: 0x7f")
+    setattr(dist, "destroy_process_group", Mock(side_effect=error))  # noqa: B010
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         disconnect()

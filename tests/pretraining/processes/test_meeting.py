@@ -8,9 +8,9 @@ import json
 import os
 import resource
 import socket
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -60,16 +60,12 @@ def ask_together(ranks: int, ask: Any) -> tuple[list[Any], list[int]]:
     """The answers that so many ranks get, and how many keys each of them touched."""
     shared = dist.HashStore()  # type: ignore[attr-defined]
     stores = [CountingStore(shared) for _ in range(ranks)]
-    answers: list[Any] = [None] * ranks
 
-    def act(rank: int) -> None:
-        answers[rank] = ask(SignedStore(stores[rank], b"secret"), World(rank, ranks, 0, 1, port=29500))
+    def act(rank: int) -> Any:
+        return ask(SignedStore(stores[rank], b"secret"), World(rank, ranks, 0, 1, port=29500))
 
-    threads = [threading.Thread(target=act, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(ranks) as threads:
+        answers = list(threads.map(act, range(ranks)))
     return answers, [store.keys for store in stores]
 
 

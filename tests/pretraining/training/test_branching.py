@@ -8,7 +8,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.training import Place
@@ -76,8 +76,7 @@ def test_the_log_is_taken_without_a_torn_line(tmp_path: Path) -> None:
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-def refuse(*_: Any, **__: Any) -> None:
-    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+refuse = Mock(side_effect=OSError(errno.EXDEV, os.strerror(errno.EXDEV)))
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -106,9 +105,7 @@ def test_a_checkpoint_is_taken_whole(
 def test_a_full_disk_leaves_no_half_of_a_checkpoint(
     place: Place, straight: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fill(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    fill = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(shutil, "copyfileobj", fill)
     saved = Saved.read(list_finished(straight)[2])

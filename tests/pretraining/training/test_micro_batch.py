@@ -112,9 +112,7 @@ def test_a_reserve_that_is_not_there_means_that_nothing_fits(monkeypatch: pytest
 
 
 def test_other_errors_of_a_trial_are_not_taken_for_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
+    broken = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
     monkeypatch.setattr(micro_batch, "compute_on_copy", broken)
     with pytest.raises(RuntimeError, match="illegal"):
         fits_in_trial(HEAVIEST, CPU, 0, 1)
