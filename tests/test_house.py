@@ -48,7 +48,9 @@ WINGS = {
         ["objectives", "optimizers"],
         ["architectures"],
         ["answering"],
-        ["reporting", "processes", "model"],
+        ["model"],
+        ["mesh"],
+        ["reporting", "processes"],
         ["devices"],
     ],
     "finetuning": [

@@ -8,12 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from pretraining.mesh.cuts import Cut
 from pretraining.model.shape import BIAS, MATRIX, NORM, TABLE, Role, Shape
 
-Cut = Literal["columns", "rows", "vocabulary", "whole"]
-"""How ranks that share a model divide a linear layer: by its outputs (the rows of each joined part, and the bias), by
-its inputs (the columns of the weight, whose products are then added up), by pieces of the vocabulary, or not at all.
-The names are those of the matrix that multiplies row vectors, as in Megatron-LM: `columns` are outputs."""
 Rows = Literal["pieces", "positions", "segments"]
 """The things that have a row each in a table of embeddings; another model may have more of them."""
 Kind = Literal["classes", "labels", "score", "choice", "spans", "tags"]

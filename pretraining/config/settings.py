@@ -93,6 +93,8 @@ class Parallel(Section):
 
     zero: Annotated[int, Field(ge=0, le=3), BeforeValidator(whole)] = 1
     """ZeRO stage: 1 divides the optimizer's state among the ranks, 2 the gradients too, 3 the weights too."""
+    tensor: Positive = 1
+    """Ranks that share a model: each holds a part of every matrix. The other ranks read other data."""
     offload: Offload = "none"
     """State that is kept in the host's memory instead of the GPU's; `all` is optimizer and weights."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -40,6 +40,8 @@ class Bucket:
         """the parameters that have a gradient in this backward pass"""
         self.summed: set[int] = set()
         """the parameters whose sums are of this step; the sums of others are of an earlier step"""
+        self.uncounted: Set[int] = frozenset()
+        """the parameters whose squares another rank of the tensor group counts, since all of them have the whole"""
         self.rows: dict[int, Tensor] = {}
         """for sparse tables, the rows whose sums are not zero, each once. They stay from step to step: code that writes
         sums otherwise must clear them"""
@@ -108,8 +110,9 @@ class Bucket:
             yield slice(begin, end)
 
     def squares(self, share: Share) -> Tensor:
-        """Adds up the squares of a share's sums; of sparse tables, only the rows that are not zero are read."""
-        parts = [self.sums[part] for part in self.find_parts(share, without=self.rows)]
+        """Adds up the squares of a share's sums; of sparse tables, which must be counted, only the rows that are not
+        zero are read."""
+        parts = [self.sums[part] for part in self.find_parts(share, without=self.rows.keys() | self.uncounted)]
         for number, rows in self.rows.items():
             table, begin = self.views[number], self.place(number).start
             low = share.sums.storage_offset() - self.sums.storage_offset() - begin

@@ -13,7 +13,6 @@ from typing import Any, TypedDict, cast
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.private_folders import cache_home, keep_compiled
@@ -21,6 +20,7 @@ from pretraining.engine.buckets import add_squares, find_clip_factor
 from pretraining.engine.deepspeed_config import EngineSettings, make_deepspeed_config
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
+from pretraining.mesh.mesh import Mesh, form_mesh, is_divided, make_mpu
 from pretraining.model.encoder import Trainable
 from pretraining.optimizers.steps.building import build_optimizer
 from pretraining.optimizers.steps.flat import FlatOptimizer
@@ -55,7 +55,8 @@ class Engine:
         self.dtype = choose_dtype(settings.precision.dtype, device)
         self.device = device
         self.zero = settings.zero_stage(self.dtype)
-        self._ranks, self._clip = dist.get_world_size(), settings.clip
+        self.mesh, self._clip = form_mesh(settings.parallel.tensor), settings.clip
+        self.shares = model.take_shares(self.mesh)
         self._whole_norm: Tensor | None = None
         """The norm of the last gradient without ZeRO; with ZeRO, DeepSpeed has it."""
         self._scale_grows = False
@@ -68,12 +69,12 @@ class Engine:
         self.late_weights = dict(late_weights)
         exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         self.optimizer: FlatOptimizer = build_optimizer(model, model.roles(), settings.optimizer, self.late_weights)
-        self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device)
+        self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device, self.mesh)
         self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits
         shapes = {name: value.shape for name, value in exact.items()}
-        self.optimizer.prepare(self.flat_tensors, model.roles(), shapes)
+        self.optimizer.prepare(self.flat_tensors, model.roles(), shapes, self.shares)
         self.optimizer.gradient_norm = self._norm_before_step
         self._update_scale: Callable[[bool], None] = lambda _: None
         if self.dtype == torch.float16:
@@ -87,19 +88,20 @@ class Engine:
         """Adds to the gradients; the `last` micro-batch of a step adds those of the other ranks. `mark` is called when
         this rank's own gradients are complete; under ZeRO 2 and 3 it has waited for others before.
 
-        The sum of `loss` over ranks and micro-batches is minimised: DeepSpeed's mean over ranks is undone.
+        The sum of `loss` over data ranks and micro-batches is minimised: DeepSpeed's mean over these is undone.
         """
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.on_own_gradients = mark
-        self.deepspeed.backward(loss * self._ranks, scale_wrt_gas=False)
+        self.deepspeed.backward(loss * self.mesh.data_ranks, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> None:
         """Moves the weights, with this learning rate, and forgets the gradients."""
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.zero == 0:  # DeepSpeed would clip without returning the norm
-            found = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-            self._whole_norm = torch.stack([add_squares(gradient.flatten()) for gradient in found]).sum().sqrt().float()
+            counted = self.model.parameters() if self.mesh.counts else filter(is_divided, self.model.parameters())
+            found = [add_squares(weight.grad.flatten()) for weight in counted if weight.grad is not None]
+            self._whole_norm = self.mesh.reduce(torch.stack(found).sum()).sqrt().float()
             self.optimizer.scale = find_clip_factor(self._whole_norm, self._clip)
         try:
             self.deepspeed.step()
@@ -174,22 +176,23 @@ class Engine:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields every parameter in full, in fp32 on the host; all ranks must iterate over it."""
         for name, parameter in self.model.named_parameters():
-            yield name, self._gather_weight(parameter)
+            yield name, self._gather_weight(name, parameter)
 
-    def _gather_weight(self, parameter: Tensor) -> Tensor:
+    def _gather_weight(self, name: str, parameter: Tensor) -> Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
         divided = hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")
         full = safe_get_full_fp32_param(parameter) if divided or self.dtype != torch.float32 else parameter.detach()
-        return full.to("cpu", torch.float32)
+        return self.shares.join(name, full.to("cpu", torch.float32))
 
     @torch.no_grad()
     def change_weight(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
-        """Replaces a weight by the result of `change`, which must be the same on all ranks; all ranks call it."""
+        """Replaces a weight by the result of `change`, which takes the whole weight and must be the same on all ranks;
+        all ranks call it."""
         from deepspeed.runtime.zero import GatheredParameters
 
         parameter = self.model.get_parameter(name)
-        full = change(self._gather_weight(parameter))
+        full = self.shares.take(name, change(self._gather_weight(name, parameter)))
         with GatheredParameters([parameter], modifier_rank=0, enabled=self.zero == 3):
             if parameter.numel():
                 parameter.copy_(full)
@@ -197,7 +200,12 @@ class Engine:
 
 
 def initialize_deepspeed(
-    model: Trainable, optimizer: FlatOptimizer, settings: EngineSettings, dtype: torch.dtype, device: torch.device
+    model: Trainable,
+    optimizer: FlatOptimizer,
+    settings: EngineSettings,
+    dtype: torch.dtype,
+    device: torch.device,
+    mesh: Mesh,
 ) -> Any:
     """Sets up DeepSpeed's own engine."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -207,6 +215,7 @@ def initialize_deepspeed(
         from pretraining.engine.gradients import EngineWithZero1
 
         deepspeed.utils.logger.setLevel(logging.ERROR)
+        deepspeed.utils.groups.mpu = mpu = make_mpu(mesh)  # which it would keep from an engine before
         # It would try its compilers, and compile an operation between CPUs that only inference calls.
         deepspeed.ops.__compatible_ops__ = {}
         # It would collect garbage four times, a second in all, to print how much memory there is.
@@ -218,7 +227,8 @@ def initialize_deepspeed(
                 args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model,
                 optimizer=optimizer,
-                config=make_deepspeed_config(settings, dtype, device, dist.get_world_size(), num_parameters),
+                config=make_deepspeed_config(settings, dtype, device, mesh.data_ranks, num_parameters),
+                mpu=mpu,
                 dist_init_required=False,
             )
     return engine

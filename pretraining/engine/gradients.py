@@ -29,6 +29,7 @@ from torch import Tensor
 from pretraining.engine.buckets import add_squares, find_clip_factor, make_buckets
 from pretraining.engine.exchange import Exchange, Network
 from pretraining.engine.neighbours import find_neighbours
+from pretraining.mesh.mesh import is_divided
 from pretraining.model.fused import TAKES_ROWS
 from pretraining.optimizers.steps.flat import FlatOptimizer
 from pretraining.processes.group import add_up, wait_for_all
@@ -42,8 +43,9 @@ def stays_on_device(number: Tensor) -> bool:
     return number.is_cuda
 
 
-def choose_exchange(parameters: Sequence[Tensor], wire: torch.dtype) -> Exchange:
-    """Chooses how ranks exchange gradients of the type `wire`: in memory if all are on one machine.
+def choose_exchange(parameters: Sequence[Tensor], wire: torch.dtype, shared: bool = False) -> Exchange:
+    """Chooses how ranks exchange gradients of the type `wire`: in memory if all are on one machine, and have a whole
+    model each, which is not `shared`.
 
     On CPUs it also lets embedding tables have sparse gradients. All ranks must call it.
     """
@@ -51,7 +53,7 @@ def choose_exchange(parameters: Sequence[Tensor], wire: torch.dtype) -> Exchange
         return Network(wire)
     for parameter in parameters:
         setattr(parameter, TAKES_ROWS, True)
-    neighbours = find_neighbours(parameters, BUCKET_SIZE) if wire == torch.float32 else None
+    neighbours = find_neighbours(parameters, BUCKET_SIZE) if wire == torch.float32 and not shared else None
     return neighbours or Network(wire)
 
 
@@ -60,7 +62,8 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
     def __init__(self, optimizer: FlatOptimizer, engine: DeepSpeedEngine):
         parameters = [*chain.from_iterable(group["params"] for group in optimizer.param_groups)]
-        self._exchange = choose_exchange(parameters, engine.communication_data_type)
+        self._shared = engine.mpu is not None
+        self._exchange = choose_exchange(parameters, engine.communication_data_type, self._shared)
         """exchanges gradients and weights between ranks"""
         super().__init__(
             optimizer,
@@ -85,6 +88,10 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         self._buckets = [bucket for *_, bucket in found]
         """all buckets, in about the order in which a backward pass fills them; every rank exchanges them in this
         order"""
+        if self._shared and engine.mpu.get_model_parallel_rank():
+            for _, group, bucket in found:
+                own = {number for number in bucket.views if is_divided(self.bf16_groups[group][number])}
+                bucket.uncounted = bucket.views.keys() - own
         self._bucket_of = {(group, number): bucket for _, group, bucket in found for number in bucket.views}
 
     def _flatten_dense_tensors_aligned(self, tensors: Sequence[Tensor], alignment: int) -> Tensor:
@@ -152,14 +159,14 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
     def _norm(self) -> Tensor | float:
         """Computes the norm of the sum of all ranks' gradients, over all weights; it stays on a GPU."""
-        if any(bucket.rows for bucket in self._buckets):
+        if any(bucket.rows or bucket.uncounted for bucket in self._buckets):
             rank = dist.get_rank(self._group)
             own = [(bucket, share) for bucket in self._buckets for share in bucket.shares if share.owner == rank]
             squares = torch.stack([bucket.squares(share) for bucket, share in own]).sum()
         else:
             squares = torch.stack([add_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
-        if self._ranks > 1:
-            squares = add_up(squares, self._group)
+        if self._ranks > 1 or self._shared:
+            squares = add_up(squares, None if self._shared else self._group)
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:

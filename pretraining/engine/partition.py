@@ -119,9 +119,9 @@ def _check(flat_tensors: Sequence[FlatTensor], model: nn.Module) -> None:
         for part in flat.parts:
             if _is_in_place(flat, part, parameters[part.name]):
                 held[index[part.name]] += part.length
-    if any(flat.group is not None for flat in flat_tensors):
-        held = held.to(find_device())
-        dist.all_reduce(held)
+    if (group := flat_tensors[0].group) is not None:
+        held = held.to(find_device(group))
+        dist.all_reduce(held, group=group)
     for (name, parameter), count in zip(parameters.items(), held.tolist(), strict=True):
         numel = getattr(parameter, "ds_numel", parameter.numel())
         if count != numel:

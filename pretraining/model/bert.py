@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pretraining.mesh.mesh import ALONE, Mesh
 from pretraining.model.attention import Layout
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddAndNorm, Embeddings, FirstLinear, LayerDropouts, Linear, LookupTable
@@ -30,12 +31,14 @@ class BertEmbeddings(Embeddings):
     def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
         segments = batch.segments if self.tells_segments else torch.zeros_like(batch.segments)
         small = (self.position.weight, batch.positions), (self.segment.weight, segments)
-        total = embed(self.word.weight, batch.pieces, *small)
+        total = embed(self.word.weight, batch.pieces, *small, mesh=self.mesh)
         return drop(self.norm(total), dropout)
 
 
 class Attention(nn.Module):
-    """Attention of every piece to the pieces of its sequence."""
+    """Attention of every piece to the pieces of its sequence, of some heads where ranks share the model."""
+
+    mesh: Mesh = ALONE
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -47,7 +50,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None) -> Tensor:
         attends_sums = layout.attends_sums(x)
         qkv, past = self.qkv(x, attends_sums is not None)
-        context = (attends_sums or layout.attend)(qkv, self.qkv.bias, self.heads, dropouts.attention)
+        heads = len(self.mesh.select_heads(self.heads))
+        context = (attends_sums or layout.attend)(qkv, self.qkv.bias, heads, dropouts.attention)
         if chosen is not None:
             context, past = context.index_select(0, chosen), past.index_select(0, chosen)
         return self.norm(self.output(context), self.output.bias, past, dropouts.context)

@@ -19,10 +19,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data_prep.common.errors import UserError
+from pretraining.mesh.cuts import Cut
+from pretraining.mesh.mesh import ALONE, Mesh, Shares, take_shares
+from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, Padded, lay_out
 from pretraining.model.batch import Batch, PretrainingBatch
-from pretraining.model.fused import Dropout, add_and_norm, add_then_norm, make_row_keys, make_turns
+from pretraining.model.fused import Dropout, add_and_norm, add_then_norm, draws_by_keys, make_row_keys, make_turns
 from pretraining.model.products import multiply, multiply_and_pass
 from pretraining.model.shape import BIAS, HEAD, NORM, Role, Shape
 
@@ -43,14 +46,21 @@ class LayerDropouts(NamedTuple):
 
 
 class Product(nn.Module):
-    """A product with a weight."""
+    """A product with a weight, of which ranks that share the model hold a part each."""
+
+    cut: Cut = "whole"
+    """the way in which they divide the weight"""
+    mesh: Mesh = ALONE
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return multiply(x, self.weight)
+        if self.cut == "columns":
+            x = copy_to_tensor_ranks(x, self.mesh)
+        product = multiply(x, self.weight)
+        return sum_over_tensor_ranks(product, self.mesh) if self.cut == "rows" else product
 
 
 class Linear(Product):
@@ -68,6 +78,8 @@ class FirstLinear(Linear):
         """Returns the product and the input for the residual; `add_bias` adds the bias, which then gets no gradient
         here."""
         bias = self.bias.detach() if add_bias else None
+        if self.cut == "columns":
+            return multiply(copy_to_tensor_ranks(x, self.mesh), self.weight, bias), x
         return multiply_and_pass(x, self.weight, bias)
 
 
@@ -129,6 +141,8 @@ class Embeddings(nn.Module):
 
     word: LookupTable
     """of pieces; heads that predict pieces use it as their decoder"""
+    mesh: Mesh = ALONE
+    """the ranks that divide the table of pieces"""
 
     def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
         """Computes the input of the first layer, (n, H)."""
@@ -144,34 +158,6 @@ def require_own_masks(hidden: Dropout, attention: Dropout, layout: Layout) -> No
         )
 
 
-class Trainable(nn.Module):
-    """A model that an engine can train: it has a shape, and its dropout follows a seed."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.shape = shape
-        self.dropout_seed = 0
-        """The seed of dropout masks, which every step of training sets."""
-
-    def compile_layers(self) -> None:
-        """Compiles parts of the model by torch.compile; by default none."""
-
-    def declared_roles(self) -> Mapping[str, Role]:
-        """Returns the declared roles of weights, by their names; by default none."""
-        return {}
-
-    def roles(self) -> dict[str, Role]:
-        """Returns the roles of all weights, by their names. A weight that no architecture declares gets the role of
-        its module: a norm, a bias, or the matrix of a head."""
-        declared, roles = self.declared_roles(), {}
-        for prefix, module in self.named_modules():
-            for own, _ in module.named_parameters(prefix, recurse=False):
-                usual = NORM if isinstance(module, nn.LayerNorm) else HEAD
-                usual = BIAS if own.rpartition(".")[2].startswith("bias") else usual
-                roles[own] = declared.get(own, usual)
-        return roles
-
-
 class WeightOfModel(Protocol):
     """The facts of a declared weight that a model asks for."""
 
@@ -180,6 +166,41 @@ class WeightOfModel(Protocol):
 
     @property
     def role(self) -> Role: ...
+
+    @property
+    def cut(self) -> Cut: ...
+
+
+class Trainable(nn.Module):
+    """A model that an engine can train: it has a shape, and its dropout follows a seed."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape, self.mesh = shape, ALONE
+        self.dropout_seed = 0
+        """The seed of dropout masks, which every step of training sets."""
+
+    def compile_layers(self) -> None:
+        """Compiles parts of the model by torch.compile; by default none."""
+
+    def declared_weights(self) -> Sequence[WeightOfModel]:
+        """Lists the declarations of weights, also of those that it does not have; by default none."""
+        return []
+
+    def take_shares(self, mesh: Mesh) -> Shares:
+        """Replaces its weights by those that this rank holds. Called once, when a model has its first weights."""
+        return take_shares(self, self.declared_weights(), mesh)
+
+    def roles(self) -> dict[str, Role]:
+        """Returns the roles of all weights, by their names. A weight that no architecture declares gets the role of
+        its module: a norm, a bias, or the matrix of a head."""
+        declared, roles = {weight.ours: weight.role for weight in self.declared_weights()}, {}
+        for prefix, module in self.named_modules():
+            for own, _ in module.named_parameters(prefix, recurse=False):
+                usual = NORM if isinstance(module, nn.LayerNorm) else HEAD
+                usual = BIAS if own.rpartition(".")[2].startswith("bias") else usual
+                roles[own] = declared.get(own, usual)
+        return roles
 
 
 class ArchitectureOfModel(Protocol):
@@ -203,10 +224,9 @@ class Encoder(Trainable):
         self.layers = nn.ModuleList(layers)
         self.compiled = False
 
-    def declared_roles(self) -> Mapping[str, Role]:
+    def declared_weights(self) -> Sequence[WeightOfModel]:
         heads = self.architecture.heads(self.shape).values()
-        declared = [*self.architecture.weights(self.shape), *itertools.chain.from_iterable(heads)]
-        return {weight.ours: weight.role for weight in declared}
+        return [*self.architecture.weights(self.shape), *itertools.chain.from_iterable(heads)]
 
     def initialize(self: AnyEncoder, seed: int) -> AnyEncoder:
         """Draws weights from a normal distribution cut at two standard deviations. All ranks draw the same for a seed;
@@ -331,7 +351,12 @@ class Encoder(Trainable):
         elif hidden and gpu.usable("row_keys", batch.positions):
             longest = max(batch.lengths)
             keys = gpu.make_row_keys(self.dropout_seed, batch.examples, batch.positions, batch.starts, longest)
-        return Dropout(hidden, keys), Dropout(attention, keys)
+        if hidden and self.mesh.tensor_ranks > 1 and not draws_by_keys(self.embeddings.word.weight):
+            raise UserError(
+                f"parallel.tensor = {self.mesh.tensor_ranks}: the ranks that share a model need the same masks of "
+                "dropout,\nwhich our kernels alone draw; install g++ (on a GPU: triton), or take model.dropout = 0"
+            )
+        return Dropout(hidden, keys), Dropout(attention, keys, first_head=self.mesh.select_heads(shape.heads).start)
 
 
 class ObjectiveOfModel(Protocol):
@@ -357,9 +382,8 @@ class PretrainingModel(Encoder):
         for name, head in objective.build(shape).items():
             self.add_module(name, head)
 
-    def declared_roles(self) -> Mapping[str, Role]:
-        own = {weight.ours: weight.role for weight in self.objective.own_weights(self.shape)}
-        return {**super().declared_roles(), **own}
+    def declared_weights(self) -> Sequence[WeightOfModel]:
+        return [*super().declared_weights(), *self.objective.own_weights(self.shape)]
 
     def head(self, name: str) -> Any:
         """Returns the head of this name."""

@@ -12,11 +12,14 @@ from types import ModuleType
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
+from pretraining.mesh.mesh import ALONE, Mesh
+from pretraining.mesh.sums import sum_over_tensor_ranks
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu
@@ -47,6 +50,8 @@ class Dropout:
     site: int = 0
     columns: Tensor | None = None
     """(width,) int32, a key for each column, where PyTorch's operations draw the masks: row keys include the site"""
+    first_head: int = 0
+    """the number among all heads of the first that this rank computes, for the probabilities of attention"""
 
     def select_site(self, site: int) -> Dropout:
         """Selects a place of the model, which has masks of its own. Keys that include the site are copied:
@@ -75,7 +80,7 @@ class Dropout:
 
     @property
     def for_kernels(self) -> kernels.Masks:
-        return self.keys, self.site, float(self.probability)
+        return self.keys, self.site + (self.first_head << 32), float(self.probability)
 
 
 HASH_STEP = 0x9E3779B9 - 2**32
@@ -109,6 +114,11 @@ def _find_operations(name: gpu.Operation, x: Tensor, masks: kernels.Masks | None
     if kernels.usable(x):
         return cpu_operations
     return gpu if gpu.usable(name, x, masks) else None
+
+
+def draws_by_keys(x: Tensor) -> bool:
+    """Whether our kernels can draw the masks of such hidden states, the same on each rank that has their keys."""
+    return _find_operations("drop", x) is not None
 
 
 def widen(x: Tensor) -> Tensor:
@@ -195,17 +205,26 @@ def drop(x: Tensor, dropout: Dropout) -> Tensor:
     return ours.drop(x, dropout.for_kernels) if ours else _drop(x, dropout)
 
 
-def embed(word: Tensor, pieces: Tensor, *small: tuple[Tensor, Tensor]) -> Tensor:
+def embed(word: Tensor, pieces: Tensor, *small: tuple[Tensor, Tensor], mesh: Mesh = ALONE) -> Tensor:
     """Adds up the embeddings of pieces and of other things, whose tables have few rows: `small` has at most two tables,
-    each with its ids."""
-    if word.device.type == "cpu":
+    each with its ids. In a mesh, `word` has this rank's rows of the pieces."""
+    on_cpu = word.device.type == "cpu"
+    if on_cpu and mesh.tensor_ranks == 1:
         first, second = [*(table for table, _ in small), None, None][:2]
         return _embed(word, first, second, getattr(word, TAKES_ROWS, False), pieces, *(ids for _, ids in small))
     look_up = gpu.look_up_few if gpu.takes_products(word) else F.embedding
-    total = F.embedding(pieces, word)
+    total = F.embedding(pieces, word) if mesh.tensor_ranks == 1 else _look_up_shares(word, pieces, mesh)
     for table, ids in small:
-        total = total + look_up(ids, table)
+        total = total + (embed(table, ids) if on_cpu else look_up(ids, table))
     return total
+
+
+def _look_up_shares(word: Tensor, pieces: Tensor, mesh: Mesh) -> Tensor:
+    """Looks up rows that the ranks of a tensor group divide: each takes its own, zeros for the others, and these are
+    added up."""
+    places = pieces - mesh.tensor_rank * len(word)
+    own = (places >= 0) & (places < len(word))
+    return sum_over_tensor_ranks(embed(word, places * own) * own[:, None], mesh)
 
 
 @with_backward
@@ -233,11 +252,15 @@ def _embed_backward(sizes: tuple[int, ...], takes_rows: bool, grad: Tensor, *ids
     return words, *(sums(*each).to(grad.dtype) for each in zip(sizes[1:], ids[1:], strict=True))
 
 
-def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Losses:
+def masked_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh = ALONE
+) -> Losses:
     """Computes the sum of the cross-entropies of the predictions, and the number of right ones.
 
-    `weight` and `bias` may have more rows than the vocabulary, which are ignored.
+    `weight` and `bias` may have more rows than the vocabulary, which are ignored. In a mesh they are this rank's rows.
     """
+    if mesh.tensor_ranks > 1:
+        return loss_in_chunks(hidden, weight, bias, labels, vocabulary, max(len(hidden), 1), mesh)
     if has_loss_kernel(hidden) and torch.is_grad_enabled():
         return _masked_loss(hidden, weight, bias, labels, vocabulary)
     if has_loss_kernel(hidden):
@@ -293,7 +316,7 @@ def _masked_loss_backward(
 
 
 def loss_in_chunks(
-    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int, mesh: Mesh = ALONE
 ) -> Losses:
     """Computes the same as `masked_loss`, so that the logits of only `at_once` predictions are in memory together.
 
@@ -303,8 +326,8 @@ def loss_in_chunks(
     """
     if kernels.usable(hidden):
         at_once = min(at_once, max(64, CACHED // len(weight) // 64 * 64))
-    if torch.is_grad_enabled():
-        return _loss_in_chunks(hidden, weight, bias, labels, vocabulary, at_once)
+    if torch.is_grad_enabled() or mesh.tensor_ranks > 1:
+        return _loss_in_chunks(hidden, weight, bias, labels, vocabulary, at_once, mesh)
     chunks = zip(hidden.split(at_once), labels.split(at_once), strict=True)
     found = [masked_loss(rows, weight, bias, answers, vocabulary) for rows, answers in chunks]
     losses, right = zip(*found, strict=True)
@@ -312,10 +335,12 @@ def loss_in_chunks(
 
 
 def _with_slopes(
-    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the sum of the losses of some predictions, the number of right ones, and the gradient of their logits,
     which replaces the logits; it is zero in the padding of the vocabulary."""
+    if mesh.tensor_ranks > 1:
+        return _share_loss(hidden, weight, bias, labels, vocabulary, mesh)
     if has_loss_kernel(hidden):
         logits = hidden @ weight.t()
         losses, correct = cross_entropies(logits, bias, labels, vocabulary, slopes=True)
@@ -329,16 +354,38 @@ def _with_slopes(
     return losses.sum(), right, slopes.to(hidden.dtype)
 
 
+def _share_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Does `_with_slopes` where each rank has some rows of the decoder. The ranks tell one another four numbers a
+    prediction: the largest logit; then the sum of exponentials, the answer's logit, and whether another logit as large
+    as the largest comes before the answer."""
+    logits, first = widen(hidden @ weight.t()) + widen(bias), mesh.tensor_rank * len(weight)
+    logits[:, max(0, vocabulary - first) :] = -torch.inf
+    places = labels - first
+    own = (places >= 0) & (places < len(weight))
+    places = (places * own)[:, None]
+    tops, at = logits.max(1)
+    largest = mesh.reduce(tops.clone(), dist.ReduceOp.MAX)
+    answers = torch.where(own, logits.gather(1, places)[:, 0], 0.0)
+    earlier = (tops == largest) & (at + first < labels)
+    shares = logits.sub_(largest[:, None]).exp_()
+    sums, answers, earliest = mesh.reduce(torch.stack([shares.sum(1), answers, earlier.to(shares.dtype)])).unbind()
+    slopes = shares.div_(sums[:, None]).scatter_add_(1, places, -own[:, None].to(shares.dtype))
+    right = (answers == largest) & (earliest == 0)
+    return (sums.log() + largest - answers).sum(), right.sum(), slopes.to(hidden.dtype)
+
+
 @with_backward
 def _loss_in_chunks(
-    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int, mesh: Mesh
 ) -> ForwardOfTwo:
     total, right = torch.zeros((), device=hidden.device), torch.zeros((), dtype=torch.long, device=hidden.device)
     wide = torch.promote_types(weight.dtype, torch.float32)
     grad_hidden = torch.empty_like(hidden)
     grad_weight, grad_bias = (torch.zeros_like(each, dtype=wide) for each in (weight, bias))
     for rows, answers, out in zip(*(each.split(at_once) for each in (hidden, labels, grad_hidden)), strict=True):
-        loss, correct, slopes = _with_slopes(rows, weight, bias, answers, vocabulary)
+        loss, correct, slopes = _with_slopes(rows, weight, bias, answers, vocabulary, mesh)
         total, right = total + loss, right + correct
         torch.mm(slopes, weight, out=out)
         if weight.dtype == wide:

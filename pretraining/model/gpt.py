@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from pretraining.mesh.mesh import ALONE, Mesh
 from pretraining.model.attention import Layout
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddThenNorm, Embeddings, LayerDropouts, Linear, LookupTable
@@ -23,11 +24,15 @@ class GptEmbeddings(Embeddings):
         self.position = LookupTable(shape.positions, shape.hidden)
 
     def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
-        return drop(embed(self.word.weight, batch.pieces, (self.position.weight, batch.positions)), dropout)
+        return drop(
+            embed(self.word.weight, batch.pieces, (self.position.weight, batch.positions), mesh=self.mesh), dropout
+        )
 
 
 class GptLayer(nn.Module):
     """A layer: attention, then feed-forward, each with a norm before it; what goes on is the sum."""
+
+    mesh: Mesh = ALONE
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -47,7 +52,8 @@ class GptLayer(nn.Module):
         self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns the product of the feed-forward block, and the sum that it is added to; of some rows if chosen."""
-        context = layout.attend(self.qkv(self.first_norm(x)), self.qkv.bias, self.heads, dropouts.attention)
+        heads = len(self.mesh.select_heads(self.heads))
+        context = layout.attend(self.qkv(self.first_norm(x)), self.qkv.bias, heads, dropouts.attention)
         if chosen is not None:
             context, x = context.index_select(0, chosen), x.index_select(0, chosen)
         total, normal = self.second_norm(self.output(context), self.output.bias, x, dropouts.context)

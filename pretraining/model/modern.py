@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pretraining.mesh.mesh import ALONE, Mesh
 from pretraining.model.attention import Layout
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddThenNorm, Embeddings, LayerDropouts, LookupTable, Product, Sight
@@ -30,11 +31,13 @@ class ModernEmbeddings(Embeddings):
         self.norm = make_norm(shape)
 
     def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
-        return drop(self.norm(embed(self.word.weight, batch.pieces)), dropout)
+        return drop(self.norm(embed(self.word.weight, batch.pieces, mesh=self.mesh)), dropout)
 
 
 class ModernLayer(nn.Module):
     """A layer: attention, then a gated feed-forward block, each with a norm before it; what goes on is the sum."""
+
+    mesh: Mesh = ALONE
 
     def __init__(self, shape: Shape, sight: Sight, is_first: bool):
         super().__init__()
@@ -55,8 +58,9 @@ class ModernLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns the product of the feed-forward block, and the sum that it is added to; of some rows if chosen."""
         assert layout.turns is not None
-        qkv = rotate(self.qkv(self.first_norm(x)), *layout.turns, self.heads)
-        context = layout.attend(qkv, None, self.heads, dropouts.attention)
+        heads = len(self.mesh.select_heads(self.heads))
+        qkv = rotate(self.qkv(self.first_norm(x)), *layout.turns, heads)
+        context = layout.attend(qkv, None, heads, dropouts.attention)
         if chosen is not None:
             context, x = context.index_select(0, chosen), x.index_select(0, chosen)
         total, normal = self.second_norm(self.output(context), None, x, dropouts.context)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretraining.mesh.mesh import ALONE, Mesh
+from pretraining.mesh.sums import copy_to_tensor_ranks
 from pretraining.model.fused import log_probabilities, loss_in_chunks, masked_loss
 from pretraining.model.shape import Shape
 
@@ -17,6 +19,8 @@ class PieceHead(nn.Module):
 
     bias: Tensor | None
     """of the decoder, for the padded vocabulary"""
+    mesh: Mesh = ALONE
+    """the ranks that share the decoder"""
 
     def __init__(self, shape: Shape, at_once: int | None = None):
         """`at_once`: the most predictions whose logits are in memory together; None for no limit."""
@@ -38,8 +42,10 @@ class PieceHead(nn.Module):
 
     def forward(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         inputs = (*self._decode(hidden, decoder), labels, self.vocabulary)
-        return masked_loss(*inputs) if self.at_once is None else loss_in_chunks(*inputs, self.at_once)
+        if self.at_once is None:
+            return masked_loss(*inputs, self.mesh)
+        return loss_in_chunks(*inputs, self.at_once, self.mesh)
 
     def _decode(self, hidden: Tensor, decoder: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bias = decoder.new_zeros(len(decoder)) if self.bias is None else self.bias
-        return self.transform_states(hidden), decoder, bias
+        return copy_to_tensor_ranks(self.transform_states(hidden), self.mesh), decoder, bias

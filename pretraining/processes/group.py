@@ -49,6 +49,8 @@ That would be before `Watch` names the rank to blame, and with an exit code that
 NCCL_CHOICE = "NCCL_SOCKET_IFNAME"
 """The variable that names the network interface by which NCCL's ranks find one another."""
 TAG = 0x766F7465  # of the messages of `find_greatest`, among others of the same group
+TIMEOUT = 7200.0
+"""Seconds that a collective operation may take; `Watch` finds ranks that hang much earlier."""
 LEAVE_SECONDS = 10.0  # for NCCL, which may wait for ever: all is done, and `exit_now` leaves it to the system
 
 
@@ -106,7 +108,7 @@ _bells: Bells = NO_BELLS
 
 
 def connect(
-    world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0, folder: Path | None = None
+    world: World, device: torch.device, timeout: float = TIMEOUT, patience: float = 300.0, folder: Path | None = None
 ) -> None:
     """Joins the process group: gloo between CPUs, NCCL between GPUs, whose hosts have a group of gloo besides.
 

@@ -63,21 +63,24 @@ inline uint32_t scrambled(uint32_t x) {
 }
 
 class Dropout {
-    uint32_t site;
+    uint32_t site, shift;
 
    public:
     const uint32_t threshold;  // drop where the hash is below: probability * 2^32
     const float scale;         // of what is kept: 1 / (1 - probability)
 
+    // `site` has in its upper half the number of the first head, where a rank computes some heads of a layer: columns of
+    // attention begin with that of their head among all.
     Dropout(double probability, int64_t site)
         : site(scrambled(uint32_t(site) + 0x9E3779B9u)),
+          shift((uint32_t(site >> 32) << 16) * 0x9E3779B9u),
           threshold(uint32_t(probability * 4294967296.0)),
           scale(float(1 / (1 - probability))) {}
 
     bool drops() const { return threshold > 0; }
 
     // The key of a row at this site.
-    uint32_t key(uint32_t row_key) const { return scrambled(row_key ^ site); }
+    uint32_t key(uint32_t row_key) const { return scrambled(row_key ^ site) + shift; }
 
     // 0 or the scale.
     inline float operator()(uint32_t key, uint32_t column) const {

@@ -10,11 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pretraining.mesh.mesh import Shares
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.processes.group import find_device
 
 WEIGHT, GRADIENT = "weight", "gradient"
+WHOLE = Shares()
+"""of a model that no ranks share"""
 
 
 class Slice(NamedTuple):
@@ -76,12 +79,16 @@ class FlatOptimizer(torch.optim.Optimizer):
         """the ids of the flat tensors whose `rounded` the last step has written"""
 
     def prepare(
-        self, flat_tensors: Sequence[FlatTensor], roles: Mapping[str, Role], shapes: Mapping[str, torch.Size]
+        self,
+        flat_tensors: Sequence[FlatTensor],
+        roles: Mapping[str, Role],
+        shapes: Mapping[str, torch.Size],
+        shares: Shares = WHOLE,
     ) -> None:
-        """Takes the layout of DeepSpeed's flat tensors, and the roles and shapes of parameters, before the first
-        step."""
+        """Takes the layout of DeepSpeed's flat tensors, the roles and shapes of parameters, and which of them are
+        shares of weights, before the first step."""
         self.flats = {id(flat.tensor): flat for flat in flat_tensors}
-        self.roles, self.shapes = roles, shapes
+        self.roles, self.shapes, self.shares = roles, shapes, shares
         self.read_layout()
 
     def read_layout(self) -> None:
@@ -129,7 +136,7 @@ class FlatOptimizer(torch.optim.Optimizer):
 class ByParameter(FlatOptimizer):
     """Moves parameters by the `update` of an optimizer's declaration.
 
-    A matrix that one rank holds moves there. Matrices that ZeRO has cut are gathered on all ranks.
+    A matrix that one rank holds moves there. Matrices that ZeRO or a mesh has cut are gathered on all ranks.
     """
 
     def read_layout(self) -> None:
@@ -179,12 +186,14 @@ class ByParameter(FlatOptimizer):
             kind: gather_parameter(flat, parts, source, shape) if cut else flat.view_part(parts[0], source).view(shape)
             for kind, source in sources.items()
         }
+        whole = {kind: self.shares.join(name, values) for kind, values in whole.items()}
         blocks = {kind: values.chunk(self.roles[name].parts) for kind, values in whole.items()}
         for number in range(self.roles[name].parts):
             yield {kind: values[number] for kind, values in blocks.items()}
-        for kind, source in sources.items() if cut else ():
+        for kind, source in sources.items() if cut or name in self.shares else ():
+            own = self.shares.take(name, whole[kind]).view(-1)
             for part in parts:
-                flat.view_part(part, source).copy_(whole[kind].view(-1)[part.start : part.start + part.length])
+                flat.view_part(part, source).copy_(own[part.start : part.start + part.length])
 
 
 def find_cut_parameters(flat: FlatTensor) -> set[str]:

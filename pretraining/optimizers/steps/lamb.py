@@ -8,6 +8,7 @@ the squares of each parameter's parts, and the sums of all ranks in one small fp
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -16,12 +17,13 @@ import torch
 from torch import Tensor
 
 from data_prep.common.errors import UserError
+from pretraining.mesh.mesh import Shares
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.optimizers.lamb import apex_fault, lamb_settings
 from pretraining.optimizers.steps.adamw import SETTLED, adam, find_adam_factors
-from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, add_over_group
+from pretraining.optimizers.steps.flat import WHOLE, FlatOptimizer, FlatTensor, add_over_group
 
 
 class SlotTable(NamedTuple):
@@ -38,6 +40,8 @@ class SlotTable(NamedTuple):
     """(stretches, 3) int64: offset, length, whether it is a whole slot"""
     group: Any
     """the process group of the ranks that hold the rest; None for this rank alone"""
+    divided: tuple[int, ...] = ()
+    """the slots of which the ranks of a tensor group hold a share each"""
 
     def spread_over_slots(self, squares: Tensor) -> Tensor:
         """Spreads squares of this rank's stretches, (stretches, 2), over the slots, (slots, 2)."""
@@ -59,7 +63,7 @@ class Lamb(FlatOptimizer):
         """the trust ratios of the last step, by the names of their slots"""
 
     def read_layout(self) -> None:
-        self._tables = {name: make_slot_table(flat, self.roles) for name, flat in self.flats.items()}
+        self._tables = {name: make_slot_table(flat, self.roles, self.shares) for name, flat in self.flats.items()}
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Returns the trust ratios by layer."""
@@ -92,7 +96,7 @@ class Lamb(FlatOptimizer):
             found.append(table.spread_over_slots(squares))
         if not adapts:
             return None
-        ratios = [self._find_ratio(*row) for row in add_over_group(torch.cat(found), tables[0].group).tolist()]
+        ratios = [self._find_ratio(*row) for row in self._add_over_ranks(torch.cat(found), tables).tolist()]
         begin = 0
         for tensor, table in zip(tensors, tables, strict=True):
             for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
@@ -114,7 +118,7 @@ class Lamb(FlatOptimizer):
         if places:
             updates, own_squares = self._compute_updates(lists, steps, decay)
             squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
-        ratios = self._find_ratios(add_over_group(squares, tables[0].group)) if self._adapts(decay) else None
+        ratios = self._find_ratios(self._add_over_ranks(squares, tables)) if self._adapts(decay) else None
         if updates and ratios is not None:
             factors, found_inf = ratios.float(), self.found_inf()
             if found_inf is not None:
@@ -123,6 +127,15 @@ class Lamb(FlatOptimizer):
         if updates:
             torch._foreach_add_(lists[0], updates, alpha=-learning_rate)
         return ratios
+
+    def _add_over_ranks(self, squares: Tensor, tables: Sequence[SlotTable]) -> Tensor:
+        """Adds up the squares of slots, (slots, 2), over the ranks that hold parts of them."""
+        total = add_over_group(squares, tables[0].group)
+        begins = itertools.accumulate((len(table.slots) for table in tables), initial=0)
+        divided = [begin + slot for begin, table in zip(begins, tables, strict=False) for slot in table.divided]
+        if divided:
+            total[divided] = add_over_group(total[divided], self.shares.mesh.tensor_group)
+        return total
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -195,9 +208,10 @@ class Lamb(FlatOptimizer):
         }
 
 
-def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role]) -> SlotTable:
+def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role], shares: Shares = WHOLE) -> SlotTable:
     """Lists the slots of a flat tensor: a fused parameter is divided into equal blocks of rows, a slot for each."""
     slots: list[str] = []
+    divided: list[int] = []
     places, stretches = [], []
     for name, size in flat.sizes.items():
         count = roles[name].parts
@@ -208,10 +222,12 @@ def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role]) -> SlotTable:
                 first, last = max(part.start, begin), min(part.start + part.length, end)
                 if part.name == name and first < last:
                     places.append(len(slots))
-                    stretches.append((part.offset + first - part.start, last - first, int(last - first == block)))
+                    is_whole = last - first == block and name not in shares
+                    stretches.append((part.offset + first - part.start, last - first, int(is_whole)))
+            divided += [len(slots)] if name in shares else []
             slots.append(name if count == 1 else f"{name}[{number}]")
     table = torch.tensor(stretches, dtype=torch.int64).view(-1, 3)
-    return SlotTable(tuple(slots), tuple(places), table, flat.group)
+    return SlotTable(tuple(slots), tuple(places), table, flat.group, tuple(divided))
 
 
 def group_by_layer(values: dict[str, float]) -> dict[str, list[float]]:

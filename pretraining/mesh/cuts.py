@@ -1,0 +1,51 @@
+"""How ranks that share a model divide a weight, by its declared cut. Nothing here loads PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Cut = Literal["columns", "rows", "vocabulary", "whole"]
+"""How ranks that share a model divide a linear layer: by its outputs (the rows of each joined part, and the bias), by
+its inputs (the columns of the weight, whose products are then added up), by pieces of the vocabulary, or not at all.
+The names are those of the matrix that multiplies row vectors, as in Megatron-LM: `columns` are outputs."""
+VOCABULARY_SHARE = 128
+"""The rows of the vocabulary that a rank holds are a multiple of this; rows of zeros fill the last shares."""
+
+
+class Division(NamedTuple):
+    """The way in which a weight is divided."""
+
+    cut: Cut
+    parts: int
+    """number of weights that are joined in it, row after row"""
+    rows: int
+    """its rows before it is divided"""
+
+
+def cut_tensor(whole: Tensor, division: Division, rank: int, ranks: int) -> Tensor:
+    """Returns the share of a rank among those that divide a weight; without a copy where memory allows it."""
+    cut, parts, rows = division
+    if cut == "whole" or ranks == 1:
+        return whole
+    if cut == "rows":
+        return whole.chunk(ranks, 1)[rank]
+    if cut == "vocabulary":
+        padded = whole.new_zeros(rows + -rows % (VOCABULARY_SHARE * ranks), *whole.shape[1:])
+        padded[:rows] = whole
+        whole, parts = padded, 1
+    return whole.reshape(parts, ranks, -1, *whole.shape[1:])[:, rank].flatten(0, 1)
+
+
+def join_shares(shares: Sequence[Tensor], division: Division) -> Tensor:
+    """Joins the shares of all ranks: the inverse of `cut_tensor`."""
+    import torch
+
+    cut, parts, rows = division
+    if cut == "rows":
+        return torch.cat([*shares], 1)
+    parts = 1 if cut == "vocabulary" else parts
+    return torch.cat([share.view(parts, -1, *share.shape[1:]) for share in shares], 1).flatten(0, 1)[:rows]

@@ -1,0 +1,157 @@
+"""The ranks of a run as data x tensor: the ranks of a tensor group share a model, and read the same rows of data.
+
+Tensor ranks are innermost: rank = data_rank * tensor_ranks + tensor_rank. So a tensor group is within a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pretraining.mesh.cuts import Cut, Division, cut_tensor, join_shares
+from pretraining.processes.group import TIMEOUT, find_device, place
+
+DIVIDED = "tensor_model_parallel"
+"""The attribute of a parameter that ranks divide, by which DeepSpeed counts each share in norms, and others once."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This rank's place in the mesh."""
+
+    data_rank: int = 0
+    """says which rows this rank reads"""
+    data_ranks: int = 1
+    tensor_rank: int = 0
+    """says which part of a weight this rank holds"""
+    tensor_ranks: int = 1
+    data_group: Any = None
+    """the ranks that hold the same parts of weights, whose gradients are added up; None for all ranks of the run"""
+    tensor_group: Any = None
+    """the ranks that share a model; None where each has a whole one"""
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank counts what all ranks of its tensor group have alike."""
+        return self.tensor_rank == 0
+
+    def reduce(self, own: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Reduces a contiguous tensor in place over the ranks of the tensor group, which call it together."""
+        if self.tensor_ranks > 1:
+            dist.all_reduce(own, operation, group=self.tensor_group)
+        return own
+
+    def select_heads(self, heads: int) -> range:
+        """Returns the numbers of the attention heads that this rank computes, of so many."""
+        own = heads // self.tensor_ranks
+        return range(self.tensor_rank * own, (self.tensor_rank + 1) * own)
+
+
+ALONE = Mesh()
+"""The mesh of a model that is not shared."""
+
+
+def form_mesh(tensor_ranks: int) -> Mesh:
+    """Divides the connected ranks into tensor groups of this size; all ranks call it together."""
+    rank, ranks = place()
+    if tensor_ranks == 1:
+        return Mesh(rank, ranks)
+    numbers, timeout = torch.arange(ranks).view(-1, tensor_ranks), timedelta(seconds=TIMEOUT)
+    groups: list[Any] = []
+    for lists in (numbers.t(), numbers):
+        found = [(dist.new_group(each, timeout=timeout), each) for each in lists.tolist()]
+        groups += [group for group, each in found if rank in each]
+    return Mesh(rank // tensor_ranks, ranks // tensor_ranks, rank % tensor_ranks, tensor_ranks, *groups)
+
+
+def make_mpu(mesh: Mesh) -> Any:
+    """Makes the object by which DeepSpeed finds its groups, as Megatron-LM has it; None where no model is shared."""
+    if mesh.tensor_ranks == 1:
+        return None
+    tensor = {"rank": mesh.tensor_rank, "world_size": mesh.tensor_ranks, "group": mesh.tensor_group}
+    data = {"rank": mesh.data_rank, "world_size": mesh.data_ranks, "group": mesh.data_group}
+    answers = {"data_parallel": data, "model_parallel": tensor, "tensor_model_parallel": tensor}
+    mpu = SimpleNamespace()
+    for name, values in answers.items():
+        for what, value in values.items():
+            setattr(mpu, f"get_{name}_{what}", lambda value=value: value)
+    return mpu
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The weights that the ranks of a tensor group divide."""
+
+    mesh: Mesh = ALONE
+    divisions: Mapping[str, Division] = field(default_factory=dict)
+    """by the names of the weights; without those that each rank holds whole"""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.divisions
+
+    def take(self, name: str, whole: Tensor) -> Tensor:
+        """Takes this rank's share of a weight, or of a tensor of its shape."""
+        if name not in self:
+            return whole
+        return cut_tensor(whole, self.divisions[name], self.mesh.tensor_rank, self.mesh.tensor_ranks).contiguous()
+
+    def join(self, name: str, own: Tensor) -> Tensor:
+        """Joins the shares of all ranks of the tensor group, which call it together."""
+        if name not in self:
+            return own
+        sent = own.contiguous().to(find_device(self.mesh.tensor_group))
+        shares = [torch.empty_like(sent) for _ in range(self.mesh.tensor_ranks)]
+        dist.all_gather(shares, sent, self.mesh.tensor_group)
+        return join_shares(shares, self.divisions[name]).to(own.device)
+
+
+class PartsOf(Protocol):
+    """The role of a declared weight, as far as it says how many weights are joined in it."""
+
+    @property
+    def parts(self) -> int: ...
+
+
+class Declared(Protocol):
+    """The facts of a declared weight that decide which part of it a rank holds."""
+
+    @property
+    def ours(self) -> str: ...
+
+    @property
+    def role(self) -> PartsOf: ...
+
+    @property
+    def cut(self) -> Cut: ...
+
+
+def is_divided(parameter: Tensor) -> bool:
+    """Whether the ranks of a tensor group divide a parameter; otherwise each has the whole."""
+    return getattr(parameter, DIVIDED, False)
+
+
+def take_shares(model: nn.Module, weights: Iterable[Declared], mesh: Mesh) -> Shares:
+    """Replaces the weights of a whole model by this rank's shares, and tells its modules the mesh: each that has the
+    attribute `mesh`. Modules whose weight is divided learn how by their attribute `cut`."""
+    if mesh.tensor_ranks == 1:
+        return Shares(mesh)
+    there = dict(model.named_parameters())
+    found = {each.ours: each for each in weights if each.cut != "whole" and each.ours in there}
+    shares = Shares(mesh, {name: Division(each.cut, each.role.parts, len(there[name])) for name, each in found.items()})
+    for name, division in shares.divisions.items():
+        there[name].data = shares.take(name, there[name].detach()).clone()
+        setattr(there[name], DIVIDED, True)
+        module, _, own = name.rpartition(".")
+        if own == "weight":
+            setattr(model.get_submodule(module), "cut", division.cut)  # noqa: B010  # of any module
+    for each_module in model.modules():
+        if hasattr(each_module, "mesh"):
+            setattr(each_module, "mesh", mesh)  # noqa: B010
+    return shares
