@@ -188,6 +188,8 @@ def _empty_searches(overrides: Sequence[str]) -> list[str]:
 def find_faults(settings: FineTuning, device: Literal["cpu", "cuda"] | None = None) -> list[str]:
     """Lists conflicting settings, with their cures."""
     faults = find_computing_faults(settings, device)
+    if settings.parallel.tensor > 1:
+        faults.append(f"parallel.tensor = {settings.parallel.tensor}: is for pre-training; take 1")
     for name, width in (("features.hidden", settings.features.hidden), ("bilstm.hidden", settings.bilstm.hidden)):
         if width % 2:
             faults.append(f"{name} = {width}: one half is for each direction; take an even number, as {width + 1}")

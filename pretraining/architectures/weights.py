@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pretraining.mesh.cuts import Cut
+from pretraining.mesh.cuts import Cut, Division
 from pretraining.model.shape import BIAS, MATRIX, NORM, TABLE, Role, Shape
 
 Rows = Literal["pieces", "positions", "segments"]
@@ -41,6 +41,11 @@ class Weight:
         """The size of each weight of transformers."""
         size = (self.before + self.size[0] // len(self.theirs), *self.size[1:])
         return size[::-1] if self.transposed else size
+
+    @property
+    def division(self) -> Division:
+        """The way in which ranks that share a model divide it."""
+        return Division(self.cut, self.role.parts)
 
     def pad_size(self, shape: Shape) -> tuple[int, ...]:
         """Computes the size of our weight in the model, with padding."""

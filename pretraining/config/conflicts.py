@@ -60,6 +60,7 @@ def find_faults(
 ) -> list[str]:
     """Lists all faults with their cures; an argument that is None is unknown and not checked."""
     faults = [*_find_model_faults(recipe), *_find_duration_faults(recipe), *_find_hardware_faults(recipe, device)]
+    faults += _find_mesh_faults(recipe, ranks)
     for number, phase in enumerate(recipe.phases):
         faults += _find_phase_faults(recipe, number, phase)
         if lengths is not None and phase.length > max(lengths, default=0):  # a shorter one is cut out of longer ones
@@ -69,7 +70,8 @@ def find_faults(
                 f"make it with shard.py --lengths {needed}, or take less"
             )
         try:
-            count_micro_batches(phase, ranks or 1, number)  # what does not divide for one rank does not for more
+            readers = max(1, (ranks or 1) // recipe.parallel.tensor)
+            count_micro_batches(phase, readers, number)  # what does not divide for one rank does not for more
         except UserError as error:
             faults.append(str(error))
     average, keep = recipe.checkpoints.average or 0, recipe.checkpoints.keep
@@ -118,6 +120,7 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
             f"model.heads = {shape.heads}: does not divide model.hidden = {shape.hidden}; "
             f"{below} does, with {shape.hidden // below} a head"
         )
+    yield from _find_share_faults(recipe, shape)
     for settings in recipe.list_objectives():
         yield from _find_head_faults(recipe, objectives.configure_objective(settings), shape)
 
@@ -240,6 +243,34 @@ def _find_hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | Non
             yield f"{at}: needs parallel.zero = 1, 2 or 3; it is 0"
         if parallel.offload == "all" and parallel.zero != 3:
             yield f"{at}: weights leave the GPU under parallel.zero = 3 alone; it is {parallel.zero}"
+
+
+def _find_mesh_faults(recipe: Recipe, ranks: int | None) -> Iterator[str]:
+    """Checks what ranks that share a model need, besides its sizes."""
+    parallel, compute, tensor = recipe.parallel, recipe.compute, recipe.parallel.tensor
+    if tensor == 1:
+        return
+    names = [settings.name for settings in recipe.list_objectives()]
+    second = [name for name in names if not objectives.objectives()[name].can_be_shared]
+    wrong = {
+        f"does not divide the ranks, {ranks}; start a multiple of {tensor}, or take 1": ranks and ranks % tensor,
+        "not with parallel.zero = 3, which divides the same weights again; take 1 or 2": parallel.zero == 3,
+        f'not with parallel.offload = "{parallel.offload}"; take "none"': parallel.offload != "none",
+        "not with compute.compile = true, which compiles no sums over ranks; take false": compute.compile,
+        'not with compute.kernels = "torch", by which ranks draw other masks; take "auto"': compute.kernels == "torch",
+        f'not with objective.name = "{"".join(second[:1])}", which has a second model; take 1': second,
+        f"not with phases of several objectives, {' and '.join(names)}; take 1, or a run for each": len(names) > 1,
+    }
+    yield from (f"parallel.tensor = {tensor}: {fault}" for fault, is_there in wrong.items() if is_there)
+
+
+def _find_share_faults(recipe: Recipe, shape: Shape) -> Iterator[str]:
+    """Checks that ranks that share a model divide its sizes; vocabularies are padded."""
+    tensor = recipe.parallel.tensor
+    for name, value in (("heads", shape.heads), ("intermediate", shape.intermediate)):
+        if value % tensor:
+            cure = f"take {find_divisor(value, tensor)}"
+            yield f"parallel.tensor = {tensor}: does not divide model.{name} = {value}; {cure}"
 
 
 def _find_tracker_faults(recipe: Recipe) -> Iterator[str]:

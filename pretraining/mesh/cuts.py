@@ -22,20 +22,20 @@ class Division(NamedTuple):
     cut: Cut
     parts: int
     """number of weights that are joined in it, row after row"""
-    rows: int
-    """its rows before it is divided"""
+    rows: int = 0
+    """its rows before it is divided, for `join_shares`"""
 
 
 def cut_tensor(whole: Tensor, division: Division, rank: int, ranks: int) -> Tensor:
     """Returns the share of a rank among those that divide a weight; without a copy where memory allows it."""
-    cut, parts, rows = division
+    cut, parts, _ = division
     if cut == "whole" or ranks == 1:
         return whole
     if cut == "rows":
         return whole.chunk(ranks, 1)[rank]
     if cut == "vocabulary":
-        padded = whole.new_zeros(rows + -rows % (VOCABULARY_SHARE * ranks), *whole.shape[1:])
-        padded[:rows] = whole
+        padded = whole.new_zeros(len(whole) + -len(whole) % (VOCABULARY_SHARE * ranks), *whole.shape[1:])
+        padded[: len(whole)] = whole
         whole, parts = padded, 1
     return whole.reshape(parts, ranks, -1, *whole.shape[1:])[:, rank].flatten(0, 1)
 

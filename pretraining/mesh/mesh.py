@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pretraining.mesh.cuts import Cut, Division, cut_tensor, join_shares
+from pretraining.mesh.cuts import Division, cut_tensor, join_shares
 from pretraining.processes.group import TIMEOUT, find_device, place
 
 DIVIDED = "tensor_model_parallel"
@@ -112,13 +112,6 @@ class Shares:
         return join_shares(shares, self.divisions[name]).to(own.device)
 
 
-class PartsOf(Protocol):
-    """The role of a declared weight, as far as it says how many weights are joined in it."""
-
-    @property
-    def parts(self) -> int: ...
-
-
 class Declared(Protocol):
     """The facts of a declared weight that decide which part of it a rank holds."""
 
@@ -126,10 +119,7 @@ class Declared(Protocol):
     def ours(self) -> str: ...
 
     @property
-    def role(self) -> PartsOf: ...
-
-    @property
-    def cut(self) -> Cut: ...
+    def division(self) -> Division: ...
 
 
 def is_divided(parameter: Tensor) -> bool:
@@ -143,8 +133,9 @@ def take_shares(model: nn.Module, weights: Iterable[Declared], mesh: Mesh) -> Sh
     if mesh.tensor_ranks == 1:
         return Shares(mesh)
     there = dict(model.named_parameters())
-    found = {each.ours: each for each in weights if each.cut != "whole" and each.ours in there}
-    shares = Shares(mesh, {name: Division(each.cut, each.role.parts, len(there[name])) for name, each in found.items()})
+    found = {each.ours: each.division for each in weights if each.ours in there}
+    found = {name: each._replace(rows=len(there[name])) for name, each in found.items() if each.cut != "whole"}
+    shares = Shares(mesh, found)
     for name, division in shares.divisions.items():
         there[name].data = shares.take(name, there[name].detach()).clone()
         setattr(there[name], DIVIDED, True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data_prep.common.errors import UserError
-from pretraining.mesh.cuts import Cut
+from pretraining.mesh.cuts import Cut, Division
 from pretraining.mesh.mesh import ALONE, Mesh, Shares, take_shares
 from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
 from pretraining.model import gpu_operations as gpu
@@ -168,7 +168,7 @@ class WeightOfModel(Protocol):
     def role(self) -> Role: ...
 
     @property
-    def cut(self) -> Cut: ...
+    def division(self) -> Division: ...
 
 
 class Trainable(nn.Module):

@@ -12,7 +12,6 @@ from types import ModuleType
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.own_backward import Forward, ForwardOfTwo, Gradients, Losses, with_backward
 from pretraining.model.products import pad_to_tiles
+from pretraining.model.shared_loss import share_loss
 
 TAKES_ROWS = "takes_rows"
 """The attribute of a table whose gradient may be a sparse tensor of some rows."""
@@ -340,7 +340,8 @@ def _with_slopes(
     """Computes the sum of the losses of some predictions, the number of right ones, and the gradient of their logits,
     which replaces the logits; it is zero in the padding of the vocabulary."""
     if mesh.tensor_ranks > 1:
-        return _share_loss(hidden, weight, bias, labels, vocabulary, mesh)
+        loss, right, slopes = share_loss(widen(hidden @ weight.t()) + widen(bias), labels, vocabulary, mesh)
+        return loss, right, slopes.to(hidden.dtype)
     if has_loss_kernel(hidden):
         logits = hidden @ weight.t()
         losses, correct = cross_entropies(logits, bias, labels, vocabulary, slopes=True)
@@ -352,28 +353,6 @@ def _with_slopes(
     losses = whole - logits.gather(1, answers)
     slopes = logits.sub_(whole).exp_().scatter_add_(1, answers, -torch.ones_like(losses))
     return losses.sum(), right, slopes.to(hidden.dtype)
-
-
-def _share_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Does `_with_slopes` where each rank has some rows of the decoder. The ranks tell one another four numbers a
-    prediction: the largest logit; then the sum of exponentials, the answer's logit, and whether another logit as large
-    as the largest comes before the answer."""
-    logits, first = widen(hidden @ weight.t()) + widen(bias), mesh.tensor_rank * len(weight)
-    logits[:, max(0, vocabulary - first) :] = -torch.inf
-    places = labels - first
-    own = (places >= 0) & (places < len(weight))
-    places = (places * own)[:, None]
-    tops, at = logits.max(1)
-    largest = mesh.reduce(tops.clone(), dist.ReduceOp.MAX)
-    answers = torch.where(own, logits.gather(1, places)[:, 0], 0.0)
-    earlier = (tops == largest) & (at + first < labels)
-    shares = logits.sub_(largest[:, None]).exp_()
-    sums, answers, earliest = mesh.reduce(torch.stack([shares.sum(1), answers, earlier.to(shares.dtype)])).unbind()
-    slopes = shares.div_(sums[:, None]).scatter_add_(1, places, -own[:, None].to(shares.dtype))
-    right = (answers == largest) & (earliest == 0)
-    return (sums.log() + largest - answers).sum(), right.sum(), slopes.to(hidden.dtype)
 
 
 @with_backward

@@ -130,6 +130,8 @@ class Objective(ABC):
     """whether config.json of an export names it, because its class in transformers fits another objective too"""
     compiles: ClassVar[bool] = True
     """whether torch.compile can compile the layers for its batches"""
+    can_be_shared: ClassVar[bool] = True
+    """whether ranks can share its model, whose heads then declare their cuts"""
     tag: ClassVar[str]
     """the task of such models on the hub"""
     loads_as: ClassVar[str]
@@ -372,11 +374,9 @@ def num_parameters(shape: Shape) -> int:
 
 
 def count_step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
-    """Counts the useful operations of a training step (forward and backward) on sequences of these real lengths.
-
-    As usual, these are the multiplications and additions of matrix products: linear layers, attention over real pieces,
-    and the heads on the predicted positions.
-    """
+    """Counts the useful operations of a training step (forward and backward) on sequences of these real lengths: as
+    usual, the multiplications and additions of matrix products, those of linear layers, of attention over real pieces,
+    and of the heads on the predicted positions."""
     objective = find_objective(shape)
     flops = objective.flops(shape, len(lengths), predictions)
     for each in objective.passes(shape, len(lengths), sum(lengths), predictions):

@@ -72,7 +72,7 @@ class ReplacedPieces(MaskedPieces):
     model_settings = ("generator_share", "generator_layers", "detection_weight")
     logits_at_once = 1024
     learns = "finds replaced pieces"
-    sum_of_pieces = None
+    sum_of_pieces, can_be_shared = None, False
     tag, loads_as = "feature-extraction", "AutoModelForPreTraining"
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("masked_loss", "generator's loss", "nats", "cross-entropy of a masked piece", "masked-word loss"),

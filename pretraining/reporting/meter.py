@@ -97,9 +97,11 @@ class Meter:
         counts: Sequence[str],
         ceiling: float | None = None,
         watch: Stopwatch | None = None,
+        readers: int | None = None,
     ) -> None:
-        """`ceiling`: the result of `measure_flops` on this rank; given on all ranks or on none."""
-        self._device, self._ceiling = device, ceiling
+        """`ceiling`: the result of `measure_flops` on this rank; given on all ranks or on none. `readers`: the number
+        of ranks that add batches, by default all."""
+        self._device, self._ceiling, self._readers = device, ceiling, readers
         self.watch = watch or Stopwatch(device)
         self._sum_names, self._count_names = tuple(sums), (*counts, "pieces", "padded", "flops", "waited")
         taken = {*sums} & {*self._count_names, "ceiling"}
@@ -157,7 +159,7 @@ class Meter:
         Estimated from the counts of this rank, as if all ranks had as many pieces, without waiting for the GPU or
         other ranks.
         """
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        ranks = self._readers or (dist.get_world_size() if dist.is_initialized() else 1)
         seconds, flops = self.watch.elapsed(), ranks * self._counts["flops"]
         pace = seconds / flops if self._pace is None and flops else self._pace
         if flops_left is not None and pace is not None:

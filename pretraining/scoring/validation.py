@@ -65,16 +65,17 @@ def sum_losses(
     forward: Callable[[PretrainingBatch], Any],
     batches: Iterable[tuple[PretrainingBatch, bool]],
     device: torch.device,
+    group: Any = None,
 ) -> dict[str, float]:
-    """Adds up the sums of an objective and `COUNTS` over the batches that count, of all ranks if they are connected.
-    Waits for the GPU at the end only."""
+    """Adds up the sums of an objective and `COUNTS` over the batches that count, of all ranks if they are connected, or
+    of a group that has them all. Waits for the GPU at the end only."""
     found = torch.zeros(len(objective.sums(shape)) + len(COUNTS), dtype=torch.float64, device=device)
     for batch, counts in batches:
         losses = forward(batch.to(device))
         sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
         found += torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(device)]) * counts
     if dist.is_initialized():
-        dist.all_reduce(found)
+        dist.all_reduce(found, group=group)
     return dict(zip((*objective.sums(shape), *COUNTS), found.tolist(), strict=True))
 
 

@@ -50,9 +50,10 @@ class Finding(NamedTuple):
 class Guard:
     """Keeps losses and norms until they are checked, so that the host need not wait for the GPU in each step."""
 
-    def __init__(self, rank: int, ranks: int, spike: float, scaled: bool):
-        """`scaled`: the loss is scaled, so a gradient that is not finite only lowers the scale."""
-        self._rank, self._ranks, self._spike, self._scaled = rank, ranks, spike, scaled
+    def __init__(self, rank: int, ranks: int, spike: float, scaled: bool, counts: bool = True):
+        """`scaled`: the loss is scaled, so a gradient that is not finite only lowers the scale. `counts`: no other rank
+        has the same losses, or this one counts them."""
+        self._rank, self._ranks, self._spike, self._scaled, self._counts = rank, ranks, spike, scaled, counts
         self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
         self.losses: deque[float] = deque(maxlen=REMEMBERED)
         """the latest losses that were logged in this phase"""
@@ -78,7 +79,7 @@ class Guard:
                     whose = f"rank 0 had {name_examples([row for rows in examples for row in rows])}"
                 text = f"the norm of the gradient is {float(norm)} at step {step}; {whose}"
                 return Finding(step, batch, text, True)
-            self.recent.append(sum(map(float, losses)))
+            self.recent.append(sum(map(float, losses)) * self._counts)
         return None
 
     def leaps(self, loss: float) -> bool:

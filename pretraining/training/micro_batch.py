@@ -44,7 +44,7 @@ class MicroBatches:
         self._request, self._context, self._engine = request, context, engine
         self._room = measure_room(engine.device, context.world.local_size)
         dtype = name_dtype(engine.dtype)
-        self._target = Target(request.recipe, request.manifest, dtype, self._room, context.world.size)
+        self._target = Target(request.recipe, request.manifest, dtype, self._room, engine.mesh.data_ranks)
         self.found = dict(before)
 
     def size_for(self, phase: Phase) -> int:
@@ -127,9 +127,9 @@ class MicroBatches:
 
     def _describe_limit(self, phase: Phase) -> str:
         """Says why the micro-batch that was found is not larger."""
-        found, share = self.found[phase.name].sequences, phase.batch // self._context.world.size
+        found, share = self.found[phase.name].sequences, phase.batch // self._target.ranks
         if found == share:
-            return "all of the batch" if self._context.world.size == 1 else "all of a rank's share of the batch"
+            return "all of the batch" if self._target.ranks == 1 else "all of a rank's share of the batch"
         if found < self._target.sizes(phase)[-1]:
             return "the largest that fits"
         fast = f"up to {CPU_PIECES:,} pieces, with which a CPU is fast"

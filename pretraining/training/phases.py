@@ -28,6 +28,7 @@ from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.huggingface.weights import list_row_names
+from pretraining.mesh.mesh import Mesh
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, configure_objective, find_objective
 from pretraining.processes.context import Context
@@ -44,13 +45,18 @@ class TrainingPhase:
     """One phase, constructed when it begins or continues."""
 
     def __init__(
-        self, request: Request, context: Context, state: RunState, skips: Sequence[Skip], micro_batches: MicroBatches
+        self,
+        request: Request,
+        context: Context,
+        mesh: Mesh,
+        state: RunState,
+        skips: Sequence[Skip],
+        micro_batches: MicroBatches,
     ) -> None:
-        world = context.world
         self.number, self.settings = state.phase, request.recipe.phases[state.phase]
         self.micro_batch = micro_batches.size_for(self.settings)
-        self.accumulation = count_micro_batches(self.settings, world.size, self.number, self.micro_batch)
-        self._request, self._world, self._device = request, world, context.device
+        self.accumulation = count_micro_batches(self.settings, mesh.data_ranks, self.number, self.micro_batch)
+        self._request, self._mesh, self._device = request, mesh, context.device
         self._schedule = build_schedules(request.recipe)[self.number]
         self._dataset = self._open(validation=False)
         examples = Order(int(hash_key(request.recipe.seed, self.number)[0]), self._dataset.shard_rows)
@@ -63,9 +69,9 @@ class TrainingPhase:
         """number of held-out examples that an evaluation scores; None for all"""
 
     def _open(self, validation: bool) -> Dataset:
-        request, world = self._request, self._world
+        request, place = self._request, (self._mesh.data_rank, self._mesh.data_ranks)
         length, objective = self.settings.length, configure_objective(request.recipe.in_phase(self.settings).objective)
-        return Dataset(request.data, request.manifest, length, validation, world.rank, world.size, objective)
+        return Dataset(request.data, request.manifest, length, validation, *place, objective)
 
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:
         """Starts the clock, and yields this rank's batches to the end of the phase, each with the seconds spent waiting
@@ -149,7 +155,7 @@ class TrainingPhase:
     ) -> tuple[dict[str, float], list[str], int]:
         """Returns the figures of the objective on held-out examples, their lines for the console, and their number."""
         objective, shape = find_objective(engine.model.shape), engine.model.shape
-        place = dist.get_rank(), dist.get_world_size()
+        place = self._mesh.data_rank, self._mesh.data_ranks
 
         def batches() -> Iterator[tuple[PretrainingBatch, bool]]:
             for each in validation_batches(validation, *place, self.micro_batch, self.scored):
@@ -157,7 +163,7 @@ class TrainingPhase:
                 yield each
 
         engine.deepspeed.eval()
-        totals = sum_losses(objective, shape, engine.forward, batches(), engine.device)
+        totals = sum_losses(objective, shape, engine.forward, batches(), engine.device, self._mesh.data_group)
         engine.deepspeed.train()
         figures = objective.score(objective.measure(totals))
         return figures, objective.describe_figures(figures), count_examples(validation, self.scored)

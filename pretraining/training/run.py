@@ -17,6 +17,7 @@ from rich.console import Console
 
 from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.common.files import replacing
+from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.average import Average, find_average
@@ -79,6 +80,7 @@ def run_training(
         with group.shared_errors():
             watch = Watch(world, hang=request.recipe.guards.hang, run=request.out, device=device)
             require_one_request(request)
+            require_mesh(request.recipe.parallel.tensor, world)
             if world.rank == 0:
                 patience = LEAVE_SECONDS if REQUEUED in os.environ else 0.0
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY, patience=patience))
@@ -96,7 +98,7 @@ def run_training(
                 start = None if trained else find_starting_point(request, context, latest)
         with watch:
             is_done = start is None or train_through(request, context, start).is_done
-            if world.rank == 0 and is_done:
+            if world.rank == 0 and is_done and request.recipe.parallel.tensor == 1:
                 with watch.pause():
                     finish_run(request, context, trained_now=start is not None)
     group.disconnect()  # not after an error: it might wait for ever for ranks that are gone
@@ -108,6 +110,15 @@ def require_one_request(request: Request) -> None:
     group.agree(request.stop_after, "--stop-after")
     group.agree(request.branch and request.branch.text, "--branch")
     group.agree(request.origin.identity if request.origin else None, f"the model {request.recipe.base_model}")
+
+
+def require_mesh(tensor: int, world: World) -> None:
+    """Raises UserError unless ranks that share a model are on one machine."""
+    if world.local_size % tensor:
+        raise UserError(
+            f"parallel.tensor = {tensor}: does not divide the {world.local_size} ranks of a machine, and "
+            f"machines share no model; start a multiple of {tensor} on each"
+        )
 
 
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
@@ -158,6 +169,8 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     set_arithmetic(request.recipe.precision, compute, context.device)
     shape = request.shape_in(0 if latest is None else latest.run.state.phase)
     model = objectives.build_model(shape, compute.checkpoint_activations).initialize(request.recipe.seed)
+    if latest is not None and request.recipe.parallel.tensor > 1:
+        raise UserError(f"{latest.folder}: cannot be divided yet; take parallel.tensor = 1")
     state = RunState(trained_segments=min(2 if request.manifest.has_pairs else 1, shape.segments))
     begins = None
     if latest is not None:
@@ -240,6 +253,7 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
         f"ZeRO {engine.zero}"
     )
     where = f"{world.size} rank{'s' * (world.size > 1)} on {context.device.type}"
+    where += f", of which {engine.mesh.tensor_ranks} share a model" if engine.mesh.tensor_ranks > 1 else ""
     each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
     say(f"{where}, {each}; data {request.data}, run {request.out}")
     settings = recipe.objective.model_copy(update={"name": shape.learns.objective})

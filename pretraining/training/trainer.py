@@ -46,7 +46,7 @@ class Trainer(Loop):
         ceiling = recipe.logging.peak_flops or measure_flops(engine.device, engine.dtype)
         shape = engine.model.shape
         self.objective = find_objective(shape)
-        meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling)
+        meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, readers=engine.mesh.data_ranks)
         super().__init__(request.out, context, engine, meter, state.step, recipe.logging, recipe.checkpoints)
         self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
@@ -58,7 +58,8 @@ class Trainer(Loop):
         self.branch = None if latest is None else latest.run.branch
         """where the run branched off from another; None if it did not"""
         self.remaining = RemainingWork(recipe, request.manifest)
-        self.guard = Guard(world.rank, world.size, recipe.guards.spike, scaled=engine.loss_scale is not None)
+        scaled, counts = engine.loss_scale is not None, engine.mesh.counts
+        self.guard = Guard(world.rank, world.size, recipe.guards.spike, scaled, counts)
         profiles = request.profile > 0 and world.rank == 0
         self.profile = profile_steps(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = 0
@@ -117,7 +118,8 @@ class Trainer(Loop):
 
     def train_phase(self) -> None:
         """Trains the rest of one phase."""
-        phase = TrainingPhase(self.request, self.context, self.state, self.skips, self.micro_batches)
+        where = self.request, self.context, self.engine.mesh
+        phase = TrainingPhase(*where, self.state, self.skips, self.micro_batches)
         self.log.say(phase.describe(self.state))
         if phase.validation is None:
             self.log.say(f"no examples of length {phase.settings.length} are held out: no validation")
@@ -168,7 +170,9 @@ class Trainer(Loop):
                 self.profile.step()
 
     def measure(self, phase: TrainingPhase, batches: PretrainingBatches, result: StepResult) -> None:
-        """Adds a step to the figures of the next log line."""
+        """Adds a step to the figures of the next log line; of ranks that share a model, one does."""
+        if not self.engine.mesh.counts:
+            return
         for batch, losses in zip(batches.micro, result.outputs, strict=True):
             self.meter.add(
                 losses,

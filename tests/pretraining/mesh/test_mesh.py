@@ -77,7 +77,7 @@ def compute_losses(mesh: Mesh, at_once: int | None, trains: bool) -> list[Tensor
     with torch.set_grad_enabled(trains):
         loss, right = masked_loss(*given, mesh) if at_once is None else loss_in_chunks(*given, at_once, mesh)
     if trains:
-        (3 * loss).backward()
+        torch.autograd.backward(3 * loss)
     return [loss.detach(), right, *(each.grad for each in inputs if each.grad is not None)]
 
 
@@ -87,10 +87,10 @@ def run_operations() -> dict[str, Any]:
     own = float(mesh.tensor_rank + 1)
     x = torch.arange(6.0).view(2, 3).requires_grad_()
     copied = copy_to_tensor_ranks(x * 1.0, mesh)
-    (copied * own).t().contiguous().view(-1)[:4].sum().backward()  # of which the gradient is a view with strides
+    torch.autograd.backward((copied * own).t().contiguous().view(-1)[:4].sum())  # its gradient is a view with strides
     y = torch.arange(6.0).view(3, 2).requires_grad_()
     summed = sum_over_tensor_ranks((y * own).t(), mesh)  # not contiguous either
-    summed.backward(torch.tensor([[1.0, 2.0, 3.0]]).t().expand(3, 2).t())
+    torch.autograd.backward(summed, torch.tensor([[1.0, 2.0, 3.0]]).t().expand(3, 2).t())
     found: dict[str, Any] = {"mesh": (mesh.data_rank, mesh.data_ranks, mesh.tensor_rank, mesh.tensor_ranks)}
     found |= {"copied": copied.detach(), "copy's gradient": x.grad, "summed": summed.detach(), "sum's": y.grad}
     for at_once in (None, 3):
