@@ -110,11 +110,10 @@ class Bucket:
             yield slice(begin, end)
 
     def squares(self, share: Share) -> Tensor:
-        """Adds up the squares of a share's sums; of sparse tables, which must be counted, only the rows that are not
-        zero are read."""
+        """Adds up the squares of a share's sums; of sparse tables, only the rows that are not zero are read."""
         parts = [self.sums[part] for part in self.find_parts(share, without=self.rows.keys() | self.uncounted)]
-        for number, rows in self.rows.items():
-            table, begin = self.views[number], self.place(number).start
+        for number in sorted(self.rows.keys() - self.uncounted):
+            rows, table, begin = self.rows[number], self.views[number], self.place(number).start
             low = share.sums.storage_offset() - self.sums.storage_offset() - begin
             high, width = min(low + len(share.sums), table.numel()), table.numel() // len(table)
             low = max(low, 0)

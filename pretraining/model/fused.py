@@ -215,7 +215,7 @@ def embed(word: Tensor, pieces: Tensor, *small: tuple[Tensor, Tensor], mesh: Mes
     look_up = gpu.look_up_few if gpu.takes_products(word) else F.embedding
     total = F.embedding(pieces, word) if mesh.tensor_ranks == 1 else _look_up_shares(word, pieces, mesh)
     for table, ids in small:
-        total = total + (embed(table, ids) if on_cpu else look_up(ids, table))
+        total = total + (_embed(table, None, None, False, ids) if on_cpu else look_up(ids, table))
     return total
 
 

@@ -22,10 +22,13 @@ from pretraining.model.batch import PretrainingBatches
 from pretraining.model.rows import Draw
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, build_model, configure_objective, objectives
+from pretraining.optimizers.steps.lamb import Lamb
 
 LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
 """The lengths of the sequences of each of two data ranks."""
 STEPS = 20
+BOUNDARY = (256, 255, 256)
+"""Labels at the boundary of the shares that two ranks have of `Case.vocabulary`."""
 EPSILON, STRETCH = 1e6, 1000.0
 PLAIN_DESCENT = {"name": "adamw", "betas": (0.0, 0.0), "epsilon": EPSILON, "weight_decay": 0.0}
 """With these, a step of AdamW is the gradient times the learning rate by EPSILON; STRETCH times the gradient moves
@@ -67,6 +70,7 @@ class Case:
         micro = []
         for number, lengths in enumerate(LENGTHS):
             rows = random_rows(lengths, self.vocabulary, seed=10 * step + number, first=10 * number)
+            rows.labels[: len(BOUNDARY)] = BOUNDARY
             keys = np.sort(hash_key(step, np.arange(len(lengths)) + 10 * number))
             if (one_way := self.settings.draw_one_way(keys)) is not None:
                 keys = keys[np.argsort(~one_way, kind="stable")]
@@ -88,7 +92,8 @@ class Found:
     """of the first step, before clipping"""
     steps: list[dict[str, float]]
     """the numbers of each step"""
-    weights: dict[str, Tensor]
+    ratios: dict[str, float]
+    """the trust ratios of the last step, by LAMB"""
 
     def measure_distance(self, wanted: Found) -> dict[str, float]:
         """Measures how far it is from what was wanted: of the gradients of all weights together, relative; of the
@@ -101,7 +106,9 @@ class Found:
             for name in ("loss", "norm")
         }
         right = [ours["right"] - theirs["right"] for ours, theirs in zip(self.steps, wanted.steps, strict=True)]
-        return {"gradients": math.sqrt(apart / whole), **numbers, "right": max(map(abs, right))}
+        ratios = [abs(self.ratios[name] / ratio - 1) for name, ratio in wanted.ratios.items()]
+        numbers |= {"right": max(map(abs, right)), "ratios": max(ratios, default=0.0)}
+        return {"gradients": math.sqrt(apart / whole), **numbers}
 
 
 def count_right(output: Any) -> float:
@@ -151,6 +158,6 @@ def train(case: Case, tensor: int, steps: int = STEPS) -> Found:
     gradients = find_gradients(case, tensor)
     engine = make_engine(case, tensor, name=case.optimizer, clip=0.5)
     numbers = [take_step(case, engine, step, 1e-3) for step in range(steps)]
-    weights = collect_weights(engine)
+    ratios = engine.optimizer.trust_ratios() if isinstance(engine.optimizer, Lamb) else {}
     engine.close()
-    return Found(gradients, numbers, weights)
+    return Found(gradients, numbers, ratios)

@@ -8,10 +8,18 @@ import pytest
 from support.mesh import Case, Found, train
 from support.training import run_connected
 
+OPTIMIZERS = ("adamw", "lamb", "muon")
 CASES = {
-    "zero 0": Case(zero=0),
-    "zero 1": Case(zero=1),
-    "zero 2": Case(zero=2),
+    **{
+        f"{optimizer}, ZeRO {zero}": Case(optimizer=optimizer, zero=zero)
+        for optimizer in OPTIMIZERS
+        for zero in range(3)
+    },
+    "gpt": Case("gpt", "ltr", "lamb", heads=6),
+    "roberta": Case("roberta", "mlm", "lamb", recompute=True),
+    "modern": Case("modern", "mlm", "lamb"),
+    "ltr": Case("bert", "ltr", "muon"),
+    "hybrid": Case("bert", "hybrid", "muon", zero=2),
 }
 
 
@@ -32,8 +40,8 @@ def test_ranks_that_share_a_model_learn_the_same(
     shared, wanted = found
     for rank in shared:
         apart = rank[name].measure_distance(wanted[name])
-        print(name, {key: f"{value:.1e}" for key, value in apart.items()})
         assert apart["gradients"] < 1e-6
         assert apart["loss"] < 1e-5
         assert apart["norm"] < 1e-5
+        assert apart["ratios"] < 1e-5
         assert apart["right"] == 0
