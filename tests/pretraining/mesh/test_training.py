@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from support.training import assert_refused, assert_same_curve, assert_well, train
+from support.training import assert_refused, assert_same_curve, assert_well, records, train
 
 if TYPE_CHECKING:
     from support.training import Place
@@ -19,6 +19,9 @@ def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(place: P
     assert "4 ranks on cpu, of which 2 share a model" in output
     assert_well(train(place.command("whole"), ranks=2, seconds=300))
     assert_same_curve(place.folder / "shared", place.folder / "whole", 1e-5)
+    for shared, whole in zip(*(records(place.folder / run, "evaluation") for run in ("shared", "whole")), strict=True):
+        assert shared["scored_examples"] == whole["scored_examples"]
+        assert shared["masked_loss"] == pytest.approx(whole["masked_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
