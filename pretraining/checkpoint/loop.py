@@ -57,9 +57,7 @@ class Loop:
             self.context.warn(word)
 
     def write_checkpoint(self, step: int, section: Section) -> None:
-        """Copies the state, and writes the copy while training continues; not yet where ranks share a model."""
-        if self.engine.mesh.tensor_ranks > 1:
-            return
+        """Copies the state, and writes the copy while training continues."""
         with self.meter.watch.pause():
             self.log.sync()
             self.saver.save(self.engine, step, section, self.meter.state())

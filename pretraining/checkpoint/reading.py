@@ -27,11 +27,16 @@ from pretraining.checkpoint.record import (
 from pretraining.checkpoint.state import Saved
 from pretraining.engine.engine import Engine
 from pretraining.huggingface.weights import check_finite
+from pretraining.mesh.cuts import find_share_size, join_shares
+from pretraining.mesh.mesh import Shares
 from pretraining.model.encoder import Trainable
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
+from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.processes.group import gather, host_group, place
 
+Sizes = Mapping[str, torch.Size]
+"""The sizes of whole parameters, by their names."""
 REPLACED = ".old"
 """Suffix of a checkpoint's name while another takes its place."""
 
@@ -82,12 +87,15 @@ def require_whole_weights(checkpoint: Path) -> None:
 
 def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str = "") -> str | None:
     """Describes a fault in a checkpoint, or in its files whose names begin so; each rank checks its part."""
+    whose = ""
     try:
-        files = [file for file in read_record(checkpoint).files if file.path.startswith(beginning)]
+        record = read_record(checkpoint)
+        files = [file for file in record.files if file.path.startswith(beginning)]
         for file in files[rank::ranks]:
+            whose = record.describe_share(file)
             file.check(checkpoint)
     except DamageError as error:
-        return str(error)
+        return f"{error}{whose}"
     except OSError as error:
         return f"{checkpoint}: cannot be read: {error.strerror}"
     return None
@@ -96,24 +104,53 @@ def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str =
 class StoredTensors:
     """The tensors of one kind in a checkpoint, such as the weights, written in slices by any number of ranks.
 
+    Of a parameter that tensor ranks divided, `read` knows their shares end to end; `read_whole` joins them.
+
     Files are opened on demand, first those whose place among the files is nearest to this rank's place among the ranks:
     with as many ranks as wrote them, a rank opens its own file only.
     """
 
     def __init__(self, checkpoint: Path, record: CheckpointRecord, kind: str):
-        self._checkpoint = checkpoint
+        self._checkpoint, self._record = checkpoint, record
         self._slices: dict[str, list[StoredSlice]] = defaultdict(list)
         self._closed = _sort_by_distance(
             [checkpoint / file.path for file in record.files if file.path.startswith(kind + "-")]
         )
 
-    def read(self, name: str, into: Tensor, start: int = 0) -> None:
-        """Copies elements of a parameter, from `start` on, into a flat tensor."""
+    def read_whole(self, name: str, size: torch.Size) -> Tensor:
+        """Reads a whole parameter of this size, in fp32."""
+        division, ranks = self._record.divisions.get(name), self._record.tensor_ranks
+        if division is None:
+            whole = torch.empty(size)
+            self.read(name, whole.view(-1))
+            return whole
+        shares = torch.empty(ranks, *find_share_size(size, division, ranks))
+        for number, share in enumerate(shares):
+            self.read(name, share.view(-1), number * share.numel(), number)
+        return join_shares(shares.unbind(), division._replace(rows=size[0]))
+
+    def read_part(self, part: Slice, flat: FlatTensor, into: Tensor, shares: Shares, sizes: Sizes) -> None:
+        """Copies a part of a parameter, or of this rank's share of it, into a flat tensor.
+
+        A share is read as it is stored if as many ranks divide the parameter now; otherwise the whole, whose size is in
+        `sizes`, is joined and cut anew.
+        """
+        name, numel, rank = part.name, flat.sizes[part.name], shares.mesh.tensor_rank
+        stored, now = (self._record.divisions.get(name), self._record.tensor_ranks), shares.divisions.get(name)
+        if stored == (now, shares.mesh.tensor_ranks) or stored[0] is now is None:
+            self.read(name, into, part.start + shares.find_start(name, numel), None if now is None else rank)
+        else:
+            own = shares.take(name, self.read_whole(name, sizes[name])).view(-1)
+            into.copy_(own[part.start : part.start + part.length])
+
+    def read(self, name: str, into: Tensor, start: int = 0, share: int | None = None) -> None:
+        """Copies elements of a parameter, from `start` on, into a flat tensor. An error names the `share`."""
         missing = into.numel() - _copy(self._slices[name], into, start)
         while missing and self._closed:
             missing -= _copy(self._open(self._closed.pop())[name], into, start)
         if missing:
-            raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name} are not in it")
+            whose = "" if share is None else f", of the share of tensor rank {share} among {self._record.tensor_ranks}"
+            raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name}{whose} are not in it")
 
     def _open(self, path: Path) -> dict[str, list[StoredSlice]]:
         """Opens a file; returns its slices by parameter."""
@@ -169,7 +206,8 @@ def restore_model(checkpoint: Path, model: nn.Module, fresh: Container[str] = ()
 def restore_engine(checkpoint: Path, engine: Engine, fresh: Container[str] = ()) -> CheckpointRecord:
     """Loads the optimizer's state of a checkpoint into an engine, whose model has its weights already; that of weights
     that are `fresh` begins at zero."""
-    record = read_record(checkpoint)
+    record, shares = read_record(checkpoint), engine.shares
+    sizes = list_parameter_sizes(record.shape) if record.divisions or shares.divisions else {}
     engine.optimizer_steps = record.optimizer_steps
     for kind in engine.optimizer.kind.state:
         stored = StoredTensors(checkpoint, record, kind)
@@ -177,7 +215,7 @@ def restore_engine(checkpoint: Path, engine: Engine, fresh: Container[str] = ())
             state = engine.optimizer.get_state(flat.tensor)
             for part in flat.parts:
                 if part.name not in fresh:
-                    stored.read(part.name, flat.view_part(part, state[kind]), part.start)
+                    stored.read_part(part, flat, flat.view_part(part, state[kind]), shares, sizes)
     engine.loss_scaler = record.loss_scaler
     return record
 
@@ -193,23 +231,19 @@ def load_checkpoint(run: Path, name: str | None = None) -> tuple[Saved, dict[str
     return saved, weights
 
 
-def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+def read_weights(checkpoint: Path, sizes: Sizes) -> dict[str, Tensor]:
     """Reads whole fp32 weights of these names and sizes."""
     stored = StoredTensors(checkpoint, read_record(checkpoint), WEIGHT)
-    weights = {}
-    for name, size in sizes.items():
-        weights[name] = torch.empty(size)
-        stored.read(name, weights[name].view(-1))
-    return weights
+    return {name: stored.read_whole(name, size) for name, size in sizes.items()}
 
 
-def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+def read_weights_together(checkpoint: Path, sizes: Sizes) -> dict[str, Tensor]:
     """Reads whole fp32 weights of these names and sizes on rank 0 and broadcasts them, so that the disk is read once.
     If ranks are connected, all of them call it together."""
     return broadcast_weights(partial(read_weights, checkpoint, sizes), sizes)
 
 
-def broadcast_weights(read: Callable[[], dict[str, Tensor]], sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+def broadcast_weights(read: Callable[[], dict[str, Tensor]], sizes: Sizes) -> dict[str, Tensor]:
     """Calls `read` on rank 0, and broadcasts the weights of these names and sizes that it returns. If ranks are
     connected, all of them call it together."""
     rank, ranks = place()

@@ -8,7 +8,9 @@
       exp_avg_sq-00000-of-00002.safetensors
 
 Each tensor in a file is a slice of a parameter, called NAME:START. So a checkpoint is independent of the number of
-ranks and the ZeRO stage: a reader takes the slices that its own flat tensors need. Nothing in it is executed.
+ranks and the ZeRO stage: a reader takes the slices that its own flat tensors need. Of a parameter that ranks divided,
+since they shared the model, the slices are of all shares end to end; the record says how it was divided, so that any
+number of tensor ranks can join the shares and divide the whole anew. Nothing in a checkpoint is executed.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, absence, json_bytes, read_json, write_json
 from pretraining.architectures.declaration import read_shape
 from pretraining.config.settings import Dtype
+from pretraining.mesh.cuts import Division
 from pretraining.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ FORMAT = 2
 CHECKSUM = "sha256"
 """The key in checkpoint.json of the checksum of all other keys."""
 NAME = re.compile(r"step-(\d{8,})")
+OPTIONAL: dict[str, object] = {"late_weights": {}, "tensor_ranks": 1, "divisions": {}}
+"""What the record leaves out, where it has the value here."""
 WEIGHT = "weight"
 """Prefix of the names of weight files; files of the optimizer's state have the names of that state."""
 
@@ -85,7 +90,18 @@ class CheckpointRecord:
     """the measurements of every rank since the last logged step"""
     late_weights: dict[str, float] = field(default_factory=dict)
     """`late_weights` of the engine; left out of the file where there are none"""
+    tensor_ranks: int = 1
+    """the number of ranks that shared a model; left out where each had a whole one"""
+    divisions: dict[str, Division] = field(default_factory=dict)
+    """how they divided weights, by names; left out where there are none"""
     format: int = FORMAT
+
+    def describe_share(self, file: FileRecord) -> str:
+        """Says which tensor rank wrote a file, for the end of a message; nothing where ranks had whole models."""
+        writer = re.search(r"-(\d+)-of-", file.path)
+        if self.tensor_ranks == 1 or writer is None:
+            return ""
+        return f" (it has the share of tensor rank {int(writer[1]) % self.tensor_ranks} among {self.tensor_ranks})"
 
 
 def read_record(checkpoint: Path) -> CheckpointRecord:
@@ -107,6 +123,7 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
     try:
         content["shape"], content["made_by"] = read_shape(content["shape"]), MadeBy(**content["made_by"])
         content["files"] = tuple(FileRecord(**file) for file in content["files"])
+        content["divisions"] = {name: Division(*each) for name, each in content.get("divisions", {}).items()}
         return CheckpointRecord(**{**content, "rank_states": tuple(content["rank_states"])})
     except (KeyError, TypeError) as error:  # its checksum is right, so it is not damaged
         raise UserError(
@@ -118,8 +135,7 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
 def write_record(checkpoint: Path, record: CheckpointRecord) -> None:
     """Writes checkpoint.json with its checksum in it."""
     content = {**asdict(record), "shape": record.shape.values()}
-    if not record.late_weights:
-        del content["late_weights"]
+    content = {name: value for name, value in content.items() if name not in OPTIONAL or value != OPTIONAL[name]}
     write_json(checkpoint / RECORD, {**content, CHECKSUM: _checksum(content)})
 
 

@@ -36,8 +36,9 @@ from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
 from pretraining.huggingface.weights_file import save_tensors
+from pretraining.mesh.mesh import Mesh, Shares
 from pretraining.model import cpu_kernels
-from pretraining.optimizers.steps.flat import Slice
+from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.processes.group import gather, wait_for_all
 from pretraining.reporting.hardware import synchronize
 from pretraining.reporting.meter import MeterState
@@ -129,7 +130,8 @@ class Saver:
         scaler, made_by = engine.loss_scaler, describe_making(engine, self._ranks)
         shape, moved = engine.model.shape, engine.optimizer_steps
         late, caller = engine.late_weights, section.as_json()
-        record = records.CheckpointRecord(shape, step, moved, scaler, made_by, caller, late_weights=late)
+        shared = engine.mesh.tensor_ranks, dict(engine.shares.divisions)
+        record = records.CheckpointRecord(shape, step, moved, scaler, made_by, caller, (), (), late, *shared)
         save = Save(folder, unfinished, tensors, record, rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
@@ -250,11 +252,14 @@ class Snapshots:
         return found
 
     def _copy(self, engine: Engine, kind: str) -> dict[str, Tensor]:
-        pieces: list[tuple[Tensor, int, list[Slice]]] = []
+        pieces: list[tuple[Tensor, int, dict[str, Slice]]] = []
         for flat in engine.flat_tensors:
-            if parts := [*(flat.parts if flat.group is not None else _cut_own_share(flat.parts))]:
+            if parts := _find_own_parts(flat, engine.shares):
                 source = flat.tensor if kind == records.WEIGHT else engine.optimizer.get_state(flat.tensor)[kind]
-                first, end = parts[0].offset, parts[-1].offset + parts[-1].length
+                first, end = (
+                    next(iter(parts.values())).offset,
+                    max(part.offset + part.length for part in parts.values()),
+                )
                 pieces.append((source.detach().view(-1)[first:end], first, parts))
         memory = self._memory(kind, pieces[0][0], sum(len(values) for values, *_ in pieces)) if pieces else None
         copies: dict[str, Tensor] = {}
@@ -262,9 +267,7 @@ class Snapshots:
         for values, first, parts in pieces:
             assert memory is not None
             copied = memory[begin : begin + len(values)].copy_(values, non_blocking=True)
-            copies |= {
-                f"{part.name}:{part.start}": copied.narrow(0, part.offset - first, part.length) for part in parts
-            }
+            copies |= {key: copied.narrow(0, part.offset - first, part.length) for key, part in parts.items()}
             begin += len(values)
         return copies
 
@@ -279,9 +282,20 @@ class Snapshots:
         return self._pinned[kind]
 
 
-def _cut_own_share(parts: tuple[Slice, ...]) -> Iterator[Slice]:
-    """Selects this rank's share of parts that every rank holds whole."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def _find_own_parts(flat: FlatTensor, shares: Shares) -> dict[str, Slice]:
+    """Finds the parts of a flat tensor that this rank writes, by their keys in its file. What the ranks of a tensor
+    group have alike, the first of them writes."""
+    mesh = shares.mesh
+    return {
+        f"{part.name}:{part.start + shares.find_start(part.name, flat.sizes[part.name])}": part
+        for part in (flat.parts if flat.group is not None else _cut_own_share(flat.parts, mesh))
+        if mesh.counts or part.name in shares
+    }
+
+
+def _cut_own_share(parts: tuple[Slice, ...], mesh: Mesh) -> Iterator[Slice]:
+    """Selects this rank's share of parts that every data rank holds whole."""
+    rank, ranks = mesh.data_rank, mesh.data_ranks
     for part in parts:
         first, end = part.length * rank // ranks, part.length * (rank + 1) // ranks
         if first < end:

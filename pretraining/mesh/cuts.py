@@ -40,6 +40,14 @@ def cut_tensor(whole: Tensor, division: Division, rank: int, ranks: int) -> Tens
     return whole.reshape(parts, ranks, -1, *whole.shape[1:])[:, rank].flatten(0, 1)
 
 
+def find_share_size(size: Sequence[int], division: Division, ranks: int) -> tuple[int, ...]:
+    """Returns the size of each rank's share of a weight of this size."""
+    if division.cut == "rows":
+        return size[0], size[1] // ranks
+    padding = -size[0] % (VOCABULARY_SHARE * ranks) if division.cut == "vocabulary" else 0
+    return (size[0] + padding) // ranks, *size[1:]
+
+
 def join_shares(shares: Sequence[Tensor], division: Division) -> Tensor:
     """Joins the shares of all ranks: the inverse of `cut_tensor`."""
     import torch

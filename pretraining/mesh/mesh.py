@@ -96,6 +96,10 @@ class Shares:
     def __contains__(self, name: str) -> bool:
         return name in self.divisions
 
+    def find_start(self, name: str, size: int) -> int:
+        """Returns the place of this rank's share, of so many elements, where the shares of all ranks lie end to end."""
+        return self.mesh.tensor_rank * size if name in self else 0
+
     def take(self, name: str, whole: Tensor) -> Tensor:
         """Takes this rank's share of a weight, or of a tensor of its shape."""
         if name not in self:

@@ -230,7 +230,8 @@ def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Calla
     """Scores pairs, divided among all ranks, which call it together. Pairs too long for the model are left out.
     `data` is the folder of the vocabulary."""
     model = build_model(engine.model.shape)
-    model.load_state_dict(dict(engine.weights()))
+    for name, weight in engine.weights():
+        model.get_parameter(name).copy_(weight)
     scorer = Scorer(model, read_vocabulary(data), engine.device)
     found = scorer.score(list_sentences(pairs), before, dist.get_rank(), dist.get_world_size())
     shared = torch.from_numpy(found).to(engine.device)

@@ -98,7 +98,7 @@ def run_training(
                 start = None if trained else find_starting_point(request, context, latest)
         with watch:
             is_done = start is None or train_through(request, context, start).is_done
-            if world.rank == 0 and is_done and request.recipe.parallel.tensor == 1:
+            if world.rank == 0 and is_done:
                 with watch.pause():
                     finish_run(request, context, trained_now=start is not None)
     group.disconnect()  # not after an error: it might wait for ever for ranks that are gone
@@ -169,8 +169,6 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     set_arithmetic(request.recipe.precision, compute, context.device)
     shape = request.shape_in(0 if latest is None else latest.run.state.phase)
     model = objectives.build_model(shape, compute.checkpoint_activations).initialize(request.recipe.seed)
-    if latest is not None and request.recipe.parallel.tensor > 1:
-        raise UserError(f"{latest.folder}: cannot be divided yet; take parallel.tensor = 1")
     state = RunState(trained_segments=min(2 if request.manifest.has_pairs else 1, shape.segments))
     begins = None
     if latest is not None:

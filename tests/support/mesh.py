@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from data_prep.common.hashing import hash_key
 from pretraining.architectures.declaration import find_architecture
+from pretraining.checkpoint.reading import restore_engine, restore_model
 from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -30,7 +32,7 @@ STEPS = 20
 BOUNDARY = (256, 255, 256)
 """Labels at the boundary of the shares that two ranks have of `Case.vocabulary`."""
 EPSILON, STRETCH = 1e6, 1000.0
-PLAIN_DESCENT = {"name": "adamw", "betas": (0.0, 0.0), "epsilon": EPSILON, "weight_decay": 0.0}
+PLAIN_DESCENT: dict[str, Any] = {"name": "adamw", "betas": (0.0, 0.0), "epsilon": EPSILON, "weight_decay": 0.0}
 """With these, a step of AdamW is the gradient times the learning rate by EPSILON; STRETCH times the gradient moves
 weights so far that what their rounding hides does not matter."""
 
@@ -116,15 +118,21 @@ def count_right(output: Any) -> float:
     return sum(float(getattr(output, name, 0.0)) for name in ("masked_correct", "correct"))
 
 
-def make_engine(case: Case, tensor: int, **optimizer: object) -> Engine:
-    """Makes the engine of a model, which so many ranks share."""
+def make_engine(case: Case, tensor: int, checkpoint: Path | None = None, **optimizer: object) -> Engine:
+    """Makes the engine of a model, which so many ranks share, with the state of a checkpoint if one is given."""
     settings = EngineSettings(
         Optimizer.model_validate(optimizer),
         Precision.model_validate({"dtype": case.dtype}),
         Parallel.model_validate({"zero": case.zero, "tensor": tensor}),
         Compute.model_validate({"checkpoint_activations": case.recompute}),
     )
-    return Engine(make_uneven(build_model(case.shape, case.recompute)), settings, torch.device("cpu"))
+    model = make_uneven(build_model(case.shape, case.recompute))
+    if checkpoint is not None:
+        restore_model(checkpoint, model)
+    engine = Engine(model, settings, torch.device("cpu"))
+    if checkpoint is not None:
+        restore_engine(checkpoint, engine)
+    return engine
 
 
 def take_step(case: Case, engine: Engine, step: int, learning_rate: float) -> dict[str, float]:

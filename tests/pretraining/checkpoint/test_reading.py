@@ -48,6 +48,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine, LossScaler
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.huggingface.weights_file import save_tensors
+from pretraining.mesh.mesh import Shares
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.optimizers.adamw import OPTIMIZER
@@ -121,7 +122,9 @@ def test_a_checkpoint_that_was_being_replaced_is_put_back(straight: Path, tmp_pa
 @pytest.mark.parametrize("scaler", [{"cur_scale": 4096.0, "cur_iter": 7}, None])
 def test_the_scale_of_the_loss_goes_on(tmp_path: Path, scaler: LossScaler | None) -> None:
     write_record(tmp_path, record_of({}, scaler))
-    engine = SimpleNamespace(flat_tensors=[], optimizer=SimpleNamespace(kind=OPTIMIZER), loss_scaler="its own")
+    engine = SimpleNamespace(
+        flat_tensors=[], optimizer=SimpleNamespace(kind=OPTIMIZER), loss_scaler="its own", shares=Shares()
+    )
     restore_engine(tmp_path, cast(Engine, engine))
     assert engine.loss_scaler == scaler
 

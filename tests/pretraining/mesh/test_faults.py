@@ -15,8 +15,11 @@ from torch import Tensor
 
 from pretraining.engine import engine, gradients
 from pretraining.mesh import mesh, sums
+from pretraining.mesh.cuts import cut_tensor
 from pretraining.mesh.mesh import Mesh
+from pretraining.mesh.sums import sum_over_tensor_ranks
 from pretraining.model import encoder, fused, shared_loss
+from pretraining.model.products import multiply
 from pretraining.optimizers.steps import lamb
 from pretraining.optimizers.steps.flat import FlatOptimizer, add_over_group
 
@@ -38,8 +41,8 @@ def leave_out_a_sum_backward(patched: pytest.MonkeyPatch) -> None:
 
 def add_a_bias_twice(patched: pytest.MonkeyPatch) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
-        product = encoder.multiply(x, self.weight)
-        return encoder.sum_over_tensor_ranks(product + self.bias if self.cut == "rows" else product, self.mesh)
+        product = multiply(x, self.weight)
+        return sum_over_tensor_ranks(product + self.bias if self.cut == "rows" else product, self.mesh)
 
     patched.setattr(encoder.Linear, "forward", forward, raising=False)
 
@@ -94,8 +97,7 @@ def count_the_padding(patched: pytest.MonkeyPatch) -> None:
 
 def forget_fused_parts(patched: pytest.MonkeyPatch) -> None:
     """Queries to one rank, values to the other."""
-    cut = mesh.cut_tensor
-    patched.setattr(mesh, "cut_tensor", lambda whole, how, *where: cut(whole, how._replace(parts=1), *where))
+    patched.setattr(mesh, "cut_tensor", lambda whole, how, *where: cut_tensor(whole, how._replace(parts=1), *where))
 
 
 BERT = Case(zero=1, vocabulary=301)
