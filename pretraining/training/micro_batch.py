@@ -22,6 +22,7 @@ from pretraining.data.batches import full_sequences
 from pretraining.devices import read_name
 from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import DTYPES, name_dtype
+from pretraining.mesh.mesh import ALONE, Mesh, Rehearsal
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.planning.memory import CPU_PIECES, MARGIN, Heaviest, Room, find_largest_that_fits
@@ -81,8 +82,9 @@ class MicroBatches:
         """Returns a function that says whether a number of sequences fits on this rank, by trial or by estimate."""
         zero, device = self._engine.zero, self._engine.device
         if can_try(device) and zero < 3:  # a trial needs a whole copy of the weights
-            reserve = memory_to_reserve(self._target.plan_memory(zero).device, device)
-            return partial(fits_in_trial, self._target.heaviest(phase), device, reserve)
+            mesh = Rehearsal(tensor_rank=self._engine.mesh.tensor_rank, tensor_ranks=self._engine.mesh.tensor_ranks)
+            reserve = memory_to_reserve(self._target.plan_memory(zero).device / mesh.tensor_ranks, device)
+            return partial(fits_in_trial, self._target.heaviest(phase), device, reserve, mesh=mesh)
         return partial(self._target.fits, phase, zero)
 
     def explain_shortage(self, number: int, phase: Phase) -> UserError:
@@ -184,10 +186,10 @@ def memory_to_reserve(planned: float, device: torch.device) -> int:
     return int(missing + MARGIN * read_total_memory(device))
 
 
-def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> bool:
+def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int, mesh: Mesh = ALONE) -> bool:
     """Whether a rank can compute the heaviest micro-batch of `sequences` with `reserve` bytes to spare."""
     try:
-        compute_on_copy(heaviest, device, reserve, sequences)
+        compute_on_copy(heaviest, device, reserve, sequences, mesh)
         fits = True
     except RuntimeError as error:
         if not is_shortage(error):
@@ -197,8 +199,8 @@ def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequen
     return fits
 
 
-def compute_on_copy(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> None:
-    """Computes a micro-batch, forward and backward, on a temporary copy of the model.
+def compute_on_copy(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int, mesh: Mesh = ALONE) -> None:
+    """Computes a micro-batch, forward and backward, on a temporary copy of the model, or of this rank's share of it.
 
     The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. The copy is not compiled,
     which would take minutes; compiled layers need less memory.
@@ -207,6 +209,7 @@ def compute_on_copy(heaviest: Heaviest, device: torch.device, reserve: int, sequ
     ballast = torch.empty(reserve, dtype=torch.uint8, device=device)
     with torch.device("meta"):
         model = build_model(heaviest.shape, heaviest.recompute)
+        model.take_shares(mesh)
     model = model.to(DTYPES[heaviest.dtype]).to_empty(device=device)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
