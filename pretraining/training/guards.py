@@ -10,20 +10,24 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from data_prep.common.arrays import Array
-from data_prep.common.errors import SharedError
+from data_prep.common.errors import SharedError, name_ranks
 from pretraining.engine.step import StepResult
+from pretraining.mesh.mesh import Mesh
 from pretraining.model.batch import StepBatches
-from pretraining.processes.group import add_up, host_group
+from pretraining.processes.group import add_up, find_greatest, host_group
 from pretraining.training.skips import Skip
 
 CURE = "lower the learning rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
 REMEMBERED = 20
 """Number of logged losses whose median a leap is measured against."""
+MOST = 1 << 32
+"""More than any hash of batches."""
 NAMED = 4
 """Number of examples that a message names."""
 
@@ -108,6 +112,35 @@ class Guard:
 def choose_first(findings: Iterable[Finding | None]) -> Finding:
     """Chooses the finding to report: that of the first step, and there a loss before a gradient."""
     return min((found for found in findings if found is not None), key=lambda found: (found.step, found.gradient))
+
+
+class BatchCheck:
+    """Compares the batches of the ranks that share a model: all of them must have read the same."""
+
+    def __init__(self, mesh: Mesh):
+        self._mesh, self._hash = mesh, 0
+
+    def add(self, batches: StepBatches[Any]) -> None:
+        """Adds the batches of a step, which are in the host's memory, to the hash of those since the last `compare`."""
+        for micro in batches.micro if self._mesh.tensor_ranks > 1 else ():
+            for values in vars(micro).values():
+                if isinstance(values, Tensor):
+                    self._hash = crc32(values.numpy().tobytes(), self._hash)
+
+    def compare(self, step: int) -> None:
+        """Raises SharedError, on all ranks, which call it together, if ranks that share a model have read others."""
+        mesh, known, self._hash = self._mesh, self._hash, 0
+        if mesh.tensor_ranks == 1:
+            return
+        own = torch.zeros(mesh.data_ranks, 2, dtype=torch.float64)
+        own[mesh.data_rank] = torch.tensor([known, MOST - known], dtype=torch.float64)
+        sums = find_greatest(own, host_group()).sum(1).tolist()  # the greatest hash, and what the least one lacks
+        if wrong := [group for group, found in enumerate(sums) if found != MOST]:
+            ranks = name_ranks(range(wrong[0] * mesh.tensor_ranks, (wrong[0] + 1) * mesh.tensor_ranks))
+            raise SharedError(
+                f"{ranks} share a model, but have read different batches in the steps up to {step}\n"
+                "all ranks need the same files and version of the code: check what the machines see"
+            )
 
 
 def name_examples(examples: Sequence[Any] | Array) -> str:

@@ -27,7 +27,7 @@ from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import measure_flops
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
-from pretraining.training.guards import DivergedError, Finding, Guard, choose_first
+from pretraining.training.guards import BatchCheck, DivergedError, Finding, Guard, choose_first
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import StartingPoint
 from pretraining.training.phases import TrainingPhase
@@ -60,6 +60,7 @@ class Trainer(Loop):
         self.remaining = RemainingWork(recipe, request.manifest)
         scaled, counts = engine.loss_scale is not None, engine.mesh.counts
         self.guard = Guard(world.rank, world.size, recipe.guards.spike, scaled, counts)
+        self.batch_check = BatchCheck(engine.mesh)
         profiles = request.profile > 0 and world.rank == 0
         self.profile = profile_steps(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = 0
@@ -163,6 +164,7 @@ class Trainer(Loop):
                 raise self.micro_batches.explain_shortage(phase.number, phase.settings)
         state.advance(batches.sequences, phase.settings.length)
         self.guard.add(state.step, number, result, batches)
+        self.batch_check.add(batches)
         self.measure(phase, batches, result)
         self.meter.step(learning_rate, waited)
         if self.profile is not None:
@@ -308,6 +310,7 @@ class Trainer(Loop):
     def log_step(self, phase: TrainingPhase) -> None:
         """Writes the record of the steps since the last one."""
         state, steps = self.state, self.meter.steps
+        self.batch_check.compare(state.step)
         totals, speed = self.meter.flush(*self.estimate_work_left(phase))
         state.pieces_seen += int(totals["pieces"])
         norm = self.engine.gradient_norm

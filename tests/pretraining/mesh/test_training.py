@@ -1,27 +1,129 @@
-"""The real command with ranks that share a model, and what it refuses of them."""
+"""The real command with ranks that share a model: what it learns, saves and exports, and what it refuses of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from support.training import assert_refused, assert_same_curve, assert_well, records, train
+from support import faults
+from support.faults import BAD, Poison
+from support.marks import slow
+from support.training import (
+    SAVES,
+    Place,
+    assert_ended,
+    assert_refused,
+    assert_same,
+    assert_same_curve,
+    assert_well,
+    distance,
+    launch,
+    records,
+    stopped_at,
+    train,
+)
 
-if TYPE_CHECKING:
-    from support.training import Place
+from pretraining.checkpoint.record import AVERAGED, list_finished, read_record
+from pretraining.data import batches
+from pretraining.model.batch import PretrainingBatches
+from pretraining.training.skips import read_skips
 
 SHARED = ("--parallel.tensor", "2")
 
 
-def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(place: Place) -> None:
-    """With validation, and all figures: what ranks have alike counts once."""
-    output = assert_well(train(place.command("shared", *SHARED), ranks=4, seconds=300))
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A run that saves, averages, asks minimal pairs and finds a micro-batch."""
+    pairs = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    sentences = [("The river was long.", "The river long was."), ("They are here.", "They is here.")]
+    lines = [{"good": good, "bad": bad, "paradigm": "order", "phenomenon": "words"} for good, bad in sentences]
+    pairs.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    asked = ["--evaluation.pairs", str(pairs), "--phases.1.micro_batch", "auto"]
+    return [*SAVES, "--checkpoints.average", "2", *asked]
+
+
+@pytest.fixture(scope="module")
+def run(shared: Place, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four ranks, two of which share a model."""
+    place = replace(shared, folder=tmp_path_factory.mktemp("runs"))
+    output = assert_well(train(place.command("shared", *words, *SHARED), ranks=4, seconds=400))
     assert "4 ranks on cpu, of which 2 share a model" in output
-    assert_well(train(place.command("whole"), ranks=2, seconds=300))
-    assert_same_curve(place.folder / "shared", place.folder / "whole", 1e-5)
-    for shared, whole in zip(*(records(place.folder / run, "evaluation") for run in ("shared", "whole")), strict=True):
-        assert shared["scored_examples"] == whole["scored_examples"]
-        assert shared["masked_loss"] == pytest.approx(whole["masked_loss"], rel=1e-5)
+    run = place.folder / "shared"
+    for folder in (run / "export", run / AVERAGED):
+        assert f"{folder}: exported" in output
+    assert output.count("logits read back by Cloze and transformers agree") == 2
+    return run
+
+
+def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(
+    place: Place, run: Path, words: list[str]
+) -> None:
+    """With validation, minimal pairs, and all figures: what ranks have alike counts once. Exports are the same too."""
+    assert_well(train(place.command("whole", *words), ranks=2, seconds=300))
+    whole = place.folder / "whole"
+    assert_same_curve(run, whole, 1e-5)
+    for ours, theirs in zip(*(records(each, "evaluation") for each in (run, whole)), strict=True):
+        assert ours["scored_examples"] == theirs["scored_examples"]
+        assert ours["masked_loss"] == pytest.approx(theirs["masked_loss"], rel=1e-5)
+        assert ours["pairs_accuracy"] == theirs["pairs_accuracy"]
+    assert distance(run, whole) < 1e-6
+    assert read_record(list_finished(run)[-1]).tensor_ranks == 2
+
+
+def test_four_ranks_that_are_stopped_go_on_bit_for_bit(
+    place: Place, run: Path, words: list[str], tmp_path: Path
+) -> None:
+    stopped = stopped_at(run, tmp_path / "run", 3)
+    assert_well(train(place.command(stopped, *words, *SHARED), ranks=4, seconds=300))
+    assert_same(stopped, run)
+    assert distance(stopped, run) == 0
+
+
+@pytest.mark.parametrize(("ranks", "tensor"), [(3, 1), slow(1, 1)])
+def test_others_go_on_with_the_same_curve(
+    place: Place, run: Path, words: list[str], tmp_path: Path, ranks: int, tensor: int
+) -> None:
+    stopped = stopped_at(run, tmp_path / "run", 3)
+    command = place.command(stopped, *words, "--parallel.tensor", tensor)
+    output = assert_well(train(command, ranks=ranks, seconds=300))
+    assert "changed since then: parallel.tensor 2 -> 1" in output
+    assert_same_curve(stopped, run, 1e-5)
+
+
+@pytest.mark.slow
+def test_a_branch_of_a_shared_model_is_the_run_itself(place: Place, run: Path, words: list[str]) -> None:
+    command = place.command("branch", *words, *SHARED, "--branch", f"{run}@3")
+    assert_well(train(command, ranks=4, seconds=300))
+    assert distance(place.folder / "branch", run) == 0
+
+
+@pytest.mark.slow
+def test_a_bad_batch_of_a_shared_model_is_left_out(place: Place, words: list[str]) -> None:
+    """The run goes back to its last checkpoint, with new engines in the same processes."""
+    going = launch(place.command("run", *words, *SHARED), ranks=4, fault=Poison("loss", "batch"))
+    assert_ended(going, 0, "the loss is nan at step 3 on rank 1")
+    assert [(skip.phase, skip.first, skip.count) for skip in read_skips(place.folder / "run")] == [(0, BAD, 1)]
+
+
+def read_other_labels() -> None:
+    """Plants the fault that rank 3 reads other labels than rank 2, with which it shares a model."""
+    read = batches.step_batches
+
+    def read_otherwise(*arguments: object) -> PretrainingBatches:
+        found: PretrainingBatches = read(*arguments)  # type: ignore[arg-type]
+        first, *rest = found.micro
+        return replace(found, micro=(replace(first, labels=first.labels.flip(0)), *rest))
+
+    if os.environ["RANK"] == "3":
+        faults.replace(batches, "step_batches", read_otherwise)
+
+
+def test_ranks_that_read_other_batches_than_those_they_share_a_model_with_are_named(place: Place) -> None:
+    going = launch(place.command("apart", *SHARED, "--logging.every", "2"), ranks=4, fault=read_other_labels)
+    assert_ended(going, 2, "ranks 2, 3 share a model, but have read different batches in the steps up to 2\n")
 
 
 @pytest.mark.parametrize(
