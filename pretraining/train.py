@@ -144,7 +144,8 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
             raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
         throughput, memory = wanted.pieces_per_second, wanted.gpu_memory
         if wanted.gpu is None:
-            plan = plan_run(recipe, manifest, ranks, throughput, memory, here=ranks == world.size)
+            readers = max(1, ranks // recipe.parallel.tensor)
+            plan = plan_run(recipe, manifest, readers, throughput, memory, here=ranks == world.size)
         else:
             nodes, each = split_ranks(ranks, wanted.gpus_per_node)
             target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, memory)

@@ -99,7 +99,7 @@ class Bert(Architecture):
         # a layer keeps its input, q k v and attention's result; then the sum before and the output of the first norm,
         # the sum before the second, and the inner layer before and after GELU
         h = shape.hidden
-        return LayerMemory(3 * h, 5 * h, 2 * h, 3 * h + 2 * shape.intermediate, 2 * h)
+        return LayerMemory(3 * h, 5 * h, 2 * h, 3 * h + 2 * shape.intermediate, 2 * h, (4 * h, 2 * shape.intermediate))
 
     def build(self, shape: Shape) -> tuple[Embeddings, list[nn.Module]]:
         from pretraining.model.bert import BertEmbeddings, FinalLayer, Layer

@@ -118,6 +118,8 @@ class LayerMemory(NamedTuple):
     """of a layer, after attention"""
     masks: float
     """bytes of the dropout masks of a layer, after attention, where PyTorch's operations keep them"""
+    divided: tuple[float, float] = (0.0, 0.0)
+    """of `before` and of `behind`, those that ranks which share the model divide"""
 
 
 class Architecture(ABC):

@@ -84,7 +84,7 @@ class Gpt(Architecture):
         # a layer keeps its input and the norm of it, q k v and attention's result; then the sum and its norm, and the
         # inner layer before and after GELU
         h = shape.hidden
-        return LayerMemory(h, 6 * h, 2 * h, 2 * h + 2 * shape.intermediate, 2 * h)
+        return LayerMemory(h, 6 * h, 2 * h, 2 * h + 2 * shape.intermediate, 2 * h, (4 * h, 2 * shape.intermediate))
 
     def build(self, shape: Shape) -> tuple[Embeddings, list[nn.Module]]:
         from pretraining.model.gpt import FinalGptLayer, GptEmbeddings, GptLayer

@@ -157,7 +157,7 @@ class Modern(Architecture):
         # a layer keeps its input and the norm of it, q k v and attention's result; then the sum and its norm, the inner
         # layer's two halves and their product
         h = shape.hidden
-        return LayerMemory(2 * h, 6 * h, 2 * h, 2 * h + 3 * shape.intermediate, 2 * h)
+        return LayerMemory(2 * h, 6 * h, 2 * h, 2 * h + 3 * shape.intermediate, 2 * h, (4 * h, 3 * shape.intermediate))
 
     def build(self, shape: Shape) -> tuple[Embeddings, list[nn.Module]]:
         from pretraining.model import modern

@@ -95,6 +95,8 @@ class Parallel(Section):
     """ZeRO stage: 1 divides the optimizer's state among the ranks, 2 the gradients too, 3 the weights too."""
     tensor: Positive = 1
     """Ranks that share a model: each holds a part of every matrix. The other ranks read other data."""
+    across_nodes: bool = False
+    """Let ranks that share a model be on several machines, between which the sums of every layer are slow."""
     offload: Offload = "none"
     """State that is kept in the host's memory instead of the GPU's; `all` is optimizer and weights."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -57,3 +57,16 @@ def join_shares(shares: Sequence[Tensor], division: Division) -> Tensor:
         return torch.cat([*shares], 1)
     parts = 1 if cut == "vocabulary" else parts
     return torch.cat([share.view(parts, -1, *share.shape[1:]) for share in shares], 1).flatten(0, 1)[:rows]
+
+
+def find_crossing(tensor: int, per_node: int, across_nodes: bool = False) -> str | None:
+    """Says why `tensor` ranks cannot share a model where a node has so many ranks; None if they can, or if they may be
+    on several nodes."""
+    if per_node % tensor == 0 or (across_nodes and tensor % per_node == 0):
+        return None
+    if across_nodes:
+        return f"parallel.tensor = {tensor}: is no multiple of the {per_node} ranks of a node, nor a divisor"
+    return (
+        f"parallel.tensor = {tensor}: does not divide the {per_node} ranks of a node, and between nodes the sums of "
+        f"every layer are slow; start a multiple of {tensor} on each, or take parallel.across_nodes = true"
+    )

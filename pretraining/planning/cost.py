@@ -2,6 +2,7 @@
 
 compute    matrix products at the share of peak FLOP/s that encoders reach, then all other operations at memory
            bandwidth; on a GPU the work of the host overlaps with them
+sums       of activations among ranks that share a model, which wait for them
 stragglers all ranks wait for the slowest, which is slower the more ranks there are
 joining    gradients and weights between ranks: rings within a node, rings or trees between nodes
 optimizer  memory-bound: the bytes of every parameter, once a step
@@ -50,6 +51,11 @@ DEALT = 5e-7
 """Seconds per sequence of the global batch to distribute sequences among ranks: 0.2 to 0.9 us there, with 65,536
 sequences."""
 
+SUMS = 4
+"""Sums of activations in a layer among ranks that share a model: two forward, two backward; two more if the layer is
+computed again."""
+SUMS_BESIDES = 2
+"""Likewise outside of the layers: of the word embeddings, and of the gradient of the states that the head reads."""
 WITHIN = 3.4e-6
 """Seconds of a hop of a collective within a node: NCCL's table for its own choices (tuning.cc, Simple, NVLink)."""
 
@@ -114,6 +120,18 @@ class Cluster:
         """A cluster of a single rank."""
         return replace(self, nodes=1, per_node=1)
 
+    def select_data_ranks(self, tensor: int) -> Cluster:
+        """Selects the ranks that hold the same part of a model that `tensor` neighbouring ranks share. The ports of a
+        node are divided among those with different parts."""
+        inside = min(tensor, self.per_node)
+        network = self.network and replace(self.network, bandwidth=self.network.bandwidth / inside)
+        nodes = self.nodes // -(-tensor // self.per_node)
+        return replace(self, nodes=nodes, per_node=self.per_node // inside, network=network)
+
+    def select_tensor_ranks(self, tensor: int) -> Cluster:
+        """Selects neighbouring ranks that share a model."""
+        return replace(self, nodes=-(-tensor // self.per_node), per_node=min(tensor, self.per_node))
+
     def scatter_seconds(self, size: float) -> float:
         """Estimates a reduce-scatter of `size` bytes over all ranks; an all-gather takes as long.
 
@@ -149,24 +167,46 @@ class MicroBatch:
     pieces: float
     layers: int
     """layers of all passes through encoders"""
+    tensor: int = 1
+    """ranks that share the model"""
+    sums: float = 0.0
+    """sums of activations among these"""
+    sum_bytes: float = 0.0
+    """bytes of each"""
 
     @classmethod
     def from_average(
-        cls, shape: Shape, dtype: Dtype, sequences: int, average: SequenceStatistics, recompute: bool = False
+        cls,
+        shape: Shape,
+        dtype: Dtype,
+        sequences: int,
+        average: SequenceStatistics,
+        recompute: bool = False,
+        tensor: int = 1,
+        fused_attention: bool = True,
     ) -> MicroBatch:
-        """Computes the work of `sequences` of the average size."""
+        """Computes the work of `sequences` of the average size on a rank, of `tensor` that share the model."""
         pieces, predictions = average.pieces, average.predictions
         # with dropout masks, as in the software whose published speeds the model is fitted to
-        kept = plan_activations(shape, dtype, sequences, pieces, predictions=predictions, by_kernels=False).kept
+        sizes = (shape, dtype, sequences, pieces, fused_attention, predictions)
+        kept = plan_activations(*sizes, by_kernels=False, tensor=tensor).kept
         again = 4 / 3 if recompute else 1.0
-        flops = again * sequences * average.flops
+        flops = again * sequences * average.flops / tensor
         layers = sum(each.shape.layers for each in find_objective(shape).passes(shape, sequences, pieces, predictions))
-        return cls(sequences, flops, again * TRAFFIC * kept, sequences * pieces, layers)
+        work = cls(sequences, flops, again * TRAFFIC * kept, sequences * pieces, layers, tensor)
+        if tensor == 1:
+            return work
+        sums, size = (SUMS + 2 * recompute) * layers + SUMS_BESIDES, 4 if dtype == "fp32" else 2
+        return replace(work, sums=sums, sum_bytes=size * work.pieces * shape.hidden)
 
     def seconds(self, device: Device) -> float:
         """Estimates how long a device computes it."""
         arithmetic = self.flops / device.products + self.traffic / device.bandwidth
         return max(arithmetic, device.launch * self.layers)
+
+    def sum_seconds(self, cluster: Cluster) -> float:
+        """Estimates how long the sums take, which nothing hides."""
+        return self.sums * 2 * cluster.select_tensor_ranks(self.tensor).scatter_seconds(self.sum_bytes)
 
 
 class Exchange(NamedTuple):
@@ -224,24 +264,34 @@ class StepTime(NamedTuple):
     joining: float
     optimizer: float
     data: float
+    sums: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.compute + self.stragglers + self.joining + self.optimizer + self.data
+        return sum(self)
 
 
 def estimate_step(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> StepTime:
     """Estimates the time of a step of `accumulation` micro-batches on every rank."""
     one = work.seconds(cluster.device)
     compute = accumulation * one
-    waiting = compute * cluster.waiting
-    joining = exchange.joining(cluster, accumulation, BACKWARD * one) if cluster.ranks > 1 else 0.0
-    optimizer = exchange.optimizer(cluster)
-    loading = accumulation * (work.pieces / LOADED_PIECES + DEALT * cluster.ranks * work.sequences)
-    return StepTime(compute, waiting, joining, optimizer, max(0.0, loading - compute - waiting - joining - optimizer))
+    waiting, sums = compute * cluster.waiting, accumulation * work.sum_seconds(cluster)
+    readers = cluster.select_data_ranks(work.tensor)
+    joining = exchange.joining(readers, accumulation, BACKWARD * one) if readers.ranks > 1 else 0.0
+    optimizer = exchange.optimizer(readers)
+    loading = accumulation * (work.pieces / LOADED_PIECES + DEALT * readers.ranks * work.sequences)
+    rest = loading - compute - waiting - joining - optimizer - sums
+    return StepTime(compute, waiting, joining, optimizer, max(0.0, rest), sums)
 
 
-def find_efficiency(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> float:
-    """Finds the throughput of a rank as a share of that of a single rank with the whole batch."""
-    alone = estimate_step(cluster.alone, work, exchange, accumulation * cluster.ranks)
+def find_efficiency(
+    cluster: Cluster,
+    work: MicroBatch,
+    exchange: Exchange,
+    accumulation: int,
+    whole: tuple[MicroBatch, Exchange] | None = None,
+) -> float:
+    """Finds the throughput of a rank as a share of that of a single rank with the whole batch, and with the `whole`
+    model where ranks share one."""
+    alone = estimate_step(cluster.alone, *(whole or (work, exchange)), accumulation * cluster.ranks // work.tensor)
     return alone.total / cluster.ranks / estimate_step(cluster, work, exchange, accumulation).total

@@ -16,6 +16,7 @@ from data_prep.common.errors import UserError, check_all
 from data_prep.shards import Manifest
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Dtype, Phase, Recipe, list_divisors
+from pretraining.mesh.cuts import find_crossing
 from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, Device, Network
 from pretraining.planning.memory import Room
 from pretraining.planning.plan import STAGES, Plan, Target, name_numbers, plan_phase
@@ -129,6 +130,10 @@ def make_target(
         raise UserError(
             f"--nodes {nodes} --gpus-per-node {per_node}: {nodes * per_node:,} GPUs; plans go from 1 to {MOST_RANKS:,}"
         )
+    tensor = recipe.parallel.tensor
+    fault = find_crossing(tensor, per_node, recipe.parallel.across_nodes)
+    if fault is not None:
+        raise UserError(fault)
     gpu = find_gpu(gpu_name)
     dtype = choose_dtype_on(gpu, gpu_name, recipe)
     network = find_network(network_name or gpu.network)
@@ -139,7 +144,7 @@ def make_target(
         f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {size / 1e9:.0f} GB{joined}; "
         f"{name_numbers(recipe, dtype)}; {REACH:.0%} of a GPU's matrix throughput is taken to be reached"
     )
-    return Target(recipe, manifest, dtype, Room(size), cluster.ranks, cluster, where)
+    return Target(recipe, manifest, dtype, Room(size), cluster.ranks // tensor, cluster, where)
 
 
 def check_numbers(**options: float | None) -> None:
@@ -194,27 +199,31 @@ def find_fastest(target: Target, zero: int) -> Plan:
 def plan_sizes(target: Target) -> list[Plan]:
     """Plans the run on 1 rank, on 1, 2, 4, ... nodes, and on the cluster itself, under the recipe's ZeRO stage; returns
     the plans that fit."""
-    own = target.cluster
+    own, tensor = target.cluster, target.tensor
     assert own is not None
-    sizes = {(1, 1), (own.nodes, own.per_node)}
+    sizes = {
+        (1, 1) if tensor == 1 else (-(-tensor // own.per_node), min(tensor, own.per_node)),
+        (own.nodes, own.per_node),
+    }
     sizes |= {(2**power, own.per_node) for power in range(14) if 2**power * own.per_node <= MOST_RANKS}
     found = []
     for nodes, per_node in sorted(sizes, key=math.prod):
         cluster = replace(own, nodes=nodes, per_node=per_node)
-        if not any(phase.batch % cluster.ranks for phase in target.recipe.phases):
-            other = replace(target, ranks=cluster.ranks, cluster=cluster)
+        ranks = cluster.ranks // tensor
+        if ranks and not any(phase.batch % ranks for phase in target.recipe.phases):
+            other = replace(target, ranks=ranks, cluster=cluster)
             found.append(find_fastest(other, target.recipe.parallel.zero))
     return [plan for plan in found if plan.fits]
 
 
 def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
     """Raises UserError if the batches of a recipe do not divide among the GPUs, with numbers of nodes that do."""
-    ranks = nodes * per_node
+    ranks = nodes * per_node // recipe.parallel.tensor
     for phase in recipe.phases:
         if phase.batch % ranks:
             raise UserError(
-                f"{ranks:,} GPUs: phase {phase.name} has a batch of {phase.batch:,}, which does not divide among them; "
-                f"take {' or '.join(_list_batch_cures(recipe, nodes, per_node))}"
+                f"{nodes * per_node:,} GPUs: phase {phase.name} has a batch of {phase.batch:,}, which does not divide "
+                f"among them; take {' or '.join(_list_batch_cures(recipe, nodes, per_node))}"
             )
 
 
@@ -224,14 +233,14 @@ def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> Iterator[str
     fitting = [
         count
         for count in list_divisors(recipe.phases[0].batch)
-        if all(phase.batch % (count * per_node) == 0 for phase in recipe.phases)
+        if all(phase.batch * recipe.parallel.tensor % (count * per_node) == 0 for phase in recipe.phases)
     ]
     below = max((count for count in fitting if count < nodes), default=None)
     above = min((count for count in fitting if count > nodes and count * per_node <= MOST_RANKS), default=None)
     yield from (f"--nodes {count}" for count in (below, above) if count is not None)
     if below is above is None:
         yield f"another --gpus-per-node, since with {per_node} no number of nodes fits,"
-    ranks = nodes * per_node
+    ranks = nodes * per_node // recipe.parallel.tensor
     batches = [phase.batch // ranks * ranks for phase in recipe.phases]
     if all(batches):
         yield " ".join(f"--phases.{number}.batch {batch}" for number, batch in enumerate(batches))

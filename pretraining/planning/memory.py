@@ -18,6 +18,10 @@ tests/pretraining/planning/test_memory_peaks.py compares this with the peaks of 
 weights are the fp32 weights; ZeRO keeps a copy of its part all the same. In 16 bits without ZeRO the engine takes ZeRO
 1, since DeepSpeed would add the gradients up in 16 bits.
 
+Ranks that share a model (`parallel.tensor`) each have a part of the matrices, of the word embeddings and their
+gradient, of the logits, and of activations: of queries, keys, values, attention's result and the inner layer. All of
+them have whole what norms and dropout read and write.
+
 The heaviest micro-batch decides: full sequences with the most predictions of the data. Real text fills less, so what
 fits once fits in every step.
 """
@@ -30,7 +34,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pretraining.architectures.declaration import find_architecture
+from pretraining.architectures.weights import count_parameters as count_numbers
 from pretraining.config.settings import Dtype, Offload, list_divisors
+from pretraining.mesh.cuts import VOCABULARY_SHARE
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Pass, find_objective, num_parameters
 from pretraining.optimizers.declaration import DEFAULT, Optimizer, optimizers
@@ -83,11 +89,15 @@ def plan_memory(
     offload: Offload = "none",
     zero_options: Mapping[str, Any] | None = None,
     optimizer: Optimizer | None = None,
+    tensor: int = 1,
 ) -> Memory:
-    """Plans a rank's memory under a ZeRO stage; `zero_options` are the recipe's own settings of DeepSpeed's ZeRO."""
+    """Plans a rank's memory under a ZeRO stage; `zero_options` are the recipe's own settings of DeepSpeed's ZeRO.
+
+    `tensor` ranks share a model; `ranks` have the same part of it.
+    """
     optimizer = optimizer or optimizers()[DEFAULT]
     size, stage = (4, zero) if dtype == "fp32" else (2, max(zero, 1))
-    parameters = count_parameters(shape)
+    parameters = count_parameters(shape, tensor)
     part = parameters / ranks
     options = zero_options or {}
     live = min(parameters, _read_number(options, "stage3_max_live_parameters", LIVE))
@@ -97,7 +107,8 @@ def plan_memory(
     if optimizer.whole_matrices:  # one at a time is gathered whole; the word embeddings are the largest
         state += (8 + optimizer.state_bytes) * shape.padded_vocabulary * shape.hidden
     accumulated = 4 * (part if stage > 1 else parameters)
-    gradients = _plan_gradients(shape, dtype, stage, parameters, part, bucket)
+    embeddings = pad_vocabulary(shape, tensor) * shape.hidden / tensor
+    gradients = _plan_gradients(embeddings, dtype, stage, parameters, part, bucket)
     host = 0.0
     if offload != "none" and zero:
         host = state + (accumulated if stage > 1 else 0)
@@ -106,10 +117,11 @@ def plan_memory(
     return Memory(zero, weights, gradients + accumulated, state, host)
 
 
-def _plan_gradients(shape: Shape, dtype: Dtype, stage: int, parameters: float, part: float, bucket: float) -> float:
-    """Plans the bytes of gradients besides their sums, at the peak of a step."""
+def _plan_gradients(
+    embeddings: float, dtype: Dtype, stage: int, parameters: float, part: float, bucket: float
+) -> float:
+    """Plans the bytes of gradients besides their sums, at the peak of a step; `embeddings`: numbers of the words'."""
     size = 4 if dtype == "fp32" else 2
-    embeddings = shape.padded_vocabulary * shape.hidden
     if stage == 3:
         return 12 * bucket
     if stage == 2:
@@ -119,9 +131,18 @@ def _plan_gradients(shape: Shape, dtype: Dtype, stage: int, parameters: float, p
     return max(2 * size * embeddings, 4 * (bucket if stage == 0 else part))
 
 
-def count_parameters(shape: Shape) -> int:
-    """Counts all parameters, including the padding of the vocabulary."""
-    return num_parameters(replace(shape, vocabulary=shape.padded_vocabulary))
+def count_parameters(shape: Shape, tensor: int = 1) -> int:
+    """Counts the parameters of a rank, including the padding of the vocabulary; `tensor` ranks share a model."""
+    padded = replace(shape, vocabulary=pad_vocabulary(shape, tensor))
+    kind, heads = find_architecture(shape.architecture), find_objective(shape).heads(shape)
+    declared = [*kind.weights(padded), *(each for name in heads for each in kind.heads(padded).get(name, []))]
+    divided = count_numbers(weight for weight in declared if weight.cut != "whole")
+    return num_parameters(padded) - divided * (tensor - 1) // tensor
+
+
+def pad_vocabulary(shape: Shape, tensor: int = 1) -> int:
+    """Counts the rows of the word embeddings with those that pad them, on all ranks that share a model."""
+    return shape.padded_vocabulary + (-shape.padded_vocabulary % (VOCABULARY_SHARE * tensor) if tensor > 1 else 0)
 
 
 def _read_number(options: Mapping[str, Any], name: str, default: float) -> float:
@@ -138,26 +159,28 @@ def plan_activations(
     predictions: float | None = None,
     seen: float | None = None,
     by_kernels: bool = True,
+    tensor: int = 1,
 ) -> Activations:
     """Plans for a micro-batch of full sequences. Fused attention keeps no probabilities; that of a CPU does.
 
     `predictions`: number of predictions of a sequence (default: the objective's without a recipe). `seen`: number of
     its last states that the heads read (default: the objective's). `by_kernels`: whether our kernels compute: PyTorch's
     operations also keep dropout masks, a byte per element, and three tensors of the size of the logits, not one.
+    `tensor` ranks share the model.
     """
     size, h, objective = 4 if dtype == "fp32" else 2, shape.hidden, find_objective(shape)
     if predictions is None:
         predictions = objective.predictions(length, PREDICTED_SHARE * length, HALF_WAY)
     passes = [Pass(shape, seen)] if seen is not None else objective.passes(shape, 1, length, predictions)
-    planned = [_plan_pass(each, size, sequences, length, fused_attention, by_kernels) for each in passes]
+    planned = [_plan_pass(each, size, sequences, length, fused_attention, by_kernels, tensor) for each in passes]
     asked, at_once = sequences * predictions, objective.logits_at_once
     in_place = by_kernels and dtype != "fp16"  # our kernels put the gradient of logits where these were
     heads = asked * 4 * size * h + sequences * size * sum(each.kept for each in passes)
     if at_once is None:  # logits as computed, in fp32, and their gradients
-        heads += asked * shape.vocabulary * (size if in_place else size + 4 + 4)
+        heads += asked * shape.vocabulary / tensor * (size if in_place else size + 4 + 4)
     else:  # logits in fp32, twice while summed; and gradients, including those of weights, for the backward pass
         logits = min(asked, at_once) * shape.vocabulary * (size if in_place else 8)
-        heads += logits + asked * size * h + 4 * shape.padded_vocabulary * (h + 1)
+        heads += asked * size * h + (logits + 4 * pad_vocabulary(shape, tensor) * (h + 1)) / tensor
     layer = max(each.layer for each in planned)
     return Activations(
         kept=sum(each.kept for each in planned) + heads,
@@ -176,17 +199,21 @@ class PassMemory(NamedTuple):
 
 
 def _plan_pass(
-    asked: Pass, size: int, sequences: int, length: float, fused_attention: bool, by_kernels: bool
+    asked: Pass, size: int, sequences: int, length: float, fused_attention: bool, by_kernels: bool, tensor: int
 ) -> PassMemory:
     """Plans a pass whose numbers of pieces are those of one sequence; `size` is that of a number."""
     shape, pieces = asked.shape, asked.share * (sequences * length)
     kept = find_architecture(shape.architecture).layer_memory(shape)
-    behind = size * kept.behind + (not by_kernels) * kept.masks
-    layer = pieces * (size * kept.before + behind)
+    before, behind = (
+        size * (whole - (1 - 1 / tensor) * divided)
+        for whole, divided in zip((kept.before, kept.behind), kept.divided, strict=True)
+    )
+    behind += (not by_kernels) * kept.masks
+    layer = pieces * (before + behind)
     # of the last layer, the states that the heads read: selected from its input and from attention's result, and beyond
-    last = pieces * size * kept.before + sequences * asked.needed * (size * kept.chosen + behind)
+    last = pieces * before + sequences * asked.needed * (size * kept.chosen + behind)
     if not fused_attention:
-        layer, last = (each + pieces * size * shape.heads * length for each in (layer, last))
+        layer, last = (each + pieces * size * shape.heads / tensor * length for each in (layer, last))
     embeddings = pieces * (size * kept.embeddings + (not by_kernels) * shape.hidden)
     inputs = embeddings + shape.layers * pieces * size * shape.hidden
     return PassMemory(embeddings + (shape.layers - 1) * layer + last, inputs, layer)
@@ -223,6 +250,8 @@ class Heaviest:
     """whether activations are computed again (`compute.checkpoint_activations`)"""
     by_kernels: bool = True
     """whether our kernels may compute (`compute.kernels`)"""
+    tensor: int = 1
+    """ranks that share the model (`parallel.tensor`)"""
 
     def sizes(self, share: int, on_cpu: bool) -> list[int]:
         """Lists the possible micro-batches, the smallest first: divisors of a rank's share of the batch."""
@@ -236,7 +265,7 @@ class Heaviest:
     def plan(self, sequences: int, on_cpu: bool) -> Activations:
         """Estimates the bytes of the activations of a micro-batch."""
         inputs = (self.shape, self.dtype, sequences, self.length, not on_cpu, self.predictions)
-        return plan_activations(*inputs, by_kernels=self.by_kernels)
+        return plan_activations(*inputs, by_kernels=self.by_kernels, tensor=self.tensor)
 
     def activations(self, sequences: int, on_cpu: bool) -> float:
         """Estimates the bytes that the activations of a micro-batch take under the recipe."""

@@ -41,6 +41,7 @@ class Target:
     dtype: Dtype
     room: memory.Room
     ranks: int
+    """ranks that read different data: without those that share a model with them"""
     cluster: Cluster | None = None
     """speed of the ranks; None if unknown"""
     where: str = ""
@@ -49,6 +50,11 @@ class Target:
     """real pieces a second of all ranks, from which the hours follow if given"""
     flops_per_second: float | None = None
     """measured FLOP/s of a rank, from which they follow without pieces a second and without a cluster"""
+
+    @property
+    def tensor(self) -> int:
+        """Ranks that share a model."""
+        return self.recipe.parallel.tensor
 
     @property
     def shape(self) -> Shape:
@@ -72,14 +78,16 @@ class Target:
         """Plans a rank's memory under a ZeRO stage, without activations."""
         recipe, options = self.recipe, self.recipe.deepspeed.get("zero_optimization")
         optimizer = find_optimizer(recipe.optimizer)
-        return memory.plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
+        settings = (zero, recipe.parallel.offload, options, optimizer, self.tensor)
+        return memory.plan_memory(self.shape, self.dtype, self.ranks, *settings)
 
     def heaviest(self, phase: Phase) -> memory.Heaviest:
         objective = configure_objective(self.recipe.in_phase(phase).objective)
         most = most_predictions(objective, phase.length, self.manifest)
         compute = self.recipe.compute
         recomputes, by_kernels = compute.checkpoint_activations, compute.kernels == "auto"
-        return memory.Heaviest(self.shape_in(phase), self.dtype, phase.length, most, recomputes, by_kernels)
+        sizes = (self.shape_in(phase), self.dtype, phase.length, most, recomputes, by_kernels, self.tensor)
+        return memory.Heaviest(*sizes)
 
     def activations(self, phase: Phase, micro_batch: int) -> memory.Activations:
         full = measure_phase(self.recipe, phase, self.shape_in(phase), None)
@@ -100,13 +108,17 @@ class Target:
     def step(self, phase: Phase, zero: int, micro_batch: int) -> tuple[StepTime, float]:
         """Estimates the time of a step on the cluster, and the efficiency of a rank."""
         assert self.cluster is not None
-        average, recompute = self.statistics(phase), self.recipe.compute.checkpoint_activations
-        work = MicroBatch.from_average(self.shape_in(phase), self.dtype, micro_batch, average, recompute)
         accumulation = phase.batch // (micro_batch * self.ranks)
-        traffic = find_optimizer(self.recipe.optimizer).traffic
-        exchange = Exchange.for_stage(memory.count_parameters(self.shape_in(phase)), zero, self.dtype, traffic)
-        arguments = (self.cluster, work, exchange, accumulation)
-        return cost.estimate_step(*arguments), cost.find_efficiency(*arguments)
+        arguments = (self.cluster, *self.find_work(phase, zero, micro_batch, self.tensor), accumulation)
+        whole = self.find_work(phase, zero, micro_batch, 1)
+        return cost.estimate_step(*arguments), cost.find_efficiency(*arguments, whole)
+
+    def find_work(self, phase: Phase, zero: int, micro_batch: int, tensor: int) -> tuple[MicroBatch, Exchange]:
+        """Finds the work of a micro-batch and the exchange of a step on a rank, of `tensor` that share a model."""
+        shape, average = self.shape_in(phase), self.statistics(phase)
+        recompute, traffic = self.recipe.compute.checkpoint_activations, find_optimizer(self.recipe.optimizer).traffic
+        work = MicroBatch.from_average(shape, self.dtype, micro_batch, average, recompute, tensor)
+        return work, Exchange.for_stage(memory.count_parameters(shape, tensor), zero, self.dtype, traffic)
 
 
 @dataclass(frozen=True)
@@ -228,7 +240,8 @@ def plan_phase(target: Target, number: int, zero: int, micro_batch: int) -> Phas
         step, share = target.step(phase, zero, micro_batch)
         speed = 1 / step.total
     elif target.flops_per_second is not None:
-        speed = target.ranks * target.flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
+        ranks = target.ranks * target.tensor
+        speed = ranks * target.flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
     steps, seconds = _find_length(schedule, speed)
     return PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, step, share)
@@ -244,6 +257,8 @@ def _find_length(schedule: PhaseSchedule, steps_per_second: float | None) -> tup
 def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
     """Lists the assumptions of a plan: on the objective, the data, the speed, and the memory."""
     target, room, flops = plan.target, plan.target.room, plan.target.flops_per_second
+    if target.cluster is not None and target.tensor > 1:
+        yield from map(partial(_name_flops, target), plan.phases)
     for phase in {each.objective: each for each in target.recipe.phases}.values():
         objective = configure_objective(target.recipe.in_phase(phase).objective)
         yield from (objective.note(target.shape_in(phase)) or "").splitlines()
@@ -267,6 +282,21 @@ def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
         where, found = f"a CPU and {room.size / 1e9:.1f} GB a rank; for a GPU: --gpu h100-80", "anew"
     if any(planned.phase.micro_batch == "auto" for planned in plan.phases):
         yield f'a micro-batch with ~ is "auto", an estimate for {where}; the run finds {found} what fits'
+
+
+MEGATRON = (72, 3072, 512, 15.1)
+"""Layers, width and GPUs of the published run of Megatron-LM, and its PFLOP/s (Shoeybi et al. 2019)."""
+
+
+def _name_flops(target: Target, planned: PhasePlan) -> str:
+    """Names the speed in PFLOP/s as Megatron-LM counts it: with what is computed again, and all pairs of attention."""
+    shape = target.shape_in(planned.phase)
+    average = measure_phase(target.recipe, planned.phase, shape.change_learning(sees="both"), target.manifest)
+    again = 4 / 3 if target.recipe.compute.checkpoint_activations else 1.0
+    flops, ranks = again * planned.phase.batch * average.flops / planned.step_seconds, target.ranks * target.tensor
+    published = (shape.layers, shape.hidden, ranks) == MEGATRON[:3]
+    beside = f"; Megatron-LM published {MEGATRON[3]} for this model on {ranks} V100" if published else ""
+    return f"{planned.phase.name}: {flops / 1e15:,.1f} PFLOP/s, {flops / ranks / 1e12:,.1f} TFLOP/s a rank{beside}"
 
 
 def sum_known(values: Iterable[float | None]) -> float | None:

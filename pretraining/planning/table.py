@@ -18,7 +18,7 @@ from pretraining.planning.plan import STAGES, PhasePlan, Plan, Target, name_numb
 UNKNOWN = "?"
 BAR = 40
 """Length in characters of the bar of a whole step."""
-PARTS = {"compute": "█", "stragglers": "▓", "joining": "▒", "optimizer": "░", "data": "·"}
+PARTS = {"compute": "█", "sums": "◆", "stragglers": "▓", "joining": "▒", "optimizer": "░", "data": "·"}
 """The parts of a step's time, and their characters in a bar."""
 TOLD = 0.03
 """Relative difference of times that the model can resolve: about its mean error."""
@@ -41,7 +41,7 @@ def render_cluster(target: Target, plans: Sequence[Plan], hour_price: float | No
     parts += [_stage_table(plans, hour_price), ""]
     if own.fits:
         bars = (f"{planned.phase.name:<12} {_draw_bar(planned.step)}" for planned in own.phases if planned.step)
-        legend = " " * 13 + "  ".join(f"{letter} {name}" for name, letter in PARTS.items())
+        legend = " " * 13 + "  ".join(f"{PARTS[name]} {name}" for name in _list_parts(own))
         parts += [f"{_name_stage(target, own.zero)}: {own.range}", "", _step_table(own), *bars, legend, ""]
         parts += [*_advise(plans), ""]
     return Group(*parts)
@@ -52,7 +52,7 @@ def render_scale(plans: Iterable[Plan], hour_price: float | None) -> RenderableT
     rows = []
     for plan in plans:
         time, price = _format_duration(plan.seconds), _format_price(plan, hour_price)
-        rows.append([f"{plan.target.ranks:,}", f"{plan.efficiency:.1%}", time, price])
+        rows.append([f"{plan.target.ranks * plan.target.tensor:,}", f"{plan.efficiency:.1%}", time, price])
     return _make_table(["GPUs", "efficiency", "time", "cost"], rows)
 
 
@@ -67,11 +67,12 @@ def _make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _describe_model(target: Target) -> str:
-    shape, ranks = target.shape, target.ranks
+    shape, ranks, tensor = target.shape, target.ranks * target.tensor, target.tensor
+    shared = f", {tensor} of which share a model" if tensor > 1 else ""
     return (
         f"{num_parameters(shape) / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
         f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {name_numbers(target.recipe, target.dtype)} on {ranks} "
-        f"rank{'s' * (ranks > 1)}, ZeRO {target.recipe.parallel.zero}, {target.recipe.optimizer.name}"
+        f"rank{'s' * (ranks > 1)}{shared}, ZeRO {target.recipe.parallel.zero}, {target.recipe.optimizer.name}"
     )
 
 
@@ -203,12 +204,17 @@ def _write_flags(plan: Plan) -> str:
 
 def _step_table(plan: Plan) -> Table:
     """Makes a table of the parts of a step's time in each phase."""
-    rows = []
+    rows, names = [], _list_parts(plan)
     for planned in plan.phases:
-        parts = [getattr(planned.step, name) for name in PARTS]
+        parts = [getattr(planned.step, name) for name in names]
         cells = [f"{seconds:.4f}" for seconds in (*parts, planned.step_seconds)]
         rows.append([planned.phase.name, *cells, f"{planned.steps or 0:,.0f}", _format_duration(planned.seconds)])
-    return _make_table(["seconds of a step", *PARTS, "in all", "steps", "phase takes"], rows)
+    return _make_table(["seconds of a step", *names, "in all", "steps", "phase takes"], rows)
+
+
+def _list_parts(plan: Plan) -> list[str]:
+    """Lists the parts of a step's time; there are sums only where ranks share a model."""
+    return [name for name in PARTS if name != "sums" or plan.target.tensor > 1]
 
 
 def _draw_bar(step: StepTime) -> str:
@@ -222,4 +228,5 @@ def _draw_bar(step: StepTime) -> str:
 
 def _format_price(plan: Plan, hour_price: float | None) -> str:
     """Formats the price of all GPUs for the time of a plan; empty without a price per hour."""
-    return "" if hour_price is None else f"{(plan.seconds or 0) / 3600 * plan.target.ranks * hour_price:,.0f}"
+    ranks = plan.target.ranks * plan.target.tensor
+    return "" if hour_price is None else f"{(plan.seconds or 0) / 3600 * ranks * hour_price:,.0f}"

@@ -77,7 +77,7 @@ def test_the_range_of_the_run_of_53_minutes_has_what_was_published(capsys: pytes
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_has_a_plan(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more: dict[str, list[object]] = {"adapt": ["--model.size", "base"], "gpt2_8b": ["--nodes", 8]}
+    more: dict[str, list[object]] = {"adapt": ["--model.size", "base"], "gpt2_8b": ["--gpus-per-node", 8]}
     assert "seconds of a step" in plan(capsys, "--recipe", path, "--gpus-per-node", 1, *more.get(path.stem, []))
 
 
