@@ -1,0 +1,52 @@
+"""A rank of 512 that train GPT-2 of 8.3 billion weights: what it holds, on a device that holds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from pretraining.config.overrides import RECIPES, load_recipe
+from pretraining.mesh.mesh import form_mesh
+from pretraining.objectives.declaration import build_model
+from pretraining.planning.machines import make_target
+
+RANK, RANKS, TENSOR = 13, 512, 8
+
+
+@pytest.fixture
+def fake_group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("fake_group")
+def test_a_rank_of_512_has_the_shares_that_were_planned() -> None:
+    recipe = load_recipe(RECIPES / "gpt2_8b.toml", [])
+    shape, mesh = recipe.shape(None), form_mesh(recipe.parallel.tensor)
+    assert (mesh.data_rank, mesh.data_ranks, mesh.tensor_rank, mesh.tensor_ranks) == (1, 64, 5, TENSOR)
+    with torch.device("meta"):
+        model = build_model(shape)
+        shares = model.take_shares(mesh)
+    h, found = shape.hidden, {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    wanted = {
+        "embeddings.word.weight": (51_200 // TENSOR, h),
+        "embeddings.position.weight": (1024, h),
+        "layers.0.qkv.weight": (3 * h // TENSOR, h),
+        "layers.0.qkv.bias": (3 * h // TENSOR,),
+        "layers.40.output.weight": (h, h // TENSOR),
+        "layers.40.output.bias": (h,),
+        "layers.71.inner.weight": (4 * h // TENSOR, h),
+        "layers.71.outer.weight": (h, 4 * h // TENSOR),
+        "layers.71.first_norm.weight": (h,),
+    }
+    assert {name: found[name] for name in wanted} == wanted
+    assert len(shares.divisions) == 1 + 72 * 6
+    numbers = sum(weight.numel() for weight in model.parameters())
+    planned = make_target(recipe, None, "v100-32", RANKS // 8, 8).plan_memory(1)
+    assert planned.weights == 2 * numbers
+    assert planned.optimizer == 12 * numbers / 64
