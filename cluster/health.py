@@ -24,6 +24,7 @@ from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import writable
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
+from pretraining.mesh.cuts import find_crossing
 from pretraining.objectives.declaration import num_parameters
 from pretraining.processes.ahead import await_call
 from pretraining.reporting.hardware import synchronize
@@ -130,13 +131,22 @@ def try_disk(folder: Path) -> tuple[float, float]:
     return free, written / (time.perf_counter() - start)
 
 
-def check_room(free: float, recipe: Path, overrides: Sequence[str], manifest: Manifest, ranks: int) -> None:
-    """Raises UserError if the disk has no room for checkpoints. Does not look up the sizes of a base model."""
+def check_recipe(
+    free: float, recipe: Path, overrides: Sequence[str], manifest: Manifest, ranks: int, per_node: int
+) -> str | None:
+    """Raises UserError if the disk has no room for checkpoints, or if ranks of several nodes would share a model
+    unasked. Returns a note if they do. Does not look up the sizes of a base model."""
     settings = load_recipe(recipe, overrides, ranks=ranks, lengths=manifest.lengths())
+    tensor, across_nodes = settings.parallel.tensor, settings.parallel.across_nodes
+    if (fault := find_crossing(tensor, per_node, across_nodes)) is not None:
+        raise UserError(fault)
     needed = CHECKPOINTS * BYTES * num_parameters(settings.shape(manifest))
     if settings.base_model is None and free < needed:
         told = f"{free / 1e9:,.2f} GB are free, and {CHECKPOINTS} checkpoints take {needed / 1e9:,.2f} GB"
         raise UserError(f"{told}\nmake room, or name another --out")
+    if tensor <= per_node:
+        return None
+    return f"{tensor // per_node} nodes share a model: every layer waits for sums between them"
 
 
 def describe_gpu(report: Health, device: torch.device) -> str:

@@ -149,7 +149,9 @@ def look_at_storage(report: Health, look: Any, wanted: Preflight, overrides: Seq
     if manifest:
         report.same["data"] = manifest.fingerprint[:12]
     if free is not None and manifest and recipe:
-        look("recipe", lambda: health.check_room(free, recipe, overrides, manifest, world.size))
+        sizes = (world.size, world.local_size)
+        note = look("recipe", lambda: health.check_recipe(free, recipe, overrides, manifest, *sizes))
+        report.notes += [note] if note else []
     elif free is not None and free < SCARCE:
         report.notes.append(f"{wanted.out}: only {free / 1e9:,.1f} GB are free")
     report.free = free

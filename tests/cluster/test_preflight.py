@@ -39,7 +39,10 @@ from support.unfit_nodes import (
 )
 
 from cluster import preflight
+from cluster.health import check_recipe
+from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
+from data_prep.shards import Manifest
 from pretraining.processes.ending import Code
 
 SCRIPT = ROOT / "cluster" / "preflight.py"
@@ -227,6 +230,15 @@ def test_data_and_folder_that_are_amiss_on_all_nodes(place: Place) -> None:
 )
 def test_a_recipe_that_has_no_room_or_is_wrong(place: Place, words: tuple[object, ...], told: str) -> None:
     expect(place, inspect(place, "--recipe", place.recipe, *words, ranks=1), Code.CURE, "error: recipe: ", told)
+
+
+def test_nodes_share_a_model_only_if_asked(place: Place) -> None:
+    inputs = (1e12, Path("gpt2_8b"), ["--phases.0.length", "64"], Manifest.read(place.data), 512)
+    assert check_recipe(*inputs, per_node=8) is None
+    with pytest.raises(UserError, match="does not divide the 4 ranks of a node, and between nodes the sums"):
+        check_recipe(*inputs, per_node=4)
+    inputs[2].append("--parallel.across_nodes=true")
+    assert check_recipe(*inputs, per_node=4) == "2 nodes share a model: every layer waits for sums between them"
 
 
 @pytest.mark.usefixtures("leaves_group")
