@@ -1,8 +1,10 @@
 // All layers of an encoder that answers, in one call: threads start once, and nothing lies between the products but their
-// ends. Products are of fp32, bf16 or bytes, all else is fp32; n pieces of s sequences, H hidden.
+// ends. Products are of fp32, bf16 or bytes; those of attention of bf16, where these are not of fp32 and the processor has
+// such products. All else is fp32; n pieces of s sequences, H hidden.
 
 #pragma once
 
+#include "attention_by_heads.h"
 #include "products.h"
 
 namespace {
@@ -17,8 +19,10 @@ struct ServedLayer {
 };
 
 // Room for the rows between the products; each part is written whole before it is read
+template <class Rows>
 struct Between {
-    float *qkv, *context, *ended, *inner, *scales;
+    typename Rows::Number *qkv, *context, *inner;
+    float *ended, *scales;
     uint8_t* bytes;
 };
 
@@ -82,44 +86,73 @@ void attend_head(const float* query, int64_t query_stride, int64_t queries, int6
     }
 }
 
+// A head of a sequence in fp32, and the room in which a thread computes one after another; in bf16, `Head` has the same
+class FloatHead {
+    const Sequences<float>& all;
+    const int64_t hidden;
+    std::vector<float> scratch;
+    const float* qkv = nullptr;
+    int64_t n = 0;
+
+   public:
+    explicit FloatHead(const Sequences<float>& all)
+        : all(all), hidden(all.heads * all.size), scratch(scratch_of_head(all.longest(), all.size)) {}
+
+    void open(int64_t number) {
+        const int64_t sequence = number / all.heads;
+        qkv = all.qkv + all.starts[sequence] * 3 * hidden + number % all.heads * all.size, n = all.lengths[sequence];
+    }
+
+    void forward(int64_t from, int64_t to, float* out) {
+        const int64_t stride = 3 * hidden;
+        attend_head(qkv + from * stride, stride, to - from, all.sight.end(from, n), all.sight.one_way, qkv + hidden,
+                    qkv + 2 * hidden, stride, n, all.size, out, hidden, scratch.data());
+    }
+};
+
+inline FloatHead make_head(const Sequences<float>& all) { return FloatHead(all); }
+#ifdef CLOZE_HALVES
+inline Head<Lanes> make_head(const Sequences<bfloat16>& all) { return Head<Lanes>(all, false); }
+#endif
+
 // The context of all pieces of some sequences, or of one of each, whose hidden states `asked` becomes
 template <class Rows>
-void attend(const ServedLayer<Rows>& layer, const float* x, const int32_t* starts, const int64_t* places, float* asked,
-            const Between& room, int64_t sequences, int64_t heads, int64_t hidden, int64_t one_way, float* scratch) {
-    const int64_t n = starts[sequences] - starts[0], size = hidden / heads;
-    // queries of few lie where the ends of blocks will, and the others have keys and values alone
-    const int64_t first = places ? hidden : 0, stride = 3 * hidden - first;
-    multiply(Rows::of(x, n, hidden, room.bytes, room.scales), n, hidden, layer.qkv, first, 3 * hidden, room.qkv);
+void attend(const ServedLayer<Rows>& layer, const float* x, const int64_t* places, float* asked, const Between<Rows>& room,
+            const Sequences<typename Rows::Number>& all) {
+    const int64_t base = all.starts[0], n = all.starts[all.count] - base, hidden = all.heads * all.size;
+    const int64_t first = places ? hidden : 0, stride = 3 * hidden;  // queries of few are computed apart
+    multiply(Rows::of(x, n, hidden, room.bytes, room.scales), n, hidden, layer.qkv, first, stride, room.qkv + first, stride);
     if (places) {
 #pragma omp for schedule(static)
-        for (int64_t s = 0; s < sequences; ++s)
-            std::memcpy(asked + s * hidden, x + (places[s] - starts[0]) * hidden, hidden * sizeof(float));
-        multiply(Rows::of(asked, sequences, hidden, room.bytes, room.scales), sequences, hidden, layer.qkv, 0, hidden,
-                 room.ended);
+        for (int64_t s = 0; s < all.count; ++s)
+            std::memcpy(asked + s * hidden, x + (places[s] - base) * hidden, hidden * sizeof *x);
+        multiply(Rows::of(asked, all.count, hidden, room.bytes, room.scales), all.count, hidden, layer.qkv, 0, hidden,
+                 room.context, hidden);
+#pragma omp for schedule(static)
+        for (int64_t s = 0; s < all.count; ++s)
+            std::memcpy(room.qkv + (places[s] - base) * stride, room.context + s * hidden, hidden * sizeof *room.qkv);
     }
+    auto head = make_head(all);
 #pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < sequences * heads; ++task) {
-        const int64_t s = task / heads, column = task % heads * size, begin = starts[s] - starts[0];
-        const int64_t length = starts[s + 1] - starts[s], row = places ? s : begin;
-        const float* keys = room.qkv + begin * stride + hidden - first + column;
-        const float* queries = (places ? room.ended + s * hidden : room.qkv + begin * stride) + column;
-        const int64_t seen = !one_way ? length : places ? places[s] - starts[s] + 1 : 1;
-        attend_head(queries, places ? hidden : stride, places ? 1 : length, seen, one_way, keys, keys + hidden, stride,
-                    length, size, room.context + row * hidden + column, hidden, scratch);
+    for (int64_t number = 0; number < all.count * all.heads; ++number) {
+        const int64_t s = number / all.heads, column = number % all.heads * all.size;
+        const int64_t from = places ? places[s] - all.starts[s] : 0, row = places ? s : all.starts[s] - base;
+        head.open(number);
+        head.forward(from, places ? from + 1 : all.lengths[s], room.context + row * hidden + column);
     }
 }
 
 // The block behind attention, for any rows: x (rows, H) becomes what the layer gives
 template <class Rows>
-void finish_layer(const ServedLayer<Rows>& layer, float* x, const Between& room, int64_t rows, int64_t hidden,
+void finish_layer(const ServedLayer<Rows>& layer, float* x, const Between<Rows>& room, int64_t rows, int64_t hidden,
                   int64_t wide, float epsilon) {
-    const auto taken = [&](const float* from, int64_t width) {
+    const auto taken = [&](const auto* from, int64_t width) {
         return Rows::of(from, rows, width, room.bytes, room.scales);
     };
-    multiply(taken(room.context, hidden), rows, hidden, layer.output, 0, hidden, room.ended);
+    multiply(taken(room.context, hidden), rows, hidden, layer.output, 0, hidden, room.ended, hidden);
     add_and_norm(room.ended, x, layer.norm, layer.norm_bias, epsilon, x, rows, hidden);
-    multiply<add_bias_and_gelu>(taken(x, hidden), rows, hidden, layer.inner, 0, wide, room.inner);
-    multiply(taken(room.inner, wide), rows, wide, layer.outer, 0, hidden, room.ended);
+    multiply<WithGelu>(taken(x, hidden), rows, hidden, layer.inner, 0, wide, room.inner, wide);
+    multiply(taken(room.inner, wide), rows, wide, layer.outer, 0, hidden, room.ended, hidden);
     add_and_norm(room.ended, x, layer.last_norm, layer.last_norm_bias, epsilon, x, rows, hidden);
 }
 
@@ -137,20 +170,24 @@ template <class Rows>
 void answer(float* x, const ServedLayer<Rows>* layers, const int32_t* starts, const int64_t* places, float* asked,
             float* between, int64_t rows_at_once, int64_t depth, int64_t sequences, int64_t heads, int64_t hidden,
             int64_t wide, int64_t longest, int64_t one_way, double epsilon, int64_t threads) {
+    using Number = typename Rows::Number;
     const int64_t size = hidden / heads, most = std::max(rows_at_once, longest);
     float *const inner = between + 5 * most * hidden, *const scales = inner + most * wide;
-    const Between room{between, between + 3 * most * hidden, between + 4 * most * hidden, inner, scales,
-                       (uint8_t*)(scales + most)};
+    const Between<Rows> room{(Number*)between, (Number*)(between + 3 * most * hidden), (Number*)inner,
+                             between + 4 * most * hidden, scales, (uint8_t*)(scales + most)};
+    std::vector<int32_t> lengths(sequences);
+    for (int64_t s = 0; s < sequences; ++s) lengths[s] = starts[s + 1] - starts[s];
 #pragma omp parallel num_threads(int(threads))
     {
-        std::vector<float> scratch(scratch_of_head(longest, size));
         for (int64_t l = 0; l < depth; ++l)
             for (int64_t from = 0, count; from < sequences; from += count) {
                 count = sequences_with(rows_at_once, starts, from, sequences);
                 const bool few = places && l + 1 == depth;
                 float* rows = x + starts[from] * hidden;
-                attend(layers[l], rows, starts + from, few ? places + from : nullptr, asked + from * hidden, room, count,
-                       heads, hidden, one_way, scratch.data());
+                const Sequences<Number> some{room.qkv - starts[from] * 3 * hidden, nullptr, starts + from,
+                                             lengths.data() + from, nullptr, Dropout(0, 0),
+                                             1.0f / std::sqrt(float(size)), {longest, one_way != 0}, count, heads, size};
+                attend(layers[l], rows, few ? places + from : nullptr, asked + from * hidden, room, some);
                 finish_layer(layers[l], few ? asked + from * hidden : rows, room,
                              few ? count : starts[from + count] - starts[from], hidden, wide, float(epsilon));
             }

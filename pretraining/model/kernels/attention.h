@@ -57,6 +57,20 @@ struct Sight {
     int64_t end(int64_t i, int64_t n) const { return std::min(n, i + 1 + (one_way ? 0 : window)); }
 };
 
+// What all heads of some sequences share. Queries, keys and values lie (pieces, 3 * heads * size), their bias apart.
+template <class T>
+struct Sequences {
+    const T *qkv, *bias;
+    const int32_t *starts, *lengths;
+    const uint32_t* keys;  // of the rows, for dropout
+    Dropout dropout;
+    float scale;  // of scores
+    Sight sight;
+    int64_t count, heads, size;
+
+    int64_t longest() const { return *std::max_element(lengths, lengths + count); }
+};
+
 // Scores of `rows` pieces at a time with `width` others each, from the first on that one of them would see in a sequence
 // without a beginning; or of all pieces with all.
 struct Bands {

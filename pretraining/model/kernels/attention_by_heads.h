@@ -24,21 +24,6 @@ constexpr int64_t LINE = 32;   // numbers that memory gives at once
 
 inline int64_t padded(int64_t length) { return (length + BLOCK - 1) / BLOCK * BLOCK; }
 
-// What all heads of all sequences share. Queries, keys and values lie (pieces, 3 * heads * size), their bias apart.
-struct Sequences {
-    const bfloat16 *qkv, *bias;
-    const int32_t *starts, *lengths;
-    const uint32_t* keys;  // of the rows, for dropout
-    Dropout dropout;
-    float scale;  // of scores
-    Sight sight;
-    int64_t count, heads, size;
-
-    int64_t longest() const { return padded(*std::max_element(lengths, lengths + count)); }
-    // The most columns of a block of rows of scores that are computed, in whole blocks
-    int64_t band(int64_t length) const { return std::min(length, BLOCK + 2 * padded(std::min(length, sight.window))); }
-};
-
 // Part of a row of scores or shares
 struct Columns {
     int64_t begin, end;
@@ -59,9 +44,10 @@ struct Spread {
     float highest, log_sum;
 };
 
-// A row of scores becomes what dropout keeps of its shares; returns its spread. Dropout numbers the columns from `column`.
-inline Spread share_row(float* scores, Columns seen, float scale, const Dropout& dropout, uint32_t key, uint32_t column,
-                        bfloat16* kept) {
+// A row of scores becomes what dropout keeps of its shares; returns its highest score, and the sum whose logarithm is part of
+// its spread. Dropout numbers the columns from `column`.
+inline std::pair<float, float> share_row(float* scores, Columns seen, float scale, const Dropout& dropout, uint32_t key,
+                                         uint32_t column, bfloat16* kept) {
     const int64_t end = open_row(scores, seen);
     __m512 highest = _mm512_set1_ps(-INFINITY), sums = _mm512_setzero_ps();
     for (int64_t j = 0; j < end; j += SIXTEEN) highest = _mm512_max_ps(load_sixteen(scores + j), highest);
@@ -77,7 +63,7 @@ inline Spread share_row(float* scores, Columns seen, float scale, const Dropout&
         const __m512 share = _mm512_mul_ps(load_sixteen(scores + j), _mm512_set1_ps(1.0f / sum));
         store_sixteen(kept + j, dropout.drops() ? kept_of(share, dropout, key, column + uint32_t(j)) : share);
     }
-    return {largest, std::log(sum)};
+    return {largest, sum};
 }
 
 // From a row of scores and the gradient of what was kept of its shares: that again, and the gradient of the scores.
@@ -108,7 +94,7 @@ inline void share_row_backward(float* scores, float* grad, Columns seen, float s
 // A head of a sequence, and the room in which a thread computes one after another; its products by Tiles or Lanes.
 template <class Blocks>
 class Head {
-    const Sequences& all;
+    const Sequences<bfloat16>& all;
     const int64_t size, hidden;
     std::vector<bfloat16> queries, keys, values, grads, kept, slopes, kept_turned, slopes_turned;
     std::vector<uint32_t> key_columns, key_rows, value_columns, value_rows, query_rows, grad_rows;  // in panels
@@ -153,8 +139,11 @@ class Head {
     // Where the block begins that holds the first piece that the rows of a block see: the first column of their scores
     int64_t origin(int64_t first) const { return all.sight.begin(first) / BLOCK * BLOCK; }
 
-    // How many pieces the rows of a block see together, from their origin on
-    int64_t seen_from(int64_t first) const { return all.sight.end(first + BLOCK - 1, n) - origin(first); }
+    // How many pieces some rows of a block see together, from their origin on
+    int64_t seen_from(int64_t first, int64_t rows) const { return all.sight.end(first + rows - 1, n) - origin(first); }
+
+    // The most columns of a block of rows of scores that are computed, in whole blocks
+    int64_t find_band() const { return std::min(length, BLOCK + 2 * padded(std::min(length, all.sight.window))); }
 
     // The columns of what a row of a block sees: nothing, where it lies behind the sequence
     Columns seen(int64_t first, int64_t i) const {
@@ -170,20 +159,21 @@ class Head {
     // The number by which dropout knows the first column of a block's scores
     uint32_t column(int64_t first) const { return (uint32_t(head) << 16) + uint32_t(origin(first)); }
 
-    // out = scores or their gradient, of the rows of a block: left (queries, size) with the columns that they see
-    void score(const std::vector<bfloat16>& left, const std::vector<uint32_t>& columns, int64_t first, float* out) {
+    // out = scores or their gradient, of some rows of a block: left (queries, size) with the columns that they see
+    void score(const std::vector<bfloat16>& left, const std::vector<uint32_t>& columns, int64_t first, int64_t rows,
+               float* out) {
         const Panels right{columns.data() + origin(first) * size / 2, size};
-        multiply<Blocks>(left.data() + first * size, size, right, out, band, rows_from(first), seen_from(first), size);
+        multiply<Blocks>(left.data() + first * size, size, right, out, band, rows, seen_from(first, rows), size);
     }
 
-    // sums = shares or slopes of the rows of a block with what they see of right (length, size)
-    void sum_over_keys(const std::vector<bfloat16>& left, const std::vector<uint32_t>& right, int64_t first) {
-        multiply<Blocks>(left.data(), band, Panels{right.data(), length}.from(origin(first)), sums.data(), size,
-                         rows_from(first), size, seen_from(first));
+    // sums = shares or slopes of some rows of a block with what they see of right (length, size)
+    void sum_over_keys(const std::vector<bfloat16>& left, const std::vector<uint32_t>& right, int64_t first, int64_t rows) {
+        multiply<Blocks>(left.data(), band, Panels{right.data(), length}.from(origin(first)), sums.data(), size, rows,
+                         size, seen_from(first, rows));
     }
 
     void share_backward(int64_t first, const Spread* spreads) {
-        const int64_t from = origin(first), end = padded(seen_from(first));
+        const int64_t from = origin(first), end = padded(seen_from(first, rows_from(first)));
         for (int64_t r = 0; r < BLOCK; ++r) {
             const int64_t i = first + r, at = r * band;
             if (i < n)
@@ -211,8 +201,8 @@ class Head {
     }
 
    public:
-    Head(const Sequences& all, bool backward) : all(all), size(all.size), hidden(all.heads * all.size) {
-        const int64_t longest = all.longest(), whole = longest * size, widest = all.band(longest);
+    Head(const Sequences<bfloat16>& all, bool backward) : all(all), size(all.size), hidden(all.heads * all.size) {
+        const int64_t longest = length = padded(all.longest()), whole = longest * size, widest = find_band();
         for (auto* each : {&queries, &keys, &values}) each->resize(whole);
         for (auto* each : {&key_columns, &value_rows}) each->resize(whole / 2);
         kept.resize(BLOCK * widest);
@@ -230,7 +220,7 @@ class Head {
     void open(int64_t number) {
         const int64_t sequence = number / all.heads;
         head = number % all.heads, start = all.starts[sequence], n = all.lengths[sequence], length = padded(n);
-        band = all.band(length);
+        band = find_band();
         const bfloat16 *flat = all.qkv + start * 3 * hidden + head * size;
         int64_t part = 0;
         for (auto* each : {&queries, &keys, &values}) {
@@ -240,21 +230,25 @@ class Head {
         pair_columns(keys.data(), length, size, key_columns.data());
     }
 
-    void forward(bfloat16* context, Spread* spreads) {
+    // The context of its pieces from one to another; that of the first goes to `out`.
+    void forward(int64_t from, int64_t to, bfloat16* out, Spread* spreads = nullptr) {
         pair_rows(values.data(), length, size, value_rows.data());
-        for (int64_t first = 0; first < n; first += BLOCK) {
-            score(queries, key_columns, first, scores.data());
-            for (int64_t r = 0; r < BLOCK; ++r) {
-                const int64_t i = first + r, at = r * band;
-                if (i < n)
-                    spreads[(start + i) * all.heads + head] = share_row(scores.data() + at, seen(first, i), all.scale,
-                                                                        all.dropout, row_key(i), column(first),
-                                                                        kept.data() + at);
-                clear_outside(seen(first, i), padded(seen_from(first)), kept.data() + at);
+        for (int64_t first = from, rows; first < to; first += rows) {
+            rows = std::min(BLOCK - first % BLOCK, to - first);
+            score(queries, key_columns, first, rows, scores.data());
+            for (int64_t i = first, at = 0; i < first + rows; ++i, at += band) {
+                const auto [highest, sum] = share_row(scores.data() + at, seen(first, i), all.scale, all.dropout,
+                                                      row_key(i), column(first), kept.data() + at);
+                if (spreads) spreads[(start + i) * all.heads + head] = {highest, std::log(sum)};
+                clear_outside(seen(first, i), padded(seen_from(first, rows)), kept.data() + at);
             }
-            sum_over_keys(kept, value_rows, first);
-            put(rows_from(first), context + (start + first) * hidden + head * size, hidden, nullptr);
+            sum_over_keys(kept, value_rows, first, rows);
+            put(rows, out + (first - from) * hidden, hidden, nullptr);
         }
+    }
+
+    void forward(bfloat16* context, Spread* spreads) {
+        forward(0, n, context + start * hidden + head * size, spreads);
     }
 
     // `grad_bias` (3 * size): the sums over the rows of this head alone
@@ -266,11 +260,12 @@ class Head {
         pair_rows(queries.data(), length, size, query_rows.data());
         pair_rows(grads.data(), length, size, grad_rows.data());
         for (int64_t first = 0; first < n; first += BLOCK) {
-            score(queries, key_columns, first, scores.data());
-            score(grads, value_columns, first, grad_scores.data());
+            const int64_t rows = rows_from(first);
+            score(queries, key_columns, first, rows, scores.data());
+            score(grads, value_columns, first, rows, grad_scores.data());
             share_backward(first, spreads);
-            sum_over_keys(slopes, key_rows, first);
-            put(rows_from(first), flat + first * 3 * hidden, 3 * hidden, grad_bias);
+            sum_over_keys(slopes, key_rows, first, rows);
+            put(rows, flat + first * 3 * hidden, 3 * hidden, grad_bias);
         }
         sum_over_queries(slopes_turned, query_rows);
         put(n, flat + hidden, 3 * hidden, grad_bias + size);
@@ -286,7 +281,7 @@ inline int64_t heads_at_once(int64_t count, int64_t heads, int64_t threads) {
 
 // Threads go to the heads of all sequences, one after another, and compute with each
 template <class Blocks, class Function>
-inline void for_each_head(const Sequences& all, bool backward, int64_t threads, const Function& compute) {
+inline void for_each_head(const Sequences<bfloat16>& all, bool backward, int64_t threads, const Function& compute) {
     const int64_t heads = all.count * all.heads;
 #pragma omp parallel num_threads(threads_for(heads, threads))
     {
@@ -305,8 +300,8 @@ template <class Blocks>
 void attention(const bfloat16* qkv, const bfloat16* bias, const int32_t* starts, const int32_t* lengths,
                const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way, int64_t window,
                bfloat16* context, Spread* spreads, int64_t count, int64_t heads, int64_t size, int64_t threads) {
-    const Sequences all{qkv,  bias, starts, lengths, keys, Dropout(probability, site), float(scale), {window, one_way != 0},
-                        count, heads, size};
+    const Sequences<bfloat16> all{qkv, bias, starts, lengths, keys, Dropout(probability, site), float(scale),
+                                  {window, one_way != 0}, count, heads, size};
     for_each_head<Blocks>(all, false, threads, [&](Head<Blocks>& head, int64_t) { head.forward(context, spreads); });
 }
 
@@ -316,8 +311,8 @@ void attention_backward(const bfloat16* qkv, const bfloat16* bias, const int32_t
                         const uint32_t* keys, int64_t site, double probability, double scale, int64_t one_way,
                         int64_t window, const bfloat16* grad, const Spread* spreads, bfloat16* grad_qkv,
                         bfloat16* grad_bias, int64_t count, int64_t heads, int64_t size, int64_t threads) {
-    const Sequences all{qkv,  bias, starts, lengths, keys, Dropout(probability, site), float(scale), {window, one_way != 0},
-                        count, heads, size};
+    const Sequences<bfloat16> all{qkv, bias, starts, lengths, keys, Dropout(probability, site), float(scale),
+                                  {window, one_way != 0}, count, heads, size};
     std::vector<float> sums(count * heads * 3 * size, 0.0f);  // of each head by itself: added up in a fixed order
     for_each_head<Blocks>(all, true, threads, [&](Head<Blocks>& head, int64_t number) {
         head.backward(grad, spreads, grad_qkv, sums.data() + number * 3 * size);

@@ -6,7 +6,31 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "numbers.h"
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int64_t LANES = 16, MOST_ROWS = 12;  // whose sums stay in the registers, in two vectors of lanes each
+#else
+constexpr int64_t LANES = 8, MOST_ROWS = 6;
+#endif
+
+// Calls a function with a number of rows that is known when it is compiled
+template <int64_t ROWS, class Function>
+inline void with_rows(int64_t rows, const Function& function) {
+    if (rows == ROWS) return function(std::integral_constant<int64_t, ROWS>());
+    if constexpr (ROWS > 1) with_rows<ROWS - 1>(rows, function);
+}
+
+// Where the n-th of so many parts of a number of things begins
+inline int64_t part(int64_t n, int64_t parts, int64_t things) { return n * things / parts; }
+
+inline int64_t row_blocks(int64_t rows) { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
+
+}  // namespace
 
 #ifdef CLOZE_HALVES
 
@@ -41,14 +65,17 @@ inline void multiply_pairs(const bfloat16* left, int64_t left_width, const uint3
 }
 
 struct Lanes {
-    static constexpr int64_t ROWS = 8;  // whose sums stay in the registers
-
     // out (32, 32), rows `out_width` apart = left (32, terms), rows `left_width` apart, @ a panel of rows of pairs; rows
     // of out behind the first so many may be left as they are.
     static void multiply_block(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
                                int64_t out_width, int64_t rows, int64_t terms) {
-        for (int64_t i = 0; i < rows; i += ROWS)
-            multiply_pairs<ROWS>(left + i * left_width, left_width, panel, out + i * out_width, out_width, terms);
+        for (int64_t b = 0, blocks = row_blocks(rows); b < blocks; ++b) {
+            const int64_t i = part(b, blocks, rows);
+            with_rows<MOST_ROWS>(part(b + 1, blocks, rows) - i, [&](auto count) {
+                multiply_pairs<count.value>(left + i * left_width, left_width, panel, out + i * out_width, out_width,
+                                            terms);
+            });
+        }
     }
 };
 

@@ -6,10 +6,9 @@
 
 #pragma once
 
-#include <type_traits>
-
 #include "blocks.h"
 #include "quantised.h"
+#include "sixteen.h"
 
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || defined(__AVXVNNI__)
 #include <immintrin.h>
@@ -18,20 +17,8 @@
 
 namespace {
 
-#ifdef __AVX512F__
-constexpr int64_t LANES = 16, MOST_ROWS = 12;
-#else
-constexpr int64_t LANES = 8, MOST_ROWS = 6;
-#endif
 constexpr int64_t PANEL = 2 * LANES;  // columns
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-// Calls a function with a number of rows that is known when it is compiled
-template <int64_t ROWS, class Function>
-inline void with_rows(int64_t rows, const Function& function) {
-    if (rows == ROWS) return function(std::integral_constant<int64_t, ROWS>());
-    if constexpr (ROWS > 1) with_rows<ROWS - 1>(rows, function);
-}
 
 // out = some rows of fp32 with a panel
 template <int64_t ROWS>
@@ -61,8 +48,11 @@ inline void multiply_few(int64_t rows, const float* x, int64_t width, int64_t st
         rows, [&](auto count) { multiply_floats<count.value>(x, width, stride, panel, out, out_stride); });
 }
 
-// Rows of fp32 and weights that they are multiplied with
+// Rows of fp32 and weights that they are multiplied with. `Number` is what attention reads and gives; where it is not
+// EXACT, what lies around products may be computed with less than fp32 has.
 struct Floats {
+    using Number = float;
+    static constexpr bool EXACT = true;
     struct Weight {
         const float *panels, *bias;
     };
@@ -99,27 +89,39 @@ inline void store_lanes(void* to, byte_lanes value) { _mm256_storeu_si256((__m25
 // Rows of bytes, 128 standing for 0, with a scale each, and weights of bytes with a scale for each column. In a panel
 // four bytes of a column lie together.
 struct Bytes {
+#ifdef CLOZE_HALVES
+    using Number = bfloat16;
+#else
+    using Number = float;
+#endif
+    static constexpr bool EXACT = false;
     struct Weight {
         const int8_t* panels;
         const float *bias, *scales;
-        const int32_t* zeros;  // what a row of zeros would give in each column
+        const int32_t* zeros;  // less what a row of zeros would give in each column
     };
     const uint8_t* rows;
     const float* scales;
 
-    static Bytes of(const float* x, int64_t count, int64_t width, uint8_t* bytes, float* scales) {
+    template <class T>
+    static Bytes of(const T* x, int64_t count, int64_t width, uint8_t* bytes, float* scales) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < count; ++i) scales[i] = quantise_row(x + i * width, bytes + i * width, width);
         return {bytes, scales};
     }
 
+    // Not yet by the scale of a row. Never a part of its caller: a compiler, which may take factors in another order, would do so
+    // with some numbers of rows and not with others.
     template <int64_t ROWS>
-    void multiply_rows(int64_t begin, int64_t width, const Weight& weight, int64_t column, float* out,
-                       int64_t out_stride) const {
+    __attribute__((noinline)) void multiply_rows(int64_t begin, int64_t width, const Weight& weight, int64_t column,
+                                                 float* out, int64_t out_stride) const {
         byte_lanes sums[ROWS][2];
         int32_t found[ROWS][PANEL];
 #pragma GCC unroll 16
-        for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = in_all_lanes(0);
+        for (int64_t r = 0; r < ROWS; ++r) {
+            sums[r][0] = load_lanes(weight.zeros + column);
+            sums[r][1] = load_lanes(weight.zeros + column + LANES);
+        }
         const int8_t* panel = weight.panels + column * width;
         for (int64_t k = 0; k < width; k += 4) {
             const byte_lanes left = load_lanes(panel + k * PANEL), right = load_lanes(panel + k * PANEL + 4 * LANES);
@@ -139,18 +141,19 @@ struct Bytes {
         }
         for (int64_t r = 0; r < ROWS; ++r)
             for (int64_t j = 0; j < PANEL; ++j)
-                out[r * out_stride + j] =
-                    float(found[r][j] - weight.zeros[column + j]) * (scales[begin + r] * weight.scales[column + j]);
+                out[r * out_stride + j] = float(found[r][j]) * weight.scales[column + j];
     }
 
     void multiply(int64_t begin, int64_t count, int64_t width, const Weight& weight, int64_t column, float* out,
                   int64_t out_stride) const {
         with_rows<MOST_ROWS>(
             count, [&](auto number) { multiply_rows<number.value>(begin, width, weight, column, out, out_stride); });
+        for (int64_t r = 0; r < count; ++r)
+            for (int64_t j = 0; j < PANEL; ++j) out[r * out_stride + j] *= scales[begin + r];
     }
 };
 
-// (columns, width) -> panels, and what a row of zeros gives; widths are multiples of 4
+// (columns, width) -> panels, and less what a row of zeros gives; widths are multiples of 4
 void pack_bytes(const float*, const int8_t* weight, int8_t* panels, int32_t* zeros, int64_t columns, int64_t width,
                 int64_t threads) {
 #pragma omp parallel for num_threads(threads_for(columns / PANEL, threads)) schedule(static)
@@ -162,7 +165,7 @@ void pack_bytes(const float*, const int8_t* weight, int8_t* panels, int32_t* zer
                 panels[column * width + k / 4 * 4 * PANEL + 4 * j + k % 4] = value;
                 sum += value;
             }
-            zeros[column + j] = 128 * sum;
+            zeros[column + j] = -128 * sum;
         }
 }
 #endif
@@ -170,6 +173,8 @@ void pack_bytes(const float*, const int8_t* weight, int8_t* panels, int32_t* zer
 #ifdef CLOZE_HALVES
 // Rows and weights in bf16. In a panel two numbers of a column lie together.
 struct Halves {
+    using Number = bfloat16;
+    static constexpr bool EXACT = false;
     struct Weight {
         const bfloat16* panels;
         const float* bias;
@@ -183,6 +188,7 @@ struct Halves {
             for (int64_t j = 0; j < width; ++j) store(halves[i * width + j], x[i * width + j]);
         return {halves};
     }
+    static Halves of(const bfloat16* x, int64_t, int64_t, uint8_t*, float*) { return {x}; }
 
     void multiply(int64_t begin, int64_t count, int64_t width, const Weight& weight, int64_t column, float* out,
                   int64_t out_stride) const {
@@ -212,39 +218,55 @@ void pack_floats(const float* weight, float* panels, int64_t columns, int64_t wi
                 panels[column * width + k * PANEL + j] = weight[(column + j) * width + k];
 }
 
-// What a product ends with, for the columns of a panel
-inline void add_bias(float* out, const float* bias) {
-    for (int64_t j = 0; j < PANEL; ++j) out[j] += bias[j];
-}
-inline void add_bias_and_gelu(float* out, const float* bias) {
-    for (int64_t j = 0; j < PANEL; ++j) {
-        const float value = out[j] + bias[j];
+// What a product ends with: as it is, or with gelu
+struct Plainly {
+    template <class T>
+    static T of(T value) {
+        return value;
+    }
+};
+
+struct WithGelu {
+    static float of(float value) {
         float below, density;
         normal(value, below, density);
-        out[j] = value * below;
+        return value * below;
     }
+#ifdef CLOZE_HALVES
+    static __m512 of(__m512 value) { return gelu(value); }
+#endif
+};
+
+// out = the end of a panel's sums + bias
+template <class End, bool EXACT, class T>
+inline void finish(const float* sums, const float* bias, T* out) {
+#ifdef CLOZE_HALVES
+    if constexpr (!EXACT) {
+        for (int64_t j = 0; j < PANEL; j += SIXTEEN)
+            store_sixteen(out + j, End::of(_mm512_add_ps(load_sixteen(sums + j), load_sixteen(bias + j))));
+        return;
+    }
+#endif
+    for (int64_t j = 0; j < PANEL; ++j) store(out[j], End::of(sums[j] + bias[j]));
 }
 
-// Where the n-th of so many parts of a number of things begins
-inline int64_t part(int64_t n, int64_t parts, int64_t things) { return n * things / parts; }
-
-inline int64_t row_blocks(int64_t rows) { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
-
-// out = end(x * weight + bias), for the columns from `first` to `last`, which are all of `out`. All threads of a parallel
-// region call it, and go on together.
-template <void (*END)(float*, const float*) = add_bias, class Rows>
+// out = the end of x * weight + bias, for the columns from `first` to `last`; rows of out lie so far apart. All threads of
+// a parallel region call it, and go on together.
+template <class End = Plainly, class Rows, class T>
 void multiply(const Rows& x, int64_t rows, int64_t width, const typename Rows::Weight& weight, int64_t first,
-              int64_t last, float* out) {
-    const int64_t columns = last - first, panels = columns / PANEL, blocks = row_blocks(rows);
+              int64_t last, T* out, int64_t out_stride) {
+    const int64_t panels = (last - first) / PANEL, blocks = row_blocks(rows);
     const int64_t groups = std::min(blocks, (2 * int64_t(threads_here()) + panels - 1) / panels);
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < panels * groups; ++task) {
         const int64_t column = task / groups * PANEL, group = task % groups;
         for (int64_t b = part(group, groups, blocks); b < part(group + 1, groups, blocks); ++b) {
             const int64_t begin = part(b, blocks, rows), count = part(b + 1, blocks, rows) - begin;
-            float* to = out + begin * columns + column;
-            x.multiply(begin, count, width, weight, first + column, to, columns);
-            for (int64_t r = 0; r < count; ++r) END(to + r * columns, weight.bias + first + column);
+            float sums[MOST_ROWS * PANEL];
+            x.multiply(begin, count, width, weight, first + column, sums, PANEL);
+            for (int64_t r = 0; r < count; ++r)
+                finish<End, Rows::EXACT>(sums + r * PANEL, weight.bias + first + column,
+                                         out + (begin + r) * out_stride + column);
         }
     }
 }

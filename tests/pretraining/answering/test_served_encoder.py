@@ -134,6 +134,27 @@ def test_in_few_bits_it_is_as_near_to_fp32_as_layer_by_layer(way: Way, closer: f
     assert torch.equal(served.one(batch_of([7]), places[:1]), served.one(batch, places)[:1])
 
 
+IN_FEW_BITS = [
+    pytest.param(way, marks=pytest.mark.skipif(not can_multiply(way), reason="no such products here"))
+    for way in (BYTES, HALVES)
+]
+
+
+@pytest.mark.parametrize("sees", get_args(Sees))
+@pytest.mark.parametrize("way", IN_FEW_BITS)
+@torch.inference_mode()
+def test_any_piece_of_any_length_in_few_bits_is_near_to_fp32(way: Way, sees: Sees) -> None:
+    """Attention takes 32 pieces at a time: the lengths and places lie at their bounds and between."""
+    lengths, among = [1, 31, 32, 33, 64, 65, 150, 7], [0, 30, 31, 32, 5, 64, 77, 3]
+    batch, exact = batch_of(lengths), encoders(sees)[1]
+    served = serve_encoder(model_of(sees).to(torch.bfloat16 if way is HALVES else torch.float32), True, way is BYTES)
+    places, wanted = batch.starts[:-1].long() + torch.tensor(among), exact.all(batch)
+    whole, chosen = served.all(batch).float(), served.one(batch, places).float()
+    assert torch.equal(chosen, whole[places])
+    away = (whole - wanted).square().mean(1).sqrt() / wanted.square().mean(1).sqrt()
+    assert 0 < away.max() < (0.04 if way is BYTES else 0.02)  # of every piece by itself
+
+
 @torch.inference_mode()
 def test_a_copy_answers_by_itself() -> None:
     """Also in another process, as a server makes its workers."""
