@@ -108,32 +108,6 @@ def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, in_byte
     assert all(torch.equal(each, found[0]) for each in found)
 
 
-@pytest.mark.parametrize("sees", get_args(Sees))
-@pytest.mark.parametrize(
-    ("way", "closer"),
-    [
-        pytest.param(way, closer, marks=pytest.mark.skipif(not can_multiply(way), reason="no such products here"))
-        for way, closer in ((BYTES, 1 / 1.2), (HALVES, 1.0))
-    ],
-)
-@torch.inference_mode()
-def test_in_few_bits_it_is_as_near_to_fp32_as_layer_by_layer(way: Way, closer: float, sees: Sees) -> None:
-    """In bf16 nearer, since single operations also round between the products."""
-    batch, exact = batch_of([7, 3, 31, 2, 75, 40]), encoders(sees)[1]
-    places, dtype = batch.starts[:-1].long(), torch.float32 if way is BYTES else torch.bfloat16
-    served, in_steps = (serve_encoder(model_of(sees).to(dtype), True, in_bytes=way is BYTES) for _ in range(2))
-    assert isinstance(served.layers, OneCall)
-    make, layers = QuantisedProduct if way is BYTES else make_product, deque(model_of(sees).to(dtype).layers)
-    in_steps.layers = LayerByLayer(SHAPE.change_learning(sees=sees), layers, True, make)  # type: ignore[arg-type]
-    wanted, right = in_steps.one(batch, places), exact.one(batch, places)
-    for found in (served.one(batch, places), served.all(batch)[places]):
-        error, theirs = ((each - right).square().mean().sqrt() for each in (found, wanted))
-        assert found.dtype == dtype
-        assert 0 < closer * error < theirs
-        assert error < 0.02 * right.square().mean().sqrt()
-    assert torch.equal(served.one(batch_of([7]), places[:1]), served.one(batch, places)[:1])
-
-
 IN_FEW_BITS = [
     pytest.param(way, marks=pytest.mark.skipif(not can_multiply(way), reason="no such products here"))
     for way in (BYTES, HALVES)
@@ -143,16 +117,23 @@ IN_FEW_BITS = [
 @pytest.mark.parametrize("sees", get_args(Sees))
 @pytest.mark.parametrize("way", IN_FEW_BITS)
 @torch.inference_mode()
-def test_any_piece_of_any_length_in_few_bits_is_near_to_fp32(way: Way, sees: Sees) -> None:
-    """Attention takes 32 pieces at a time: the lengths and places lie at their bounds and between."""
-    lengths, among = [1, 31, 32, 33, 64, 65, 150, 7], [0, 30, 31, 32, 5, 64, 77, 3]
-    batch, exact = batch_of(lengths), encoders(sees)[1]
-    served = serve_encoder(model_of(sees).to(torch.bfloat16 if way is HALVES else torch.float32), True, way is BYTES)
-    places, wanted = batch.starts[:-1].long() + torch.tensor(among), exact.all(batch)
-    whole, chosen = served.all(batch).float(), served.one(batch, places).float()
-    assert torch.equal(chosen, whole[places])
-    away = (whole - wanted).square().mean(1).sqrt() / wanted.square().mean(1).sqrt()
-    assert 0 < away.max() < (0.04 if way is BYTES else 0.02)  # of every piece by itself
+def test_in_few_bits_any_piece_is_as_near_to_fp32_as_layer_by_layer(way: Way, sees: Sees) -> None:
+    """In bf16 nearer, since single operations also round between the products. Attention takes 32 pieces at a time:
+    lengths and places lie at its bounds and between."""
+    batch, among = batch_of([7, 1, 31, 32, 33, 64, 65, 150]), torch.tensor([3, 0, 30, 31, 32, 5, 64, 77])
+    places, dtype = batch.starts[:-1].long() + among, torch.float32 if way is BYTES else torch.bfloat16
+    served, in_steps = (serve_encoder(model_of(sees).to(dtype), True, in_bytes=way is BYTES) for _ in range(2))
+    assert isinstance(served.layers, OneCall)
+    make, layers = QuantisedProduct if way is BYTES else make_product, deque(model_of(sees).to(dtype).layers)
+    in_steps.layers = LayerByLayer(SHAPE.change_learning(sees=sees), layers, True, make)  # type: ignore[arg-type]
+    found, right = served.all(batch), encoders(sees)[1].all(batch)
+    away, theirs = ((each - right).square().mean(1) for each in (found, in_steps.all(batch)))
+    assert found.dtype == dtype
+    assert 0 < away.mean().sqrt() < (1.2 if way is BYTES else 1) * theirs.mean().sqrt()
+    assert away.mean().sqrt() < 0.02 * right.square().mean().sqrt()
+    assert (away / right.square().mean(1)).max().sqrt() < (0.04 if way is BYTES else 0.02)
+    assert torch.equal(served.one(batch, places), found[places])
+    assert torch.equal(served.one(batch_of([7]), places[:1]), found[places[:1]])
 
 
 @torch.inference_mode()
