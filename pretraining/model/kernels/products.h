@@ -110,8 +110,8 @@ struct Bytes {
         return {bytes, scales};
     }
 
-    // Not yet by the scale of a row. Never a part of its caller: a compiler, which may take factors in another order, would do so
-    // with some numbers of rows and not with others.
+    // Not yet by the scale of a row. Never a part of its caller: a compiler, which may take factors in another order,
+    // would do so with some numbers of rows and not with others.
     template <int64_t ROWS>
     __attribute__((noinline)) void multiply_rows(int64_t begin, int64_t width, const Weight& weight, int64_t column,
                                                  float* out, int64_t out_stride) const {
