@@ -2,7 +2,7 @@
 """Measures how training steps scale: weakly, with a fixed number of sequences a process, and strongly, with a fixed
 number in all.
 
-    python benchmarks/scaling.py --processes 1 2
+    python benchmarks/scaling.py --processes 1 2 --tensor 1 2
     python benchmarks/scaling.py --recipe bert_large_lamb --parallel.zero 2 --data data/wiki
     sbatch --nodes=8 cluster/benchmark_scaling.slurm
 
@@ -72,6 +72,8 @@ class Scaling:
 
     processes: tuple[int, ...] = ()
     """Numbers of processes (default: 1, 2, 4 … up to one for each GPU, or for each core)."""
+    tensor: tuple[int, ...] = (1,)
+    """Numbers of processes that share a model (`parallel.tensor`), each measured where it divides the processes."""
     recipe: Path | None = None
     """Recipe of the model, optimizer, precision and ZeRO stage (default: bert_mini, on GPUs bert_base_lamb)."""
     data: Path | None = None
@@ -105,13 +107,15 @@ class RankSteps:
         shards = settings.data or DEMO
         manifest = Manifest.read(shards)
         self._shape = recipe.shape(manifest)
-        dataset = Dataset(shards, manifest, settings.length, rank=world.rank, ranks=world.size)
+        tensor = recipe.parallel.tensor
+        reader, readers = world.rank // tensor, world.size // tensor
+        dataset = Dataset(shards, manifest, settings.length, rank=reader, ranks=readers)
         order, steps = Order(recipe.seed, dataset.shard_rows), range(WARM_UP + settings.steps)
         self.batches: dict[str, list[PretrainingBatches]] = {}
         """This rank's batches of all steps, by the kind of scaling."""
-        for kind, (batch, accumulation) in choose_batches(settings, device, world.size).items():
+        for kind, (batch, accumulation) in choose_batches(settings, device, readers).items():
             read = partial(step_batches, dataset, BatchOrder(order, batch))
-            self.batches[kind] = [read(step, world.rank, world.size, accumulation) for step in steps]
+            self.batches[kind] = [read(step, reader, readers, accumulation) for step in steps]
 
     def measure(self) -> dict[str, float]:
         """Makes all steps with a new engine, kinds in turns; returns the median seconds of a step of each kind."""
@@ -136,8 +140,8 @@ class RankSteps:
 
 
 def choose_batches(settings: Scaling, device: torch.device, processes: int) -> dict[str, tuple[int, int]]:
-    """Returns the global batch and the micro-batches of a rank, for each kind of scaling. Omits strong scaling if the
-    processes do not divide its batch."""
+    """Returns the global batch and the micro-batches of a rank, for each kind of scaling, by the number of processes
+    that read different data. Omits strong scaling if they do not divide its batch."""
     on_gpu = device.type == "cuda"
     sequences = settings.sequences or (256 if on_gpu else 32)
     batch = settings.batch or (2048 if on_gpu else 32)
@@ -182,10 +186,12 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
         if world.rank == 0:
             found[SILENT] = [json.loads(store.find(f"silent/{rank}", 600.0) or "") for rank in range(world.size)]
     if world.rank == 0:
-        write_note(work, found, world, settings.notes)
+        write_note(work, found, world, recipe.parallel.tensor, settings.notes)
 
 
-def write_note(work: RankSteps, found: Mapping[str, Sequence[Mapping[str, float]]], world: World, path: Path) -> None:
+def write_note(
+    work: RankSteps, found: Mapping[str, Sequence[Mapping[str, float]]], world: World, tensor: int, path: Path
+) -> None:
     """Appends the means over all ranks of a launch to the notes."""
     steps = {}
     for kind, batches in work.batches.items():
@@ -198,6 +204,7 @@ def write_note(work: RankSteps, found: Mapping[str, Sequence[Mapping[str, float]
         device=work.device.type,
         dtype=name_dtype(work.dtype),
         steps=steps,
+        tensor=tensor,
     )
     with path.open("a") as file:
         file.write(json.dumps(vars(note)) + "\n")
@@ -208,7 +215,12 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
     """Launches all numbers of processes on this machine, in turns."""
     here = torch.cuda.device_count() if torch.cuda.is_available() and settings.device != "cpu" else num_cores()
     counts = sorted({*(settings.processes or (*(1 << power for power in range(here.bit_length())), here))})
-    for name, number in (("processes", min(counts)), ("rounds", settings.rounds), ("steps", settings.steps)):
+    for name, number in (
+        ("processes", min(counts)),
+        ("tensor", min(settings.tensor)),
+        ("rounds", settings.rounds),
+        ("steps", settings.steps),
+    ):
         if number < 1:
             raise UserError(f"--{name} {number}: at least 1 is needed")
     if settings.data is not None:
@@ -216,16 +228,17 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
     most = max(counts)
     device = group.choose_device(settings.device, World(0, most, 0, most))
     threads = recipe.compute.threads or max(1, num_cores() // most)
-    launches = [(processes, threads) for processes in counts]
+    launches = [(count, threads, tensor) for count in counts for tensor in settings.tensor if count % tensor == 0]
     if device.type == "cpu":
         if most > num_cores():
             console.print(f"{most} processes share {num_cores()} cores: steps also wait for their turns there")
         if not recipe.compute.threads and threads < num_cores():
-            launches.append((1, num_cores()))  # one process with the whole machine
+            launches.append((1, num_cores(), 1))  # one process with the whole machine
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         path = Path(folder) / "notes.jsonl"
-        for processes, each in launches * settings.rounds:
-            launch(processes, [*arguments, "--notes", str(path), "--compute.threads", str(each)])
+        for processes, each, tensor in launches * settings.rounds:
+            own = ["--notes", str(path), "--compute.threads", str(each), "--parallel.tensor", str(tensor)]
+            launch(processes, [*arguments, *own])
         return read_notes(path)
 
 

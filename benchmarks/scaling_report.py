@@ -34,10 +34,12 @@ class Note:
     dtype: str
     steps: Mapping[str, Mapping[str, float]]
     """Sequences of all processes, seconds, and seconds without communication if measured, by the kind of scaling."""
+    tensor: int = 1
+    """Processes that share a model."""
 
     @property
     def name(self) -> str:
-        return f"{self.processes} × {self.threads}"
+        return f"{self.processes} × {self.threads}" + (f" / {self.tensor}" if self.tensor > 1 else "")
 
 
 def read_notes(path: Path) -> list[Note]:
@@ -55,7 +57,8 @@ def describe_launch(note: Note) -> str:
     """Describes a launch in one line."""
     where = f" on {note.nodes} nodes" if note.nodes > 1 else ""
     speeds = [f"{kind} {step['sequences'] / step['seconds']:,.1f} sequences/s" for kind, step in note.steps.items()]
-    return f"processes{where}: {note.processes}, threads of each: {note.threads}; {', '.join(speeds)}"
+    shared = f", sharing a model: {note.tensor}" if note.tensor > 1 else ""
+    return f"processes{where}: {note.processes}{shared}, threads of each: {note.threads}; {', '.join(speeds)}"
 
 
 def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None, console: Console) -> None:
@@ -81,7 +84,7 @@ def find_points(notes: Sequence[Note]) -> list[dict[str, Any]]:
                 seconds.setdefault(f"{note.name} {what}", []).append(value)
         rounds = min(map(len, seconds.values()), default=0)  # a job may end within a round
         turns = Turns({side: values[:rounds] for side, values in seconds.items()})
-        base = min(launches.values(), key=lambda note: (note.processes, note.threads), default=None)
+        base = min(launches.values(), key=lambda note: (note.processes, note.threads, note.tensor), default=None)
         points += [{"scaling": kind, **_point(turns, base, note, kind)} for note in launches.values() if base]
     return points
 
@@ -97,6 +100,7 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
         "processes": note.processes,
         "nodes": note.nodes,
         "threads": note.threads,
+        "tensor": note.tensor,
         "sequences": int(sequences),
         "seconds_a_step": turns.summarise_side(side),
         "sequences_per_second": spread([sequences / seconds for seconds in turns.seconds[side]], 1),
@@ -121,9 +125,10 @@ def conclude(points: Sequence[Mapping[str, Any]]) -> str:
 
 def group_points(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Groups points by the kind of scaling; keeps those that differ in the number of processes alone."""
-    fewest = min((point["processes"], point["threads"]) for point in points)[1]
+    _, fewest, shared = min((point["processes"], point["threads"], point["tensor"]) for point in points)
     kinds = dict.fromkeys(point["scaling"] for point in points)
-    alike = [point for point in points if point["threads"] == fewest or point["nodes"] > 1]
+    same = [point for point in points if point["tensor"] == shared]
+    alike = [point for point in same if point["threads"] == fewest or point["nodes"] > 1]
     return {kind: [point for point in alike if point["scaling"] == kind] for kind in kinds}
 
 

@@ -156,7 +156,8 @@ def summarise_contests(found: Results) -> Iterator[ResultTable]:
 def summarise_scaling(found: Results) -> Iterator[ResultTable]:
     """Yields the table of efficiencies, as measured and without communication."""
     several = max(point["nodes"] for point in found["points"]) > 1
-    names = ("scaling", *["nodes"] * several, "processes", "threads", "sequences")
+    shared = max(point.get("tensor", 1) for point in found["points"]) > 1
+    names = ("scaling", *["nodes"] * several, "processes", *["tensor"] * shared, "threads", "sequences")
     rows = []
     for point in found["points"]:
         row = {name: str(point[name]) for name in names}

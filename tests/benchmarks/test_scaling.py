@@ -126,13 +126,15 @@ def test_notes_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
 def test_the_whole_command(tmp_path: Path) -> None:
     shards, out = make_shards(tmp_path / "data"), tmp_path / "found" / "scaling.json"
     sizes = ["--model.size", "tiny", "--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]
-    options = ["--data", str(shards), "--out", str(out), "--processes", "1", "2", "--rounds", "1"]
+    options = ["--data", str(shards), "--out", str(out), "--processes", "1", "2", "--tensor", "1", "2", "--rounds", "1"]
     done = run_program("benchmarks/scaling.py", [*sizes, *options, "--compute.threads", "1"], ROOT, 300)
     assert done.code == 0, done.errors
     found = json.loads(out.read_text())
     assert (found["benchmark"], found["model"]["size"], found["zero"]) == ("scaling", "tiny", 1)
-    shown = [(point["scaling"], point["processes"], point["sequences"]) for point in found["points"]]
-    assert shown == [("weak", 1, 4), ("weak", 2, 8), ("strong", 1, 8), ("strong", 2, 8)]
+    shown = [tuple(point[name] for name in ("processes", "tensor", "sequences")) for point in found["points"]]
+    assert shown == [(1, 1, 4), (2, 1, 8), (2, 2, 4), (1, 1, 8), (2, 1, 8), (2, 2, 8)]
+    assert [point["scaling"] for point in found["points"]] == ["weak"] * 3 + ["strong"] * 3
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "processes: 2, threads of each: 1; weak" in done.output
+    assert "processes: 2, sharing a model: 2, threads of each: 1; weak" in done.output
     assert done.output.splitlines()[-1].endswith(f"kept in {out} and {out.with_suffix('.png')}")
