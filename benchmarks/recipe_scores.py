@@ -35,6 +35,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.supervision import hear_signals
 from pretraining.config.overrides import load_recipe
+from pretraining.objectives.declaration import configure_objective
 from pretraining.reporting.metrics_file import METRICS, read_all_records
 
 TEXT = ("wiki", "books")
@@ -102,8 +103,9 @@ def measure(wanted: RecipeScores, console: Console) -> None:
     keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
     each = () if wanted.each is None else ("--each", wanted.each)
     found: dict[str, Any] = {"recipe": name, "training": training_of(trained)}
-    is_hybrid = load_recipe(Path(wanted.recipe)).objective.name == "hybrid"
-    for name, sees in {"pairs": (), **({"pairs_left_to_right": ("--sees", "before")} if is_hybrid else {})}.items():
+    objective = configure_objective(load_recipe(Path(wanted.recipe)).objective)
+    either = len(objective.list_ways(objective.learning(has_pairs=True))) > 1
+    for name, sees in {"pairs": (), **({"pairs_left_to_right": ("--sees", "before")} if either else {})}.items():
         do("finetuning/run_pairs.py", "--model", trained, "--out", folder / name, *each, *sees)
         found[name] = pairs_of(read_json(folder / name / "results.json"))
         keeper.keep(found)

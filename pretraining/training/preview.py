@@ -41,7 +41,7 @@ def plan_run(
     can_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
     if can_run_here and not elsewhere and measured is None and pieces_per_second is None:
         measured = measure_flops(device, DTYPES[dtype])
-    room = measure_room(device, ranks) if gpu_memory is None else Room(1e9 * gpu_memory)
+    room = measure_room(device, ranks * recipe.parallel.tensor) if gpu_memory is None else Room(1e9 * gpu_memory)
     assumed = [] if pieces_per_second or measured else [UNKNOWN_HOURS]
     target = Target(
         recipe, manifest, dtype, room, ranks, pieces_per_second=pieces_per_second, flops_per_second=measured

@@ -26,11 +26,13 @@ from pretraining.checkpoint.record import AVERAGED, EXPORT, RECIPE, TOKENIZER, l
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.checkpoint.writing import find_free_name, require_room
 from pretraining.config.schedule import build_schedules
+from pretraining.config.settings import Parallel
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.huggingface.folders import CONFIG
 from pretraining.huggingface.weights import check_finite, is_theirs
+from pretraining.mesh.cuts import find_crossing
 from pretraining.model.shape import Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.objectives.reports import list_loss_curves
@@ -80,7 +82,7 @@ def run_training(
         with group.shared_errors():
             watch = Watch(world, hang=request.recipe.guards.hang, run=request.out, device=device)
             require_one_request(request)
-            require_mesh(request.recipe.parallel.tensor, world)
+            require_mesh(request.recipe.parallel, world)
             if world.rank == 0:
                 patience = LEAVE_SECONDS if REQUEUED in os.environ else 0.0
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY, patience=patience))
@@ -112,13 +114,11 @@ def require_one_request(request: Request) -> None:
     group.agree(request.origin.identity if request.origin else None, f"the model {request.recipe.base_model}")
 
 
-def require_mesh(tensor: int, world: World) -> None:
-    """Raises UserError unless ranks that share a model are on one machine."""
-    if world.local_size % tensor:
-        raise UserError(
-            f"parallel.tensor = {tensor}: does not divide the {world.local_size} ranks of a machine, and "
-            f"machines share no model; start a multiple of {tensor} on each"
-        )
+def require_mesh(parallel: Parallel, world: World) -> None:
+    """Raises UserError unless ranks that share a model are on one machine, or may be on several."""
+    fault = find_crossing(parallel.tensor, world.local_size, parallel.across_nodes)
+    if fault is not None:
+        raise UserError(fault)
 
 
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:

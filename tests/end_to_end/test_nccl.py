@@ -14,6 +14,7 @@ from support.training import connect_ranks
 
 from data_prep.common.launchers import World
 from pretraining.engine.partition import find_flat_tensors
+from pretraining.mesh.mesh import ALONE
 from pretraining.model.encoder import PretrainingModel
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import Losses
@@ -60,7 +61,8 @@ def scored(device: torch.device) -> float:
     engine: Any = SimpleNamespace(
         device=device, deepspeed=quiet, model=SimpleNamespace(shape=SMALL), forward=lambda _: losses
     )
-    phase, held_out = SimpleNamespace(micro_batch=2, scored=None), SimpleNamespace(shard_rows=[[4]])
+    phase = SimpleNamespace(micro_batch=2, scored=None, _mesh=ALONE)
+    held_out = SimpleNamespace(shard_rows=[[4]])
     validate: Any = phases_module.TrainingPhase._validate
     loss: float = validate(phase, engine, held_out, lambda: None)[0]["next_loss"]
     return loss

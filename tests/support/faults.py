@@ -25,6 +25,7 @@ from data_prep.common.errors import UserError
 from pretraining.checkpoint import writing
 from pretraining.engine import gradients
 from pretraining.engine.engine import Engine
+from pretraining.mesh.mesh import Mesh
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.encoder import PretrainingModel
 from pretraining.planning.memory import Heaviest
@@ -202,9 +203,9 @@ class Capacity:
             if wanted > limit:
                 raise torch.OutOfMemoryError(f"{wanted} sequences, and there is memory for {limit}")
 
-        def tried(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> None:
+        def tried(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int, mesh: Mesh) -> None:
             check(sequences)
-            compute(heaviest, device, reserve, sequences)
+            compute(heaviest, device, reserve, sequences, mesh)
 
         def stepped(engine: Engine, batch: Any) -> Any:
             check(len(batch.lengths))
