@@ -23,9 +23,9 @@ def test_the_plan_of_every_recipe(path: Path, ranks: int, capsys: pytest.Capture
     options = ["--ranks", str(ranks), "--pieces-per-second", "1e6"]
     code = entry.main(["--recipe", str(path), "--check", *options, *completing(path)])
     printed = capsys.readouterr()
-    if code == 2:  # small batches do not divide among so many
-        assert "does not divide by" in printed.err
-        assert ranks > 1
+    if code == 2:  # small batches do not divide among so many, and a model that several share needs so many
+        assert "does not divide by" in printed.err or "parallel.tensor = 8: does not divide the ranks" in printed.err
+        assert ranks > 1 or path.stem == "gpt2_8b"
         return
     assert (code, printed.err) == (0, "")
     assert f" on {ranks} rank" in printed.out
