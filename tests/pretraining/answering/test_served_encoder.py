@@ -127,11 +127,14 @@ def test_in_few_bits_any_piece_is_as_near_to_fp32_as_layer_by_layer(way: Way, se
     make, layers = QuantisedProduct if way is BYTES else make_product, deque(model_of(sees).to(dtype).layers)
     in_steps.layers = LayerByLayer(SHAPE.change_learning(sees=sees), layers, True, make)  # type: ignore[arg-type]
     found, right = served.all(batch), encoders(sees)[1].all(batch)
+    size, factor = right.square().mean(1), 1.2 if way is BYTES else 1
     away, theirs = ((each - right).square().mean(1) for each in (found, in_steps.all(batch)))
     assert found.dtype == dtype
-    assert 0 < away.mean().sqrt() < (1.2 if way is BYTES else 1) * theirs.mean().sqrt()
-    assert away.mean().sqrt() < 0.02 * right.square().mean().sqrt()
-    assert (away / right.square().mean(1)).max().sqrt() < (0.04 if way is BYTES else 0.02)
+    assert 0 < away.mean().sqrt() < factor * theirs.mean().sqrt()
+    assert away.mean().sqrt() < 0.02 * size.mean().sqrt()
+    assert (away / size).max().sqrt() < factor * (
+        theirs / size
+    ).max().sqrt()  # the weights decide how far, as torch draws
     assert torch.equal(served.one(batch, places), found[places])
     assert torch.equal(served.one(batch_of([7]), places[:1]), found[places[:1]])
 
