@@ -41,7 +41,8 @@ class Bucket:
         self.summed: set[int] = set()
         """the parameters whose sums are of this step; the sums of others are of an earlier step"""
         self.uncounted: Set[int] = frozenset()
-        """the parameters whose squares another rank of the tensor group counts, since all of them have the whole"""
+        """the parameters that are left out of the norm on this rank: all ranks of the tensor group hold them whole, and
+        the first adds their squares"""
         self.rows: dict[int, Tensor] = {}
         """for sparse tables, the rows whose sums are not zero, each once. They stay from step to step: code that writes
         sums otherwise must clear them"""

@@ -1,6 +1,7 @@
 """The ranks of a run as data x tensor: the ranks of a tensor group share a model, and read the same rows of data.
 
-Tensor ranks are innermost: rank = data_rank * tensor_ranks + tensor_rank. So a tensor group is within a machine.
+Tensor ranks are innermost: rank = data_rank * tensor_ranks + tensor_rank. So a tensor group is within a machine, unless
+`parallel.across_nodes` lets it span several.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Mesh:
 
     @property
     def counts(self) -> bool:
-        """Whether this rank counts what all ranks of its tensor group have alike."""
+        """Whether this rank adds the values that its tensor group has in common to sums over all ranks."""
         return self.tensor_rank == 0
 
     def reduce(self, own: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
@@ -104,7 +105,8 @@ class Shares:
         return name in self.divisions
 
     def find_start(self, name: str, size: int) -> int:
-        """Returns the place of this rank's share, of so many elements, where the shares of all ranks lie end to end."""
+        """Returns the index of the first element of this rank's share, of `size` elements, in the concatenation of the
+        shares of all ranks."""
         return self.mesh.tensor_rank * size if name in self else 0
 
     def take(self, name: str, whole: Tensor) -> Tensor:

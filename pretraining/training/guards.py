@@ -55,8 +55,8 @@ class Guard:
     """Keeps losses and norms until they are checked, so that the host need not wait for the GPU in each step."""
 
     def __init__(self, rank: int, ranks: int, spike: float, scaled: bool, counts: bool = True):
-        """`scaled`: the loss is scaled, so a gradient that is not finite only lowers the scale. `counts`: no other rank
-        has the same losses, or this one counts them."""
+        """`scaled`: the loss is scaled, so a gradient that is not finite only lowers the scale. `counts`: the
+        losses of this rank enter the sum over ranks; of ranks that share a model, only those of the first do."""
         self._rank, self._ranks, self._spike, self._scaled, self._counts = rank, ranks, spike, scaled, counts
         self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
         self.losses: deque[float] = deque(maxlen=REMEMBERED)

@@ -17,7 +17,7 @@ from pretraining.processes.group import find_device
 
 WEIGHT, GRADIENT = "weight", "gradient"
 WHOLE = Shares()
-"""of a model that no ranks share"""
+"""The shares of a model that each rank holds whole."""
 
 
 class Slice(NamedTuple):
