@@ -189,8 +189,8 @@ def write_folder(
     pieces = read_vocabulary(vocabulary)
     _check_size(pieces, shape, vocabulary / pieces.file)
     tokenizer = read_table(vocabulary / TOKENIZER_CONFIG)
-    weights = _convert_checked(folder, export_weights(state, shape), dtype)
-    with _make_model_folder(folder, weights, card, check) as unfinished:
+    weights = export_weights(state, shape)
+    with _make_model_folder(folder, weights, card, check, dtype) as unfinished:
         for name, content in pieces.list_contents().items():
             with replacing(unfinished / name) as file:
                 file.write((vocabulary / name).read_bytes() if (vocabulary / name).is_file() else content)
@@ -218,7 +218,7 @@ def write_fine_tuned(
     `task`: what is needed to use it besides the names of its labels, written as task.json.
     """
     _check_size(vocabulary, shape, folder)
-    weights = _convert_checked(folder, export_weights(state, shape, head), torch.float32)
+    weights = export_weights(state, shape, head)
     with _make_model_folder(folder, weights, card, check) as unfinished:
         vocabulary.write(unfinished)
         tokenizer = read_table(unfinished / TOKENIZER_CONFIG)
@@ -232,8 +232,7 @@ def write_bare(
 ) -> None:
     """Writes weights that no class of transformers has, with a card and task.json, atomically; with the vocabulary if
     they need no other folder."""
-    checked = _convert_checked(folder, weights, torch.float32)
-    with _make_model_folder(folder, checked, card) as unfinished:
+    with _make_model_folder(folder, dict(weights), card) as unfinished:
         if vocabulary is not None:
             vocabulary.write(unfinished)
         write_json(unfinished / TASK, task)
@@ -270,26 +269,26 @@ def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
         )
 
 
-def _convert_checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Converts weights to the dtype of the file; raises UserError if some are not finite."""
-    weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    check_finite(str(folder), weights)
-    return weights
-
-
 @contextmanager
 def _make_model_folder(
-    folder: Path, weights: dict[str, Tensor], card: str, check: Callable[[Path], None] | None = None
+    folder: Path,
+    weights: dict[str, Tensor],
+    card: str,
+    check: Callable[[Path], None] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[Path]:
-    """Yields a temporary folder for other files of a model; then adds card and weights, calls `check`, renames it."""
+    """Yields a temporary folder for other files of a model; then adds card and weights, calls `check`, renames it.
+
+    `weights` is empty when `check` is called, so that whoever reads them back need not hold two copies.
+    """
+    check_finite(str(folder), weights, dtype)
     with _replacing_folder(folder.resolve()) as unfinished:
         yield unfinished
         with replacing(unfinished / CARD) as file:
             file.write(card.encode())
-        try:
-            write_weights(weights, unfinished / WEIGHTS, [name for name in FILES if name not in (WEIGHTS, CARD)])
-        except SafetensorError as error:
-            raise UserError(f"{unfinished / WEIGHTS}: cannot be written: {error}") from error
+        beside = [name for name in FILES if name not in (WEIGHTS, CARD)]
+        write_weights(weights, unfinished / WEIGHTS, beside, dtype)
+        weights.clear()
         if check is not None:
             check(unfinished)
 

@@ -31,20 +31,14 @@ LogitsOf = Callable[[Shape, TaskHead, Mapping[str, Tensor], Batch], Tensor]
 reads pieces."""
 
 
-def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> list[tuple[str, float]]:
-    """Reads a folder back into new models and compares their logits with those of its source.
+def verify_export(folder: Path, shape: Shape, wanted: Mapping[str, Tensor]) -> list[tuple[str, float]]:
+    """Reads a folder back into new models, one after another, and compares their logits of the probe with those of its
+    source.
 
     Returns the largest difference for each reader; raises UserError if one exceeds the tolerance.
     """
-    batch = make_probe(shape)
-    wanted = _compute_our_logits(shape, state, batch)
-    read_shape, read_state, missing = read_folder(folder)
-    learns = shape.learns
-    read_shape = read_shape.change_learning(objective=learns.objective, settings=learns.settings)  # not in a folder
-    if read_shape != shape or missing:
-        raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
-    found = {"Cloze": _compute_our_logits(read_shape, read_state, batch)}
-    objective = find_objective(shape)
+    batch, objective = make_probe(shape), find_objective(shape)
+    found = {"Cloze": _read_logits(folder, shape)}
     if is_theirs(shape) and (model := _load_theirs(folder, name_class(shape))) is not None:
         found["transformers"] = _compute_their_logits(model, objective, batch)
     return [(reader, _compare_logits(folder, reader, wanted, logits)) for reader, logits in found.items()]
@@ -81,12 +75,23 @@ def make_probe(shape: Shape) -> PretrainingBatch:
     return pack(rows, rows.pieces, rows.masked, rows.labels)
 
 
+def _read_logits(folder: Path, shape: Shape) -> dict[str, Tensor]:
+    """Reads a folder, which must have this shape, and computes our logits."""
+    read_shape, state, missing = read_folder(folder)
+    learns = shape.learns
+    read_shape = read_shape.change_learning(objective=learns.objective, settings=learns.settings)  # not in a folder
+    if read_shape != shape or missing:
+        raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
+    return compute_probe(shape, state)
+
+
 @torch.inference_mode()
-def _compute_our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBatch) -> dict[str, Tensor]:
-    """Computes our logits of the exported heads."""
-    with torch.random.fork_rng(devices=[]):  # leaves the random state of a trainer alone
+def compute_probe(shape: Shape, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Computes our logits of the exported heads for the probe, with these weights and no copy of them."""
+    batch = make_probe(shape)
+    with torch.device("meta"):
         model = build_model(shape)
-    model.load_state_dict(model.state_dict() | dict(state))
+    model.load_state_dict(model.state_dict() | dict(state), assign=True)
     model.eval()
     return find_objective(shape).logits(model, model.states_for_heads(batch), batch)
 

@@ -100,7 +100,7 @@ def repeat_segment(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tenso
 
 
 def export_weights(state: Mapping[str, Tensor], shape: Shape, heads: Heads = "pre-training") -> dict[str, Tensor]:
-    """Converts our weights to those of transformers: new tensors, without padding and copies of the decoder."""
+    """Converts our weights to those of transformers, without padding and copies of the decoder; most are views."""
     weights = list_weights(shape, heads)
     assert state.keys() == {weight.ours for weight in weights}, "not the weights of a whole model of ours"
     theirs: dict[str, Tensor] = {}
@@ -108,12 +108,10 @@ def export_weights(state: Mapping[str, Tensor], shape: Shape, heads: Heads = "pr
         ours = state[weight.ours]
         assert tuple(ours.shape) == weight.pad_size(shape), f"{weight.ours}: {tuple(ours.shape)}"
         parts = ours[: weight.size[0]].detach().cpu().chunk(len(weight.theirs))
-        whole = (torch.cat([part.new_zeros(weight.before, *part.shape[1:]), part]) for part in parts)
+        blank = [parts[0].new_zeros(weight.before, *parts[0].shape[1:])] * bool(weight.before)
+        whole = (torch.cat([*blank, part]) if blank else part for part in parts)
         turned = [part.T if weight.transposed else part for part in whole]
-        theirs.update(
-            (name, part.clone(memory_format=torch.contiguous_format))
-            for name, part in zip(weight.theirs, turned, strict=True)
-        )
+        theirs.update(zip(weight.theirs, turned, strict=True))
     return theirs
 
 
@@ -205,9 +203,9 @@ def _list_absent_heads(kind: Architecture, shape: Shape, found: Container[str]) 
     return [head for head, weights in heads if not any(name in found for weight in weights for name in weight.theirs)]
 
 
-def check_finite(where: str, weights: Mapping[str, Tensor]) -> None:
-    """Raises UserError with the names of weights that are not finite."""
-    wrong = [name for name, weight in weights.items() if not weight.isfinite().all()]
+def check_finite(where: str, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+    """Raises UserError with the names of weights that are not finite, also when converted to `dtype`."""
+    wrong = [name for name, weight in weights.items() if not weight.to(dtype or weight.dtype).isfinite().all()]
     refuse_faults(where, [f"{name} has values that are no numbers" for name in wrong])
 
 

@@ -6,14 +6,16 @@ The checksum of a file is computed with zeros in its own place. Files without ch
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import warnings
 from collections.abc import Iterable, Mapping
 from operator import ne
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,6 +23,8 @@ from torch import Tensor
 from data_prep.common.errors import DamageError
 from data_prep.common.files import BLOCK, sha256
 
+STORED_AS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""Names of dtypes in the header."""
 SIZE = 8
 """Bytes before the header, with its length."""
 BEFORE, DIGITS = b'{"__metadata__":{"format":"pt","cloze_sha256":"', 64
@@ -33,25 +37,35 @@ CHANGED = 8
 """Number of bytes by which that begin may differ and still count as a damaged one."""
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Writes tensors into a file with the mode of new files; safetensors makes it readable by its owner only."""
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
-    save_file(dict(tensors), path, metadata=metadata)
+    save_file(dict(tensors), path)
     path.chmod(mode)
 
 
-def write_weights(weights: Mapping[str, Tensor], path: Path, beside: Iterable[str] = ()) -> None:
-    """Writes a weight file with its checksum and those of files beside it. Equal contents have equal bytes."""
+def write_weights(
+    weights: Mapping[str, Tensor], path: Path, beside: Iterable[str] = (), dtype: torch.dtype = torch.float32
+) -> None:
+    """Writes a weight file with its checksum and those of files beside it. Equal contents have equal bytes.
+
+    Weights are converted to `dtype` and written one after another, so that one at a time is copied. They may be views
+    of the same memory, which safetensors refuses to write.
+    """
     there = [f"{name}={sha256(path.with_name(name))}" for name in beside if path.with_name(name).is_file()]
     files = {BESIDE: " ".join(there)} if there else {}
-    save_tensors(weights, path, {"format": "pt", "cloze_sha256": "0" * DIGITS, **files})
-    after = "".join(f',"{name}":"{value}"' for name, value in files.items())
-    with path.open("r+b") as file:
-        file.seek(SIZE)
-        assert file.read(len(BEFORE)).startswith(b'{"__metadata__":{"')
-        file.seek(SIZE)
-        file.write(BEFORE + b"0" * DIGITS + f'"{after}}}'.encode())  # safetensors writes them in random order
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "cloze_sha256": "0" * DIGITS, **files}}
+    end = 0
+    for name, weight in sorted(weights.items()):
+        begin, end = end, end + weight.numel() * dtype.itemsize
+        header[name] = {"dtype": STORED_AS[dtype], "shape": [*weight.shape], "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % SIZE)
+    with path.open("w+b") as file:
+        file.write(len(text).to_bytes(SIZE, "little") + text)
+        for _, weight in sorted(weights.items()):
+            file.write(weight.detach().to(dtype).reshape(-1).view(torch.uint8).numpy().data)
         checksum = _checksum(file)
         file.seek(SIZE + len(BEFORE))
         file.write(checksum)

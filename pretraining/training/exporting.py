@@ -27,7 +27,7 @@ from pretraining.checkpoint.state import RunRecord
 from pretraining.config.settings import check_licence
 from pretraining.huggingface import folders
 from pretraining.huggingface.model_card import Provenance, make_model_card, read_front_matter, warn_of_classifiers
-from pretraining.huggingface.verify import verify_export
+from pretraining.huggingface.verify import compute_probe, verify_export
 from pretraining.huggingface.weights import list_weights, repeat_segment
 from pretraining.model.shape import DROPOUT, Sees, Shape
 from pretraining.objectives.declaration import configure_objective, find_objective
@@ -119,14 +119,18 @@ def export(
             raise UserError(
                 f"{vocabulary}: not the vocabulary that the model was trained with; name its folder: --vocabulary"
             )
-        written = {name: weight.to("cpu", dtype).float() for name, weight in model.weights.items()}  # as read back
+        weights, model = dict(model.weights), change(model, weights={})
+        for name in weights:
+            weights[name] = weights[name].to("cpu", dtype).float()  # as read back
+        shape = find_architecture(model.shape.architecture).fit_vocabulary(model.shape, pieces.special)
+        wanted = compute_probe(shape, weights)
 
         def check(folder: Path) -> None:
-            results.extend(verify_export(folder, shape, written))
+            weights.clear()  # not to hold two copies
+            results.extend(verify_export(folder, shape, wanted))
 
-        shape = find_architecture(model.shape.architecture).fit_vocabulary(model.shape, pieces.special)
         card = make_model_card(shape, out, model.length, licence or model.licence, model.made)
-        folders.write_folder(out, shape, model.weights, vocabulary, card, dtype, model.length, check)
+        folders.write_folder(out, shape, weights, vocabulary, card, dtype, model.length, check)
     readers, differences = zip(*results, strict=True)
     warning = _warn_of_licence(model, licence)
     remark, parameters = warn_of_classifiers(shape), count_parameters(list_weights(shape))

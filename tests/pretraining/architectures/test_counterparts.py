@@ -14,7 +14,7 @@ from support.transformers_models import same
 
 from pretraining.architectures.declaration import serve_encoder
 from pretraining.huggingface.folders import write_folder
-from pretraining.huggingface.verify import verify_export
+from pretraining.huggingface.verify import compute_probe, verify_export
 from pretraining.huggingface.weights import list_weights
 from pretraining.model import cpu_kernels
 from pretraining.model.batch import Batch
@@ -43,7 +43,7 @@ def test_an_export_is_read_by_transformers_bit_for_bit(name: str, tmp_path: Path
     shape, state = pair.ours.shape, pair.ours.state_dict()
     row.write_vocabulary(tmp_path / "data", shape.vocabulary)
     write_folder(tmp_path / "ours", shape, state, tmp_path / "data", "a card\n")
-    (_, exact), (reader, difference) = verify_export(tmp_path / "ours", shape, state)
+    (_, exact), (reader, difference) = verify_export(tmp_path / "ours", shape, compute_probe(shape, state))
     assert (exact, reader) == (0.0, "transformers")
     assert difference < 1e-5
     read, report = row.kind.from_pretrained(tmp_path / "ours", output_loading_info=True)

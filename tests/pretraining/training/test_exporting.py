@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.base_models import write_bert
 from support.commands import assert_refusal
+from support.memory import MemoryWatch
 from support.shards import make_shards
 from support.transformers_models import PIECES, change_weights, our_weights, their_model
 from torch import Tensor
@@ -30,10 +32,10 @@ from pretraining.architectures.declaration import make_shape
 from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.config.settings import Recipe
 from pretraining.export import main
-from pretraining.huggingface.folders import read_folder
+from pretraining.huggingface.folders import read_folder, write_folder
 from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import num_parameters
+from pretraining.objectives.declaration import build_model, num_parameters
 from pretraining.training import exporting
 from pretraining.training.exporting import Exportable, describe_training, export
 
@@ -225,3 +227,17 @@ def test_without_transformers_we_check_by_ourselves(run: Path, tmp_path: Path, m
     done = export(run, tmp_path / "out")
     assert done.readers == ("Cloze",)
     assert str(done).endswith("logits read back by Cloze agree exactly")
+
+
+def test_an_export_needs_the_memory_of_one_model(tmp_path: Path) -> None:
+    """Our copy is freed before one is read back, and that before transformers reads its own."""
+    WordPiece(PIECES, cased=False).write(tmp_path / "vocabulary")
+    small = Shape(1, 512, 8, 2048, len(PIECES), positions=64)
+    for shape in (small, replace(small, layers=12)):  # the first loads the libraries
+        source, out = tmp_path / f"{shape.layers}", tmp_path / f"{shape.layers}-again"
+        weights = build_model(shape).initialize(0).state_dict()
+        write_folder(source, shape, weights, tmp_path / "vocabulary", "a card\n")
+        del weights
+        with MemoryWatch() as watch:
+            export(source, out)
+    assert watch.most < 1.4 * 4 * num_parameters(shape)
