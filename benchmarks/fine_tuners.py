@@ -165,18 +165,28 @@ class TheirFineTuning:
 
         torch.set_num_threads(default_threads(World()))
         rows: Any = encode_rows(task.train, task.head.kind, self.width)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self.exercise.model)
-        pad: Any = transformers.DataCollatorWithPadding(tokenizer)
-        trainer = transformers.Trainer(
-            model=load_model(self.exercise.model, task.head, settings),
-            args=build_arguments(settings, folder, self.numbers, grouped=not self.width),
-            train_dataset=rows,
-            data_collator=transformers.default_data_collator if self.width else pad,
-            processing_class=tokenizer,
-            callbacks=[EndsTurns()],
-        )
-        trainer.remove_callback(transformers.PrinterCallback)
+        told = build_arguments(settings, folder, self.numbers, grouped=not self.width)
+        trainer = make_trainer(transformers.Trainer, self.exercise.model, task.head, settings, told, rows)
+        if self.width:
+            trainer.data_collator = transformers.default_data_collator
+        trainer.add_callback(EndsTurns())
         return trainer, rows
+
+
+def make_trainer(kind: Any, model: Path, head: TaskHead, settings: FineTuning, told: Any, rows: Any) -> Any:
+    """Creates a quiet Trainer of this kind for a model folder, and rows of which it pads each batch to its longest."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    trainer = kind(
+        model=load_model(model, head, settings),
+        args=told,
+        train_dataset=rows,
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        processing_class=tokenizer,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
 
 
 def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:

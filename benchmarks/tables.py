@@ -198,6 +198,18 @@ def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
     yield build_table("By phenomenon", rows)
 
 
+def summarise_fine_tuning_scores(found: Results) -> Iterator[ResultTable]:
+    """Yields the mean scores of our fine-tuning and of transformers' Trainer, over seeds."""
+    rows = []
+    for name, task in found["tasks"].items():
+        apart = f"{100 * task['difference']:+.1f}"
+        apart += f" ± {100 * task['standard_error']:.1f}" if "standard_error" in task else ""
+        means = {"Cloze": task["our_mean"], "Trainer": task["their_mean"]}
+        scores = {side: f"{100 * score:.1f}" for side, score in means.items()}
+        rows.append({"task": name, "metric": task["metric"], "seeds": len(task["scores"]), **scores, "apart": apart})
+    yield build_table("", rows)
+
+
 def summarise_results(found: Results) -> Iterable[ResultTable]:
     """Yields the tables of a file of results."""
     functions: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
@@ -205,5 +217,6 @@ def summarise_results(found: Results) -> Iterable[ResultTable]:
         "loader": summarise_loader,
         "optimizers": lambda found: [build_table(f"On {found['size']}", found["rows"])],
         "recipe_scores": summarise_recipe_scores,
+        "fine_tuning_scores": summarise_fine_tuning_scores,
     }
     return functions.get(found["benchmark"], summarise_contests)(found)

@@ -1,46 +1,30 @@
-"""Fine-tunes a BERT in fp32 by our loop and by transformers' Trainer, from one folder of weights, by the same settings.
-
-`our_losses` and `their_losses` return the loss of every step of the same batches; `our_score` and `their_score` return
-what the model scores on dev when each side draws its own head, order and dropout.
+"""Fine-tunes a BERT in fp32 by our loop and by transformers' Trainer, from one folder of weights, by the same settings:
+`our_losses` and `their_losses` return the loss of every step of the same batches.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
-from benchmarks.fine_tuners import UnscoredTuner, build_arguments, encode_rows, load_model
-from data_prep.common.launchers import World
-from finetuning.inputs import Cutter
+from benchmarks.fine_tuners import UnscoredTuner, build_arguments, encode_rows, make_trainer
+from benchmarks.fine_tuning_scores import CPU, one_process, open_task
 from finetuning.model.models import find_model
-from finetuning.ragged import Ragged
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import TrainingBatches
-from finetuning.running.outputs import compute_outputs
 from finetuning.settings import FineTuning, load_settings
-from finetuning.tasks.glue import open_glue
 from finetuning.tasks.sentences import SentenceTask
-from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
 from pretraining.huggingface.folders import write_fine_tuned
-from pretraining.processes.context import Context
-from pretraining.processes.group import connect, disconnect
-from pretraining.processes.stopping import Control
-from pretraining.processes.watchdog import Watch
 
 BATCH = 32
-CPU = torch.device("cpu")
 FP32 = (
     "--precision.dtype",
     "fp32",
@@ -52,22 +36,6 @@ FP32 = (
     "0",
 )
 NOTHING_DRAWN = ("--warmup", "0", "--dropout.hidden", "0", "--dropout.attention", "0", "--logging.every", "1")
-
-
-@contextmanager
-def one_process() -> Iterator[Context]:
-    """The context of a run of one process on the CPU."""
-    world = World()
-    connect(world, CPU)
-    try:
-        yield Context(world, CPU, Console(file=StringIO()), Control(world), Watch(world))
-    finally:
-        disconnect()
-
-
-def open_task(name: str, data: Path, model: Path, settings: FineTuning) -> SentenceTask:
-    """A task of GLUE in the pieces of the model's vocabulary."""
-    return open_glue(name, data / "glue", Setup(Cutter(find_model(str(model)).vocabulary), settings))
 
 
 @dataclass(frozen=True)
@@ -142,26 +110,8 @@ def their_losses(trial: Trial, own_order: bool = False) -> list[float]:
     told = build_arguments(trial.settings, trial.folder / "trainer", "fp32", grouped=False, on_cpu=True)
     told.train_sampling_strategy = "random" if own_order else "sequential"
     rows = their_rows(trial)
-    make_trainer(NotedTrainer, trial.start, trial.start, trial.task, trial.settings, told, rows).train()
+    make_trainer(NotedTrainer, trial.start, trial.task.head, trial.settings, told, rows).train()
     return losses
-
-
-def make_trainer(
-    kind: Any, model: Path, tokenizer_folder: Path, task: SentenceTask, settings: FineTuning, told: Any, rows: Any
-) -> Any:
-    """A quiet Trainer of a model folder, for rows as long as they are."""
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
-    trainer = kind(
-        model=load_model(model, task.head, settings),
-        args=told,
-        train_dataset=rows,
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        processing_class=tokenizer,
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    return trainer
 
 
 def their_rows(trial: Trial) -> list[dict[str, Any]]:
@@ -173,28 +123,3 @@ def their_rows(trial: Trial) -> list[dict[str, Any]]:
             row["labels"] = float(task.scale.standardize(torch.tensor(row["labels"])))
     ours = islice(TrainingBatches(task.train, trial.settings).iterate(0), trial.steps)
     return [rows[number] for step, _ in ours for batch in step.micro for number in batch.examples[:, 0].tolist()]
-
-
-def our_score(task: SentenceTask, model: Path, settings: FineTuning) -> float:
-    """What a model that we fine-tune scores on dev."""
-    set_arithmetic(settings.precision, settings.compute, CPU)
-    base = Base(find_model(str(model)))
-    with one_process() as context, tempfile.TemporaryDirectory() as folder:
-        run = UnscoredTuner(Run(task, settings, Path(folder)), base, context)
-        run.train(lambda *_: None)
-        outputs = compute_outputs(run.engine, task.head.kind, task.dev, context)
-        run.close()
-    return task.score("dev", outputs["dev"])[task.metric]
-
-
-def their_score(task: SentenceTask, model: Path, settings: FineTuning) -> float:
-    """What a model that the Trainer fine-tunes scores on dev."""
-    import transformers
-
-    rows, asked = (encode_rows(items, task.head.kind) for items in (task.train, task.dev["dev"]))
-    with tempfile.TemporaryDirectory() as folder:
-        told = build_arguments(settings, Path(folder), "fp32", grouped=False, on_cpu=True)
-        trainer = make_trainer(transformers.Trainer, model, model, task, settings, told, rows)
-        trainer.train()
-        logits: Any = trainer.predict(asked).predictions
-    return task.score("dev", Ragged(logits, np.arange(1, len(logits) + 1)))[task.metric]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.beside_trainer import FP32, Trial, open_task, our_losses, our_score, their_losses, their_score
+from support.beside_trainer import FP32, Trial, our_losses, their_losses
 
 from benchmarks.fine_tuning import make_model
+from benchmarks.fine_tuning_scores import compare, open_task, score_ours, score_theirs
 from finetuning.settings import load_settings
 
 pytest.importorskip("accelerate")
@@ -52,5 +53,12 @@ def test_both_sides_learn(tmp_path: Path) -> None:
     for seed in ("0", "1"):
         settings = load_settings("glue", [*FP32, "--epochs", "5.0", "--learning_rate", "3e-4", "--seed", seed])
         task = open_task("sst2", data, model, settings)
-        assert our_score(task, model, settings) > 0.9
-        assert their_score(task, model, settings) > 0.9
+        assert score_ours(task, model, settings) > 0.9
+        assert score_theirs(task, model, settings) > 0.9
+
+
+def test_means_are_compared_by_their_standard_error() -> None:
+    found = compare([0.6, 0.7, 0.8], [0.5, 0.7, 0.6])
+    assert found["difference"] == pytest.approx(0.1)
+    assert found["standard_error"] == pytest.approx((0.1**2 / 3 + 0.1**2 / 3) ** 0.5)
+    assert "standard_error" not in compare([0.5], [0.6])

@@ -12,10 +12,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from support.beside_trainer import one_process
 from support.task_items import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 
+from benchmarks.fine_tuning_scores import one_process
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Items
 from finetuning.model.features import EncoderWeights, FeatureModel
