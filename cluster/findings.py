@@ -15,7 +15,7 @@ from pretraining.processes.ending import Code
 USERS = ("data", "device", "disk", "recipe")  # checks whose failure on all nodes is for the user to mend
 SLOW, SLOW_LINK, SKEW = 0.7, 0.5, 5.0  # shares of the median; seconds
 MANY = 16  # the number of nodes above which the table shows unfit ones alone
-COLUMNS = ("node", ">ranks", "device", ">TFLOP/s", ">GB/s to others", ">GB free", ">MB/s written")
+COLUMNS = ("node", ">ranks", "device", ">TFLOP/s", ">GB/s within", ">GB/s to others", ">GB free", ">MB/s written")
 
 
 @dataclass
@@ -68,6 +68,7 @@ def judge(reports: Sequence[Health], slow: float | None) -> Findings:
     if found.is_sound:  # a fault may be the cause of slowness
         find_slow_devices(found, slow)
         find_slow_links(found)
+        find_slow_insides(found)
     return found
 
 
@@ -126,6 +127,23 @@ def find_slow_links(found: Findings) -> None:
             found.blame(name, f"its links reach {link / median(best.values()):.0%} of the median", broken=False)
 
 
+def find_slow_insides(found: Findings) -> None:
+    """Finds nodes with a slow link between two of their ranks. CPUs may have other work, so that it is only a note."""
+    worst = {name: link for name, reports in found.nodes.items() if (link := find_worst_inside(reports)) is not None}
+    for name, link in worst.items():
+        if link < SLOW_LINK * median(worst.values()):
+            reason = f"a link between its ranks reaches {link / median(worst.values()):.0%} of the median"
+            if found.nodes[name][0].same["device"] == CPU:
+                found.notes.append(f"{name}: {reason}")
+            else:
+                found.blame(name, reason, broken=False)
+
+
+def find_worst_inside(reports: Sequence[Health]) -> float | None:
+    """Returns the speed of the slowest link between ranks of a node; None if it has one rank."""
+    return min((link for report in reports for link in report.inside if link is not None), default=None)
+
+
 def find_best_link(reports: Sequence[Health]) -> float | None:
     """Returns the speed of a node's best link, each by its slowest rank; None without a neighbour."""
     links = zip(*(report.links for report in reports), strict=False)
@@ -167,12 +185,13 @@ def show(found: Findings, seconds: float) -> None:
 
 def format_figures(reports: Sequence[Health]) -> list[str]:
     """Formats the figures of ranks for the table: the lowest of each."""
-    link, disks = find_best_link(reports), [report for report in reports if report.free is not None]
+    inside, link = find_worst_inside(reports), find_best_link(reports)
+    disks = [report for report in reports if report.free is not None]
     return [
         str(len(reports)),
         reports[0].same.get("device", "?"),
         f"{min(report.rate for report in reports) / 1e12:.3g}",
-        "" if link is None else f"{link / 1e9:.3g}",
+        *("" if speed is None else f"{speed / 1e9:.3g}" for speed in (inside, link)),
         f"{min(report.free or 0.0 for report in disks) / 1e9:,.0f}" if disks else "",
         f"{min(report.written for report in disks) / 1e6:,.0f}" if disks else "",
     ]

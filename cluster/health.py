@@ -32,7 +32,7 @@ from pretraining.reporting.hardware import synchronize
 Result = TypeVar("Result")
 ROOT = Path(__file__).parent.parent
 FOLDERS, SOURCES = ("data_prep", "pretraining", "finetuning", "cluster"), {".py", ".toml", ".cpp", ".h"}
-CPU, LINK = "CPU", "link"
+CPU, LINK, INSIDE = "CPU", "link", "links within the node"
 BLOCK, MOST, WRITE_SECONDS = 8 << 20, 128 << 20, 0.7  # bytes of a write and of all writes, and their time limit
 CHECKPOINTS, BYTES = 2, 12  # number of checkpoints that need room, and their bytes a parameter
 TAKEN, CONTEXT = 0.1, 2 << 30  # share of a GPU's memory, and bytes, that may be in use before: CUDA itself needs some
@@ -55,6 +55,7 @@ class Health:
     free: float | None = None  # free bytes, if this rank can write into the folder of the run
     written: float = 0.0  # bytes a second, there
     links: list[float | None] = field(default_factory=list)  # bytes a second to a neighbour, by round; 0 for nothing
+    inside: list[float | None] = field(default_factory=list)  # the same to ranks of its node
     all_reduce: tuple[float, float] = (0.0, 0.0)  # bytes a second on the bus; seconds for a single number
     seconds: dict[str, float] = field(default_factory=dict)  # by check
 
@@ -195,6 +196,13 @@ def find_partners(names: Sequence[str], rank: int) -> list[int | None]:
             others, place = ring[sum(ends) - node], ring[node].index(rank)
             found[2 if last else link % 2] = others[place] if place < len(others) else None
     return found
+
+
+def find_neighbours(names: Sequence[str], rank: int) -> list[int | None]:
+    """Returns the rank of its own node with which a rank exchanges data, for each round; its ranks form a ring too."""
+    own = [other for other, name in enumerate(names) if name == names[rank]]
+    places = find_partners([str(other) for other in own], own.index(rank))
+    return [None if place is None else own[place] for place in places]
 
 
 def exchange(other: int, device: torch.device, group: Any) -> float:

@@ -36,7 +36,7 @@ import tyro
 
 from cluster import health
 from cluster.findings import Findings, judge, show
-from cluster.health import LINK, Health
+from cluster.health import INSIDE, LINK, Health
 from data_prep.common.errors import UserError
 from data_prep.common.files import patience, replacing, write_json
 from data_prep.common.launchers import World, find_world
@@ -182,7 +182,8 @@ def gather_reports(own: Health) -> list[Health]:
 
 
 def try_network(report: Health, device: torch.device, names: Sequence[str], limit: float) -> None:
-    """Exchanges data with neighbouring nodes, then joins an all-reduce of all ranks unless an exchange failed.
+    """Exchanges data with other ranks of the node, which may share a model with it, and with neighbouring nodes; then
+    joins an all-reduce of all ranks unless an exchange failed.
 
     All ranks begin a round together. The work of an exchange does not depend on the number of ranks.
     """
@@ -190,11 +191,13 @@ def try_network(report: Health, device: torch.device, names: Sequence[str], limi
     if device.type == "cuda":
         os.environ.update(dict.fromkeys(NCCL_ENDS, "0"))  # torch would end the rank that is to name another
         group = dist.new_group(backend="nccl", timeout=timedelta(hours=1))
-    for other in health.find_partners(names, dist.get_rank()):
+    inside, between = (find(names, dist.get_rank()) for find in (health.find_neighbours, health.find_partners))
+    rounds = [(INSIDE, report.inside, other) for other in inside] + [(LINK, report.links, other) for other in between]
+    for what, speeds, other in rounds:
         look, speed = partial(report.look, time.monotonic() + limit), None
         if other is not None:
-            speed = look(LINK, partial(health.exchange, other, device, group)) or 0.0
-        report.links.append(speed)
+            speed = look(what, partial(health.exchange, other, device, group)) or 0.0
+        speeds.append(speed)
         fine = 0.0 not in gather(speed) and fine
     if fine and len(names) > 1:
         joined = report.look(time.monotonic() + limit, "all-reduce", partial(health.reduce_all, device, group))

@@ -39,7 +39,8 @@ from support.unfit_nodes import (
 )
 
 from cluster import preflight
-from cluster.health import check_recipe
+from cluster.findings import judge
+from cluster.health import CPU, Health, check_recipe, find_neighbours
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.shards import Manifest
@@ -185,6 +186,35 @@ def test_a_node_that_is_slow_or_hangs_is_left_out(
 )
 def test_a_slow_cpu_and_a_clock_ahead_are_told_and_kept(place: Place, fault: Fault, messages: list[str]) -> None:
     expect(place, inspect(place, fault=fault), Code.DONE, *messages)
+
+
+def test_links_within_a_node(place: Place) -> None:
+    """Ranks of a node exchange data in a ring, with all that they have."""
+    assert [find_neighbours(["a", "b", "a", "b", "a"], rank) for rank in range(5)] == [
+        [2, None, 4],
+        [3, None, None],
+        [0, 4, None],
+        [1, None, None],
+        [None, 2, 0],
+    ]
+    expect(place, inspect(place, ranks=2, NODE_OF_ALL="node"), Code.DONE)
+    assert min(rank["inside"][0] for rank in report_of(place)["ranks"]) > 0
+
+
+def test_a_node_with_a_slow_link_between_its_gpus_is_left_out() -> None:
+    speeds = {"node0": (200e9, 210e9), "node1": (200e9, 30e9), "node2": (190e9, 200e9)}
+
+    def report(device: str) -> list[Health]:
+        same = {"device": device}
+        return [
+            Health(name, (0.0, 1.0), same, rate=1.0, inside=[speed]) for name, own in speeds.items() for speed in own
+        ]
+
+    found = judge(report("2 x V100"), None)
+    assert found.excluded == ["node1"]
+    assert found.explain() == ["node1: a link between its ranks reaches 16% of the median"]
+    found = judge(report(CPU), None)
+    assert (found.excluded, found.notes) == ([], ["node1: a link between its ranks reaches 16% of the median"])
 
 
 # Nodes that never answer

@@ -30,7 +30,8 @@ LOOKED = 0.3  # seconds after which the other nodes have looked at what they loo
 def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
     """A rank on a node of its own, which is like the others but for its fault."""
     rank = os.environ["RANK"]
-    os.environ |= {"SLURMD_NODENAME": f"node{rank}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    node = os.environ.get("NODE_OF_ALL", f"node{rank}")
+    os.environ |= {"SLURMD_NODENAME": node, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     replace(preflight, "measure_flops", lambda *_: RATE)
     health.WRITE_SECONDS, findings.SLOW_LINK = 0.02, 0.1  # a busy machine is no network
     preflight.AGAIN_SECONDS = 0.2
