@@ -5,8 +5,8 @@ It needs the memory of two models, and reads the weights of each checkpoint once
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def average_last(run: Path, count: int) -> tuple[tuple[int, ...], dict[str, Tens
     if not 2 <= count <= len(alike):
         there = ", ".join(path.name for path in alike)
         raise UserError(f"--average {count}: there are {len(alike)} checkpoints of it: {there}; take 2 or more of them")
-    return tuple(map(parse_step, alike)), _average_weights(alike)
+    return tuple(map(parse_step, alike)), dict(_average_weights(alike))
 
 
 def average_together(run: Path, shape: Shape, count: int) -> tuple[tuple[int, ...], dict[str, Tensor]]:
@@ -105,11 +105,11 @@ def average_together(run: Path, shape: Shape, count: int) -> tuple[tuple[int, ..
         except UserError as error:
             fault = str(error)
     paths, sizes = [Path(path) for path in gather(there, fault)[0]], list_parameter_sizes(shape)
-    return tuple(map(parse_step, paths)), broadcast_weights(partial(_average_weights, paths), sizes)
+    return tuple(map(parse_step, paths)), broadcast_weights(lambda: _average_weights(paths), sizes)
 
 
-def _average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
-    """Computes the mean of each weight of checkpoints that have the same weights, after checking their files."""
+def _average_weights(checkpoints: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the mean of each weight of checkpoints that have the same weights, after checking their files."""
     sizes = list_parameter_sizes(read_record(checkpoints[-1]).shape)
     means: dict[str, Tensor] = {}
     for number, checkpoint in enumerate(checkpoints, 1):
@@ -118,4 +118,4 @@ def _average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
         weights = read_weights(checkpoint, sizes)
         check_finite(str(checkpoint), weights)
         means = {name: means[name].lerp_(weight, 1 / number) for name, weight in weights.items()} if means else weights
-    return means
+    yield from means.items()

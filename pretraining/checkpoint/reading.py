@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from data_prep.common.errors import DamageError, SharedError, UserError
 from pretraining.checkpoint.record import (
@@ -195,11 +195,14 @@ def _sort_by_distance(paths: list[Path]) -> list[Path]:
     return sorted(paths, key=distance.__getitem__, reverse=True)
 
 
-def restore_model(checkpoint: Path, model: nn.Module, fresh: Container[str] = ()) -> None:
-    """Loads the weights of a checkpoint into a model; buffers, and weights that are `fresh`, stay as they are. All
-    ranks call it together."""
-    sizes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in fresh}
-    model.load_state_dict({**model.state_dict(), **read_weights_together(checkpoint, sizes)})
+@torch.no_grad()
+def restore_model(checkpoint: Path, model: Trainable, fresh: Container[str] = ()) -> None:
+    """Loads the weights of a checkpoint into a model, or this rank's shares of them, one after another; buffers, and
+    weights that are `fresh`, stay as they are. All ranks call it together."""
+    there, shares = dict(model.named_parameters()), model.shares
+    sizes = {name: shares.find_whole_size(name, own) for name, own in there.items() if name not in fresh}
+    for name, whole in _read_each_together(partial(_read_each, checkpoint, sizes), sizes):
+        there[name].copy_(shares.take(name, whole))
 
 
 @torch.no_grad()
@@ -233,32 +236,47 @@ def load_checkpoint(run: Path, name: str | None = None) -> tuple[Saved, dict[str
 
 def read_weights(checkpoint: Path, sizes: Sizes) -> dict[str, Tensor]:
     """Reads whole fp32 weights of these names and sizes."""
+    return dict(_read_each(checkpoint, sizes))
+
+
+def _read_each(checkpoint: Path, sizes: Sizes) -> Iterator[tuple[str, Tensor]]:
     stored = StoredTensors(checkpoint, read_record(checkpoint), WEIGHT)
-    return {name: stored.read_whole(name, size) for name, size in sizes.items()}
+    for name, size in sizes.items():
+        yield name, stored.read_whole(name, size)
 
 
 def read_weights_together(checkpoint: Path, sizes: Sizes) -> dict[str, Tensor]:
     """Reads whole fp32 weights of these names and sizes on rank 0 and broadcasts them, so that the disk is read once.
     If ranks are connected, all of them call it together."""
-    return broadcast_weights(partial(read_weights, checkpoint, sizes), sizes)
+    return broadcast_weights(partial(_read_each, checkpoint, sizes), sizes)
 
 
-def broadcast_weights(read: Callable[[], dict[str, Tensor]], sizes: Sizes) -> dict[str, Tensor]:
+def broadcast_weights(read: Callable[[], Iterable[tuple[str, Tensor]]], sizes: Sizes) -> dict[str, Tensor]:
     """Calls `read` on rank 0, and broadcasts the weights of these names and sizes that it returns. If ranks are
     connected, all of them call it together."""
+    return dict(_read_each_together(read, sizes))
+
+
+def _read_each_together(read: Callable[[], Iterable[tuple[str, Tensor]]], sizes: Sizes) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights that `read` yields on rank 0, in the order of `sizes`; an error of reading is raised on all
+    ranks."""
     rank, ranks = place()
     if ranks == 1:
-        return read()
-    weights, fault = {name: torch.empty(size) for name, size in sizes.items()}, None
-    if rank == 0:
+        yield from read()
+        return
+    found = iter(read()) if rank == 0 else None
+    for name, size in sizes.items():
+        whole, fault = torch.empty(size), None
         try:
-            weights = read()
+            whole = whole if found is None else next(found)[1]
         except UserError as error:
             fault = str(error)
-    gather(None, fault)
-    for weight in weights.values():
-        dist.broadcast(weight, src=0, group=host_group())
-    return weights
+        failed = torch.tensor([fault is not None], dtype=torch.uint8)
+        dist.broadcast(failed, src=0, group=host_group())
+        if failed:
+            gather(None, fault)
+        dist.broadcast(whole, src=0, group=host_group())
+        yield name, whole
 
 
 def list_fresh(model: Trainable, shape: Shape) -> set[str]:

@@ -55,8 +55,9 @@ class Engine:
         self.dtype = choose_dtype(settings.precision.dtype, device)
         self.device = device
         self.zero = settings.zero_stage(self.dtype)
-        self.mesh, self._clip = form_mesh(settings.parallel.tensor), settings.clip
-        self.shares = model.take_shares(self.mesh)
+        shared = model.shares.mesh.tensor_ranks > 1
+        self.shares = model.shares if shared else model.take_shares(form_mesh(settings.parallel.tensor))
+        self.mesh, self._clip = self.shares.mesh, settings.clip
         self._whole_norm: Tensor | None = None
         """The norm of the last gradient without ZeRO; with ZeRO, DeepSpeed has it."""
         self._scale_grows = False
@@ -69,7 +70,8 @@ class Engine:
         self.late_weights = dict(late_weights)
         exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         self.optimizer: FlatOptimizer = build_optimizer(model, model.roles(), settings.optimizer, self.late_weights)
-        self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device, self.mesh)
+        self.shares.mark(model.to(device))
+        self.deepspeed = initialize_deepspeed(model, self.optimizer, settings, self.dtype, device, self.mesh)
         self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits

@@ -48,6 +48,11 @@ def find_share_size(size: Sequence[int], division: Division, ranks: int) -> tupl
     return (size[0] + padding) // ranks, *size[1:]
 
 
+def find_whole_size(share: Sequence[int], division: Division, ranks: int) -> tuple[int, ...]:
+    """Returns the size of a weight of which each rank has a share of this size: the inverse of `find_share_size`."""
+    return (share[0], share[1] * ranks) if division.cut == "rows" else (division.rows, *share[1:])
+
+
 def join_shares(shares: Sequence[Tensor], division: Division) -> Tensor:
     """Joins the shares of all ranks: the inverse of `cut_tensor`."""
     import torch

@@ -6,7 +6,7 @@ Tensor ranks are innermost: rank = data_rank * tensor_ranks + tensor_rank. So a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pretraining.mesh.cuts import Division, cut_tensor, join_shares
+from pretraining.mesh.cuts import Division, cut_tensor, find_whole_size, join_shares
 from pretraining.processes.group import TIMEOUT, find_device, place
 
 DIVIDED = "tensor_model_parallel"
@@ -104,10 +104,28 @@ class Shares:
     def __contains__(self, name: str) -> bool:
         return name in self.divisions
 
+    def find_whole_size(self, name: str, own: Tensor) -> torch.Size:
+        """Returns the size of a weight, of which this rank holds `own`."""
+        if name not in self:
+            return own.shape
+        return torch.Size(find_whole_size(own.shape, self.divisions[name], self.mesh.tensor_ranks))
+
+    def fill(self, name: str, own: Tensor, draw: Callable[[Tensor], object]) -> None:
+        """Fills this rank's `own` part of a weight with what `draw` puts into the whole, the same on all ranks."""
+        whole = own.new_empty(self.find_whole_size(name, own)) if name in self else own
+        draw(whole)
+        if name in self:
+            own.copy_(self.take(name, whole))
+
     def find_start(self, name: str, size: int) -> int:
         """Returns the index of the first element of this rank's share, of `size` elements, in the concatenation of the
         shares of all ranks."""
         return self.mesh.tensor_rank * size if name in self else 0
+
+    def mark(self, model: nn.Module) -> None:
+        """Marks the parameters of a model that ranks divide."""
+        for name in self.divisions:
+            setattr(model.get_parameter(name), DIVIDED, True)
 
     def take(self, name: str, whole: Tensor) -> Tensor:
         """Takes this rank's share of a weight, or of a tensor of its shape."""
@@ -151,7 +169,6 @@ def take_shares(model: nn.Module, weights: Iterable[Declared], mesh: Mesh) -> Sh
     shares = Shares(mesh, found)
     for name, division in shares.divisions.items():
         there[name].data = shares.take(name, there[name].detach()).clone()
-        setattr(there[name], DIVIDED, True)
         module, _, own = name.rpartition(".")
         if own == "weight":
             setattr(model.get_submodule(module), "cut", division.cut)  # noqa: B010  # of any module

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -176,7 +177,7 @@ class Trainable(nn.Module):
 
     def __init__(self, shape: Shape):
         super().__init__()
-        self.shape, self.mesh = shape, ALONE
+        self.shape, self.mesh, self.shares = shape, ALONE, Shares()
         self.dropout_seed = 0
         """The seed of dropout masks, which every step of training sets."""
 
@@ -188,8 +189,9 @@ class Trainable(nn.Module):
         return []
 
     def take_shares(self, mesh: Mesh) -> Shares:
-        """Replaces its weights by those that this rank holds. Called once, when a model has its first weights."""
-        return take_shares(self, self.declared_weights(), mesh)
+        """Replaces its weights by this rank's, once; on the meta device, if no rank is to hold a whole model."""
+        self.shares = take_shares(self, self.declared_weights(), mesh)
+        return self.shares
 
     def roles(self) -> dict[str, Role]:
         """Returns the roles of all weights, by their names. A weight that no architecture declares gets the role of
@@ -235,14 +237,13 @@ class Encoder(Trainable):
         roles = self.roles()
         for name, parameter in self.named_parameters():
             kind, _, spread = roles[name]
-            if kind == "bias":
-                nn.init.zeros_(parameter)
-            elif kind == "norm":
-                nn.init.ones_(parameter)
+            if kind in ("bias", "norm"):
+                nn.init.constant_(parameter, float(kind == "norm"))
             else:
-                nn.init.trunc_normal_(parameter, std=spread, a=-2 * spread, b=2 * spread, generator=generator)
-        with torch.no_grad():
-            self.embeddings.word.weight[self.shape.vocabulary :] = 0
+                draw = partial(nn.init.trunc_normal_, std=spread, a=-2 * spread, b=2 * spread, generator=generator)
+                self.shares.fill(name, parameter.detach(), draw)
+        words = self.embeddings.word.weight.detach()
+        words[max(0, self.shape.vocabulary - self.mesh.tensor_rank * len(words)) :] = 0
         return self
 
     def compile_layers(self) -> None:

@@ -130,16 +130,17 @@ def begin_with(model: PretrainingModel, state: RunState, origin: StoredModel, vo
     The embedding and the bias of a new piece are the means of those of the pieces that it replaces. New positions keep
     their random embeddings.
     """
-    weights, fresh = origin.read_weights(), model.state_dict()
+    weights, fresh, shares = origin.read_weights(), model.state_dict(), model.shares
     state.trained_length, state.begun_positions = origin.trained, origin.known
     state.trained_segments = max(state.trained_segments, count_segments(weights, model.shape))
     new = origin.vocabulary.find_replaced(vocabulary.pieces[len(origin.vocabulary) :])
     for name in list_row_names(model.shape, "pieces"):
         if name in weights:
-            weights[name] = extend_rows(weights[name], len(origin.vocabulary), new, len(fresh[name]))
+            rows = shares.find_whole_size(name, fresh[name])[0]
+            weights[name] = extend_rows(weights[name], len(origin.vocabulary), new, rows)
     for name in list_row_names(model.shape, "positions"):
         weights[name] = torch.cat([weights[name], fresh[name][len(weights[name]) :]])
-    known = {name: weight for name, weight in weights.items() if name in fresh}
+    known = {name: shares.take(name, weight) for name, weight in weights.items() if name in fresh}
     model.load_state_dict(fresh | known)
     called = {**list_heads(), **find_objective(model.shape).heads(model.shape)}
     anew = name_heads(fresh.keys() - weights.keys(), called)

@@ -26,13 +26,15 @@ from pretraining.checkpoint.record import AVERAGED, EXPORT, RECIPE, TOKENIZER, l
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.checkpoint.writing import find_free_name, require_room
 from pretraining.config.schedule import build_schedules
-from pretraining.config.settings import Parallel
+from pretraining.config.settings import Parallel, Recipe
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.huggingface.folders import CONFIG
 from pretraining.huggingface.weights import check_finite, is_theirs
 from pretraining.mesh.cuts import find_crossing
+from pretraining.mesh.mesh import form_mesh
+from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.objectives.reports import list_loss_curves
@@ -168,7 +170,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
         keep_near(context.device, threads)
     set_arithmetic(request.recipe.precision, compute, context.device)
     shape = request.shape_in(0 if latest is None else latest.run.state.phase)
-    model = objectives.build_model(shape, compute.checkpoint_activations).initialize(request.recipe.seed)
+    model = build_share(shape, request.recipe).initialize(request.recipe.seed)
     state = RunState(trained_segments=min(2 if request.manifest.has_pairs else 1, shape.segments))
     begins = None
     if latest is not None:
@@ -180,6 +182,15 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
         begins = begin_with(model, state, request.origin, read_vocabulary(request.data))
     skips = [Skip(*skip) for skip in group.gather([astuple(skip) for skip in read_skips(request.out)])[0]]
     return StartingPoint(model, state, latest, skips, begins)
+
+
+def build_share(shape: Shape, recipe: Recipe) -> PretrainingModel:
+    """Builds this rank's share of the model, its weights without values; all ranks call it together."""
+    mesh = form_mesh(recipe.parallel.tensor)
+    with torch.device("meta"):
+        model = objectives.build_model(shape, recipe.compute.checkpoint_activations)
+        model.take_shares(mesh)
+    return model.to_empty(device="cpu")
 
 
 def make_trainer(request: Request, context: Context, start: StartingPoint) -> Trainer:

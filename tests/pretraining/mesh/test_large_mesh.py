@@ -1,18 +1,25 @@
-"""A rank of 512 that train GPT-2 of 8.3 billion weights: what it holds, on a device that holds nothing."""
+"""What a rank holds that shares a model: of GPT-2 of 8.3 billion weights, on a device that holds nothing, and of a
+smaller one in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.memory import MemoryWatch
+from support.training import run_connected
+from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.mesh.mesh import form_mesh
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.planning.machines import make_target
+from pretraining.training.run import build_share
 
 RANK, RANKS, TENSOR = 13, 512, 8
 
@@ -50,3 +57,26 @@ def test_a_rank_of_512_has_the_shares_that_were_planned() -> None:
     planned = make_target(recipe, None, "v100-32", RANKS // 8, 8).plan_memory(1)
     assert planned.weights == 2 * numbers
     assert planned.optimizer == 12 * numbers / 64
+
+
+LARGE = Shape(vocabulary=8_000, hidden=512, layers=8, heads=8, intermediate=2048, positions=64)
+
+
+def build_own() -> tuple[float, dict[str, Tensor]]:
+    """Builds and draws a rank's share; returns the memory that this took at most, and the weights."""
+    recipe = load_recipe(RECIPES / "demo.toml", ["--parallel.tensor", "2"])
+    build_share(replace(LARGE, layers=1), recipe).initialize(0)  # what is made once
+    with MemoryWatch() as watch:
+        model = build_share(LARGE, recipe).initialize(5)
+    return watch.most, {name: model.shares.join(name, own.detach()) for name, own in model.named_parameters()}
+
+
+def test_no_rank_ever_holds_a_whole_model_when_it_draws_one() -> None:
+    """And what ranks draw is what one rank draws."""
+    whole = build_model(LARGE).initialize(5)
+    size = sum(4 * weight.numel() for weight in whole.parameters())
+    for most, weights in run_connected(2, build_own):
+        assert 0.3 * size < most < 0.75 * size
+        for name, weight in whole.named_parameters():
+            assert torch.equal(weights[name][: len(weight)], weight)
+            assert not weights[name][len(weight) :].any()
