@@ -57,6 +57,11 @@ class Target:
         return self.recipe.parallel.tensor
 
     @property
+    def stages(self) -> tuple[int, ...]:
+        """The ZeRO stages that the ranks can take: those that share a model take no ZeRO 3."""
+        return STAGES if self.tensor == 1 else STAGES[:3]
+
+    @property
     def shape(self) -> Shape:
         """The sizes of the model in the phase in which it has most parameters."""
         return max(map(self.shape_in, self.recipe.phases), key=memory.count_parameters)
@@ -180,8 +185,8 @@ class Plan:
 
     @property
     def memories(self) -> tuple[memory.Memory, ...]:
-        """A rank's memory under ZeRO 0, 1, 2 and 3."""
-        return tuple(map(self.target.plan_memory, STAGES))
+        """A rank's memory under ZeRO 0, 1, 2 and, where a model is not shared, 3."""
+        return tuple(map(self.target.plan_memory, self.target.stages))
 
     @property
     def activations(self) -> memory.Activations:

@@ -13,7 +13,7 @@ from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
 from pretraining.objectives.declaration import num_parameters
 from pretraining.planning.cost import StepTime
-from pretraining.planning.plan import STAGES, PhasePlan, Plan, Target, name_numbers, sum_known
+from pretraining.planning.plan import PhasePlan, Plan, Target, name_numbers, sum_known
 
 UNKNOWN = "?"
 BAR = 40
@@ -150,7 +150,7 @@ def _needs_table(target: Target, number: int) -> Table:
     """Makes a table of a rank's memory in a phase, by ZeRO stage and micro-batch."""
     phase, rows = target.recipe.phases[number], []
     sizes = _choose_sizes(target, number)
-    for zero in STAGES:
+    for zero in target.stages:
         needed = [target.bytes_needed(phase, zero, size) for size in sizes]
         cells = (f"{each / 1e9:,.1f}" + ("" if each <= target.room.usable else " !") for each in needed)
         rows.append([_name_stage(target, zero), f"{target.plan_memory(zero).device / 1e9:,.1f}", *cells])
@@ -163,7 +163,7 @@ def _choose_sizes(target: Target, number: int) -> list[int]:
     for size in target.sizes(phase):
         if not spaced or size >= 2 * spaced[-1]:
             spaced.append(size)
-    fitting = [size for size in spaced if any(target.fits(phase, zero, size) for zero in STAGES)]
+    fitting = [size for size in spaced if any(target.fits(phase, zero, size) for zero in target.stages)]
     return spaced[max(0, len(fitting) - COLUMNS + 1) :][:COLUMNS]
 
 

@@ -73,6 +73,7 @@ def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(
     assert read_record(list_finished(run)[-1]).tensor_ranks == 2
 
 
+@pytest.mark.slow
 def test_the_objective_may_change_in_a_shared_model(place: Place) -> None:
     """A phase with another objective draws the heads that are new, and leaves out those that are old."""
     words = ("--phases.0.objective", "ltr", "--objective.name", "hybrid", "--objective.causal_share", "0.5")

@@ -80,6 +80,8 @@ def test_ranks_with_other_parts_share_the_ports_of_a_node() -> None:
 def test_a_mesh_needs_a_share_of_the_memory() -> None:
     alone, shared = plan_memory(GPT, "fp16", 64, 1), plan_memory(GPT, "fp16", 64, 1, tensor=8)
     assert shared.device == pytest.approx(alone.device * count_parameters(GPT, 8) / count_parameters(GPT))
+    listed = [memory.zero for memory in build_plan(make_target(read(), None, "v100-32", 8, 8)).memories]
+    assert listed == [0, 1, 2], "ranks that share a model take no ZeRO 3"
 
 
 def test_megatrons_run_stands_beside_its_plan() -> None:
