@@ -112,11 +112,18 @@ def score_ours(task: SentenceTask, model: Path, settings: FineTuning) -> float:
     return task.score("dev", outputs["dev"])[task.metric]
 
 
+def standardize_labels(task: SentenceTask, rows: list[dict[str, Any]]) -> None:
+    """Puts the labels of a task of numbers on the scale on which we train; the metrics are correlations."""
+    for row in rows if task.head.kind == "score" else ():
+        row["labels"] = float(task.scale.standardize(torch.tensor(row["labels"])))
+
+
 def score_theirs(task: SentenceTask, model: Path, settings: FineTuning) -> float:
     """Fine-tunes a model by the Trainer; returns its score on dev."""
     import transformers
 
     rows, asked = (encode_rows(items, task.head.kind) for items in (task.train, task.dev["dev"]))
+    standardize_labels(task, rows)
     with tempfile.TemporaryDirectory() as folder:
         told = build_arguments(settings, Path(folder), "fp32", grouped=False, on_cpu=True)
         trainer = make_trainer(transformers.Trainer, model, task.head, settings, told, rows)
@@ -143,9 +150,10 @@ def measure(wanted: FineTuningScores, console: Console) -> None:
     torch.set_num_threads(default_threads(World()))
     keeper = ResultsFile("fine_tuning_scores", ["torch", "deepspeed", *PEER], wanted.out)
     tasks: dict[str, Any] = keeper.earlier.get("tasks", {})
+    checksum = Base(find_model(str(wanted.model))).identity["checksum"]
     for name in wanted.tasks:
         task = open_task(name, wanted.data, wanted.model, wanted.settings(0))
-        how = {"model": wanted.model.resolve().name, "learning_rate": wanted.learning_rate, "epochs": wanted.epochs}
+        how = {"learning_rate": wanted.learning_rate, "epochs": wanted.epochs, "checksum": checksum}
         earlier = tasks.get(name, {})
         scores = earlier["scores"] if how.items() <= earlier.items() else {}
         for seed in range(wanted.seeds):
@@ -155,7 +163,8 @@ def measure(wanted: FineTuningScores, console: Console) -> None:
                     own[side] = round(score(task, wanted.model, settings), 4)
             console.print(f"{name}, seed {seed}: {task.metric} {own}", markup=False)
             compared = compare(*([each[side] for each in scores.values()] for side in (OURS, THEIRS)))
-            tasks[name] = {**how, "metric": task.metric, "scores": scores, **compared, **describe_run()}
+            about = {"model": wanted.model.resolve().name, "metric": task.metric}
+            tasks[name] = {**how, **about, "scores": scores, **compared, **describe_run()}
             written = keeper.keep({"tasks": tasks})
     show(console, summarise_results({"benchmark": "fine_tuning_scores", "tasks": tasks}))
     console.print(f"kept in {written}", markup=False)

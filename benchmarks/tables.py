@@ -206,7 +206,8 @@ def summarise_fine_tuning_scores(found: Results) -> Iterator[ResultTable]:
         apart += f" ± {100 * task['standard_error']:.1f}" if "standard_error" in task else ""
         means = {"Cloze": task["our_mean"], "Trainer": task["their_mean"]}
         scores = {side: f"{100 * score:.1f}" for side, score in means.items()}
-        rows.append({"task": name, "metric": task["metric"], "seeds": len(task["scores"]), **scores, "apart": apart})
+        about = {"model": task["model"], "task": name, "metric": task["metric"], "seeds": len(task["scores"])}
+        rows.append({**about, **scores, "apart": apart})
     yield build_table("", rows)
 
 

@@ -109,11 +109,7 @@ def find_slow_devices(found: Findings, share: float | None) -> None:
     usual = median(report.rate for reports in found.nodes.values() for report in reports)
     for name, rate in rates.items():
         if rate < (SLOW if share is None else share) * usual:
-            reason = f"its matrix throughput is {rate / usual:.0%} of the median"
-            if share is None and found.nodes[name][0].same["device"] == CPU:
-                found.notes.append(f"{name}: {reason}")
-            else:
-                found.blame(name, reason, broken=False)
+            blame_slow(found, name, f"its matrix throughput is {rate / usual:.0%} of the median", share is not None)
 
 
 def find_slow_links(found: Findings) -> None:
@@ -128,15 +124,25 @@ def find_slow_links(found: Findings) -> None:
 
 
 def find_slow_insides(found: Findings) -> None:
-    """Finds nodes with a slow link between two of their ranks. CPUs may have other work, so that it is only a note."""
+    """Finds nodes of which a link between two ranks is slower than those of other nodes; of a single node, a link that
+    is slower than its others, which is a note: its GPUs may not all be joined alike."""
     worst = {name: link for name, reports in found.nodes.items() if (link := find_worst_inside(reports)) is not None}
-    for name, link in worst.items():
-        if link < SLOW_LINK * median(worst.values()):
-            reason = f"a link between its ranks reaches {link / median(worst.values()):.0%} of the median"
-            if found.nodes[name][0].same["device"] == CPU:
-                found.notes.append(f"{name}: {reason}")
-            else:
-                found.blame(name, reason, broken=False)
+    every = [link for reports in found.nodes.values() for report in reports for link in report.inside if link]
+    usual = median(worst.values() if len(worst) > 1 else every or [0.0])
+    for name in [name for name, link in worst.items() if link < SLOW_LINK * usual]:
+        reason = f"a link between its ranks reaches {worst[name] / usual:.0%} of the median"
+        if len(worst) > 1:
+            blame_slow(found, name, reason)
+        else:
+            found.notes.append(f"{name}: {reason}")
+
+
+def blame_slow(found: Findings, name: str, reason: str, asked: bool = False) -> None:
+    """Marks a node as unfit that is slow. CPUs may have other work, so that one is only noted, unless it is `asked`."""
+    if not asked and found.nodes[name][0].same["device"] == CPU:
+        found.notes.append(f"{name}: {reason}")
+    else:
+        found.blame(name, reason, broken=False)
 
 
 def find_worst_inside(reports: Sequence[Health]) -> float | None:

@@ -199,7 +199,7 @@ def find_partners(names: Sequence[str], rank: int) -> list[int | None]:
 
 
 def find_neighbours(names: Sequence[str], rank: int) -> list[int | None]:
-    """Returns the rank of its own node with which a rank exchanges data, for each round; its ranks form a ring too."""
+    """Returns the rank of its node with which a rank exchanges data, for each round; they form a ring, as nodes do."""
     own = [other for other, name in enumerate(names) if name == names[rank]]
     places = find_partners([str(other) for other in own], own.index(rank))
     return [None if place is None else own[place] for place in places]

@@ -191,8 +191,9 @@ def try_network(report: Health, device: torch.device, names: Sequence[str], limi
     if device.type == "cuda":
         os.environ.update(dict.fromkeys(NCCL_ENDS, "0"))  # torch would end the rank that is to name another
         group = dist.new_group(backend="nccl", timeout=timedelta(hours=1))
-    inside, between = (find(names, dist.get_rank()) for find in (health.find_neighbours, health.find_partners))
-    rounds = [(INSIDE, report.inside, other) for other in inside] + [(LINK, report.links, other) for other in between]
+    rank, alone = dist.get_rank(), len({*names}) == len(names)  # alone: a node has one rank, and no links within
+    rounds = [] if alone else [(INSIDE, report.inside, other) for other in health.find_neighbours(names, rank)]
+    rounds += [(LINK, report.links, other) for other in health.find_partners(names, rank)]
     for what, speeds, other in rounds:
         look, speed = partial(report.look, time.monotonic() + limit), None
         if other is not None:

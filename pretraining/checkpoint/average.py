@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import read_json, write_json
-from pretraining.checkpoint.reading import broadcast_weights, find_fault, list_parameter_sizes, read_weights
+from pretraining.checkpoint.reading import find_fault, list_parameter_sizes, read_each_together, read_weights
 from pretraining.checkpoint.record import AVERAGE, WEIGHT, find_checkpoint, list_finished, parse_step, read_record
 from pretraining.huggingface.weights import check_finite
 from pretraining.model.shape import Shape
@@ -95,9 +96,9 @@ def average_last(run: Path, count: int) -> tuple[tuple[int, ...], dict[str, Tens
     return tuple(map(parse_step, alike)), dict(_average_weights(alike))
 
 
-def average_together(run: Path, shape: Shape, count: int) -> tuple[tuple[int, ...], dict[str, Tensor]]:
+def average_together(run: Path, shape: Shape, count: int) -> tuple[tuple[int, ...], Iterator[tuple[str, Tensor]]]:
     """Returns the steps and the means as `average_last` does, of all checkpoints of this shape if they are fewer than
-    `count`. Rank 0 reads them; all ranks call it together."""
+    `count`. Rank 0 computes all means before the first is yielded; all ranks call it, and iterate, together."""
     there, fault = list[str](), None
     if place()[0] == 0:
         try:
@@ -105,7 +106,7 @@ def average_together(run: Path, shape: Shape, count: int) -> tuple[tuple[int, ..
         except UserError as error:
             fault = str(error)
     paths, sizes = [Path(path) for path in gather(there, fault)[0]], list_parameter_sizes(shape)
-    return tuple(map(parse_step, paths)), broadcast_weights(lambda: _average_weights(paths), sizes)
+    return tuple(map(parse_step, paths)), read_each_together(partial(_average_weights, paths), sizes)
 
 
 def _average_weights(checkpoints: list[Path]) -> Iterator[tuple[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -33,7 +34,7 @@ from pretraining.model.encoder import Trainable
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
-from pretraining.processes.group import gather, host_group, place
+from pretraining.processes.group import find_greatest, gather, host_group, place
 
 Sizes = Mapping[str, torch.Size]
 """The sizes of whole parameters, by their names."""
@@ -201,7 +202,7 @@ def restore_model(checkpoint: Path, model: Trainable, fresh: Container[str] = ()
     weights that are `fresh`, stay as they are. All ranks call it together."""
     there, shares = dict(model.named_parameters()), model.shares
     sizes = {name: shares.find_whole_size(name, own) for name, own in there.items() if name not in fresh}
-    for name, whole in _read_each_together(partial(_read_each, checkpoint, sizes), sizes):
+    for name, whole in read_each_together(partial(_read_each, checkpoint, sizes), sizes):
         there[name].copy_(shares.take(name, whole))
 
 
@@ -248,32 +249,25 @@ def _read_each(checkpoint: Path, sizes: Sizes) -> Iterator[tuple[str, Tensor]]:
 def read_weights_together(checkpoint: Path, sizes: Sizes) -> dict[str, Tensor]:
     """Reads whole fp32 weights of these names and sizes on rank 0 and broadcasts them, so that the disk is read once.
     If ranks are connected, all of them call it together."""
-    return broadcast_weights(partial(_read_each, checkpoint, sizes), sizes)
+    return dict(read_each_together(partial(_read_each, checkpoint, sizes), sizes))
 
 
-def broadcast_weights(read: Callable[[], Iterable[tuple[str, Tensor]]], sizes: Sizes) -> dict[str, Tensor]:
-    """Calls `read` on rank 0, and broadcasts the weights of these names and sizes that it returns. If ranks are
-    connected, all of them call it together."""
-    return dict(_read_each_together(read, sizes))
-
-
-def _read_each_together(read: Callable[[], Iterable[tuple[str, Tensor]]], sizes: Sizes) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights that `read` yields on rank 0, in the order of `sizes`; an error of reading is raised on all
-    ranks."""
+def read_each_together(read: Callable[[], Iterable[tuple[str, Tensor]]], sizes: Sizes) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights that `read` yields on rank 0, in the order of `sizes`; an error of any rank is raised on all.
+    If ranks are connected, all of them call it together."""
     rank, ranks = place()
     if ranks == 1:
         yield from read()
         return
-    found = iter(read()) if rank == 0 else None
+    gather(None)  # hears a rank that has failed before
+    found, whole = iter(read()) if rank == 0 else None, torch.empty(0)
     for name, size in sizes.items():
-        whole, fault = torch.empty(size), None
+        fault = None
         try:
-            whole = whole if found is None else next(found)[1]
-        except UserError as error:
-            fault = str(error)
-        failed = torch.tensor([fault is not None], dtype=torch.uint8)
-        dist.broadcast(failed, src=0, group=host_group())
-        if failed:
+            whole = torch.empty(size) if found is None else next(found)[1]
+        except Exception as error:
+            fault = str(error) if isinstance(error, UserError) else traceback.format_exc()
+        if find_greatest(torch.tensor([float(fault is not None)]), host_group()):
             gather(None, fault)
         dist.broadcast(whole, src=0, group=host_group())
         yield name, whole

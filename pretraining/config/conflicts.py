@@ -258,7 +258,7 @@ def _find_mesh_faults(recipe: Recipe, ranks: int | None) -> Iterator[str]:
         f'not with parallel.offload = "{parallel.offload}"; take "none"': parallel.offload != "none",
         "not with compute.compile = true, which compiles no sums over ranks; take false": compute.compile,
         'not with compute.kernels = "torch", by which ranks draw other masks; take "auto"': compute.kernels == "torch",
-        f'not with objective.name = "{"".join(second[:1])}", which has a second model; take 1': second,
+        f'not with the objective "{"".join(second[:1])}", which has a second model; take 1': second,
     }
     yield from (f"parallel.tensor = {tensor}: {fault}" for fault, is_there in wrong.items() if is_there)
 

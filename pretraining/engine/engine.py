@@ -68,14 +68,15 @@ class Engine:
             keep_compiled("TORCHINDUCTOR_CACHE_DIR", Path(default_cache_dir()))
             model.compile_layers()
         self.late_weights = dict(late_weights)
-        exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        is_rounded = self.dtype != torch.float32
+        exact = {name: weight.detach().clone() for name, weight in model.named_parameters() if is_rounded}
         self.optimizer: FlatOptimizer = build_optimizer(model, model.roles(), settings.optimizer, self.late_weights)
         self.shares.mark(model.to(device))
         self.deepspeed = initialize_deepspeed(model, self.optimizer, settings, self.dtype, device, self.mesh)
         self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits
-        shapes = {name: value.shape for name, value in exact.items()}
         self.optimizer.prepare(self.flat_tensors, model.roles(), shapes, self.shares)
         self.optimizer.gradient_norm = self._norm_before_step
         self._update_scale: Callable[[bool], None] = lambda _: None

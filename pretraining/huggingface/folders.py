@@ -334,7 +334,7 @@ def _replacing_folder(folder: Path) -> Iterator[Path]:
             _remove(unfinished)
         _remove(replaced)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error}") from error
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
 
 def _check_ours(folder: Path) -> None:

@@ -57,14 +57,14 @@ def write_weights(
     files = {BESIDE: " ".join(there)} if there else {}
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "cloze_sha256": "0" * DIGITS, **files}}
     end = 0
-    for name, weight in sorted(weights.items()):
+    for name, weight in (ordered := sorted(weights.items())):
         begin, end = end, end + weight.numel() * dtype.itemsize
         header[name] = {"dtype": STORED_AS[dtype], "shape": [*weight.shape], "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % SIZE)
     with path.open("w+b") as file:
         file.write(len(text).to_bytes(SIZE, "little") + text)
-        for _, weight in sorted(weights.items()):
+        for _, weight in ordered:
             file.write(weight.detach().to(dtype).reshape(-1).view(torch.uint8).numpy().data)
         checksum = _checksum(file)
         file.seek(SIZE + len(BEFORE))

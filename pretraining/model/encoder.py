@@ -189,7 +189,7 @@ class Trainable(nn.Module):
         return []
 
     def take_shares(self, mesh: Mesh) -> Shares:
-        """Replaces its weights by this rank's, once; on the meta device, if no rank is to hold a whole model."""
+        """Replaces its weights by this rank's. Called once; on the meta device, so that no rank holds whole ones."""
         self.shares = take_shares(self, self.declared_weights(), mesh)
         return self.shares
 
@@ -243,7 +243,7 @@ class Encoder(Trainable):
                 draw = partial(nn.init.trunc_normal_, std=spread, a=-2 * spread, b=2 * spread, generator=generator)
                 self.shares.fill(name, parameter.detach(), draw)
         words = self.embeddings.word.weight.detach()
-        words[max(0, self.shape.vocabulary - self.mesh.tensor_rank * len(words)) :] = 0
+        words[max(0, self.shape.vocabulary - self.shares.find_start("embeddings.word.weight", len(words))) :] = 0
         return self
 
     def compile_layers(self) -> None:

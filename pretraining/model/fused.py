@@ -24,7 +24,7 @@ from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.own_backward import Forward, ForwardOfTwo, Gradients, Losses, with_backward
 from pretraining.model.products import pad_to_tiles
-from pretraining.model.shared_loss import share_loss
+from pretraining.model.shared_loss import share_log_probabilities, share_loss
 
 TAKES_ROWS = "takes_rows"
 """The attribute of a table whose gradient may be a sparse tensor of some rows."""
@@ -282,15 +282,22 @@ def cross_entropies(logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: in
 
 
 @torch.no_grad()
-def log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
-    """Computes the log-probability of the label of every row, (m,) in fp32, with the logits of some rows at a time."""
+def log_probabilities(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh = ALONE
+) -> Tensor:
+    """Computes the log-probability of the label of every row, (m,) in fp32, with the logits of some rows at a time;
+    ranks of a mesh have a part of the decoder each."""
     rows = max(1, MOST_LOGITS // len(weight))
     parts = zip(hidden.split(rows), labels.split(rows), strict=True)
-    return torch.cat([_log_probabilities(part, weight, bias, wanted, vocabulary) for part, wanted in parts])
+    return torch.cat([_log_probabilities(part, weight, bias, wanted, vocabulary, mesh) for part, wanted in parts])
 
 
-def _log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
+def _log_probabilities(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh
+) -> Tensor:
     logits = F.linear(hidden, weight)
+    if mesh.tensor_ranks > 1:
+        return share_log_probabilities((logits + bias).float(), labels, vocabulary, mesh)
     if has_loss_kernel(hidden):
         return -cross_entropies(logits, bias, labels, vocabulary, slopes=False)[0]
     return -F.cross_entropy((logits + bias)[:, :vocabulary].float(), labels, reduction="none")

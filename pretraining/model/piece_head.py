@@ -38,7 +38,7 @@ class PieceHead(nn.Module):
 
     def log_probabilities(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> Tensor:
         """Computes the log-probabilities of the labels, (m,)."""
-        return log_probabilities(*self._decode(hidden, decoder), labels, self.vocabulary)
+        return log_probabilities(*self._decode(hidden, decoder), labels, self.vocabulary, self.mesh)
 
     def forward(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         inputs = (*self._decode(hidden, decoder), labels, self.vocabulary)

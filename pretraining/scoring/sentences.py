@@ -125,14 +125,18 @@ class SentenceCutter:
 
 
 class Scorer:
-    """Scores sentences in fp32 by a pre-trained model, which it takes over."""
+    """Scores sentences by a pre-trained model."""
 
-    def __init__(self, model: PretrainingModel, vocabulary: Vocabulary, device: torch.device) -> None:
-        self.model = model.float().to(device).eval().requires_grad_(False)
+    def __init__(
+        self, model: PretrainingModel, vocabulary: Vocabulary, device: torch.device, as_it_is: bool = False
+    ) -> None:
+        """Takes the model over, and converts it to fp32. One that is `as_it_is` stays so: in evaluation, on its device;
+        ranks that share it score the same sentences together."""
+        self.model = model if as_it_is else model.float().to(device).eval().requires_grad_(False)
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
         self.cut_texts = SentenceCutter(vocabulary).cut_texts
         self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
-        self._served = None if model.shape.one_way else serve_encoder(model, sees_one=True)
+        self._served = None if as_it_is or model.shape.one_way else serve_encoder(model, sees_one=True)
 
     def score(
         self, texts: Sequence[str], before: Callable[[], None] = lambda: None, rank: int = 0, ranks: int = 1
@@ -161,7 +165,7 @@ class Scorer:
         bidirectional model, of pieces."""
         order = np.argsort(sentences.lengths, kind="stable")
         order = order[sentences.have_scores(self.longest)[order]]
-        if self._served is not None:
+        if not self.model.shape.one_way:
             counts = sentences.lengths[order] - MARKS
             order = ranges(sentences.starts[order] + 1, counts)
             pieces = np.repeat(counts + MARKS, counts)
@@ -189,7 +193,7 @@ class Scorer:
     @torch.inference_mode()
     def score_part(self, sentences: Sentences, part: Array) -> tuple[Array, Array]:
         """Computes the log-probabilities of the pieces of a batch; returns the sentence number of each, and these."""
-        if self._served is None:
+        if self.model.shape.one_way:
             batch, numbers = make_pass(self.model, sentences, part, self.vocabulary.special)
         else:
             vocabulary, shift = self.vocabulary, find_objective(self.model.shape).shift

@@ -22,8 +22,8 @@ from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import count_parameters
 from pretraining.checkpoint.average import Average, average_last
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import AVERAGED, EXPORT, TOKENIZER
-from pretraining.checkpoint.state import RunRecord
+from pretraining.checkpoint.record import AVERAGED, EXPORT, TOKENIZER, find_checkpoint
+from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.config.settings import check_licence
 from pretraining.huggingface import folders
 from pretraining.huggingface.model_card import Provenance, make_model_card, read_front_matter, warn_of_classifiers
@@ -206,12 +206,15 @@ def describe_training(run: RunRecord, shape: Shape) -> str:
 
 
 def _read_run(source: Path, checkpoint: str | None, average: int | None) -> Exportable:
-    saved, weights = load_checkpoint(source, checkpoint)
+    steps: tuple[int, ...] = ()
+    if average is None:
+        saved, weights = load_checkpoint(source, checkpoint)
+    else:
+        saved = Saved.read(find_checkpoint(source))
+        steps, weights = average_last(source, average)
     run, shape = saved.run, saved.record.shape
     state, scores = run.state, run.scores
-    steps: tuple[int, ...] = ()
     if average is not None:
-        steps, weights = average_last(source, average)
         found = Average.read(source)
         scores = found.scores if found and found.steps == steps else None
     if state.trained_segments == 1:

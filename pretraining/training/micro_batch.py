@@ -83,7 +83,7 @@ class MicroBatches:
         zero, device = self._engine.zero, self._engine.device
         if can_try(device) and zero < 3:  # a trial needs a whole copy of the weights
             mesh = Rehearsal(tensor_rank=self._engine.mesh.tensor_rank, tensor_ranks=self._engine.mesh.tensor_ranks)
-            reserve = memory_to_reserve(self._target.plan_memory(zero).device / mesh.tensor_ranks, device)
+            reserve = memory_to_reserve(self._target.plan_memory(zero).device, device)
             return partial(fits_in_trial, self._target.heaviest(phase), device, reserve, mesh=mesh)
         return partial(self._target.fits, phase, zero)
 

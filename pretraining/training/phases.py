@@ -1,7 +1,8 @@
 """A phase of training: its examples in order, its learning rate, its clock and its validation.
 
 At its end minimal pairs are scored, to follow what a model learns of grammar: by an fp32 copy of the model, so that the
-results equal those of run_pairs.py under any precision and ZeRO stage.
+results equal those of run_pairs.py under any precision and ZeRO stage. Ranks that share a model may have no room for a
+whole copy: they score by the model itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -229,13 +231,18 @@ def read_sample(
 def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Callable[[], None]) -> Tally:
     """Scores pairs, divided among all ranks, which call it together. Pairs too long for the model are left out.
     `data` is the folder of the vocabulary."""
-    model = build_model(engine.model.shape)
-    for name, weight in engine.weights():
-        model.get_parameter(name).copy_(weight)
-    scorer = Scorer(model, read_vocabulary(data), engine.device)
-    found = scorer.score(list_sentences(pairs), before, dist.get_rank(), dist.get_world_size())
+    mesh, vocabulary = engine.mesh, read_vocabulary(data)
+    model: Any = engine.model
+    if mesh.tensor_ranks == 1:
+        model = build_model(engine.model.shape)
+        for name, weight in engine.weights():
+            model.get_parameter(name).copy_(weight)
+    scorer = Scorer(model, vocabulary, engine.device, as_it_is=mesh.tensor_ranks > 1)
+    engine.deepspeed.eval()
+    found = scorer.score(list_sentences(pairs), before, mesh.data_rank, mesh.data_ranks)
+    engine.deepspeed.train()
     shared = torch.from_numpy(found).to(engine.device)
-    dist.all_reduce(shared)
+    dist.all_reduce(shared, group=mesh.data_group)
     scores = shared.cpu().numpy().reshape(-1, 2)
     scored = are_scored(scores)
     return Tally(int((are_right(scores) & scored).sum()), int(scored.sum()))

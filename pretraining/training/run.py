@@ -98,13 +98,11 @@ def run_training(
             trained = latest is not None and latest.run.state.phase >= len(request.recipe.phases)
             if not trained:
                 require_room(request.out)
-            with show_waiting(console, "making the model", world.rank == 0):
-                start = None if trained else find_starting_point(request, context, latest)
         with watch:
-            is_done = start is None or train_through(request, context, start).is_done
+            is_done = trained or train_through(request, context, latest)
             if world.rank == 0 and is_done:
                 with watch.pause():
-                    finish_run(request, context, trained_now=start is not None)
+                    finish_run(request, context, trained_now=not trained)
     group.disconnect()  # not after an error: it might wait for ever for ranks that are gone
 
 
@@ -123,19 +121,21 @@ def require_mesh(parallel: Parallel, world: World) -> None:
         raise UserError(fault)
 
 
-def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
-    """Trains to the end. Goes on from the last checkpoint where a phase with another objective begins; if training
-    diverges, returns to it and skips the batches concerned."""
+def train_through(request: Request, context: Context, latest: Saved | None) -> bool:
+    """Trains to the end; returns whether all phases are trained then. Goes on from the last checkpoint where a phase
+    with another objective begins; if training diverges, returns to it and skips the batches concerned."""
+    waiting = partial(show_waiting, context.console, active=context.world.rank == 0)
     while True:
-        with show_waiting(context.console, "getting ready to train", context.world.rank == 0):
+        with context.watch.pause(), group.shared_errors(), waiting("making the model"):
+            start = find_starting_point(request, context, latest)
+        with waiting("getting ready to train"):
             trainer = make_trainer(request, context, start)
         wrong = None
         try:
             trainer.train()
-            if not trainer.learns_otherwise:
-                return trainer
         except DivergedError as error:  # `error` refers to the whole trainer, and ends with this block
             wrong = error.skip
+        is_done, goes_on = trainer.is_done, wrong is not None or trainer.learns_otherwise
         with context.watch.pause():
             if wrong is not None:
                 trainer.saver.finish()
@@ -144,8 +144,10 @@ def train_through(request: Request, context: Context, start: StartingPoint) -> T
             trainer.close()
             del trainer, start
             gc.collect()
+            if not goes_on:
+                return is_done
             request = replace(request, resume="auto", profile=0)  # the checkpoints and the profile are this run's own
-            start = find_starting_point(request, context, find_latest(request, context))
+            latest = find_latest(request, context)
 
 
 def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer) -> None:
@@ -162,7 +164,7 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
 
 
 def find_starting_point(request: Request, context: Context, latest: Saved | None) -> StartingPoint:
-    """Builds the model: all that may fail on one rank alone, before any collective operation."""
+    """Builds this rank's model, with the weights that it begins or goes on with; all ranks call it together."""
     compute = request.recipe.compute
     threads = compute.threads or group.default_threads(context.world)
     torch.set_num_threads(threads)

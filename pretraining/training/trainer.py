@@ -242,14 +242,15 @@ class Trainer(Loop):
             try:
                 with self.context.watch.pause():
                     steps, weights = average_together(self.request.out, self.engine.model.shape, count)
+                    if len(steps) < 2:
+                        fault = "this model has one checkpoint: there is no average"
+                        self.context.warn(f"checkpoints.average = {count}: {fault}")
+                        return
+                    for name, weight in weights:
+                        self.engine.change_weight(name, weight.to)  # to the type and device of the one that it replaces
             except UserError as error:
                 self.context.warn(f"there is no average of the last checkpoints: {error}")
                 return
-            if len(steps) < 2:
-                self.context.warn(f"checkpoints.average = {count}: this model has one checkpoint: there is no average")
-                return
-            for name, weight in weights.items():
-                self.engine.change_weight(name, weight.to)  # to the type and device of the weight that it replaces
             found = phase.evaluate(self.engine, self.state.step, self.context.watch.mark, validates=True, ends=True)
         if self.context.world.rank == 0:
             scored = (each.learns if each and each.scored_examples else None for each in (found, self.scores))

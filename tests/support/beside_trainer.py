@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.fine_tuners import UnscoredTuner, build_arguments, encode_rows, make_trainer
-from benchmarks.fine_tuning_scores import CPU, one_process, open_task
+from benchmarks.fine_tuning_scores import CPU, one_process, open_task, standardize_labels
 from finetuning.model.models import find_model
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import TrainingBatches
@@ -118,8 +118,6 @@ def their_rows(trial: Trial) -> list[dict[str, Any]]:
     """The items as the Trainer takes them, in the order of our batches, with numbers on the scale of the training."""
     task = trial.task
     rows = encode_rows(task.train, task.head.kind)
-    if task.head.kind == "score":
-        for row in rows:
-            row["labels"] = float(task.scale.standardize(torch.tensor(row["labels"])))
+    standardize_labels(task, rows)
     ours = islice(TrainingBatches(task.train, trial.settings).iterate(0), trial.steps)
     return [rows[number] for step, _ in ours for batch in step.micro for number in batch.examples[:, 0].tolist()]

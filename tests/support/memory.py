@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from pathlib import Path
@@ -25,6 +26,7 @@ class MemoryWatch:
 
     def __enter__(self) -> MemoryWatch:
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before would serve what is watched, unseen
         self._before = read_own_memory()
         self._thread.start()
         return self
@@ -32,7 +34,11 @@ class MemoryWatch:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._over.set()
         self._thread.join()
+        self._note()
 
     def _look(self) -> None:
         while not self._over.wait(0.001):
-            self.most = max(self.most, read_own_memory() - self._before)
+            self._note()
+
+    def _note(self) -> None:
+        self.most = max(self.most, read_own_memory() - self._before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,14 +15,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from support.training import run_connected
 
-from data_prep.common.errors import DamageError, SharedError
+from data_prep.common.errors import DamageError, SharedError, UserError
 from data_prep.common.files import FileRecord
 from pretraining.checkpoint import reading
-from pretraining.checkpoint.reading import StoredTensors, read_weights_together
+from pretraining.checkpoint.reading import StoredTensors, read_each_together, read_weights_together
 from pretraining.checkpoint.record import WEIGHT, CheckpointRecord, MadeBy, write_record
 from pretraining.checkpoint.writing import Save, Saver
 from pretraining.config.settings import Checkpoints
 from pretraining.model.shape import Shape
+from pretraining.processes.group import shared_errors
 
 RANKS, NUMBERS = 64, 64 * 10
 SIZES = {"layer.weight": torch.Size([NUMBERS])}
@@ -82,6 +84,31 @@ def test_one_rank_reads_the_weights_for_all_and_all_miss_what_cannot_be_read(is_
     first, second = run_connected(2, partial(read_together, tmp_path / "checkpoint"))
     assert first == second
     assert str(file) in first if is_gone else first == sum(range(NUMBERS))
+
+
+def fail_while_reading(how: str) -> str:
+    """Reads two weights together; rank 0 misses the second, or has a mistake there, or rank 1 fails before."""
+    errors = {"missing": UserError("the second is gone"), "mistake": RuntimeError("the second is gone")}
+
+    def read() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "first", torch.ones(2)
+        if how in errors:
+            raise errors[how]
+        yield "second", torch.ones(2)
+
+    try:
+        with shared_errors():
+            if how == "before" and dist.get_rank():
+                raise UserError("the second is gone")
+            return str(dict(read_each_together(read, dict.fromkeys(("first", "second"), torch.Size([2])))))
+    except SharedError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("how", ["missing", "mistake", "before"])
+def test_no_rank_waits_for_weights_that_another_cannot_read(how: str) -> None:
+    for told in run_connected(2, partial(fail_while_reading, how)):
+        assert "the second is gone" in told
 
 
 class Impatient(threading.Event):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -22,6 +23,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTrainin
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
+from pretraining.huggingface import folders
 from pretraining.huggingface.folders import (
     _read_file,
     list_sentence_files,
@@ -267,6 +269,14 @@ def test_an_interruption_leaves_the_old(interruption: type[BaseException], expor
         write_folder(exported, SHAPE, our_weights(1), vocabulary, "", check=interrupt)
     assert same(read_folder(exported)[1], our_weights())
     assert sorted(path.name for path in exported.parent.iterdir()) == ["data", "exported"]
+
+
+def test_a_full_disk_is_named(exported: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(folders, "write_weights", Mock(side_effect=full))
+    with pytest.raises(UserError, match="exported: cannot be written: No space left on device$"):
+        write_folder(exported, SHAPE, our_weights(1), vocabulary, "")
+    assert same(read_folder(exported)[1], our_weights())
 
 
 def test_the_old_export_comes_back(exported: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

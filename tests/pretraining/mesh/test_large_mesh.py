@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +16,13 @@ from support.training import run_connected
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from data_prep.common.files import FileRecord
+from pretraining.checkpoint.reading import restore_model
+from pretraining.checkpoint.record import WEIGHT, CheckpointRecord, MadeBy, write_record
 from pretraining.config.overrides import RECIPES, load_recipe
+from pretraining.huggingface.weights_file import save_tensors
 from pretraining.mesh.mesh import form_mesh
+from pretraining.model.encoder import Trainable
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.planning.machines import make_target
@@ -71,11 +78,32 @@ def build_own() -> tuple[float, dict[str, Tensor]]:
     return watch.most, {name: model.shares.join(name, own.detach()) for name, own in model.named_parameters()}
 
 
-def test_no_rank_ever_holds_a_whole_model_when_it_draws_one() -> None:
-    """And what ranks draw is what one rank draws."""
+def read_own(checkpoint: Path) -> tuple[float, dict[str, Tensor]]:
+    """Reads a rank's share from a checkpoint of one rank; returns the memory that this took, and the weights."""
+    recipe = load_recipe(RECIPES / "demo.toml", ["--parallel.tensor", "2"])
+    with MemoryWatch() as watch:
+        model = build_share(LARGE, recipe).initialize(7)
+        restore_model(checkpoint, model)
+    return watch.most, {name: model.shares.join(name, own.detach()) for name, own in model.named_parameters()}
+
+
+def write_checkpoint(folder: Path, model: Trainable) -> None:
+    """Writes the weights of a model as one rank does."""
+    folder.mkdir()
+    file = f"{WEIGHT}-00000-of-00001.safetensors"
+    save_tensors({f"{name}:0": weight.detach().view(-1) for name, weight in model.named_parameters()}, folder / file)
+    files = (FileRecord.from_file(folder, file),)
+    write_record(folder, CheckpointRecord(LARGE, 1, 1.0, None, MadeBy(1, 1, "fp32"), {}, files))
+
+
+@pytest.mark.parametrize("way", ["drawn", "read"])
+def test_no_rank_ever_holds_a_whole_model(way: str, tmp_path: Path) -> None:
+    """And the shares are those of what one rank draws."""
     whole = build_model(LARGE).initialize(5)
     size = sum(4 * weight.numel() for weight in whole.parameters())
-    for most, weights in run_connected(2, build_own):
+    write_checkpoint(tmp_path / "checkpoint", whole)
+    own = build_own if way == "drawn" else partial(read_own, tmp_path / "checkpoint")
+    for most, weights in run_connected(2, own):
         assert 0.3 * size < most < 0.75 * size
         for name, weight in whole.named_parameters():
             assert torch.equal(weights[name][: len(weight)], weight)

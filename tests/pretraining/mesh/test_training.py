@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support import faults
-from support.faults import BAD, Poison
+from support.faults import BAD, Poison, kill_at
 from support.marks import slow
 from support.training import (
     SAVES,
@@ -93,6 +94,16 @@ def test_four_ranks_that_are_stopped_go_on_bit_for_bit(
     assert distance(stopped, run) == 0
 
 
+@pytest.mark.slow
+def test_four_ranks_that_are_killed_go_on_bit_for_bit(place: Place, run: Path, words: list[str]) -> None:
+    command = place.command("killed", *words, *SHARED)
+    killed = launch(command, ranks=4, fault=partial(kill_at, 4)).wait(300)
+    assert all(rank.code for rank in killed)
+    assert_well(train(command, ranks=4, seconds=300))
+    assert_same(place.folder / "killed", run)
+    assert distance(place.folder / "killed", run) == 0
+
+
 @pytest.mark.parametrize(("ranks", "tensor"), [(3, 1), slow(1, 1)])
 def test_others_go_on_with_the_same_curve(
     place: Place, run: Path, words: list[str], tmp_path: Path, ranks: int, tensor: int
@@ -113,10 +124,13 @@ def test_a_branch_of_a_shared_model_is_the_run_itself(place: Place, run: Path, w
 
 @pytest.mark.slow
 def test_a_bad_batch_of_a_shared_model_is_left_out(place: Place, words: list[str]) -> None:
-    """The run goes back to its last checkpoint, with new engines in the same processes."""
-    going = launch(place.command("run", *words, *SHARED), ranks=4, fault=Poison("loss", "batch"))
-    assert_ended(going, 0, "the loss is nan at step 3 on rank 1")
-    assert [(skip.phase, skip.first, skip.count) for skip in read_skips(place.folder / "run")] == [(0, BAD, 1)]
+    """The run goes back to its last checkpoint, with new engines in the same processes, and learns what ranks with
+    whole models do."""
+    for name, ranks, more in (("shared", 4, SHARED), ("whole", 2, ())):
+        going = launch(place.command(name, *words, *more), ranks=ranks, fault=Poison("loss", "batch"))
+        assert_ended(going, 0, "the loss is nan at step 3 on rank 1")
+        assert [(skip.phase, skip.first, skip.count) for skip in read_skips(place.folder / name)] == [(0, BAD, 1)]
+    assert_same_curve(place.folder / "shared", place.folder / "whole", 1e-5)
 
 
 def read_other_labels() -> None:
@@ -145,7 +159,7 @@ def test_ranks_that_read_other_batches_than_those_they_share_a_model_with_are_na
         (("--compute.kernels", "torch"), 'parallel.tensor = 2: not with compute.kernels = "torch"'),
         (("--model.heads", "1"), "parallel.tensor = 2: does not divide model.heads = 1; take 1"),
         (("--model.intermediate", "65"), "parallel.tensor = 2: does not divide model.intermediate = 65; take 1"),
-        (("--objective.name", "rtd"), 'parallel.tensor = 2: not with objective.name = "rtd"'),
+        (("--objective.name", "rtd"), 'parallel.tensor = 2: not with the objective "rtd"'),
         ((), "parallel.tensor = 2: does not divide the ranks, 1; start a multiple of 2, or take 1"),
     ],
 )

@@ -240,4 +240,4 @@ def test_an_export_needs_the_memory_of_one_model(tmp_path: Path) -> None:
         del weights
         with MemoryWatch() as watch:
             export(source, out)
-    assert watch.most < 1.4 * 4 * num_parameters(shape)
+    assert 0.8 < watch.most / (4 * num_parameters(shape)) < 1.4
