@@ -274,7 +274,7 @@ def test_an_interruption_leaves_the_old(interruption: type[BaseException], expor
 def test_a_full_disk_is_named(exported: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(folders, "write_weights", Mock(side_effect=full))
-    with pytest.raises(UserError, match="exported: cannot be written: No space left on device$"):
+    with pytest.raises(UserError, match=r"exported: cannot be written: No space left on device$"):
         write_folder(exported, SHAPE, our_weights(1), vocabulary, "")
     assert same(read_folder(exported)[1], our_weights())
 
