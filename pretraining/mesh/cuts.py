@@ -34,9 +34,13 @@ def cut_tensor(whole: Tensor, division: Division, rank: int, ranks: int) -> Tens
     if cut == "rows":
         return whole.chunk(ranks, 1)[rank]
     if cut == "vocabulary":
-        padded = whole.new_zeros(len(whole) + -len(whole) % (VOCABULARY_SHARE * ranks), *whole.shape[1:])
-        padded[: len(whole)] = whole
-        whole, parts = padded, 1
+        size = find_share_size(whole.shape, division, ranks)
+        own = whole[rank * size[0] : (rank + 1) * size[0]]
+        if len(own) == size[0]:
+            return own
+        padded = whole.new_zeros(size)
+        padded[: len(own)] = own
+        return padded
     return whole.reshape(parts, ranks, -1, *whole.shape[1:])[:, rank].flatten(0, 1)
 
 

@@ -66,7 +66,7 @@ def test_a_rank_of_512_has_the_shares_that_were_planned() -> None:
     assert planned.optimizer == 12 * numbers / 64
 
 
-LARGE = Shape(vocabulary=8_000, hidden=512, layers=8, heads=8, intermediate=2048, positions=64)
+LARGE = Shape(vocabulary=1_000, hidden=256, layers=32, heads=4, intermediate=1024, positions=64)
 
 
 def build_own() -> tuple[float, dict[str, Tensor]]:
