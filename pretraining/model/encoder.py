@@ -23,9 +23,10 @@ from pretraining.mesh.cuts import Cut, Division
 from pretraining.mesh.mesh import ALONE, Mesh, Shares, take_shares
 from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.attention import Layout, Padded, lay_out
+from pretraining.model.attention import Padded, lay_out
 from pretraining.model.batch import Batch, PretrainingBatch
 from pretraining.model.fused import Dropout, add_and_norm, add_then_norm, draws_by_keys, make_row_keys, make_turns
+from pretraining.model.layout import Layout
 from pretraining.model.products import multiply, multiply_and_pass
 from pretraining.model.shape import BIAS, HEAD, NORM, Role, Shape
 

@@ -27,10 +27,12 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.attention import Layout, Packed, Padded
+from pretraining.model.attention import Padded
 from pretraining.model.bert import Layer
 from pretraining.model.encoder import LayerDropouts
 from pretraining.model.fused import Dropout
+from pretraining.model.gpu_layouts import Packed
+from pretraining.model.layout import Layout
 from pretraining.model.products import multiply_and_pass
 from pretraining.objectives.declaration import build_model
 

@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from pretraining.architectures.declaration import make_shape
 from pretraining.model import gpu_operations
-from pretraining.model.attention import Packed
 from pretraining.model.bert import Layer
 from pretraining.model.encoder import LayerDropouts
 from pretraining.model.fused import Dropout
+from pretraining.model.gpu_layouts import Packed
 
 BOUND = 0.505
 """The share of PyTorch's traffic between products that ours may be. It was a half until an H200 showed that norms are
