@@ -5,6 +5,7 @@
     ByHeads    CPU that multiplies bf16, in bf16: a head of a sequence at a time, in the cache
     Grouped    otherwise on a CPU: sequences of similar lengths together, by matrix products and our fused kernels
     Packed     GPU from compute capability 8.0 on, in 16 bits: the flash kernels, which need no padding
+    Own        there too, for short sequences: our kernels, whose dropout depends on the example alone
     Padded     elsewhere, and under torch.compile on a CPU: scaled_dot_product_attention
 
 In some sequences of a batch a piece may see only those before it: they are the first ones, so that each kernel is
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.fused import Dropout
-from pretraining.model.gpu_layouts import Joined, Packed, has_flash
+from pretraining.model.gpu_layouts import Joined, Own, Packed, has_flash, takes_own
 from pretraining.model.layout import WHOLE, Layout, add_bias, split_ways
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
@@ -53,6 +54,8 @@ def lay_out(
         return by(starts, lengths, one_way, window, first)
     if not has_flash(states, heads):
         return Padded(starts, max(lengths), len(states), one_way, window, first)
+    if takes_own(states, heads, max(lengths)) and not compiled:
+        return Own(starts, max(lengths), len(lengths) if one_way else first, window)
     if 0 < first < len(lengths):
         return Joined(starts, lengths, window, first)
     return Packed(starts, max(lengths), one_way or first > 0, window)

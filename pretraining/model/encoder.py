@@ -342,14 +342,15 @@ class Encoder(Trainable):
         """Makes the dropouts of hidden states and of the probabilities of attention.
 
         Our kernels and compiled layers draw the masks of hidden states from keys of rows, so that ranks and devices do
-        not matter. The flash kernels of a GPU draw from PyTorch's generator, which differs between ranks.
+        not matter; so do our kernels of attention. The flash kernels of a GPU draw from PyTorch's generator, which
+        differs between ranks.
         """
         shape = self.shape
         hidden, attention = (shape.dropout, shape.attention_dropout) if self.training else (0.0, 0.0)
         keys = torch.empty(0, dtype=torch.int32)
         if (hidden or attention) and batch.pieces.device.type == "cpu":
             keys = make_row_keys(self.dropout_seed, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
-        elif hidden and gpu.usable("row_keys", batch.positions):
+        elif (hidden or attention) and gpu.usable("row_keys", batch.positions):
             longest = max(batch.lengths)
             keys = gpu.make_row_keys(self.dropout_seed, batch.examples, batch.positions, batch.starts, longest)
         if hidden and self.mesh.tensor_ranks > 1 and not draws_by_keys(self.embeddings.word.weight):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,12 +11,47 @@ from torch import Tensor
 from pretraining import devices
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.fused import Dropout
-from pretraining.model.layout import Attend, Layout, add_bias, split_ways
+from pretraining.model.layout import WHOLE, Attend, Layout, add_bias, split_ways
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_SIZE = 192
 """The widest head that the flash kernels support on all their GPUs."""
+OWN_SIZES, OWN_PIECES = (32, 64, 128), 512
+"""The widths of heads that our kernels support, and the most pieces of a sequence for which they are made."""
+FASTER: dict[tuple[int, int], int] = {}
+"""The most pieces of a sequence with which ours were measured to be faster than the flash kernels, by compute
+capability (9.0 is 90) and width of heads. Nothing is measured yet."""
+
+_choice: Literal["auto", "flash", "own"] = "auto"
+
+
+def choose(choice: Literal["auto", "flash", "own"]) -> None:
+    """Chooses the kernels of attention in this process, where a GPU has both."""
+    global _choice
+    _choice = choice
+
+
+def takes_own(states: Tensor, heads: int, longest: int) -> bool:
+    """Whether our kernels attend to sequences of at most `longest` pieces with these hidden states."""
+    if _choice == "auto":
+        major, minor = torch.cuda.get_device_capability(states.device) if FASTER else (0, 0)
+        if longest > FASTER.get((10 * major + minor, states.shape[1] // heads), 0):
+            return False
+    return _choice != "flash" and not explain_others(states, heads, longest)
+
+
+def explain_others(states: Tensor, heads: int, longest: int) -> str:
+    """Explains why our kernels cannot attend to sequences of `longest` pieces with such hidden states; "" if they
+    can."""
+    size = states.shape[1] // heads
+    if size not in OWN_SIZES:
+        return f"needs heads of {', '.join(map(str, OWN_SIZES[:-1]))} or {OWN_SIZES[-1]} numbers, not {size}"
+    if longest > OWN_PIECES:
+        return f"needs sequences of at most {OWN_PIECES} pieces, not {longest}"
+    if not has_flash(states, heads):
+        return "needs 16 bits and a GPU of compute capability 8.0 or later"
+    return "" if gpu.usable("attention", states[:, :size]) else "needs Triton, which cannot compile for this GPU"
 
 
 def has_flash(states: Tensor, heads: int) -> bool:
@@ -25,6 +60,12 @@ def has_flash(states: Tensor, heads: int) -> bool:
     size = states.shape[1] // heads
     fits = states.is_cuda and states.dtype in FLASH_TYPES and size % 8 == 0 and size <= FLASH_SIZE
     return fits and devices.has_flash(states.device)
+
+
+def note_choice(states: Tensor, heads: int, longest: int) -> str:
+    """Returns a line for the beginning of a run where our kernels are chosen and others attend; "" elsewhere."""
+    reason = explain_others(states, heads, longest) if _choice == "own" and states.is_cuda else ""
+    return reason and f'compute.attention = "own": {reason}; PyTorch attends instead'
 
 
 class Packed(Layout):
@@ -73,6 +114,23 @@ class Joined(Layout):
     def _attend_sums(self, sums: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
         rows = zip(self.parts, sums.split(self.sizes), strict=True)
         return torch.cat([part._attend_sums(each, bias, heads, dropout) for part, each in rows])
+
+
+class Own(Layout):
+    """Our kernels for short sequences, which draw the dropout of a CPU. In the first sequences a piece may see one
+    way."""
+
+    def __init__(self, starts: Tensor, longest: int, first: int = 0, window: int | None = None):
+        self.where = (starts, longest, first, WHOLE if window is None else window)
+
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        return self._attend_sums(add_bias(qkv, bias), None, heads, dropout)
+
+    def attends_sums(self, states: Tensor) -> Attend:  # noqa: ARG002
+        return self._attend_sums
+
+    def _attend_sums(self, sums: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        return gpu.attend(sums, bias, heads, self.where, dropout.for_kernels)
 
 
 @with_backward
