@@ -194,12 +194,12 @@ def _attend_backward(
 def choose_tile(width: int, size: int, longest: int, capability: tuple[int, int] | None = None) -> Tile:
     """Chooses how many queries and keys of heads of this size a program computes at once; backward for a `capability`.
 
-    There, sequences of up to 128 pieces are one tile of keys, unless heads are wide. More queries need more registers
-    than a thread has; GPUs that multiply from shared memory (9.0, 10.0) hold fewer numbers in registers.
+    There, sequences of up to 128 pieces are one tile of keys, unless heads are wide. More queries would need more
+    registers than a thread has; on 9.0, products of 32 queries with heads of 64 need fewer.
     """
     if capability is None:
         return Tile(width, 64, 64, 4)
-    rows = 32 if size == 32 or (size == 64 and capability[0] in (9, 10)) else 16
+    rows = 32 if size == 32 or (size == 64 and capability[0] == 9) else 16
     return Tile(width, rows, 64 if size == 128 or longest <= 64 else 128, 8)
 
 
