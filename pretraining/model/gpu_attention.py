@@ -37,6 +37,13 @@ sees none behind itself; and the distance to which it sees."""
 
 
 @triton.jit
+def _read_sequence(starts, sequence, first, window):
+    """Reads where a sequence begins and how long it is; returns also how far ahead its pieces see."""
+    begin = tl.load(starts + sequence)
+    return begin, tl.load(starts + sequence + 1) - begin, tl.where(sequence < first, 0, window)
+
+
+@triton.jit
 def _sees(row, column, length, window, ahead):
     """Whether queries see keys: none that lies behind the sequence."""
     away = tl.where(column < length, column, BEHIND) - row
@@ -67,11 +74,9 @@ def _attend(
 ):
     number, heads = tl.program_id(0), width // size
     sequence, head, top = number // blocks // heads, number // blocks % heads, number % blocks * tile_rows
-    begin = tl.load(starts + sequence)
-    length = tl.load(starts + sequence + 1) - begin
+    begin, length, ahead = _read_sequence(starts, sequence, first, window)
     if top >= length:
         return
-    ahead = tl.where(sequence < first, 0, window)
     qkv += begin.to(tl.int64) * (3 * width) + head * size
     lane, row = tl.arange(0, size)[None, :], top + tl.arange(0, tile_rows)
     within = tl.minimum(row, length - 1)[:, None]  # behind the sequence, its last row again
@@ -96,6 +101,33 @@ def _attend(
     known, place = row < length, begin.to(tl.int64) + row
     tl.store(out + place[:, None] * width + head * size + lane, context / total[:, None], mask=known[:, None])
     tl.store(spreads + head.to(tl.int64) * pieces + place, highest + tl.log2(total), mask=known)
+
+
+@triton.jit
+def _multiply_turned(left, right):
+    """Computes left.t() @ right. Triton divides all products of a kernel among warps by rows or by columns, as fits
+    this one: those of wide heads would need too many registers by rows."""
+    if right.shape[1] > 64:
+        product = tl.dot(tl.trans(left), right, input_precision="ieee")
+    else:
+        product = tl.trans(tl.dot(tl.trans(right), left, input_precision="ieee"))
+    return product
+
+
+@triton.jit
+def _continue_sum(places, numbers, were_before, go_on):
+    """Adds numbers to those that were stored before, and stores the sums that go on."""
+    numbers += tl.load(places, mask=were_before, other=0.0)
+    tl.store(places, numbers, mask=go_on)
+    return numbers
+
+
+@triton.jit
+def _store_tile(places, numbers, known, sums, adds_up: tl.constexpr):
+    """Stores the gradients of a tile of keys or values, and with `adds_up` their sums."""
+    tl.store(places, numbers, mask=known)
+    if adds_up:
+        tl.store(sums, tl.sum(numbers, 0))
 
 
 @triton.jit(do_not_specialize=["pieces", "blocks", "first", "window", "first_head", "site", "threshold"])
@@ -128,67 +160,55 @@ def _attend_backward(
     tile_columns: tl.constexpr,
 ):
     """Computes the gradients of a head of a sequence. With `halts`, those of queries are in `halfway` between tiles of
-    keys; with `adds_up`, sums over the sequence go to `sums`, those of queries with its first tile: the first
+    keys; with `adds_up`, sums over the sequence go to `sums`, those of queries with its last tile: the first
     stage of the bias's gradient."""
-    number, heads = tl.program_id(0), width // size
-    sequence, head = number // heads, number % heads
-    begin = tl.load(starts + sequence)
-    length = tl.load(starts + sequence + 1) - begin
-    ahead = tl.where(sequence < first, 0, window)
+    sequence, head = tl.program_id(0) // (width // size), tl.program_id(0) % (width // size)
+    begin, length, ahead = _read_sequence(starts, sequence, first, window)
     joint, single = begin.to(tl.int64) * (3 * width) + head * size, begin.to(tl.int64) * width + head * size
     qkv, grad_qkv, grad, out = qkv + joint, grad_qkv + joint, grad + single, out + single
     if halts:
         halfway += single
     spreads += head.to(tl.int64) * pieces + begin
-    lane, of_query = tl.arange(0, size)[None, :], tl.zeros([size], tl.float32)
     sums += sequence.to(tl.int64) * blocks * (3 * width) + head * size + tl.arange(0, size)
+    lane, of_query = tl.arange(0, size)[None, :], tl.zeros([size], tl.float32)
     for left in range(0, length, tile_columns):
         column = left + tl.arange(0, tile_columns)[:, None]
-        place = tl.minimum(column, length - 1) * (3 * width) + lane
+        place, number = tl.minimum(column, length - 1) * (3 * width) + lane, ((first_head + head) << 16) + column
         key, value = tl.load(qkv + width + place), tl.load(qkv + 2 * width + place)
         grad_key, grad_value = tl.zeros([tile_columns, size], tl.float32), tl.zeros([tile_columns, size], tl.float32)
         from_row, to_row = tl.maximum(left - ahead, 0) // tile_rows * tile_rows, left + tile_columns + window
         for top in range(from_row, tl.minimum(to_row, length), tile_rows):
             rows = top + tl.arange(0, tile_rows)
-            row, within = rows[None, :], tl.minimum(rows, length - 1)[:, None]
-            there = within * width + lane
-            query, slope = tl.load(qkv + within * (3 * width) + lane), tl.load(grad + there)
+            row, within, known = rows[None, :], tl.minimum(rows, length - 1)[:, None], rows[:, None] < length
+            there, joint_there = within * width + lane, within * (3 * width) + lane
+            query, slope = tl.load(qkv + joint_there), tl.load(grad + there)
             inner = tl.sum(slope.to(tl.float32) * tl.load(out + there).to(tl.float32), 1)
             spread = tl.load(spreads + row, mask=row < length, other=float("inf"))  # with shares of 0 behind it
             scores = tl.dot(key, tl.trans(query), input_precision="ieee") * scale
             share = tl.where(_sees(row, column, length, window, ahead), tl.exp2(scores - spread), 0.0)
             kept = share
             if drops:
-                numbers = ((first_head + head) << 16) + column
-                kept *= _draw_dropout(keys + begin, row, numbers, row < length, site, threshold, scale_kept)
+                kept *= _draw_dropout(keys + begin, row, number, row < length, site, threshold, scale_kept)
             grad_value += tl.dot(kept.to(slope.dtype), slope, input_precision="ieee")
             slopes = tl.dot(value, tl.trans(slope), input_precision="ieee")
             slopes = (kept * slopes - share * inner[None, :]).to(query.dtype)
             grad_key += tl.dot(slopes, query, input_precision="ieee")
-            if size > 64:  # Triton divides all products among warps by rows or by columns, as fits this one
-                grad_query = tl.dot(tl.trans(slopes), key, input_precision="ieee")
-            else:
-                grad_query = tl.trans(tl.dot(tl.trans(key), slopes, input_precision="ieee"))
-            known = rows[:, None] < length
+            grad_query = _multiply_turned(slopes, key)
             is_last = left + tile_columns >= tl.minimum(top + tile_rows + ahead, length)
             if halts:
-                was_before = left > tl.maximum(top - window, 0)
-                grad_query += tl.load(halfway + there, mask=known & was_before, other=0.0)
-                tl.store(halfway + there, grad_query, mask=known & (is_last == 0))
+                was_before = known & (left > tl.maximum(top - window, 0))
+                grad_query = _continue_sum(halfway + there, grad_query, was_before, known & (is_last == 0))
             grad_query *= slope_scale
-            tl.store(grad_qkv + within * (3 * width) + lane, grad_query, mask=known & is_last)
+            tl.store(grad_qkv + joint_there, grad_query, mask=known & is_last)
             if adds_up:
                 of_query += tl.where(is_last, tl.sum(grad_query, 0), 0.0)
-        grad_key *= slope_scale
-        tl.store(grad_qkv + width + place, grad_key, mask=column < length)
-        tl.store(grad_qkv + 2 * width + place, grad_value, mask=column < length)
+        _store_tile(grad_qkv + width + place, grad_key * slope_scale, column < length, sums + width, adds_up)
+        _store_tile(grad_qkv + 2 * width + place, grad_value, column < length, sums + 2 * width, adds_up)
         if adds_up:
-            tl.store(sums + left // tile_columns * (3 * width) + width, tl.sum(grad_key, 0))
-            tl.store(sums + left // tile_columns * (3 * width) + 2 * width, tl.sum(grad_value, 0))
+            tl.store(sums, of_query, mask=left + tile_columns >= length)
+        sums += 3 * width
         if halts:
             tl.debug_barrier()  # other threads may read what these have written
-    if adds_up:
-        tl.store(sums, of_query)
 
 
 def choose_tile(width: int, size: int, longest: int, capability: tuple[int, int] | None = None) -> Tile:
