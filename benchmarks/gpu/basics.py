@@ -53,6 +53,7 @@ LEAST_MEMORY = 60
 KERNELS = (
     "tests/pretraining/engine/test_gpu.py",
     "tests/pretraining/model/test_gpu_kernels.py",
+    "tests/pretraining/model/test_gpu_attention.py",
     "tests/pretraining/model/test_gpu_cross_entropy.py",
 )
 """The tests on which the speed depends: attention, LAMB, waits for the GPU, compilation, our kernels."""

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from pretraining.answering.one_call import OneCall, find_way, quantise
 from pretraining.answering.serving import KEEPS, ServedLayers
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.attention import Layout, lay_out
+from pretraining.model.attention import lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.bert import Layer
 from pretraining.model.encoder import AddAndNorm, Encoder, Linear
 from pretraining.model.fused import gelu
+from pretraining.model.layout import Layout
 from pretraining.model.shape import Shape
 
 MOST_PADDED = 1 << 15

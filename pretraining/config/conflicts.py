@@ -235,6 +235,12 @@ def _find_hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | Non
             "compute.compile = true: not with parallel.zero = 3, which fetches the weights of a layer by calls that "
             "cannot be compiled; take parallel.zero = 1 or 2, or compute.compile = false"
         )
+    if recipe.compute.attention == "own":
+        at, compute = 'compute.attention = "own"', recipe.compute
+        if compute.compile:
+            yield f'{at}: not with compute.compile = true, whose layers call others; take "auto", or compile = false'
+        if compute.kernels == "torch":
+            yield f'{at}: not with compute.kernels = "torch", which forbids our kernels; take "auto" for one of them'
     if parallel.offload != "none":
         at = f'parallel.offload = "{parallel.offload}"'
         if device == "cpu":

@@ -112,6 +112,9 @@ class Compute(Section):
     """Compute the layers again in the backward pass instead of keeping their activations."""
     kernels: Literal["auto", "torch"] = "auto"
     """`auto`: our fused operations, on a GPU where Triton can compile them; `torch`: only those of torch."""
+    attention: Literal["auto", "flash", "own"] = "auto"
+    """Attention on a GPU in 16 bits: by PyTorch's `flash` kernels; by our `own`, which drop what a CPU drops, for
+    sequences of up to 512 pieces; `auto`: by what was measured to be faster, which today is `flash`."""
     deterministic: bool = False
     """Use only deterministic operations: slower on a GPU; on a CPU all are deterministic anyway."""
     threads: Positive | None = None

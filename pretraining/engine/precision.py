@@ -14,7 +14,7 @@ from torch.utils._triton import has_triton
 from data_prep.common.errors import UserError
 from pretraining import devices
 from pretraining.config.settings import Compute, Dtype, Precision
-from pretraining.model import cpu_kernels
+from pretraining.model import cpu_kernels, gpu_layouts
 
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -44,6 +44,7 @@ def name_dtype(dtype: torch.dtype) -> Dtype:
 def set_arithmetic(precision: Precision, compute: Compute, device: torch.device) -> None:
     """Sets how this process computes, before its GPU computes anything; refuses what the GPU does not support."""
     cpu_kernels.allow(compute.kernels == "auto")
+    gpu_layouts.choose(compute.attention)
     choose_dtype(precision.dtype, device)
     if compute.compile:
         _require_translators(device)

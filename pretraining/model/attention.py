@@ -5,6 +5,7 @@
     ByHeads    CPU that multiplies bf16, in bf16: a head of a sequence at a time, in the cache
     Grouped    otherwise on a CPU: sequences of similar lengths together, by matrix products and our fused kernels
     Packed     GPU from compute capability 8.0 on, in 16 bits: the flash kernels, which need no padding
+    Own        there too, for short sequences: our kernels, whose dropout depends on the example alone
     Padded     elsewhere, and under torch.compile on a CPU: scaled_dot_product_attention
 
 In some sequences of a batch a piece may see only those before it: they are the first ones, so that each kernel is
@@ -13,52 +14,23 @@ called twice at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretraining import devices
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model import gpu_operations as gpu
 from pretraining.model.fused import Dropout
+from pretraining.model.gpu_layouts import Joined, Own, Packed, has_flash, takes_own
+from pretraining.model.layout import WHOLE, Layout, add_bias, split_ways
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
 GRAIN = 64
 """Our kernels compute sequences together whose lengths are equal when rounded up to a multiple of this."""
 BLOCK = 32
 """The width of a head must be a multiple of this for our kernels that multiply small matrices."""
-FLASH_TYPES = (torch.bfloat16, torch.float16)
-FLASH_SIZE = 192
-"""The widest head that the flash kernels support on all their GPUs."""
-WHOLE = 1 << 30
-"""The window of our kernels where there is no limit: longer than any sequence."""
-Attend = Callable[[Tensor, "Tensor | None", int, Dropout], Tensor]
-"""Queries, keys and values, their bias, the number of heads, and dropout -> (n, hidden)."""
-
-
-class Layout(Protocol):
-    """The places of the sequences of a batch, and the kernels of attention over them."""
-
-    turns: tuple[Tensor, Tensor] | None = None
-    """for layers with rotary positions: the positions of pieces, (n,), and the table of `make_turns`"""
-
-    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
-        """Computes attention, (n, hidden), from queries, keys and values, (n, 3 * hidden), and their bias, if any."""
-
-    def attends_sums(self, states: Tensor) -> Attend | None:  # noqa: ARG002
-        """Returns the function for queries, keys and values to which the product has added the bias already; the
-        function computes the gradient of the bias. None where `attend` adds it."""
-        return None
-
-    def spare_rows(self, states: Tensor, packed: bool = False) -> int:  # noqa: ARG002
-        """The number of rows of zeros to append to the hidden states, which belong to no sequence; `packed` says
-        whether weights are in oneDNN's own order."""
-        return 0
 
 
 def lay_out(
@@ -82,100 +54,17 @@ def lay_out(
         return by(starts, lengths, one_way, window, first)
     if not has_flash(states, heads):
         return Padded(starts, max(lengths), len(states), one_way, window, first)
+    if takes_own(states, heads, max(lengths)) and not compiled:
+        return Own(starts, max(lengths), len(lengths) if one_way else first, window)
     if 0 < first < len(lengths):
         return Joined(starts, lengths, window, first)
     return Packed(starts, max(lengths), one_way or first > 0, window)
-
-
-def split_ways(count: int, one_way: bool, first: int) -> list[tuple[slice, bool]]:
-    """Splits `count` sequences into those that see one way and those that see both; leaves out what is empty."""
-    if one_way or not first:
-        return [(slice(count), one_way)]
-    parts = [(slice(first), True), (slice(first, count), False)]
-    return parts[: 1 + (first < count)]
-
-
-def has_flash(states: Tensor, heads: int) -> bool:
-    """Whether this PyTorch has the flash kernels, and they support the type, the head width and the GPU of these
-    states."""
-    size = states.shape[1] // heads
-    fits = states.is_cuda and states.dtype in FLASH_TYPES and size % 8 == 0 and size <= FLASH_SIZE
-    return fits and devices.has_flash(states.device)
 
 
 def can_multiply_heads(states: Tensor, heads: int) -> bool:
     """Whether our kernels for a CPU can multiply the small matrices of a head of these hidden states."""
     size = states.shape[1] // heads
     return states.dtype == torch.bfloat16 and size % BLOCK == 0 and kernels.small_products() is not None
-
-
-class Packed(Layout):
-    """Sequences without padding, for the flash kernels, which take the starts of sequences."""
-
-    def __init__(self, starts: Tensor, longest: int, one_way: bool = False, window: int | None = None):
-        self.starts, self.longest, self.one_way = starts, longest, one_way
-        self.sight = {} if window is None else {"window_size_left": window, "window_size_right": window * (not one_way)}
-
-    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
-        query, key, value = _add(qkv, bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
-        where = (self.starts, self.starts, self.longest, self.longest)
-        # scaled_dot_product_attention calls it too, but takes the host longer than the GPU computes
-        out, *_ = torch.ops.aten._flash_attention_forward(
-            query, key, value, *where, dropout.probability, self.one_way, False, **self.sight
-        )
-        return out.reshape(len(qkv), -1)
-
-    def attends_sums(self, states: Tensor) -> Attend | None:
-        """Returns the function where one of our kernels can join the gradients."""
-        return self._attend_sums if gpu.usable("join", states) else None
-
-    def _attend_sums(self, sums: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
-        where = (self.starts, self.starts, self.longest, self.longest, dropout.probability, self.one_way)
-        bias = sums.new_empty(sums.shape[1]) if bias is None else bias  # only the gradient would be read
-        return _flash_attention(sums, bias, heads, where, self.sight)
-
-
-class Joined(Layout):
-    """The flash kernels once for the sequences that see one way, and once for the others."""
-
-    def __init__(self, starts: Tensor, lengths: tuple[int, ...], window: int | None, first: int):
-        ways = split_ways(len(lengths), False, first)
-        self.sizes = [sum(lengths[part]) for part, _ in ways]
-        bounds = (starts[: first + 1], starts[first:] - starts[first])
-        inputs = zip(ways, bounds, strict=True)
-        self.parts = [Packed(each, max(lengths[part]), one_way, window) for (part, one_way), each in inputs]
-
-    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
-        rows = zip(self.parts, qkv.split(self.sizes), strict=True)
-        return torch.cat([part.attend(each, bias, heads, dropout) for part, each in rows])
-
-    def attends_sums(self, states: Tensor) -> Attend | None:
-        return self._attend_sums if gpu.usable("join", states) else None
-
-    def _attend_sums(self, sums: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
-        rows = zip(self.parts, sums.split(self.sizes), strict=True)
-        return torch.cat([part._attend_sums(each, bias, heads, dropout) for part, each in rows])
-
-
-def _add(x: Tensor, bias: Tensor | None) -> Tensor:
-    return x if bias is None else x + bias
-
-
-@with_backward
-def _flash_attention(sums: Tensor, bias: Tensor, heads: int, where: tuple[Any, ...], sight: dict[str, int]) -> Forward:
-    """The flash kernels on queries, keys and values that include their bias; one kernel joins the gradients."""
-    parts = sums.view(len(sums), 3, heads, -1).unbind(1)
-    out, exponents, *state, _ = torch.ops.aten._flash_attention_forward(*parts, *where, False, **sight)
-    saved = (*parts, out, exponents, *state, bias)
-    return out.view(len(sums), -1), saved, partial(_flash_attention_backward, where, sight)
-
-
-def _flash_attention_backward(where: tuple[Any, ...], sight: dict[str, int], grad: Tensor, *saved: Tensor) -> Gradients:
-    query, key, value, out, exponents, *state, bias = saved
-    query_grad, key_grad, value_grad = torch.ops.aten._flash_attention_backward(
-        grad.view(out.shape), query, key, value, out, exponents, *where, *state, **sight
-    )
-    return gpu.join(query_grad, key_grad, value_grad, bias)
 
 
 class Padded(Layout):
@@ -213,7 +102,7 @@ class Padded(Layout):
 
     def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
         s, length = self.rows.shape
-        padded = _add(qkv, bias).index_select(0, self.rows.view(-1)).view(s, length, 3, heads, -1)
+        padded = add_bias(qkv, bias).index_select(0, self.rows.view(-1)).view(s, length, 3, heads, -1)
         query, key, value = padded.permute(2, 0, 3, 1, 4)  # (s, heads, length, size) each
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=self.inside, dropout_p=dropout.probability)
         return out.transpose(1, 2).reshape(s * length, -1).index_select(0, self.places)

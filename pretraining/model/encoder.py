@@ -24,9 +24,10 @@ from pretraining.mesh.cuts import Cut, Division
 from pretraining.mesh.mesh import ALONE, Mesh, Shares, take_shares
 from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.attention import Layout, Padded, lay_out
+from pretraining.model.attention import Padded, lay_out
 from pretraining.model.batch import Batch, PretrainingBatch
 from pretraining.model.fused import Dropout, add_and_norm, add_then_norm, draws_by_keys, make_row_keys, make_turns
+from pretraining.model.layout import Layout
 from pretraining.model.products import multiply, multiply_and_pass
 from pretraining.model.shape import BIAS, HEAD, NORM, Role, Shape
 
@@ -341,15 +342,15 @@ class Encoder(Trainable):
     def make_dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
         """Makes the dropouts of hidden states and of the probabilities of attention.
 
-        Our kernels and compiled layers draw the masks of hidden states from keys of rows, so that ranks and devices do
-        not matter. The flash kernels of a GPU draw from PyTorch's generator, which differs between ranks.
+        Our kernels and compiled layers draw masks from keys of rows, so that ranks and devices do not matter. The flash
+        kernels of a GPU draw those of attention from PyTorch's generator, which differs between ranks.
         """
         shape = self.shape
         hidden, attention = (shape.dropout, shape.attention_dropout) if self.training else (0.0, 0.0)
         keys = torch.empty(0, dtype=torch.int32)
         if (hidden or attention) and batch.pieces.device.type == "cpu":
             keys = make_row_keys(self.dropout_seed, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
-        elif hidden and gpu.usable("row_keys", batch.positions):
+        elif (hidden or attention) and gpu.usable("row_keys", batch.positions):
             longest = max(batch.lengths)
             keys = gpu.make_row_keys(self.dropout_seed, batch.examples, batch.positions, batch.starts, longest)
         if hidden and self.mesh.tensor_ranks > 1 and not draws_by_keys(self.embeddings.word.weight):

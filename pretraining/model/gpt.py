@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pretraining.mesh.mesh import ALONE, Mesh
-from pretraining.model.attention import Layout
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddThenNorm, Embeddings, LayerDropouts, Linear, LookupTable
 from pretraining.model.fused import Dropout, drop, embed, gelu
+from pretraining.model.layout import Layout
 from pretraining.model.shape import Shape
 
 

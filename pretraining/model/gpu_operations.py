@@ -37,6 +37,7 @@ Operation = Literal[
     "drop",
     "rotate",
     "join",
+    "attention",
     "row_keys",
     "cross_entropy",
 ]
@@ -144,6 +145,20 @@ def join(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tenso
     return _kernels().join_columns(*(each.contiguous() for each in (query, key, value)), bias)
 
 
+@with_backward
+def attend(sums: Tensor, bias: Tensor | None, heads: int, where: tuple[Tensor, int, int, int], masks: Masks) -> Forward:
+    """Attention over short sequences by queries, keys and values that include their bias, whose gradient is computed
+    too; `where` is that of `gpu_attention`."""
+    drops = _kernels().Drops.from_keys(*masks)
+    from pretraining.model import gpu_attention
+
+    sums, first_head = sums.contiguous(), masks[1] >> 32
+    assert drops.keys is None or len(drops.keys) == len(sums), "a key for each row"
+    out, spreads = gpu_attention.attend_forward(sums, heads, where, drops, first_head)
+    given = (heads, where, drops, first_head, bias is not None)
+    return out, (sums, out, spreads), functools.partial(gpu_attention.attend_backward, *given)
+
+
 def takes_products(x: Tensor) -> bool:
     """Whether matrix products replace slower operations of PyTorch: on a GPU they also add a tensor, and sum many rows.
     Never inside torch.compile, which fuses such operations itself."""
@@ -212,6 +227,11 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
         cross_entropies(logits, logits[0].clone(), numbers[:1].long(), USUAL_WORDS - 6, learns)
     elif operation == "join":
         join(row, row, row, vector.repeat(3))
+    elif operation == "attention":
+        one_piece = (torch.arange(2, dtype=torch.int32, device=row.device), 1, 0, 1)
+        out, saved, backward = inspect.unwrap(attend)(row.repeat(1, 3), vector, 1, one_piece, (numbers[:1], 0, 0.5))
+        if learns:
+            backward(out, *saved)
     else:
         make_row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)
 

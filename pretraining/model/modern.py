@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from pretraining.mesh.mesh import ALONE, Mesh
-from pretraining.model.attention import Layout
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import AddThenNorm, Embeddings, LayerDropouts, LookupTable, Product, Sight
 from pretraining.model.fused import Dropout, drop, embed, geglu, gelu, rotate
+from pretraining.model.layout import Layout
 from pretraining.model.piece_head import PieceHead
 from pretraining.model.shape import Shape
 

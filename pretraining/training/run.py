@@ -35,6 +35,7 @@ from pretraining.huggingface.weights import check_finite, is_theirs
 from pretraining.mesh.cuts import find_crossing
 from pretraining.mesh.mesh import form_mesh
 from pretraining.model.encoder import PretrainingModel
+from pretraining.model.gpu_layouts import note_choice
 from pretraining.model.shape import Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.objectives.reports import list_loss_curves
@@ -273,6 +274,9 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     steps = [schedule.steps for schedule in build_schedules(recipe)]
     if latest is None and (warning := warn_of_disproportion(recipe, request.manifest, steps)):
         context.warn(warning)
+    states = torch.empty(1, shape.hidden, dtype=engine.dtype, device=context.device)
+    if note := note_choice(states, shape.heads, max(phase.length for phase in recipe.phases)):
+        say(note)
     if recipe.compute.compile:
         say("the first step compiles the layers, which takes minutes")
     if latest is not None:

@@ -16,7 +16,7 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pretraining.model import gpu_cross_entropy, gpu_halves, gpu_row_keys
+from pretraining.model import gpu_attention, gpu_cross_entropy, gpu_halves, gpu_layouts, gpu_row_keys
 from pretraining.model import gpu_kernels as kernels
 from pretraining.model.gpu_operations import USUAL_WORDS
 from pretraining.model.gpu_tiles import COLUMNS, SUM_COLUMNS, Tile
@@ -29,13 +29,15 @@ UNUSED = {
     (kernels._norm_forward, False): ["total"],
     (kernels._norm_backward, False): ["past"],
     (kernels._norm_backward, True): ["bias", "residual"],
+    (gpu_attention._attend_backward, False): ["halfway"],
 }
 """The tensors that a kernel is not given, in its usual form or in another."""
 KEYS = {"sequences": "*i64", "positions": "*i64", "starts": "*i32", "keys": "*i32"}
 TYPES = {
     **dict.fromkeys(("rows", "block", "count", "site", "threshold", "vocabulary"), "i32"),
-    **dict.fromkeys(("scale", "scale_kept", "epsilon", "direction"), "fp32"),
-    **dict.fromkeys(("means", "scales", "sums", "losses", "turns"), "*fp32"),
+    **dict.fromkeys(("pieces", "blocks", "first", "window", "first_head"), "i32"),
+    **dict.fromkeys(("scale", "slope_scale", "scale_kept", "epsilon", "direction"), "fp32"),
+    **dict.fromkeys(("means", "scales", "sums", "losses", "turns", "spreads", "halfway"), "*fp32"),
     "labels": "*i64",
     "right": "*i8",
     **KEYS,
@@ -44,13 +46,21 @@ TYPES = {
 
 
 def compiled(
-    kernel: Any, tile: Tile, capability: int, numbers: str, drops: bool = True, another: bool = False
+    kernel: Any,
+    tile: Tile,
+    capability: int,
+    numbers: str,
+    drops: bool = True,
+    another: bool = False,
+    size: int = HEAD,
 ) -> bytes:
-    """The machine code of a kernel for these numbers; `another`: for gelu by tanh, or a norm whose sum goes on."""
+    """The machine code of a kernel for these numbers; `another`: for gelu by tanh, a norm whose sum goes on, or
+    attention over several tiles of keys."""
     sizes = {"width": tile.width, "tile_rows": tile.rows, "tile_columns": tile.columns}
     constants: dict[str, Any] = {**sizes, "drops": drops, "slopes": True, **({} if drops else {"keys": None})}
     constants |= {"chunk": gpu_cross_entropy.CHUNK, "tile": gpu_row_keys.PIECES, "half": HEAD // 2}
-    constants |= {"tanh": another, "chains": another, **dict.fromkeys(UNUSED.get((kernel, another), []))}
+    constants |= {"size": size, "adds_up": True, **dict.fromkeys(("tanh", "chains", "halts"), another)}
+    constants |= {**dict.fromkeys(UNUSED.get((kernel, another), []))}
     names = kernel.arg_names
     types = {name: "constexpr" if name in constants else TYPES.get(name, numbers) for name in names}
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if types[name].startswith("*")}
@@ -92,6 +102,11 @@ def main(capability: int, numbers: str) -> None:
     """Compiles all kernels and says how many there are, and what their threads spill."""
     chosen: list[tuple[Any, ...]] = [case for width in WIDTHS for case in cases(width)]
     chosen.append((gpu_row_keys._row_keys, Tile(1, 1, 1, 4), True))
+    if numbers != "fp32" and capability >= 80:  # where it is used
+        for size, longest in product(gpu_layouts.OWN_SIZES, (64, 512)):
+            tiles = [gpu_attention.choose_tile(1024, size, longest, of) for of in (None, divmod(capability, 10))]
+            chosen.append((gpu_attention._attend, tiles[0], True, False, size))
+            chosen.append((gpu_attention._attend_backward, tiles[1], True, longest > tiles[1].columns, size))
     if numbers != "fp16":  # in which losses are computed by PyTorch
         chosen.append((gpu_cross_entropy._cross_entropy, Tile(USUAL_WORDS, 1, 1, 8), True))
     found = [spills(compiled(kernel, tile, capability, f"*{numbers}", *form)) for kernel, tile, *form in chosen]

@@ -17,12 +17,13 @@ from pretraining.model import gpu_kernels
 
 CONVERT = interpreter._convert_float
 LOAD, STORE = interpreter.InterpreterBuilder.create_masked_load, interpreter.InterpreterBuilder.create_masked_store
+MULTIPLY = interpreter.InterpreterBuilder.create_dot
 LAUNCH = gpu_kernels._launch
 
 
 @contextmanager
 def rounding_as_gpus_do() -> Iterator[None]:
-    """To the nearest bfloat16, where the interpreter cuts off."""
+    """To the nearest bfloat16, where the interpreter cuts off; it also multiplies the bits of such numbers."""
 
     def convert(numbers: Array, given: Any, wanted: Any, mode: Any) -> Array:
         if (given, wanted) == (tl.float32, tl.bfloat16):
@@ -32,7 +33,19 @@ def rounding_as_gpus_do() -> Iterator[None]:
         converted: Array = CONVERT(numbers, given, wanted, mode)
         return converted
 
-    with mock.patch.object(interpreter, "_convert_float", convert):
+    def widen(tensor: Any) -> Any:
+        if tensor.dtype.scalar != tl.bfloat16:
+            return tensor
+        numbers = torch.from_numpy(np.ascontiguousarray(tensor.data).view(np.int16)).view(torch.bfloat16)
+        return interpreter.TensorHandle(numbers.float().numpy(), tl.float32)
+
+    def multiply(builder: Any, one: Any, other: Any, *more: Any) -> Any:
+        return MULTIPLY(builder, widen(one), widen(other), *more)
+
+    with (
+        mock.patch.object(interpreter, "_convert_float", convert),
+        mock.patch.object(interpreter.InterpreterBuilder, "create_dot", multiply),
+    ):
         yield
 
 

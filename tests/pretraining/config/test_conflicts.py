@@ -73,6 +73,8 @@ def is_named(fault: str, expected: str) -> bool:
         ("--parallel.offload optimizer --parallel.device cpu", '--parallel.offload = …: a CPU … take "none"'),
         ("--precision.tf32 true --precision.dtype fp32 --parallel.device cpu", "--precision.tf32 = true: only a GPU …"),
         ("--precision.tf32 true", '--precision.tf32 = true: is for products in fp32 …; take false, …'),
+        ("--compute.attention own --compute.compile true", '--compute.attention = "own": … take "auto", or …'),
+        ("--compute.attention own --compute.kernels torch", '--compute.attention = "own": … take "auto" for one …'),
         ("--compute.compile true --parallel.zero 3", "--compute.compile = true: … take parallel.zero = 1 or 2, or …"),
         # DeepSpeed's own
         ("--deepspeed.train_batch_size 8", f"--deepspeed.train_batch_size = 8: {FOLLOWS}: phases.0.batch; remove it"),

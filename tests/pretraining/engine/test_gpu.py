@@ -22,9 +22,11 @@ from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
-from pretraining.model.attention import Layout, Packed, Padded, has_flash
+from pretraining.model.attention import Padded
 from pretraining.model.batch import Batch, PretrainingBatches
 from pretraining.model.fused import Dropout
+from pretraining.model.gpu_layouts import Packed, has_flash
+from pretraining.model.layout import Layout
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.lamb import LambSettings

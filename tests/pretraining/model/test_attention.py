@@ -19,9 +19,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.attention import ByHeads, Grouped, Joined, Layout, Packed, Padded, has_flash, lay_out
+from pretraining.model.attention import ByHeads, Grouped, Padded, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, make_row_keys
+from pretraining.model.gpu_layouts import Joined, Packed, has_flash
+from pretraining.model.layout import Layout
 
 WAYS: dict[str, Callable[..., Layout]] = {
     "grouped": lambda batch, *sight: Grouped(batch.starts, batch.lengths, *sight),

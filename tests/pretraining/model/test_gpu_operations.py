@@ -25,21 +25,23 @@ from support.marks import has_gpu
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
 
-from pretraining.model import cpu_kernels
+from pretraining.model import attention, cpu_kernels, gpu_layouts
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.attention import Layout, Packed, Padded
+from pretraining.model.attention import Padded
 from pretraining.model.bert import Layer
 from pretraining.model.encoder import LayerDropouts
 from pretraining.model.fused import Dropout
+from pretraining.model.gpu_layouts import Packed
+from pretraining.model.layout import Layout
 from pretraining.model.products import multiply_and_pass
 from pretraining.objectives.declaration import build_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu] if has_gpu() else []
 DEVICE = torch.device("cuda", 0) if has_gpu() else torch.device("cpu", 0)
-KERNELS = ("gpu_kernels.py", "gpu_halves.py", "gpu_row_keys.py", "gpu_cross_entropy.py")
+KERNELS = ("gpu_kernels.py", "gpu_halves.py", "gpu_attention.py", "gpu_row_keys.py", "gpu_cross_entropy.py")
 KEYS = torch.tensor([1, -2], dtype=torch.int32)
-NAMES: tuple[gpu.Operation, ...] = ("row_keys", "gelu", "add_and_norm", "join", "cross_entropy")
+NAMES: tuple[gpu.Operation, ...] = ("row_keys", "gelu", "add_and_norm", "join", "attention", "cross_entropy")
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +52,14 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu, "takes_products", lambda _: True)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_model_drops_and_learns_as_on_a_cpu(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout of hidden states: the same masks, the same loss, the same gradients."""
-    shape = replace(SMALL, attention_dropout=0.0)
+@pytest.mark.parametrize(("recompute", "own"), [(False, False), (True, False), (True, True)])
+def test_a_model_drops_and_learns_as_on_a_cpu(recompute: bool, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout of hidden states, and with our attention of its shares: the same masks, loss and gradients."""
+    shape = replace(SMALL, hidden=64, heads=2) if own else replace(SMALL, attention_dropout=0.0)
+    if own:
+        monkeypatch.setattr(gpu_layouts, "_choice", "own")
+        for module in (attention, gpu_layouts):
+            monkeypatch.setattr(module, "has_flash", lambda *_: True)
     batch = random_batch([5, 17, 1], shape.vocabulary)
     found: list[list[Tensor]] = []
     for device in ("cpu", DEVICE):
@@ -186,6 +192,7 @@ def test_kernels_are_tried_before_they_are_used() -> None:
                 assert gpu.usable("add_and_norm", x, masks)
                 assert gpu.usable("add_then_norm", x, masks)
                 assert gpu.usable("add_and_norm", x, (KEYS[:0], 1, 0.0))
+                assert gpu.usable("attention", on_a_gpu(32))
 
 
 @pytest.mark.usefixtures("fresh")

@@ -1,0 +1,268 @@
+"""Attention over ragged sequences of at most 512 pieces on a GPU, in Triton.
+
+Queries, keys and values are read where their joint product has written them, and their gradients are written side by
+side. Forward, a program computes a tile of queries of a head of a sequence. Backward, a program computes a head of a
+sequence, one tile of keys after another: the gradients of keys and values stay in registers, and those of queries are
+complete after one tile of keys, or are added up in memory in fp32. Nobody else adds to them, so that the same input
+gives the same bits. Of the forward pass, a number is kept for each row of scores.
+
+Which shares are dropped depends on the key of the query's row, the site, and the numbers of the head and the key in
+its sequence, by the hash of kernels/numbers.h: the masks are those of a CPU.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# compiled functions have the types of their first call
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pretraining.model import gpu_kernels as kernels
+from pretraining.model.gpu_kernels import _draw_dropout
+from pretraining.model.gpu_tiles import Drops, Tile
+
+LOWEST = tl.constexpr(-1e30)
+"""Lower than all scores; a finite number, from which scores that nobody sees are infinitely far."""
+BEHIND = tl.constexpr(0x7FFFF000)
+"""A place that is further away than any piece sees."""
+Where = tuple[Tensor, int, int, int]
+"""The starts of sequences, (s + 1,) int32; the most pieces of one; the number of the first sequences in which a piece
+sees none behind itself; and the distance to which it sees."""
+
+
+@triton.jit
+def _read_sequence(starts, sequence, first, window):
+    """Reads where a sequence begins and how long it is; returns also how far ahead its pieces see."""
+    begin = tl.load(starts + sequence)
+    return begin, tl.load(starts + sequence + 1) - begin, tl.where(sequence < first, 0, window)
+
+
+@triton.jit
+def _sees(row, column, length, window, ahead):
+    """Whether queries see keys: none that lies behind the sequence."""
+    away = tl.where(column < length, column, BEHIND) - row
+    return (away >= -window) & (away <= ahead)
+
+
+@triton.jit(do_not_specialize=["pieces", "blocks", "first", "window", "first_head", "site", "threshold"])
+def _attend(
+    qkv,
+    starts,
+    keys,
+    out,
+    spreads,
+    pieces,
+    blocks,
+    first,
+    window,
+    scale,
+    first_head,
+    site,
+    threshold,
+    scale_kept,
+    drops: tl.constexpr,
+    size: tl.constexpr,
+    width: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    number, heads = tl.program_id(0), width // size
+    sequence, head, top = number // blocks // heads, number // blocks % heads, number % blocks * tile_rows
+    begin, length, ahead = _read_sequence(starts, sequence, first, window)
+    if top >= length:
+        return
+    qkv += begin.to(tl.int64) * (3 * width) + head * size
+    lane, row = tl.arange(0, size)[None, :], top + tl.arange(0, tile_rows)
+    within = tl.minimum(row, length - 1)[:, None]  # behind the sequence, its last row again
+    query = tl.load(qkv + within * (3 * width) + lane)
+    highest, total = tl.full([tile_rows], LOWEST, tl.float32), tl.zeros([tile_rows], tl.float32)
+    context = tl.zeros([tile_rows, size], tl.float32)
+    left, right = tl.maximum(top - window, 0) // tile_columns * tile_columns, top + tile_rows + ahead
+    for at in range(left, tl.minimum(right, length), tile_columns):
+        column = at + tl.arange(0, tile_columns)
+        place = tl.minimum(column, length - 1)[:, None] * (3 * width) + lane
+        key, value = tl.load(qkv + width + place), tl.load(qkv + 2 * width + place)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.where(_sees(within, column[None, :], length, window, ahead), scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        share, past = tl.exp2(scores - higher[:, None]), tl.exp2(highest - higher)
+        total = total * past + tl.sum(share, 1)
+        if drops:
+            numbers = ((first_head + head) << 16) + column[None, :]
+            share *= _draw_dropout(keys + begin, within, numbers, within < length, site, threshold, scale_kept)
+        context = context * past[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
+        highest = higher
+    known, place = row < length, begin.to(tl.int64) + row
+    tl.store(out + place[:, None] * width + head * size + lane, context / total[:, None], mask=known[:, None])
+    tl.store(spreads + head.to(tl.int64) * pieces + place, highest + tl.log2(total), mask=known)
+
+
+@triton.jit
+def _multiply_turned(left, right):
+    """Computes left.t() @ right. Triton divides all products of a kernel among warps by rows or by columns, as fits
+    this one: those of wide heads would need too many registers by rows."""
+    if right.shape[1] > 64:
+        product = tl.dot(tl.trans(left), right, input_precision="ieee")
+    else:
+        product = tl.trans(tl.dot(tl.trans(right), left, input_precision="ieee"))
+    return product
+
+
+@triton.jit
+def _continue_sum(places, numbers, were_before, go_on):
+    """Adds numbers to those that were stored before, and stores the sums that go on."""
+    numbers += tl.load(places, mask=were_before, other=0.0)
+    tl.store(places, numbers, mask=go_on)
+    return numbers
+
+
+@triton.jit
+def _store_tile(places, numbers, known, sums, adds_up: tl.constexpr):
+    """Stores the gradients of a tile of keys or values, and with `adds_up` their sums."""
+    tl.store(places, numbers, mask=known)
+    if adds_up:
+        tl.store(sums, tl.sum(numbers, 0))
+
+
+@triton.jit(do_not_specialize=["pieces", "blocks", "first", "window", "first_head", "site", "threshold"])
+def _attend_backward(
+    grad,
+    qkv,
+    starts,
+    keys,
+    out,
+    spreads,
+    grad_qkv,
+    halfway,
+    sums,
+    pieces,
+    blocks,
+    first,
+    window,
+    scale,
+    slope_scale,
+    first_head,
+    site,
+    threshold,
+    scale_kept,
+    drops: tl.constexpr,
+    halts: tl.constexpr,
+    adds_up: tl.constexpr,
+    size: tl.constexpr,
+    width: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    """Computes the gradients of a head of a sequence. With `halts`, those of queries are in `halfway` between tiles of
+    keys; with `adds_up`, sums over the sequence go to `sums`, those of queries with its last tile: the first
+    stage of the bias's gradient."""
+    sequence, head = tl.program_id(0) // (width // size), tl.program_id(0) % (width // size)
+    begin, length, ahead = _read_sequence(starts, sequence, first, window)
+    joint, single = begin.to(tl.int64) * (3 * width) + head * size, begin.to(tl.int64) * width + head * size
+    qkv, grad_qkv, grad, out = qkv + joint, grad_qkv + joint, grad + single, out + single
+    if halts:
+        halfway += single
+    spreads += head.to(tl.int64) * pieces + begin
+    sums += sequence.to(tl.int64) * blocks * (3 * width) + head * size + tl.arange(0, size)
+    lane, of_query = tl.arange(0, size)[None, :], tl.zeros([size], tl.float32)
+    for left in range(0, length, tile_columns):
+        column = left + tl.arange(0, tile_columns)[:, None]
+        place, number = tl.minimum(column, length - 1) * (3 * width) + lane, ((first_head + head) << 16) + column
+        key, value = tl.load(qkv + width + place), tl.load(qkv + 2 * width + place)
+        grad_key, grad_value = tl.zeros([tile_columns, size], tl.float32), tl.zeros([tile_columns, size], tl.float32)
+        from_row, to_row = tl.maximum(left - ahead, 0) // tile_rows * tile_rows, left + tile_columns + window
+        for top in range(from_row, tl.minimum(to_row, length), tile_rows):
+            rows = top + tl.arange(0, tile_rows)
+            row, within, known = rows[None, :], tl.minimum(rows, length - 1)[:, None], rows[:, None] < length
+            there, joint_there = within * width + lane, within * (3 * width) + lane
+            query, slope = tl.load(qkv + joint_there), tl.load(grad + there)
+            inner = tl.sum(slope.to(tl.float32) * tl.load(out + there).to(tl.float32), 1)
+            spread = tl.load(spreads + row, mask=row < length, other=float("inf"))  # with shares of 0 behind it
+            scores = tl.dot(key, tl.trans(query), input_precision="ieee") * scale
+            share = tl.where(_sees(row, column, length, window, ahead), tl.exp2(scores - spread), 0.0)
+            kept = share
+            if drops:
+                kept *= _draw_dropout(keys + begin, row, number, row < length, site, threshold, scale_kept)
+            grad_value += tl.dot(kept.to(slope.dtype), slope, input_precision="ieee")
+            slopes = tl.dot(value, tl.trans(slope), input_precision="ieee")
+            slopes = (kept * slopes - share * inner[None, :]).to(query.dtype)
+            grad_key += tl.dot(slopes, query, input_precision="ieee")
+            grad_query = _multiply_turned(slopes, key)
+            is_last = left + tile_columns >= tl.minimum(top + tile_rows + ahead, length)
+            if halts:
+                was_before = known & (left > tl.maximum(top - window, 0))
+                grad_query = _continue_sum(halfway + there, grad_query, was_before, known & (is_last == 0))
+            grad_query *= slope_scale
+            tl.store(grad_qkv + joint_there, grad_query, mask=known & is_last)
+            if adds_up:
+                of_query += tl.where(is_last, tl.sum(grad_query, 0), 0.0)
+        _store_tile(grad_qkv + width + place, grad_key * slope_scale, column < length, sums + width, adds_up)
+        _store_tile(grad_qkv + 2 * width + place, grad_value, column < length, sums + 2 * width, adds_up)
+        if adds_up:
+            tl.store(sums, of_query, mask=left + tile_columns >= length)
+        sums += 3 * width
+        if halts:
+            tl.debug_barrier()  # other threads may read what these have written
+
+
+def choose_tile(width: int, size: int, longest: int, capability: tuple[int, int] | None = None) -> Tile:
+    """Chooses how many queries and keys of heads of this size a program computes at once; backward for a `capability`.
+
+    There, sequences of up to 128 pieces are one tile of keys, unless heads are wide. More queries would need more
+    registers than a thread has; on 9.0, products of 32 queries with heads of 64 need fewer.
+    """
+    if capability is None:
+        return Tile(width, 64, 64, 4)
+    rows = 32 if size == 32 or (size == 64 and capability[0] == 9) else 16
+    return Tile(width, rows, 64 if size == 128 or longest <= 64 else 128, 8)
+
+
+@functools.cache
+def _find_capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+def attend_forward(qkv: Tensor, heads: int, where: Where, drops: Drops, first_head: int = 0) -> tuple[Tensor, Tensor]:
+    """Computes attention, (n, hidden), from queries, keys and values, (n, 3 * hidden), that include their bias; and the
+    logarithm of the sum of the weights of each row of scores, (heads, n), to the base 2."""
+    (starts, longest, first, window), (pieces, hidden) = where, (len(qkv), qkv.shape[1] // 3)
+    tile, size = choose_tile(hidden, hidden // heads, longest), hidden // heads
+    out, spreads = qkv.new_empty(pieces, hidden), qkv.new_empty(heads, pieces, dtype=torch.float32)
+    blocks = -(-longest // tile.rows)
+    sizes = (pieces, blocks, first, window, math.log2(math.e) * size**-0.5, first_head)
+    tensors, constants = (qkv, starts, drops.keys, out, spreads), {"drops": drops.keys is not None, "size": size}
+    kernels._launch(_attend, ((len(starts) - 1) * heads * blocks,), tile, *tensors, *sizes, *drops[1:], **constants)
+    return out, spreads
+
+
+def attend_backward(
+    heads: int,
+    where: Where,
+    drops: Drops,
+    first_head: int,
+    has_bias: bool,
+    grad: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    spreads: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """Computes the gradients of queries, keys and values, (n, 3 * hidden), and of their bias if there is one."""
+    (starts, longest, first, window), (pieces, hidden) = where, out.shape
+    size, count = hidden // heads, len(starts) - 1
+    tile = choose_tile(hidden, size, longest, _find_capability(qkv.device))
+    blocks, grad_qkv = -(-longest // tile.columns), torch.empty_like(qkv)
+    halfway = qkv.new_empty(pieces, hidden, dtype=torch.float32) if blocks > 1 else None
+    sums = (torch.empty if blocks == 1 else torch.zeros)(  # not all is written
+        count * blocks if has_bias else 0, 3 * hidden, dtype=torch.float32, device=qkv.device
+    )
+    tensors = (grad, qkv, starts, drops.keys, out, spreads, grad_qkv, halfway, sums)
+    sizes = (pieces, blocks, first, window, math.log2(math.e) * size**-0.5, size**-0.5, first_head)
+    constants = {"drops": drops.keys is not None, "halts": blocks > 1, "adds_up": has_bias, "size": size}
+    kernels._launch(_attend_backward, (count * heads,), tile, *tensors, *sizes, *drops[1:], **constants)
+    return grad_qkv, kernels._add_blocks(sums, qkv) if has_bias else None

@@ -1,0 +1,150 @@
+"""The layouts on a GPU from compute capability 8.0 on, in 16 bits, whose kernels need no padding."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pretraining import devices
+from pretraining.model import gpu_operations as gpu
+from pretraining.model.fused import Dropout
+from pretraining.model.layout import WHOLE, Attend, Layout, add_bias, split_ways
+from pretraining.model.own_backward import Forward, Gradients, with_backward
+
+FLASH_TYPES = (torch.bfloat16, torch.float16)
+FLASH_SIZE = 192
+"""The widest head that the flash kernels support on all their GPUs."""
+OWN_SIZES, OWN_PIECES = (32, 64, 128), 512
+"""The widths of heads that our kernels support, and the most pieces of a sequence for which they are made."""
+FASTER: dict[tuple[int, int], int] = {}
+"""The most pieces of a sequence with which ours were measured to be faster than the flash kernels, by compute
+capability (9.0 is 90) and width of heads. Nothing is measured yet."""
+
+_choice: Literal["auto", "flash", "own"] = "auto"
+
+
+def choose(choice: Literal["auto", "flash", "own"]) -> None:
+    """Chooses the kernels of attention in this process, where a GPU has both."""
+    global _choice
+    _choice = choice
+
+
+def takes_own(states: Tensor, heads: int, longest: int) -> bool:
+    """Whether our kernels attend to sequences of at most `longest` pieces with these hidden states."""
+    if _choice == "auto":
+        major, minor = torch.cuda.get_device_capability(states.device) if FASTER else (0, 0)
+        if longest > FASTER.get((10 * major + minor, states.shape[1] // heads), 0):
+            return False
+    return _choice != "flash" and not explain_others(states, heads, longest)
+
+
+def explain_others(states: Tensor, heads: int, longest: int) -> str:
+    """Explains why our kernels cannot attend to sequences of `longest` pieces with such hidden states; "" if they
+    can."""
+    size = states.shape[1] // heads
+    if size not in OWN_SIZES:
+        return f"needs heads of {', '.join(map(str, OWN_SIZES[:-1]))} or {OWN_SIZES[-1]} numbers, not {size}"
+    if longest > OWN_PIECES:
+        return f"needs sequences of at most {OWN_PIECES} pieces, not {longest}"
+    if not has_flash(states, heads):
+        return "needs 16 bits and a GPU of compute capability 8.0 or later"
+    return "" if gpu.usable("attention", states[:, :size]) else "needs Triton, which cannot compile for this GPU"
+
+
+def has_flash(states: Tensor, heads: int) -> bool:
+    """Whether this PyTorch has the flash kernels, and they support the type, the head width and the GPU of these
+    states."""
+    size = states.shape[1] // heads
+    fits = states.is_cuda and states.dtype in FLASH_TYPES and size % 8 == 0 and size <= FLASH_SIZE
+    return fits and devices.has_flash(states.device)
+
+
+def note_choice(states: Tensor, heads: int, longest: int) -> str:
+    """Returns a line for the beginning of a run where our kernels are chosen and others attend; "" elsewhere."""
+    reason = explain_others(states, heads, longest) if _choice == "own" and states.is_cuda else ""
+    return reason and f'compute.attention = "own": {reason}; PyTorch attends instead'
+
+
+class Packed(Layout):
+    """Sequences without padding, for the flash kernels, which take the starts of sequences."""
+
+    def __init__(self, starts: Tensor, longest: int, one_way: bool = False, window: int | None = None):
+        self.starts, self.longest, self.one_way = starts, longest, one_way
+        self.sight = {} if window is None else {"window_size_left": window, "window_size_right": window * (not one_way)}
+
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        query, key, value = add_bias(qkv, bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
+        where = (self.starts, self.starts, self.longest, self.longest)
+        # scaled_dot_product_attention calls it too, but takes the host longer than the GPU computes
+        out, *_ = torch.ops.aten._flash_attention_forward(
+            query, key, value, *where, dropout.probability, self.one_way, False, **self.sight
+        )
+        return out.reshape(len(qkv), -1)
+
+    def attends_sums(self, states: Tensor) -> Attend | None:
+        """Returns the function where one of our kernels can join the gradients."""
+        return self._attend_sums if gpu.usable("join", states) else None
+
+    def _attend_sums(self, sums: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        where = (self.starts, self.starts, self.longest, self.longest, dropout.probability, self.one_way)
+        bias = sums.new_empty(sums.shape[1]) if bias is None else bias  # only the gradient would be read
+        return _flash_attention(sums, bias, heads, where, self.sight)
+
+
+class Joined(Layout):
+    """The flash kernels once for the sequences that see one way, and once for the others."""
+
+    def __init__(self, starts: Tensor, lengths: tuple[int, ...], window: int | None, first: int):
+        ways = split_ways(len(lengths), False, first)
+        self.sizes = [sum(lengths[part]) for part, _ in ways]
+        bounds = (starts[: first + 1], starts[first:] - starts[first])
+        inputs = zip(ways, bounds, strict=True)
+        self.parts = [Packed(each, max(lengths[part]), one_way, window) for (part, one_way), each in inputs]
+
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        rows = zip(self.parts, qkv.split(self.sizes), strict=True)
+        return torch.cat([part.attend(each, bias, heads, dropout) for part, each in rows])
+
+    def attends_sums(self, states: Tensor) -> Attend | None:
+        return self._attend_sums if gpu.usable("join", states) else None
+
+    def _attend_sums(self, sums: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        rows = zip(self.parts, sums.split(self.sizes), strict=True)
+        return torch.cat([part._attend_sums(each, bias, heads, dropout) for part, each in rows])
+
+
+class Own(Layout):
+    """Our kernels for short sequences, which draw the dropout of a CPU. In the first sequences a piece may see one
+    way."""
+
+    def __init__(self, starts: Tensor, longest: int, first: int = 0, window: int | None = None):
+        self.where = (starts, longest, first, WHOLE if window is None else window)
+
+    def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        return self._attend_sums(add_bias(qkv, bias), None, heads, dropout)
+
+    def attends_sums(self, states: Tensor) -> Attend:  # noqa: ARG002
+        return self._attend_sums
+
+    def _attend_sums(self, sums: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
+        return gpu.attend(sums, bias, heads, self.where, dropout.for_kernels)
+
+
+@with_backward
+def _flash_attention(sums: Tensor, bias: Tensor, heads: int, where: tuple[Any, ...], sight: dict[str, int]) -> Forward:
+    """The flash kernels on queries, keys and values that include their bias; one kernel joins the gradients."""
+    parts = sums.view(len(sums), 3, heads, -1).unbind(1)
+    out, exponents, *state, _ = torch.ops.aten._flash_attention_forward(*parts, *where, False, **sight)
+    saved = (*parts, out, exponents, *state, bias)
+    return out.view(len(sums), -1), saved, partial(_flash_attention_backward, where, sight)
+
+
+def _flash_attention_backward(where: tuple[Any, ...], sight: dict[str, int], grad: Tensor, *saved: Tensor) -> Gradients:
+    query, key, value, out, exponents, *state, bias = saved
+    query_grad, key_grad, value_grad = torch.ops.aten._flash_attention_backward(
+        grad.view(out.shape), query, key, value, out, exponents, *where, *state, **sight
+    )
+    return gpu.join(query_grad, key_grad, value_grad, bias)
