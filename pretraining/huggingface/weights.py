@@ -147,10 +147,11 @@ def import_weights(
     check_finite(where, {given: tensor for name, (given, tensor) in found.items() if name in places})
     for weight in weights:
         if weight not in missing:
+            whole = ours[weight.ours] = torch.zeros(weight.pad_size(shape))
             parts = [found[name][1][weight.before :] for name in weight.theirs]
-            rows = torch.cat([part.T if weight.transposed else part for part in parts])
-            ours[weight.ours] = torch.zeros(weight.pad_size(shape))
-            ours[weight.ours][: len(rows)] = rows
+            rows = whole[: weight.size[0]].chunk(len(parts))  # one after another, or as much memory again lies in holes
+            for part, own in zip(parts, rows, strict=True):
+                own.copy_(part.T if weight.transposed else part)
     return ours, tuple(weight.ours for weight in missing)
 
 
