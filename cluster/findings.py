@@ -68,7 +68,7 @@ def judge(reports: Sequence[Health], slow: float | None) -> Findings:
     if found.is_sound:  # a fault may be the cause of slowness
         find_slow_devices(found, slow)
         find_slow_links(found)
-        find_slow_insides(found)
+        find_slow_inner_links(found)
     return found
 
 
@@ -123,10 +123,10 @@ def find_slow_links(found: Findings) -> None:
             found.blame(name, f"its links reach {link / median(best.values()):.0%} of the median", broken=False)
 
 
-def find_slow_insides(found: Findings) -> None:
-    """Finds nodes of which a link between two ranks is slower than those of other nodes; of a single node, a link that
-    is slower than its others, which is a note: its GPUs may not all be joined alike."""
-    worst = {name: link for name, reports in found.nodes.items() if (link := find_worst_inside(reports)) is not None}
+def find_slow_inner_links(found: Findings) -> None:
+    """Finds nodes whose slowest link between two ranks is slower than that of other nodes. The links of a single node
+    are compared with one another, and a slow one is only noted: its GPUs may not all be joined alike."""
+    worst = {name: link for name, reports in found.nodes.items() if (link := find_inner_link(reports)) is not None}
     every = [link for reports in found.nodes.values() for report in reports for link in report.inside if link]
     usual = median(worst.values() if len(worst) > 1 else every or [0.0])
     for name in [name for name, link in worst.items() if link < SLOW_LINK * usual]:
@@ -145,7 +145,7 @@ def blame_slow(found: Findings, name: str, reason: str, asked: bool = False) -> 
         found.blame(name, reason, broken=False)
 
 
-def find_worst_inside(reports: Sequence[Health]) -> float | None:
+def find_inner_link(reports: Sequence[Health]) -> float | None:
     """Returns the speed of the slowest link between ranks of a node; None if it has one rank."""
     return min((link for report in reports for link in report.inside if link is not None), default=None)
 
@@ -191,7 +191,7 @@ def show(found: Findings, seconds: float) -> None:
 
 def format_figures(reports: Sequence[Health]) -> list[str]:
     """Formats the figures of ranks for the table: the lowest of each."""
-    inside, link = find_worst_inside(reports), find_best_link(reports)
+    inside, link = find_inner_link(reports), find_best_link(reports)
     disks = [report for report in reports if report.free is not None]
     return [
         str(len(reports)),

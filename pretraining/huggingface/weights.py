@@ -149,7 +149,7 @@ def import_weights(
         if weight not in missing:
             whole = ours[weight.ours] = torch.zeros(weight.pad_size(shape))
             parts = [found[name][1][weight.before :] for name in weight.theirs]
-            rows = whole[: weight.size[0]].chunk(len(parts))  # one after another, or as much memory again lies in holes
+            rows = whole[: weight.size[0]].chunk(len(parts))  # without a joined copy, whose memory the heap would keep
             for part, own in zip(parts, rows, strict=True):
                 own.copy_(part.T if weight.transposed else part)
     return ours, tuple(weight.ours for weight in missing)

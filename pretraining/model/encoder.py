@@ -190,7 +190,7 @@ class Trainable(nn.Module):
         return []
 
     def take_shares(self, mesh: Mesh) -> Shares:
-        """Replaces its weights by this rank's. Called once; on the meta device, so that no rank holds whole ones."""
+        """Replaces its weights by this rank's shares, once. On the meta device, no rank ever holds whole weights."""
         self.shares = take_shares(self, self.declared_weights(), mesh)
         return self.shares
 
