@@ -3,9 +3,10 @@
 
     python benchmarks/recipe_scores.py
     python benchmarks/recipe_scores.py --recipe bert_mini --lengths 128 512 --shards data/both --run runs/mini
+    python benchmarks/recipe_scores.py --share 0.1 --times 2 --each 200
 
 The model is asked for all minimal pairs of BLiMP, one of `hybrid` either way, and fine-tuned on STS-B. What is there
-already is used, and what was stopped goes on by the same command.
+already is used, and what was stopped goes on by the same command. `--times 2` trains twice with the same seed.
 """
 
 import sys
@@ -20,7 +21,7 @@ if __name__ == "__main__":
 import json
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -32,9 +33,11 @@ from benchmarks.measure import DATA, RESULTS, ROOT, ResultsFile, name_hardware, 
 from benchmarks.processes import follow
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json
+from data_prep.common.files import read_json, sha256
 from data_prep.common.supervision import hear_signals
 from pretraining.config.overrides import load_recipe
+from pretraining.config.settings import Recipe
+from pretraining.huggingface.folders import WEIGHTS
 from pretraining.objectives.declaration import configure_objective
 from pretraining.reporting.metrics_file import METRICS, read_all_records
 
@@ -57,6 +60,10 @@ class RecipeScores:
     """Shards to train on (default: made of the text)."""
     run: Path | None = None
     """Folder of the run (default: in build/)."""
+    share: float = 1.0
+    """Part of its steps that each phase is trained for."""
+    times: int = 1
+    """Pre-trainings with the same seed, one after another."""
     threads: int = 2
     """Threads of the training, which is one process."""
     learning_rates: tuple[float, ...] = (1e-4,)
@@ -90,31 +97,56 @@ def run(folder: Path, threads: int, console: Console, script: str, *words: objec
 def measure(wanted: RecipeScores, console: Console) -> None:
     """Trains, scores, and keeps what comes of it."""
     hear_signals()
-    name = Path(wanted.recipe).stem
-    folder = ROOT / "build" / f"recipe-{name}"
-    do = partial(run, folder, wanted.threads, console)
-    shards, trained = wanted.shards or folder / "text", wanted.run or folder / "run"
+    name, part = Path(wanted.recipe).stem, "" if wanted.share == 1 else f"-{wanted.share:g}"
+    folder = ROOT / "build" / f"recipe-{name}{part}"
+    shards = wanted.shards or folder / "text"
     if wanted.shards is None:
-        text = [wanted.data / part for part in TEXT]
+        text = [wanted.data / each for each in TEXT]
         size = ("--vocab-size", 8192, "--lengths", *wanted.lengths, "--duplicates", 1)
-        do("data_prep/shard.py", "--docs", *text, "--out", shards, *size)
-    do("pretraining/train.py", "--recipe", wanted.recipe, "--data", shards, "--out", trained)
-    kept = RESULTS / f"recipe-{name.replace('_', '-')}-{name_hardware(with_gpu=False)}.json"
+        run(folder, wanted.threads, console, "data_prep/shard.py", "--docs", *text, "--out", shards, *size)
+    kept = RESULTS / f"recipe-{name.replace('_', '-')}{part}-{name_hardware(with_gpu=False)}.json"
     keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
-    each = () if wanted.each is None else ("--each", wanted.each)
-    found: dict[str, Any] = {"recipe": name, "training": training_of(trained)}
-    objective = configure_objective(load_recipe(Path(wanted.recipe)).objective)
+    found: dict[str, Any] = {}
+    for time in range(wanted.times):
+        place = folder if time == 0 else folder / f"again-{time}"
+        trained = (not time and wanted.run) or place / "run"
+        for scores in train_and_score(wanted, shards, trained, place, partial(run, place, wanted.threads, console)):
+            again = [*found.get("again", ())][: time - 1]
+            found = found | {"again": [*again, scores]} if time else {"recipe": name, "share": wanted.share, **scores}
+            path = keeper.keep(found)
+    console.print_json(json.dumps(found))
+    console.print(f"kept in {path}", markup=False)
+
+
+def train_and_score(
+    wanted: RecipeScores, shards: Path, trained: Path, folder: Path, do: Callable[..., None]
+) -> Iterator[dict[str, Any]]:
+    """Trains once, and yields all that was found so far each time that there is more."""
+    recipe = load_recipe(Path(wanted.recipe))
+    train = ("--recipe", wanted.recipe, "--data", shards, "--out", trained)
+    do("pretraining/train.py", *train, *shorten(recipe, wanted.share))
+    do("pretraining/export.py", trained, "--out", folder / "export")
+    found = {"training": training_of(trained), "weights_sha256": sha256(folder / "export" / WEIGHTS)}
+    objective = configure_objective(recipe.objective)
     either = len(objective.list_ways(objective.learning(has_pairs=True))) > 1
+    each = () if wanted.each is None else ("--each", wanted.each)
     for name, sees in {"pairs": (), **({"pairs_left_to_right": ("--sees", "before")} if either else {})}.items():
         do("finetuning/run_pairs.py", "--model", trained, "--out", folder / name, *each, *sees)
         found[name] = pairs_of(read_json(folder / name / "results.json"))
-        keeper.keep(found)
+        yield found
     grid = ("--learning-rates", *wanted.learning_rates, "--seeds", wanted.seeds, "--epochs", wanted.epochs)
     glue = ("--task", TASK, "--data", wanted.data / "glue", "--model", trained, "--out", folder / "glue")
     do("finetuning/run_glue.py", *glue, *grid)
-    found[TASK] = task_of(read_json(folder / "glue" / "results.json")[TASK])
-    console.print_json(json.dumps(found))
-    console.print(f"kept in {keeper.keep(found)}", markup=False)
+    yield found | {TASK: task_of(read_json(folder / "glue" / "results.json")[TASK])}
+
+
+def shorten(recipe: Recipe, share: float) -> list[object]:
+    """The words that train a recipe for a part of its steps."""
+    steps = {f"--phases.{number}.steps": phase.steps for number, phase in enumerate(recipe.phases) if phase.steps}
+    steps |= {"--steps": recipe.steps} if recipe.steps else {}
+    if share != 1 and not steps:
+        raise UserError("a recipe of hours, not of steps: leave out --share")
+    return [word for name, each in steps.items() for word in (name, max(1, round(each * share)))] if share != 1 else []
 
 
 def training_of(run: Path) -> dict[str, Any]:

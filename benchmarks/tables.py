@@ -175,27 +175,36 @@ def summarise_loader(found: Results) -> Iterator[ResultTable]:
 
 
 def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
-    """Yields what training by a recipe took and what its model scores, then its pairs by phenomenon."""
-    training, pairs, one_way = found["training"], found["pairs"], found.get("pairs_left_to_right")
-    ways = {"BLiMP": pairs, "BLiMP, left to right": one_way}
+    """Yields what training by a recipe took and what its model scores, of each time, then its pairs by phenomenon."""
+    times = [found, *found.get("again", ())]
+    yield build_table("", [_recipe_row(found["recipe"], each, of_several=len(times) > 1) for each in times])
+    one_way = found.get("pairs_left_to_right")
+    rows = [
+        {"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"}
+        | ({"left to right": f"{one_way['phenomena'][name]:.1%}"} if one_way else {})
+        for name, share in sorted(found["pairs"]["phenomena"].items(), key=lambda each: -each[1])
+    ]
+    yield build_table("By phenomenon", rows)
+
+
+def _recipe_row(recipe: str, found: Results, *, of_several: bool) -> dict[str, Any]:
+    """The row of one training by a recipe; of several with the same seed, its weights are told by their checksum."""
+    training = found["training"]
     row = {
-        "recipe": found["recipe"],
+        "recipe": recipe,
+        **({"weights (SHA-256)": found["weights_sha256"][:12]} if of_several else {}),
         "steps": training["steps"],
         "minutes": training["minutes"],
         "at the usual speed": training["minutes_at_the_median_speed_of_each_phase"],
-        **{title: f"{each['accuracy']:.1%} ± {each['spread']:.1%}" for title, each in ways.items() if each},
     }
+    for title, pairs in {"BLiMP": "pairs", "BLiMP, left to right": "pairs_left_to_right"}.items():
+        if pairs in found:
+            row[title] = f"{found[pairs]['accuracy']:.1%} ± {found[pairs]['spread']:.1%}"
     if (task := found.get("stsb")) is not None and task["median"] is not None:
         scores = sorted(score for score in task["runs"].values() if score is not None)
         each = ", ".join(f"{100 * score:.1f}" for score in scores)
         row[f"STS-B dev, {task['metric']}"] = f"{100 * task['median']:.1f} ({each})"
-    yield build_table("", [row])
-    rows = [
-        {"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"}
-        | ({"left to right": f"{one_way['phenomena'][name]:.1%}"} if one_way else {})
-        for name, share in sorted(pairs["phenomena"].items(), key=lambda each: -each[1])
-    ]
-    yield build_table("By phenomenon", rows)
+    return row
 
 
 def summarise_fine_tuning_scores(found: Results) -> Iterator[ResultTable]:

@@ -142,7 +142,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     unfinished = unfinished_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "wb", opener=refuse_link) as file:
+        with open(unfinished, "w+b", opener=refuse_link) as file:
             yield file
             file.flush()
             if not _forced_later.get():

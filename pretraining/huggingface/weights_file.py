@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data_prep.common.errors import DamageError
-from data_prep.common.files import BLOCK, sha256
+from data_prep.common.files import BLOCK, replacing, sha256
 
 STORED_AS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """Names of dtypes in the header."""
@@ -62,15 +62,13 @@ def write_weights(
         header[name] = {"dtype": STORED_AS[dtype], "shape": [*weight.shape], "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % SIZE)
-    with path.open("w+b") as file:
+    with replacing(path) as file:  # the weights may be a view of the file that is at this path
         file.write(len(text).to_bytes(SIZE, "little") + text)
         for _, weight in ordered:
             file.write(weight.detach().to(dtype).reshape(-1).view(torch.uint8).numpy().data)
         checksum = _checksum(file)
         file.seek(SIZE + len(BEFORE))
         file.write(checksum)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

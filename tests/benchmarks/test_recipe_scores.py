@@ -42,16 +42,20 @@ class StandIn:
     """Leaves what the commands would, and notes their words."""
 
     def __init__(self, fails: str = "") -> None:
-        self.fails, self.words = fails, dict[str, str]()
+        self.fails, self.words, self.trained = fails, dict[str, str](), 0
 
     def __call__(self, command: Sequence[str], log: Path, say: Callable[[str], None], *_: object) -> int:
         script, out = Path(command[1]).name, Path(command[command.index("--out") + 1])
         self.words[script] = " ".join(command[2:])
+        self.trained += script == "train.py"
         if script == self.fails:
             say("error: no room")
             return 2
         if script == "train.py":
             write_log(out)
+        if script == "export.py":
+            out.mkdir(parents=True)
+            (out / "model.safetensors").write_text(f"weights {self.trained}")
         if script == "run_pairs.py":
             about = {"data_sha256": "s", "chance": 0.5, "phenomena": {"binding": SHARE}}
             write_json(out / "results.json", SHARE | about)
@@ -61,22 +65,37 @@ class StandIn:
         return 0
 
 
-def make(place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn, recipe: str = "bert_mini") -> None:
+def make(
+    place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn, recipe: str = "bert_mini", **flags: Any
+) -> None:
     """Runs the command with a stand-in for those that it runs itself."""
     monkeypatch.setattr(recipe_scores, "follow", stand_in)
     monkeypatch.setattr(recipe_scores, "ROOT", place)
-    measure(RecipeScores(recipe=recipe, data=place / "data", out=place / "kept.json"), Console(width=200))
+    measure(RecipeScores(recipe=recipe, data=place / "data", out=place / "kept.json", **flags), Console(width=200))
 
 
 def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = StandIn()
     make(tmp_path, monkeypatch, stand_in)
-    assert [*stand_in.words] == ["shard.py", "train.py", "run_pairs.py", "run_glue.py"]
+    assert [*stand_in.words] == ["shard.py", "train.py", "export.py", "run_pairs.py", "run_glue.py"]
     assert "--lengths 32 64 128" in stand_in.words["shard.py"]
     found = read_results(tmp_path / "kept.json")
     assert (found["pairs"]["accuracy"], found["stsb"]["median"]) == (0.61, pytest.approx(0.8))
     assert found["training"]["steps"] == 160
     assert found["training"]["held_out"] == {"masked_loss": 3.0, "next_loss": 0.2}
+
+
+def test_parts_of_a_training_with_one_seed_are_told_apart_by_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = StandIn()
+    make(tmp_path, monkeypatch, stand_in, "bert_mini_two_hours", share=0.1, times=3)
+    assert "--phases.0.steps 420 --phases.1.steps 380 --phases.2.steps 440" in stand_in.words["train.py"]
+    found = read_results(tmp_path / "kept.json")
+    assert len({each["weights_sha256"] for each in (found, *found["again"])}) == stand_in.trained == 3
+    assert [each["stsb"] for each in found["again"]] == [found["stsb"]] * 2
+    rows, _ = summarise_results(found)
+    assert len(rows.rows) == 3
 
 
 def test_a_hybrid_is_asked_either_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

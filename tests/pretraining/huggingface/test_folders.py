@@ -350,6 +350,14 @@ def test_equal_weights_have_equal_bytes_which_others_read(tmp_path: Path) -> Non
     assert load_file(tmp_path / "0").keys() == WEIGHTS.keys()
 
 
+def test_weights_may_take_the_place_of_the_file_that_they_are_a_view_of(tmp_path: Path) -> None:
+    """A file that is written anew where it stands takes the memory away: the process ends by SIGBUS."""
+    path = tmp_path / "model.safetensors"
+    write_weights({"a": torch.arange(5000.0), "b": torch.ones(5000)}, path)
+    write_weights({"a": load_file(path)["a"]}, path)
+    assert torch.equal(load_file(path)["a"], torch.arange(5000.0))
+
+
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {"format": "pt", "sha256": "0" * 64}])
 def test_files_of_others_are_read_as_they_are(metadata: dict[str, str] | None, tmp_path: Path) -> None:
     save_file(WEIGHTS, tmp_path / "model.safetensors", metadata=metadata)
