@@ -137,7 +137,7 @@ def test_the_same_ranks_go_on_bit_for_bit(shared: Shared, name: str) -> None:
     assert_same_tensors(shared.resumed[name].weights, shared.straight[name].weights)
 
 
-@pytest.mark.parametrize(("ranks", "tensor"), [(1, 1), (2, 1), (4, 4)])
+@pytest.mark.parametrize(("ranks", "tensor"), [(1, 1), (2, 1), pytest.param(4, 4, marks=pytest.mark.slow)])
 def test_others_go_on_with_the_same_state(shared: Shared, ranks: int, tensor: int, tmp_path: Path) -> None:
     """Weights and optimizer's state are the same bits, and the curve is the uninterrupted one."""
     [again] = make_folders(tmp_path, "again")

@@ -234,7 +234,8 @@ def test_every_recipe_has_a_plan_that_can_be_read(path: Path, manifest: Manifest
             assert f"{planned.phase.batch:,} = {sizes}" in shown
         guessed = 'a micro-batch with ~ is "auto", an estimate for a GPU of 80 GB; the run finds by trial what fits'
         assert (guessed in shown) == path.stem.startswith(TAKE_WHAT_FITS)
-        assert all(f"ZeRO {zero}" in shown for zero in range(4))
+        stages = range(3 if made.target.tensor > 1 else 4)  # ranks that share a model do without ZeRO 3
+        assert all(f"ZeRO {zero}" in shown for zero in stages)
 
 
 def test_what_is_estimated_to_fit_follows_the_memory() -> None:
