@@ -81,10 +81,10 @@ class CutSequences:
         return Encoded(Sequences(pieces, pieces.lengths), None)
 
 
-def load_ours(folder: Path, *, numbers: Any) -> Answerer:
-    """Loads our model as predict.py does."""
+def load_ours(folder: Path, *, numbers: Any, graphs: bool = True) -> Answerer:
+    """Loads our model as predict.py does, or without CUDA graphs."""
     torch.set_num_threads(CORES)
-    model = load(folder, numbers)
+    model = load(folder, numbers, graphs=graphs)
     return Answerer(lambda request: model.logits(CutSequences(request)).values)
 
 
@@ -172,8 +172,9 @@ def load_torchao(folder: Path, *, numbers: str) -> Answerer:  # noqa: ARG001
 
 
 def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
-    """Loads the graph of transformers' model into ONNX Runtime, with its fusions, and dynamic quantisation for int8."""
-    graph = export(folder)
+    """Loads the graph of transformers' model into ONNX Runtime, with its fusions, and dynamic quantisation for int8. It
+    computes on a GPU if there is one and its package has the provider."""
+    graph = export(folder, halves=numbers == "fp16")
     import onnxruntime
 
     if numbers == "int8":
@@ -185,24 +186,29 @@ def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
         quantize_dynamic(fused, graph, per_channel=True, weight_type=QuantType.QInt8, extra_options=of_fusions)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = CORES
-    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")[find_kind() != "cuda" :]
+    providers = [each for each in wanted if each in onnxruntime.get_available_providers()]
+    session = onnxruntime.InferenceSession(str(graph), options, providers=providers)
     return Answerer(lambda request: session.run(["logits"], pad_inputs(request))[0])
 
 
-def export(folder: Path) -> Path:
-    """Exports a transformers folder as an ONNX graph, with ONNX Runtime's fusions for BERT."""
+def export(folder: Path, halves: bool = False) -> Path:
+    """Exports a transformers folder as an ONNX graph, with ONNX Runtime's fusions for BERT; `halves`: in fp16."""
     model = load_theirs(folder, "onnxruntime", "onnx", "onnxscript", attn_implementation="eager")
     import torch.onnx
     from onnxruntime.transformers.optimizer import optimize_model
 
-    raw, fused = str(folder / "raw.onnx"), folder / "fused.onnx"
+    raw, fused = str(folder / "raw.onnx"), folder / ("halves.onnx" if halves else "fused.onnx")
     if not fused.exists():
         example = make_tensors(EXAMPLE)
         axes = {name: {0: "batch", 1: "length"} for name in example}
         names: dict[str, Any] = {"input_names": list(example), "output_names": ["logits"], "dynamic_axes": axes}
         torch.onnx.export(model, (), raw, kwargs=example, **names, dynamo=False)
         heads, hidden = model.config.num_attention_heads, model.config.hidden_size
-        optimize_model(raw, "bert", heads, hidden, opt_level=0).save_model_to_file(str(fused))
+        optimized = optimize_model(raw, "bert", heads, hidden, opt_level=0)
+        if halves:
+            optimized.convert_float_to_float16()
+        optimized.save_model_to_file(str(fused))
     return fused
 
 
@@ -224,3 +230,8 @@ KINDS = {
     for numbers in several
 }
 """The sides by name: a library, and the type of numbers."""
+ON_GPUS = {
+    f"{OURS}, no graphs, bf16": SideSpec(partial(load_ours, numbers="bf16", graphs=False), True, True),
+    "onnxruntime fp16": SideSpec(partial(load_onnx_runtime, numbers="fp16"), prepared=False),
+}
+"""Sides that are of use on a GPU alone."""

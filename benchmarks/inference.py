@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.answerers import CORES, KINDS, Replies, Request, cut_into_pieces, is_ours
+from benchmarks.answerers import CORES, KINDS, ON_GPUS, Replies, Request, cut_into_pieces, is_ours
 from benchmarks.contests import Turns, spread
 from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
 from benchmarks.sides import Side, SideFailedError, open_sides
@@ -55,7 +55,7 @@ PEERS = ("onnxruntime", "openvino", "nncf", "torchao")
 TURN_SECONDS, MOST_REQUESTS = 1.5, 400
 REST = 0.05
 """Seconds between turns, in which the threads of the last side stop spinning."""
-TOLERANCES = {"fp32": 1e-4, "bf16": 0.05, "autocast": 0.05, "int8": 0.5}
+TOLERANCES = {"fp32": 1e-4, "fp16": 0.05, "bf16": 0.05, "autocast": 0.05, "int8": 0.5}
 """The largest difference of logits from those in fp32, relative to the largest logit or 1."""
 
 
@@ -165,7 +165,7 @@ class Contestants:
         self._console = console
         for name in names:
             try:
-                self.sides |= stack.enter_context(open_sides({name: KINDS[name]}, folder))
+                self.sides |= stack.enter_context(open_sides({name: (KINDS | ON_GPUS)[name]}, folder))
             except SideFailedError as error:
                 self._note(name, str(error))
         self.lose({})
@@ -246,9 +246,9 @@ def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]])
 
 def measure(settings: Inference, console: Console) -> None:
     """Runs the contests of all models, and writes the results after each model."""
-    unknown = [name for name in settings.sides if name not in KINDS]
+    unknown = [name for name in settings.sides if name not in KINDS | ON_GPUS]
     if unknown:
-        raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, KINDS))}")
+        raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, KINDS | ON_GPUS))}")
     if min((settings.rounds, *settings.batches, *settings.mixed, *settings.lengths)) < 1 or settings.sentences < 0:
         raise UserError("--rounds, --batches, --lengths and --mixed: at least 1; --sentences: at least 0")
     vocabulary = read_vocabulary(settings.model) if settings.model else choose_vocabulary(settings.data)

@@ -78,6 +78,7 @@ SIDES = {
     OURS: SideSpec(OurTraining),
     "cloze, compiled": build_our_side(compute=Compute(compile=True)),
     "cloze, deterministic": build_our_side(compute=Compute(deterministic=True)),
+    "cloze, own attention": build_our_side(compute=Compute(attention="own")),
     "cloze, LAMB": build_our_side(optimizer=Optimizer(name="lamb")),
     "cloze, Muon": build_our_side(optimizer=Optimizer(name="muon")),
     **{f"cloze, {name}": SideSpec(partial(OurTraining, other=name)) for name in MASKED},

@@ -27,7 +27,8 @@ from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Items
 from finetuning.model.features import FeatureModel
-from finetuning.model.heads import ServedModel, TaskModel, check_int8
+from finetuning.model.heads import TaskModel
+from finetuning.model.serving import ServedModel, check_int8
 from finetuning.ragged import Ragged
 from finetuning.results import MODEL
 from finetuning.running.folders import has_no_class, read_without_class
@@ -44,6 +45,7 @@ from pretraining.config.settings import Dtype
 from pretraining.devices import explain_absence, find_kind
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import CONFIG, TASK, read_fine_tuned, read_head, read_length, read_shape, read_task
+from pretraining.model.batch import CPU
 
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
@@ -59,10 +61,11 @@ ANSWER_LENGTH = 384
 """Default pieces of a question with a window of its text."""
 
 
-def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> FineTuned:
+def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto", graphs: bool = True) -> FineTuned:
     """Loads a model that was fine-tuned here or by transformers, for predictions.
 
-    The default `dtype` suits the device; the default device is a GPU if there is one.
+    The default `dtype` suits the device; the default device is a GPU if there is one, where `graphs` answer short
+    texts at once.
     """
     folder = find_fine_tuned(Path(folder))
     if device == "cuda" and find_kind() == "cpu":
@@ -78,7 +81,7 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
         computes = choose_dtype(dtype, where)
     served: ServedModel | FeatureModel
     if isinstance(model, TaskModel):
-        served = ServedModel(model.convert_for_answers(computes, where), int8=dtype == "int8")
+        served = ServedModel(model.convert_for_answers(computes, where), int8=dtype == "int8", graphs=graphs)
     elif dtype == "int8":
         raise UserError(f'{folder}: a BiLSTM on features does not compute in "int8"; take "auto"')
     else:
@@ -178,7 +181,8 @@ class FineTuned(ABC):
     @torch.inference_mode()
     def logits(self, items: Items) -> Ragged:
         """Computes the logits of items, in batches of sequences of like lengths."""
-        parts = list(iterate_logits(self.model.logits, self.head.kind, items, self.device))
+        device = CPU if isinstance(self.model, ServedModel) else self.device  # it copies batches itself
+        parts = list(iterate_logits(self.model.logits, self.head.kind, items, device))
         nothing = Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
         return sort_outputs(parts) if parts else nothing
 

@@ -1,4 +1,4 @@
-"""Encoders with the head of a task, perhaps with a BiLSTM in between: their losses, and their answers, also in int8.
+"""Encoders with the head of a task, perhaps with a BiLSTM in between: their losses and logits.
 
 n pieces, s sequences, m tagged words, H hidden; an item of a task has one sequence, or several to choose from. A BiLSTM
 reads the rows of sequences without padding, W values each, and gives H.
@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from data_prep.common.arrays import ranges
-from data_prep.common.errors import UserError
 from finetuning.scale import Scale
 from finetuning.settings import BiLstm
-from pretraining.architectures.declaration import find_architecture, serve_encoder
+from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import Kind, TaskHead
-from pretraining.model import cpu_kernels as kernels
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import SITES, Encoder
 from pretraining.model.fused import Dropout, drop
@@ -214,35 +212,6 @@ def pad_logits(logits: Tensor, batch: Batch) -> Tensor:
     lengths = batch.starts.diff().long()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=logits.device), lengths)
     return table.index_put((rows, batch.positions), logits)
-
-
-def check_int8(device: torch.device, shape: Shape) -> None:
-    """Raises UserError where int8 products are not available."""
-    cured, kind = 'take "bf16", "fp32" or "auto"', find_architecture(shape.architecture)
-    if kind.find_server() is None:
-        raise UserError(f'dtype "int8": layers of {kind.title} are not computed in 8 bits; {cured}')
-    if device.type != "cpu":
-        raise UserError(f'dtype "int8": on a CPU alone; {cured}')
-    if not torch.cpu._is_vnni_supported() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
-        raise UserError(f'dtype "int8": this processor, or this PyTorch, has no products of bytes; {cured}')
-    if not kernels.usable(torch.zeros(1)):
-        raise UserError(f'dtype "int8": needs a C++ compiler; install g++, or {cured}')
-
-
-class ServedModel:
-    """A fine-tuned model for inference. It takes over the given model."""
-
-    def __init__(self, model: TaskModel, int8: bool = False) -> None:
-        """`int8`: layers multiply in 8 bits, as `check_int8` allows; all else stays in the model's dtype."""
-        self.model = model
-        self.encoder = serve_encoder(model, model.sees_one, in_bytes=int8)
-
-    def logits(self, batch: TaskBatch) -> Tensor:
-        """Computes the logits of the head, in fp32."""
-        model, encoder = self.model, self.encoder
-        if model.sees_one:
-            return model.apply_head(encoder.one(batch, model.sequence_places(batch)), batch)
-        return model.apply_head(model.select_states(encoder.all(batch), batch), batch)
 
 
 def build_bilstm(width: int, hidden: int, depth: int) -> nn.LSTM:

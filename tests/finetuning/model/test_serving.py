@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import AutoModel
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
-from finetuning.model.heads import ServedModel, TaskBatch, TaskModel, check_int8, compute_logits
+from finetuning.model.heads import TaskBatch, TaskModel, compute_logits
+from finetuning.model.serving import ServedModel, check_int8
 from pretraining.answering import layers
 from pretraining.answering.layers import QuantisedProduct
 from pretraining.architectures.bert import Bert

@@ -1,0 +1,131 @@
+"""Answers to a few short texts on a GPU by CUDA graphs: the host starts all kernels at once. One by one they take it 20
+to 45 µs each, which is longer than a GPU needs for such a text.
+
+A graph has a fixed shape, to which a batch is filled up: with sequences before its own, which nobody reads. It is
+captured at the first batch of its shape, and used only if it gives the same bits as its kernels one by one. Graphs
+share their memory, which is that of the largest of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finetuning.model.heads import TaskBatch
+from pretraining.architectures.weights import Kind
+
+TEXTS, LENGTHS = (1, 8), (32, 64, 128, 384)
+"""The most texts of a graph, and the most pieces of a text."""
+Compute = Callable[[TaskBatch], Tensor]
+"""Computes the logits of a batch on the GPU."""
+
+
+class GraphShape(NamedTuple):
+    """The shape of a graph: twice as many sequences as texts, since as many may be needed to fill it up."""
+
+    texts: int
+    length: int
+
+    @property
+    def rows(self) -> int:
+        """The number of pieces."""
+        return self.texts * self.length
+
+
+def find_shape(lengths: tuple[int, ...], longest: int) -> GraphShape | None:
+    """Finds the smallest shape for sequences of these lengths; None if there is none. `longest` is the most pieces that
+    the model reads."""
+    texts = next((most for most in TEXTS if most >= len(lengths)), None)
+    length = next((min(most, longest) for most in LENGTHS if most >= max(lengths)), None)
+    return None if texts is None or length is None else GraphShape(texts, length)
+
+
+class FilledBatch:
+    """A batch of a fixed shape on a device, which is written anew for each question by one copy."""
+
+    def __init__(self, shape: GraphShape, device: torch.device) -> None:
+        self.shape, count = shape, 3 * shape.rows
+        self.host = torch.zeros(count + shape.texts + 1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.there = self.host.to(device)
+        pieces, segments, positions = self.there[:count].view(3, -1)
+        starts = self.there[count:].view(torch.int32)[: 2 * shape.texts + 1]
+        lengths, nothing = (shape.length,) * 2 * shape.texts, pieces[:0]
+        examples = np.zeros((len(lengths), 2), np.int64)
+        self.batch = TaskBatch(pieces, segments, positions, starts, lengths, examples, labels=None, words=nothing)
+
+    def write(self, batch: TaskBatch) -> None:
+        """Copies a batch of the host into it, behind the sequences that fill it up."""
+        texts, length, rows = *self.shape, self.shape.rows
+        spare, fillers = rows - len(batch.pieces), 2 * texts - len(batch.lengths)
+        ids, starts = self.host[: 3 * rows].view(3, -1), self.host[3 * rows :].view(torch.int32)
+        ids[:2, :spare], ids[2, :spare] = 0, torch.arange(spare) % length
+        torch.stack([batch.pieces, batch.segments, batch.positions], out=ids[:, spare:])
+        starts[:fillers] = (torch.arange(fillers) * length).clamp(max=spare)
+        starts[fillers : 2 * texts + 1] = batch.starts + spare
+        self.there.copy_(self.host, non_blocking=True)
+
+
+class Graphs:
+    """Computes the logits of batches of the host, by graphs those of a few short texts."""
+
+    def __init__(self, compute: Compute, kind: Kind, longest: int, device: torch.device) -> None:
+        self.compute, self.kind, self.longest, self.device = compute, kind, longest, device
+        self.captured: dict[GraphShape, tuple[FilledBatch, Callable[[], Tensor]]] = {}
+        self.pool: Any = None
+        self.failed = False
+
+    def logits(self, batch: TaskBatch) -> Tensor:
+        """Computes the logits of a batch."""
+        shape = None if self.failed or self.kind == "tags" else find_shape(batch.lengths, self.longest)
+        if shape is None:
+            return self.compute(batch.to(self.device))
+        if shape in self.captured:
+            filled, replay = self.captured[shape]
+            filled.write(batch)
+            return self.take(replay(), batch)
+        filled = FilledBatch(shape, self.device)
+        filled.write(batch)
+        found = self.take(self.compute(filled.batch), batch)
+        try:
+            replay = self.capture(filled.batch)
+            same = torch.equal(self.take(replay(), batch), found)
+        except RuntimeError as error:
+            self.give_up(str(error).split("\n")[0])
+        else:
+            self.captured[shape] = filled, replay
+            if not same:
+                self.give_up("a graph does not give the same bits")
+        return found
+
+    def take(self, logits: Tensor, batch: TaskBatch) -> Tensor:
+        """Copies the logits of a batch from those of the one that it was filled up to."""
+        own = logits[-len(batch.pieces if self.kind == "spans" else batch.lengths) :].cpu()
+        return own.view(-1, batch.choices) if self.kind == "choice" else own
+
+    def capture(self, batch: TaskBatch) -> Callable[[], Tensor]:
+        """Captures what computes a batch; the result computes its logits again, from what is then in its tensors."""
+        aside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self.compute(batch)  # what is made at a first use
+        torch.cuda.current_stream().wait_stream(aside)
+        graph: Any = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            logits = self.compute(batch)
+        self.pool = graph.pool()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        return replay
+
+    def give_up(self, reason: str) -> None:
+        """Says why from now on all kernels are started one by one, and lets the graphs go."""
+        self.failed, self.captured = True, {}
+        warnings.warn(f"CUDA graphs do not work here ({reason}): short texts take longer", stacklevel=4)
