@@ -238,10 +238,7 @@ class Pipeline:
         known = [manifest.vocabulary for manifest in self.origins.manifests]
         figures = known[0] if known else description.describe_vocabulary(vocabulary, given)
         self._say_vocabulary(figures)
-        if vocabulary.special.mask == vocabulary.special.sep:
-            self._warn(
-                f"{vocabulary.special_pieces.mask} stands for masks too: these shards are for objectives without"
-            )
+        self._warn_of_masks(vocabulary)
         rehearse(s, len(vocabulary), work.path, self.console, said)  # fewer pieces may have a smaller type
         cut = steps.cut_documents(documents, vocabulary)
         tokens = Joined((taken, cut))
@@ -316,6 +313,12 @@ class Pipeline:
         s, folders = self.settings, self.origins.folders
         given, extend = (str(folders[0].folder), 0) if folders else (s.vocab, s.extend)
         self._say(describe_vocabulary_size(s.vocab_size, given, extend, vocabulary))
+
+    def _warn_of_masks(self, vocabulary: Vocabulary) -> None:
+        """Warns if the vocabulary has no piece of its own for masks."""
+        if vocabulary.special.mask == vocabulary.special.sep:
+            mask = vocabulary.special_pieces.mask
+            self._warn(f"{mask} stands for masks too: these shards are for objectives without")
 
     def _vocabulary_source(self) -> str | None:
         """Names the origin of the vocabulary for the manifest; None if it was trained from this text."""

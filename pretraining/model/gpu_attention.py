@@ -115,6 +115,30 @@ def _multiply_turned(left, right):
 
 
 @triton.jit
+def _read_tile(qkv, grad, out, spreads, rows, length, lane, width: tl.constexpr):
+    """Reads what a tile of queries brings to all keys; returns also where it lies."""
+    within = tl.minimum(rows, length - 1)[:, None]  # behind the sequence, its last row again
+    there, joint = within * width + lane, within * (3 * width) + lane
+    query, slope = tl.load(qkv + joint), tl.load(grad + there)
+    inner = tl.sum(slope.to(tl.float32) * tl.load(out + there).to(tl.float32), 1)
+    spread = tl.load(spreads + rows, mask=rows < length, other=float("inf"))  # with shares of 0 behind the sequence
+    return there, joint, query, slope, inner[None, :], spread[None, :]
+
+
+@triton.jit
+def _differentiate(key, value, query, slope, inner, spread, scale, seen, factor):
+    """Computes what a tile of queries adds to the gradients of a tile of keys and of values, and the slopes of its
+    scores, (keys, queries). `factor` is that of dropout."""
+    scores = tl.dot(key, tl.trans(query), input_precision="ieee") * scale
+    share = tl.where(seen, tl.exp2(scores - spread), 0.0)
+    kept = share * factor
+    slopes = tl.dot(value, tl.trans(slope), input_precision="ieee")
+    slopes = (kept * slopes - share * inner).to(query.dtype)
+    to_key = tl.dot(slopes, query, input_precision="ieee")
+    return to_key, tl.dot(kept.to(slope.dtype), slope, input_precision="ieee"), slopes
+
+
+@triton.jit
 def _continue_sum(places, numbers, were_before, go_on):
     """Adds numbers to those that were stored before, and stores the sums that go on."""
     numbers += tl.load(places, mask=were_before, other=0.0)
@@ -179,27 +203,19 @@ def _attend_backward(
         from_row, to_row = tl.maximum(left - ahead, 0) // tile_rows * tile_rows, left + tile_columns + window
         for top in range(from_row, tl.minimum(to_row, length), tile_rows):
             rows = top + tl.arange(0, tile_rows)
-            row, within, known = rows[None, :], tl.minimum(rows, length - 1)[:, None], rows[:, None] < length
-            there, joint_there = within * width + lane, within * (3 * width) + lane
-            query, slope = tl.load(qkv + joint_there), tl.load(grad + there)
-            inner = tl.sum(slope.to(tl.float32) * tl.load(out + there).to(tl.float32), 1)
-            spread = tl.load(spreads + row, mask=row < length, other=float("inf"))  # with shares of 0 behind it
-            scores = tl.dot(key, tl.trans(query), input_precision="ieee") * scale
-            share = tl.where(_sees(row, column, length, window, ahead), tl.exp2(scores - spread), 0.0)
-            kept = share
+            row, known, factor = rows[None, :], rows[:, None] < length, 1.0
+            at, joint_at, query, slope, inner, spread = _read_tile(qkv, grad, out, spreads, rows, length, lane, width)
             if drops:
-                kept *= _draw_dropout(keys + begin, row, number, row < length, site, threshold, scale_kept)
-            grad_value += tl.dot(kept.to(slope.dtype), slope, input_precision="ieee")
-            slopes = tl.dot(value, tl.trans(slope), input_precision="ieee")
-            slopes = (kept * slopes - share * inner[None, :]).to(query.dtype)
-            grad_key += tl.dot(slopes, query, input_precision="ieee")
-            grad_query = _multiply_turned(slopes, key)
+                factor = _draw_dropout(keys + begin, row, number, row < length, site, threshold, scale_kept)
+            seen = _sees(row, column, length, window, ahead)
+            to_key, to_value, slopes = _differentiate(key, value, query, slope, inner, spread, scale, seen, factor)
+            grad_key, grad_value, grad_query = grad_key + to_key, grad_value + to_value, _multiply_turned(slopes, key)
             is_last = left + tile_columns >= tl.minimum(top + tile_rows + ahead, length)
             if halts:
                 was_before = known & (left > tl.maximum(top - window, 0))
-                grad_query = _continue_sum(halfway + there, grad_query, was_before, known & (is_last == 0))
+                grad_query = _continue_sum(halfway + at, grad_query, was_before, known & (is_last == 0))
             grad_query *= slope_scale
-            tl.store(grad_qkv + joint_there, grad_query, mask=known & is_last)
+            tl.store(grad_qkv + joint_at, grad_query, mask=known & is_last)
             if adds_up:
                 of_query += tl.where(is_last, tl.sum(grad_query, 0), 0.0)
         _store_tile(grad_qkv + width + place, grad_key * slope_scale, column < length, sums + width, adds_up)

@@ -103,10 +103,7 @@ def export(
     (default: the recipe's). `replace` permits replacing another model in `out`. `sees`: the way in which it reads
     (default: that of its objective).
     """
-    try:
-        licence = None if licence is None else check_licence(licence)
-    except PydanticCustomError as error:
-        raise UserError(f"--licence {licence}: {error}") from None
+    _require_licence(licence)
     is_own = out.resolve() in ((source / name).resolve() for name in (EXPORT, AVERAGED))  # written by the run itself
     read = [source] if vocabulary is None else [source, vocabulary]
     results: list[tuple[str, float]] = []
@@ -135,6 +132,14 @@ def export(
     warning = _warn_of_licence(model, licence)
     remark, parameters = warn_of_classifiers(shape), count_parameters(list_weights(shape))
     return Exported(out, parameters, max(differences), readers, model.left_out, remark, warning)
+
+
+def _require_licence(licence: str | None) -> None:
+    """Raises UserError for a licence that the hub would not read."""
+    try:
+        check_licence(licence or "other")
+    except PydanticCustomError as error:
+        raise UserError(f"--licence {licence}: {error}") from None
 
 
 def _warn_of_licence(model: Exportable, licence: str | None) -> str:
