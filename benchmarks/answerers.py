@@ -25,6 +25,7 @@ from benchmarks.peer import pad_inputs, require_packages, silence_transformers
 from benchmarks.sides import SideSpec
 from benchmarks.texts import read_demo_sentences
 from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Encoded, Sequences
 from finetuning.prediction import load
@@ -173,7 +174,7 @@ def load_torchao(folder: Path, *, numbers: str) -> Answerer:  # noqa: ARG001
 
 def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
     """Loads the graph of transformers' model into ONNX Runtime, with its fusions, and dynamic quantisation for int8. It
-    computes on a GPU if there is one and its package has the provider."""
+    computes on a GPU if there is one."""
     graph = export(folder, halves=numbers == "fp16")
     import onnxruntime
 
@@ -186,9 +187,10 @@ def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
         quantize_dynamic(fused, graph, per_channel=True, weight_type=QuantType.QInt8, extra_options=of_fusions)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = CORES
-    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")[find_kind() != "cuda" :]
-    providers = [each for each in wanted if each in onnxruntime.get_available_providers()]
-    session = onnxruntime.InferenceSession(str(graph), options, providers=providers)
+    provider = f"{find_kind().upper()}ExecutionProvider"
+    session = onnxruntime.InferenceSession(str(graph), options, providers=[provider])
+    if provider not in session.get_providers():
+        raise UserError(f"onnxruntime has no {provider} here")
     return Answerer(lambda request: session.run(["logits"], pad_inputs(request))[0])
 
 
@@ -230,8 +232,9 @@ KINDS = {
     for numbers in several
 }
 """The sides by name: a library, and the type of numbers."""
-ON_GPUS = {
+EVERY = {
+    **KINDS,
     f"{OURS}, no graphs, bf16": SideSpec(partial(load_ours, numbers="bf16", graphs=False), True, True),
     "onnxruntime fp16": SideSpec(partial(load_onnx_runtime, numbers="fp16"), prepared=False),
 }
-"""Sides that are of use on a GPU alone."""
+"""Those and others that are of use on a GPU alone."""

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.answerers import CORES, KINDS, ON_GPUS, Replies, Request, cut_into_pieces, is_ours
+from benchmarks.answerers import CORES, EVERY, KINDS, Replies, Request, cut_into_pieces, is_ours
 from benchmarks.contests import Turns, spread
 from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
 from benchmarks.sides import Side, SideFailedError, open_sides
@@ -165,7 +165,7 @@ class Contestants:
         self._console = console
         for name in names:
             try:
-                self.sides |= stack.enter_context(open_sides({name: (KINDS | ON_GPUS)[name]}, folder))
+                self.sides |= stack.enter_context(open_sides({name: EVERY[name]}, folder))
             except SideFailedError as error:
                 self._note(name, str(error))
         self.lose({})
@@ -197,7 +197,9 @@ class Contestants:
 
 def run_contest(contest: InferenceContest, field: Contestants, rounds: int) -> dict[str, Any]:
     """Lets all sides answer in turns, after their logits have been compared."""
-    first = field.ask({name: contest.requests_for(name) for name in field.sides})
+    wanted = {name: contest.requests_for(name) for name in field.sides}
+    field.ask(wanted)  # what is compiled or captured at a first answer is not timed
+    first = field.ask({name: wanted[name] for name in field.sides})
     others = find_deviations({name: replies.logits for name, replies in first.items()})
     field.lose({name: f"{contest.name}: {why}" for name, why in others.items()})
     times = {name: count_repeats(sum(first[name].seconds), contest.at_once) for name in field.sides}
@@ -246,9 +248,9 @@ def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]])
 
 def measure(settings: Inference, console: Console) -> None:
     """Runs the contests of all models, and writes the results after each model."""
-    unknown = [name for name in settings.sides if name not in KINDS | ON_GPUS]
+    unknown = [name for name in settings.sides if name not in EVERY]
     if unknown:
-        raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, KINDS | ON_GPUS))}")
+        raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, EVERY))}")
     if min((settings.rounds, *settings.batches, *settings.mixed, *settings.lengths)) < 1 or settings.sentences < 0:
         raise UserError("--rounds, --batches, --lengths and --mixed: at least 1; --sentences: at least 0")
     vocabulary = read_vocabulary(settings.model) if settings.model else choose_vocabulary(settings.data)

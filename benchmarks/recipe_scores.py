@@ -96,6 +96,8 @@ def run(folder: Path, threads: int, console: Console, script: str, *words: objec
 
 def measure(wanted: RecipeScores, console: Console) -> None:
     """Trains, scores, and keeps what comes of it."""
+    if not 0 < wanted.share <= 1 or wanted.times < 1:
+        raise UserError("--share: above 0 and at most 1; --times: at least 1")
     hear_signals()
     name, part = Path(wanted.recipe).stem, "" if wanted.share == 1 else f"-{wanted.share:g}"
     folder = ROOT / "build" / f"recipe-{name}{part}"
@@ -106,13 +108,13 @@ def measure(wanted: RecipeScores, console: Console) -> None:
         run(folder, wanted.threads, console, "data_prep/shard.py", "--docs", *text, "--out", shards, *size)
     kept = RESULTS / f"recipe-{name.replace('_', '-')}{part}-{name_hardware(with_gpu=False)}.json"
     keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
-    found: dict[str, Any] = {}
+    runs: list[dict[str, Any]] = []
     for time in range(wanted.times):
         place = folder if time == 0 else folder / f"again-{time}"
         trained = (not time and wanted.run) or place / "run"
-        for scores in train_and_score(wanted, shards, trained, place, partial(run, place, wanted.threads, console)):
-            again = [*found.get("again", ())][: time - 1]
-            found = found | {"again": [*again, scores]} if time else {"recipe": name, "share": wanted.share, **scores}
+        runs.append({})
+        for runs[-1] in train_and_score(wanted, shards, trained, place, partial(run, place, wanted.threads, console)):
+            found = {"recipe": name, "share": wanted.share, **runs[0], **({"again": runs[1:]} if time else {})}
             path = keeper.keep(found)
     console.print_json(json.dumps(found))
     console.print(f"kept in {path}", markup=False)
@@ -142,11 +144,13 @@ def train_and_score(
 
 def shorten(recipe: Recipe, share: float) -> list[object]:
     """The words that train a recipe for a part of its steps."""
+    if share == 1:
+        return []
     steps = {f"--phases.{number}.steps": phase.steps for number, phase in enumerate(recipe.phases) if phase.steps}
     steps |= {"--steps": recipe.steps} if recipe.steps else {}
-    if share != 1 and not steps:
+    if not steps:
         raise UserError("a recipe of hours, not of steps: leave out --share")
-    return [word for name, each in steps.items() for word in (name, max(1, round(each * share)))] if share != 1 else []
+    return [word for name, each in steps.items() for word in (name, max(1, round(each * share)))]
 
 
 def training_of(run: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Answers to a few short texts on a GPU by CUDA graphs: the host starts all kernels at once. One by one they take it 20
-to 45 µs each, which is longer than a GPU needs for such a text.
+"""Answers to a few short texts on a GPU by CUDA graphs: the host starts all kernels at once. To start one takes 20 to
+45 µs, and all together longer than a GPU computes for such a text.
 
 A graph has a fixed shape, to which a batch is filled up: with sequences before its own, which nobody reads. It is
 captured at the first batch of its shape, and used only if it gives the same bits as its kernels one by one. Graphs
@@ -8,6 +8,7 @@ share their memory, which is that of the largest of them.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from pretraining.architectures.weights import Kind
 
 TEXTS, LENGTHS = (1, 8), (32, 64, 128, 384)
 """The most texts of a graph, and the most pieces of a text."""
+SPARE = 512
+"""Pieces that may fill up a batch beside as many as its own: they take less time than the start of the kernels."""
 Compute = Callable[[TaskBatch], Tensor]
 """Computes the logits of a batch on the GPU."""
 
@@ -38,11 +41,12 @@ class GraphShape(NamedTuple):
 
 
 def find_shape(lengths: tuple[int, ...], longest: int) -> GraphShape | None:
-    """Finds the smallest shape for sequences of these lengths; None if there is none. `longest` is the most pieces that
-    the model reads."""
+    """Finds the smallest shape for sequences of these lengths; None if there is none that is not far too large.
+    `longest` is the most pieces that the model reads."""
     texts = next((most for most in TEXTS if most >= len(lengths)), None)
     length = next((min(most, longest) for most in LENGTHS if most >= max(lengths)), None)
-    return None if texts is None or length is None else GraphShape(texts, length)
+    fits = texts is not None and length is not None and texts * length <= 2 * sum(lengths) + SPARE
+    return GraphShape(texts or 0, length or 0) if fits else None
 
 
 class FilledBatch:
@@ -77,45 +81,47 @@ class Graphs:
         self.compute, self.kind, self.longest, self.device = compute, kind, longest, device
         self.captured: dict[GraphShape, tuple[FilledBatch, Callable[[], Tensor]]] = {}
         self.pool: Any = None
-        self.failed = False
+        self.failed, self.turn = False, threading.Lock()
 
     def logits(self, batch: TaskBatch) -> Tensor:
-        """Computes the logits of a batch."""
+        """Computes the logits of a batch; one thread at a time, since each graph has one place for inputs."""
         shape = None if self.failed or self.kind == "tags" else find_shape(batch.lengths, self.longest)
         if shape is None:
             return self.compute(batch.to(self.device))
-        if shape in self.captured:
+        with self.turn:
+            if shape not in self.captured:
+                return self.begin(FilledBatch(shape, self.device), batch)
             filled, replay = self.captured[shape]
             filled.write(batch)
             return self.take(replay(), batch)
-        filled = FilledBatch(shape, self.device)
+
+    def begin(self, filled: FilledBatch, batch: TaskBatch) -> Tensor:
+        """Computes the logits of the first batch of a shape kernel by kernel, and captures a graph for later ones."""
         filled.write(batch)
         found = self.take(self.compute(filled.batch), batch)
         try:
             replay = self.capture(filled.batch)
             same = torch.equal(self.take(replay(), batch), found)
         except RuntimeError as error:
-            self.give_up(str(error).split("\n")[0])
+            self.give_up(str(error.__context__ or error).split("\n")[0])
         else:
-            self.captured[shape] = filled, replay
-            if not same:
+            self.captured[filled.shape] = filled, replay
+            if not same and bool(found.isfinite().all()):
                 self.give_up("a graph does not give the same bits")
         return found
 
     def take(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """Copies the logits of a batch from those of the one that it was filled up to."""
+        """Cuts a batch's own logits out of those of the one that it was filled up to."""
         own = logits[-len(batch.pieces if self.kind == "spans" else batch.lengths) :].cpu()
         return own.view(-1, batch.choices) if self.kind == "choice" else own
 
     def capture(self, batch: TaskBatch) -> Callable[[], Tensor]:
         """Captures what computes a batch; the result computes its logits again, from what is then in its tensors."""
-        aside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            self.compute(batch)  # what is made at a first use
-        torch.cuda.current_stream().wait_stream(aside)
         graph: Any = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        here: Any = torch.cuda.stream(
+            torch.cuda.current_stream()
+        )  # a capture that fails would leave another one current
+        with here, torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             logits = self.compute(batch)
         self.pool = graph.pool()
 
@@ -128,4 +134,4 @@ class Graphs:
     def give_up(self, reason: str) -> None:
         """Says why from now on all kernels are started one by one, and lets the graphs go."""
         self.failed, self.captured = True, {}
-        warnings.warn(f"CUDA graphs do not work here ({reason}): short texts take longer", stacklevel=4)
+        warnings.warn(f"CUDA graphs do not work here ({reason}): short texts take longer", stacklevel=2)

@@ -103,10 +103,10 @@ def main(capability: int, numbers: str) -> None:
     chosen: list[tuple[Any, ...]] = [case for width in WIDTHS for case in cases(width)]
     chosen.append((gpu_row_keys._row_keys, Tile(1, 1, 1, 4), True))
     if numbers != "fp32" and capability >= 80:  # where it is used
-        for size, longest in product(gpu_layouts.OWN_SIZES, (64, 512)):
+        for size, longest, drops in product(gpu_layouts.OWN_SIZES, (64, 512), (True, False)):
             tiles = [gpu_attention.choose_tile(1024, size, longest, of) for of in (None, divmod(capability, 10))]
-            chosen.append((gpu_attention._attend, tiles[0], True, False, size))
-            chosen.append((gpu_attention._attend_backward, tiles[1], True, longest > tiles[1].columns, size))
+            chosen.append((gpu_attention._attend, tiles[0], drops, False, size))
+            chosen.append((gpu_attention._attend_backward, tiles[1], drops, longest > tiles[1].columns, size))
     if numbers != "fp16":  # in which losses are computed by PyTorch
         chosen.append((gpu_cross_entropy._cross_entropy, Tile(USUAL_WORDS, 1, 1, 8), True))
     found = [spills(compiled(kernel, tile, capability, f"*{numbers}", *form)) for kernel, tile, *form in chosen]

@@ -14,6 +14,7 @@ from support.commands import assert_refusal
 from support.processes import run_program
 from support.shards import make_shards
 
+from benchmarks.answerers import EVERY
 from benchmarks.fine_tuning import FineTuningSpeed
 from benchmarks.gpu import basics
 from benchmarks.gpu.basics import OwnPart, list_marked_tests
@@ -60,6 +61,8 @@ def test_every_part_is_a_command_that_its_script_understands(dry: bool) -> None:
         if isinstance(read, Throughput):
             assert {*read.against} <= {*SIDES}
             assert read.shards == Path("shards")
+        if isinstance(read, Inference):
+            assert {*read.sides} <= {*EVERY}
 
 
 def test_what_is_worth_most_fits_into_nine_minutes_and_all_into_a_rental() -> None:
