@@ -228,6 +228,9 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
     most = max(counts)
     device = group.choose_device(settings.device, World(0, most, 0, most))
     threads = recipe.compute.threads or max(1, num_cores() // most)
+    for tensor in settings.tensor:
+        if all(count % tensor for count in counts):
+            raise UserError(f"--tensor {tensor}: divides none of --processes {' '.join(map(str, counts))}")
     launches = [(count, threads, tensor) for count in counts for tensor in settings.tensor if count % tensor == 0]
     if device.type == "cpu":
         if most > num_cores():

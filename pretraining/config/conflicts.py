@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -259,7 +260,8 @@ def _find_mesh_faults(recipe: Recipe, ranks: int | None) -> Iterator[str]:
     names = [settings.name for settings in recipe.list_objectives()]
     second = [name for name in names if not objectives.objectives()[name].can_be_shared]
     wrong = {
-        f"does not divide the ranks, {ranks}; start a multiple of {tensor}, or take 1": ranks and ranks % tensor,
+        f"does not divide the ranks, {ranks}; start a multiple of {tensor} (for a plan: --ranks), or take 1": ranks
+        and ranks % tensor,
         "not with parallel.zero = 3, which divides the same weights again; take 1 or 2": parallel.zero == 3,
         f'not with parallel.offload = "{parallel.offload}"; take "none"': parallel.offload != "none",
         "not with compute.compile = true, which compiles no sums over ranks; take false": compute.compile,
@@ -271,11 +273,13 @@ def _find_mesh_faults(recipe: Recipe, ranks: int | None) -> Iterator[str]:
 
 def _find_share_faults(recipe: Recipe, shape: Shape) -> Iterator[str]:
     """Checks that ranks that share a model divide its sizes; vocabularies are padded."""
-    tensor = recipe.parallel.tensor
+    tensor, best = (
+        recipe.parallel.tensor,
+        find_divisor(math.gcd(shape.heads, shape.intermediate), recipe.parallel.tensor),
+    )
     for name, value in (("heads", shape.heads), ("intermediate", shape.intermediate)):
         if value % tensor:
-            cure = f"take {find_divisor(value, tensor)}"
-            yield f"parallel.tensor = {tensor}: does not divide model.{name} = {value}; {cure}"
+            yield f"parallel.tensor = {tensor}: does not divide model.{name} = {value}; take {best}"
 
 
 def _find_tracker_faults(recipe: Recipe) -> Iterator[str]:

@@ -134,6 +134,10 @@ def make_target(
     fault = find_crossing(tensor, per_node, recipe.parallel.across_nodes)
     if fault is not None:
         raise UserError(fault)
+    if nodes * per_node % tensor:
+        raise UserError(
+            f"parallel.tensor = {tensor}: does not divide the {nodes * per_node:,} GPUs; take a multiple of {tensor}"
+        )
     gpu = find_gpu(gpu_name)
     dtype = choose_dtype_on(gpu, gpu_name, recipe)
     network = find_network(network_name or gpu.network)
@@ -286,8 +290,21 @@ def list_cures(target: Target, number: int) -> Iterator[str]:
             yield f"--parallel.zero {zero} fits"
     if fits(target.change_section("compute", checkpoint_activations=True)):
         yield "--compute.checkpoint_activations true fits"
+    yield from _find_sharing(target)
     if not target.room.on_cpu:
         yield from _find_gpu(target)
+
+
+def _find_sharing(target: Target) -> Iterator[str]:
+    """Finds the fewest ranks that could share a model so that the plan fits, within a node."""
+    shape, ranks = target.shape, target.ranks * target.tensor
+    for tensor in list_divisors(target.cluster.per_node if target.cluster else PER_NODE):
+        if tensor <= target.tensor or ranks % tensor or math.gcd(shape.heads, shape.intermediate) % tensor:
+            continue
+        other = replace(target.change_section("parallel", tensor=tensor), ranks=ranks // tensor)
+        if not find_faults(other.recipe) and fits(other):
+            yield f"--parallel.tensor {tensor} fits"
+            return
 
 
 def _find_gpu(target: Target) -> Iterator[str]:

@@ -174,7 +174,8 @@ def plan_activations(
     passes = [Pass(shape, seen)] if seen is not None else objective.passes(shape, 1, length, predictions)
     planned = [_plan_pass(each, size, sequences, length, fused_attention, by_kernels, tensor) for each in passes]
     asked, at_once = sequences * predictions, objective.logits_at_once
-    in_place = by_kernels and dtype != "fp16"  # our kernels put the gradient of logits where these were
+    # our kernels put the gradient of logits where these were, but not those of a share of the vocabulary
+    in_place = by_kernels and dtype != "fp16" and tensor == 1
     heads = asked * 4 * size * h + sequences * size * sum(each.kept for each in passes)
     if at_once is None:  # logits as computed, in fp32, and their gradients
         heads += asked * shape.vocabulary / tensor * (size if in_place else size + 4 + 4)

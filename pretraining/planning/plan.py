@@ -262,7 +262,7 @@ def _find_length(schedule: PhaseSchedule, steps_per_second: float | None) -> tup
 def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
     """Lists the assumptions of a plan: on the objective, the data, the speed, and the memory."""
     target, room, flops = plan.target, plan.target.room, plan.target.flops_per_second
-    if target.cluster is not None and target.tensor > 1:
+    if target.cluster is not None and target.pieces_per_second is None and target.tensor > 1:
         yield from map(partial(_name_flops, target), plan.phases)
     for phase in {each.objective: each for each in target.recipe.phases}.values():
         objective = configure_objective(target.recipe.in_phase(phase).objective)
@@ -299,7 +299,7 @@ def _name_flops(target: Target, planned: PhasePlan) -> str:
     average = measure_phase(target.recipe, planned.phase, shape.change_learning(sees="both"), target.manifest)
     again = 4 / 3 if target.recipe.compute.checkpoint_activations else 1.0
     flops, ranks = again * planned.phase.batch * average.flops / planned.step_seconds, target.ranks * target.tensor
-    published = (shape.layers, shape.hidden, ranks) == MEGATRON[:3]
+    published = (shape.layers, shape.hidden, ranks) == MEGATRON[:3] and "v100" in target.where
     beside = f"; Megatron-LM published {MEGATRON[3]} for this model on {ranks} V100" if published else ""
     return f"{planned.phase.name}: {flops / 1e15:,.1f} PFLOP/s, {flops / ranks / 1e12:,.1f} TFLOP/s a rank{beside}"
 

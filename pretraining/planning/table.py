@@ -68,7 +68,7 @@ def _make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def _describe_model(target: Target) -> str:
     shape, ranks, tensor = target.shape, target.ranks * target.tensor, target.tensor
-    shared = f", {tensor} of which share a model" if tensor > 1 else ""
+    shared = f", {tensor} to a model" if tensor > 1 else ""
     return (
         f"{num_parameters(shape) / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
         f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {name_numbers(target.recipe, target.dtype)} on {ranks} "
@@ -82,7 +82,7 @@ def _phase_table(plan: Plan) -> Table:
         steps = _format_number(sum_known(planned.steps for planned in plan.phases))
         pieces = _format_number(sum_known(planned.pieces for planned in plan.phases))
         rows.append(["in all", "", "", steps, "", pieces, "", "", _format_duration(plan.seconds)])
-    sizes = "batch = micro x accumulated x ranks"
+    sizes = f"batch = micro x accumulated x {'data ' * (plan.target.tensor > 1)}ranks"
     columns = ["phase", "length", sizes, "steps", "learning rate", "pieces", "a sequence", "epochs", "time"]
     return _make_table(columns, rows)
 

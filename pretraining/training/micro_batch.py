@@ -35,6 +35,7 @@ from pretraining.training.request import Request
 AWKWARD = 4
 """Warns that a batch has too few divisors if the next larger micro-batch is this many times as large."""
 LESS_MEMORY = "parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
+LESS_OF_SHARED = "parallel.zero = 2, compute.checkpoint_activations = true, or a larger parallel.tensor"
 
 
 class MicroBatches:
@@ -164,7 +165,8 @@ class MicroBatches:
         return f"the {self._room.size / 1e9:.1f} GB of this GPU"
 
     def _explain_no_room(self, phase: Phase) -> str:
-        return f"not even 1 sequence of length {phase.length} fits into {self._where}; take {LESS_MEMORY}"
+        cure = LESS_OF_SHARED if self._target.tensor > 1 else LESS_MEMORY
+        return f"not even 1 sequence of length {phase.length} fits into {self._where}; take {cure}"
 
 
 def measure_room(device: torch.device, ranks: int) -> Room:

@@ -33,7 +33,7 @@ from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.huggingface.folders import CONFIG
 from pretraining.huggingface.weights import check_finite, is_theirs
 from pretraining.mesh.cuts import find_crossing
-from pretraining.mesh.mesh import form_mesh
+from pretraining.mesh.mesh import Mesh, form_mesh
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.gpu_layouts import note_choice
 from pretraining.model.shape import Shape
@@ -120,15 +120,24 @@ def require_mesh(parallel: Parallel, world: World) -> None:
     fault = find_crossing(parallel.tensor, world.local_size, parallel.across_nodes)
     if fault is not None:
         raise UserError(fault)
+    nodes = group.gather(world.rank - world.local_rank)  # the first rank of each rank's machine
+    for first in range(0, world.size, parallel.tensor):
+        apart = len({*nodes[first : first + parallel.tensor]}) > 1
+        if apart and not parallel.across_nodes:
+            last = first + parallel.tensor - 1
+            raise UserError(
+                f"ranks {first} to {last} share a model, but are on several machines; number ranks machine by machine"
+            )
 
 
 def train_through(request: Request, context: Context, latest: Saved | None) -> bool:
     """Trains to the end; returns whether all phases are trained then. Goes on from the last checkpoint where a phase
     with another objective begins; if training diverges, returns to it and skips the batches concerned."""
     waiting = partial(show_waiting, context.console, active=context.world.rank == 0)
+    mesh = form_mesh(request.recipe.parallel.tensor)  # once: groups of ranks keep memory of a GPU
     while True:
         with context.watch.pause(), group.shared_errors(), waiting("making the model"):
-            start = find_starting_point(request, context, latest)
+            start = find_starting_point(request, context, latest, mesh)
         with waiting("getting ready to train"):
             trainer = make_trainer(request, context, start)
         wrong = None
@@ -164,7 +173,7 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
         context.warn(f"{wrong.reason}; the run goes back to its last checkpoint and leaves that out")
 
 
-def find_starting_point(request: Request, context: Context, latest: Saved | None) -> StartingPoint:
+def find_starting_point(request: Request, context: Context, latest: Saved | None, mesh: Mesh) -> StartingPoint:
     """Builds this rank's model, with the weights that it begins or goes on with; all ranks call it together."""
     compute = request.recipe.compute
     threads = compute.threads or group.default_threads(context.world)
@@ -173,7 +182,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
         keep_near(context.device, threads)
     set_arithmetic(request.recipe.precision, compute, context.device)
     shape = request.shape_in(0 if latest is None else latest.run.state.phase)
-    model = build_share(shape, request.recipe).initialize(request.recipe.seed)
+    model = build_share(shape, request.recipe, mesh).initialize(request.recipe.seed)
     state = RunState(trained_segments=min(2 if request.manifest.has_pairs else 1, shape.segments))
     begins = None
     if latest is not None:
@@ -187,9 +196,8 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     return StartingPoint(model, state, latest, skips, begins)
 
 
-def build_share(shape: Shape, recipe: Recipe) -> PretrainingModel:
-    """Builds this rank's share of the model, its weights without values; all ranks call it together."""
-    mesh = form_mesh(recipe.parallel.tensor)
+def build_share(shape: Shape, recipe: Recipe, mesh: Mesh) -> PretrainingModel:
+    """Builds this rank's share of the model, its weights without values."""
     with torch.device("meta"):
         model = objectives.build_model(shape, recipe.compute.checkpoint_activations)
         model.take_shares(mesh)
@@ -265,7 +273,7 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
         f"ZeRO {engine.zero}"
     )
     where = f"{world.size} rank{'s' * (world.size > 1)} on {context.device.type}"
-    where += f", of which {engine.mesh.tensor_ranks} share a model" if engine.mesh.tensor_ranks > 1 else ""
+    where += f", {engine.mesh.tensor_ranks} to a model" if engine.mesh.tensor_ranks > 1 else ""
     each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
     say(f"{where}, {each}; data {request.data}, run {request.out}")
     settings = recipe.objective.model_copy(update={"name": shape.learns.objective})

@@ -176,3 +176,6 @@ def test_a_share_that_is_missing_is_named(shared: Shared, tmp_path: Path) -> Non
     assert fault is not None
     assert f"{copy / gone[0].path}: missing" in fault
     assert "the share of tensor rank 1 among 2" in fault
+    other = next(file for file in record.files if file.path == f"{WEIGHT}-00001-of-00004.safetensors")
+    (copy / gone[0].path).write_bytes((checkpoint / other.path).read_bytes())  # the share of rank 0 in its place
+    assert f"{copy / gone[0].path}: " in (find_fault(copy) or "")

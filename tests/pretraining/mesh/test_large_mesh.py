@@ -71,18 +71,18 @@ LARGE = Shape(vocabulary=1_000, hidden=256, layers=32, heads=4, intermediate=102
 
 def build_own() -> tuple[float, dict[str, Tensor]]:
     """Builds and draws a rank's share; returns the memory that this took at most, and the weights."""
-    recipe = load_recipe(RECIPES / "demo.toml", ["--parallel.tensor", "2"])
-    build_share(replace(LARGE, layers=1), recipe).initialize(0)  # what is made once
+    recipe, mesh = load_recipe(RECIPES / "demo.toml", ["--parallel.tensor", "2"]), form_mesh(2)
+    build_share(replace(LARGE, layers=1), recipe, mesh).initialize(0)  # what is made once
     with MemoryWatch() as watch:
-        model = build_share(LARGE, recipe).initialize(5)
+        model = build_share(LARGE, recipe, mesh).initialize(5)
     return watch.most, {name: model.shares.join(name, own.detach()) for name, own in model.named_parameters()}
 
 
 def read_own(checkpoint: Path) -> tuple[float, dict[str, Tensor]]:
     """Reads a rank's share from a checkpoint of one rank; returns the memory that this took, and the weights."""
-    recipe = load_recipe(RECIPES / "demo.toml", ["--parallel.tensor", "2"])
+    recipe, mesh = load_recipe(RECIPES / "demo.toml", ["--parallel.tensor", "2"]), form_mesh(2)
     with MemoryWatch() as watch:
-        model = build_share(LARGE, recipe).initialize(7)
+        model = build_share(LARGE, recipe, mesh).initialize(7)
         restore_model(checkpoint, model)
     return watch.most, {name: model.shares.join(name, own.detach()) for name, own in model.named_parameters()}
 

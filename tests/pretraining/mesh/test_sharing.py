@@ -21,10 +21,16 @@ CASES = {
     "modern": Case("modern", "mlm", "lamb"),
     "ltr": Case("bert", "ltr", "muon"),
     "hybrid": Case("bert", "hybrid", "muon", zero=2),
+    "rtl": Case("bert", "rtl"),
+    "roberta, ltr": Case("roberta", "ltr"),
+    "roberta, hybrid": Case("roberta", "hybrid", "lamb", zero=0),
+    "gpt, recomputed": Case("gpt", "ltr", recompute=True),
+    "modern, recomputed": Case("modern", "mlm", "muon", recompute=True, zero=2),
+    "bf16": Case(optimizer="lamb", dtype="bf16"),
 }
 
 
-FIRST = ("adamw, ZeRO 0", "lamb, ZeRO 2", "muon, ZeRO 1", "modern", "hybrid")
+FIRST = ("adamw, ZeRO 0", "lamb, ZeRO 2", "muon, ZeRO 1", "modern", "hybrid", "bf16")
 """The others are slow."""
 
 
@@ -55,8 +61,11 @@ def test_ranks_that_share_a_model_learn_the_same(find: Callable[[str], tuple[lis
     shared, wanted = find(name)
     for rank in shared:
         apart = rank.measure_distance(wanted)
-        assert apart["gradients"] < 1e-6
-        assert apart["loss"] < 1e-5
-        assert apart["norm"] < 1e-5
-        assert apart["ratios"] < 1e-5
-        assert apart["right"] == 0
+        if CASES[name].dtype == "fp32":
+            assert apart["gradients"] < 1e-6
+            assert max(apart["loss"], apart["norm"], apart["ratios"]) < 1e-5
+            assert apart["right"] == 0
+        else:
+            assert apart["gradients"] < 2e-2
+            assert apart["loss"] < 2e-3
+            assert apart["norm"] < 5e-3

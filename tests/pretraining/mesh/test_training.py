@@ -28,6 +28,7 @@ from support.training import (
 )
 
 from pretraining.checkpoint.record import AVERAGED, list_finished, read_record
+from pretraining.checkpoint.state import Saved
 from pretraining.data import batches
 from pretraining.model.batch import PretrainingBatches
 from pretraining.training.skips import read_skips
@@ -51,7 +52,7 @@ def run(shared: Place, words: list[str], tmp_path_factory: pytest.TempPathFactor
     """A run of four ranks, two of which share a model."""
     place = replace(shared, folder=tmp_path_factory.mktemp("runs"))
     output = assert_well(train(place.command("shared", *words, *SHARED), ranks=4, seconds=400))
-    assert "4 ranks on cpu, of which 2 share a model" in output
+    assert "4 ranks on cpu, 2 to a model" in output
     run = place.folder / "shared"
     for folder in (run / "export", run / AVERAGED):
         assert f"{folder}: exported" in output
@@ -72,6 +73,7 @@ def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(
         assert ours["pairs_accuracy"] == theirs["pairs_accuracy"]
     assert distance(run, whole) < 1e-6
     assert read_record(list_finished(run)[-1]).tensor_ranks == 2
+    assert Saved.read(list_finished(run)[-1]).run.leapt is None, "losses count once, and make no leap"
 
 
 @pytest.mark.slow
@@ -131,6 +133,7 @@ def test_a_bad_batch_of_a_shared_model_is_left_out(place: Place, words: list[str
         assert_ended(going, 0, "the loss is nan at step 3 on rank 1")
         assert [(skip.phase, skip.first, skip.count) for skip in read_skips(place.folder / name)] == [(0, BAD, 1)]
     assert_same_curve(place.folder / "shared", place.folder / "whole", 1e-5)
+    assert distance(place.folder / "shared", place.folder / "whole") < 1e-6
 
 
 def read_other_labels() -> None:
@@ -151,6 +154,16 @@ def test_ranks_that_read_other_batches_than_those_they_share_a_model_with_are_na
     assert_ended(going, 2, "ranks 2, 3 share a model, but have read different batches in the steps up to 2\n")
 
 
+def number_by_turns() -> None:
+    """Numbers ranks on two machines by turns: 0 and 2 on one, 1 and 3 on the other."""
+    os.environ.update(LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(int(os.environ["RANK"]) // 2))
+
+
+def test_ranks_that_share_a_model_and_are_on_several_machines_are_refused(place: Place) -> None:
+    going = launch(place.command("by-turns", *SHARED), ranks=4, fault=number_by_turns)
+    assert_ended(going, 2, "ranks 0 to 1 share a model, but are on several machines")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -160,7 +173,10 @@ def test_ranks_that_read_other_batches_than_those_they_share_a_model_with_are_na
         (("--model.heads", "1"), "parallel.tensor = 2: does not divide model.heads = 1; take 1"),
         (("--model.intermediate", "65"), "parallel.tensor = 2: does not divide model.intermediate = 65; take 1"),
         (("--objective.name", "rtd"), 'parallel.tensor = 2: not with the objective "rtd"'),
-        ((), "parallel.tensor = 2: does not divide the ranks, 1; start a multiple of 2, or take 1"),
+        (
+            (),
+            "parallel.tensor = 2: does not divide the ranks, 1; start a multiple of 2 (for a plan: --ranks), or take 1",
+        ),
     ],
 )
 def test_what_ranks_cannot_share_is_refused(place: Place, words: tuple[str, ...], message: str) -> None:
