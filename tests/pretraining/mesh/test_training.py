@@ -125,6 +125,14 @@ def test_a_branch_of_a_shared_model_is_the_run_itself(place: Place, run: Path, w
 
 
 @pytest.mark.slow
+def test_a_base_model_is_shared(place: Place, run: Path) -> None:
+    for name, ranks, more in (("shared", 4, SHARED), ("whole", 2, ())):
+        words = (*SAVES, "--init", run / "export", *more)
+        assert_well(train(place.command(f"based-{name}", *words), ranks=ranks, seconds=300))
+    assert_same_curve(place.folder / "based-shared", place.folder / "based-whole", 1e-5)
+
+
+@pytest.mark.slow
 def test_a_bad_batch_of_a_shared_model_is_left_out(place: Place, words: list[str]) -> None:
     """The run goes back to its last checkpoint, with new engines in the same processes, and learns what ranks with
     whole models do."""
