@@ -31,6 +31,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from pretraining.architectures.declaration import find_architecture
@@ -131,6 +132,7 @@ def _plan_gradients(
     return max(2 * size * embeddings, 4 * (bucket if stage == 0 else part))
 
 
+@cache
 def count_parameters(shape: Shape, tensor: int = 1) -> int:
     """Counts the parameters of a rank, including the padding of the vocabulary; `tensor` ranks share a model."""
     padded = replace(shape, vocabulary=pad_vocabulary(shape, tensor))

@@ -320,14 +320,17 @@ def test_a_wrong_account_is_refused_at_once(site: Site) -> None:
     assert site.slurm.run("squeue", "-h").stdout == ""
 
 
-def test_without_a_word_the_newest_shards_are_taken(site: Site, pretended: dict[str, str]) -> None:
+@pytest.mark.parametrize(("script", "recipe"), [("pretrain_large", "bert_large_lamb"), ("pretrain_gpt2_8b", "gpt2_8b")])
+def test_without_a_word_the_newest_shards_are_taken(
+    site: Site, pretended: dict[str, str], script: str, recipe: str
+) -> None:
     """`sbatch cluster/pretrain_large.slurm` and nothing else, but for what stands in for Python."""
-    words = ["--gpus-per-node=8", "cluster/pretrain_large.slurm"]
-    job = site.slurm.submit(words, site.folder, {**pretended, "RUN": "bert_large_lamb"})
+    words = ["--nodes=2", "--gpus-per-node=8", f"cluster/{script}.slurm"]
+    job = site.slurm.submit(words, site.folder, {**pretended, "RUN": recipe})
     site.slurm.wait(job, "COMPLETED", seconds=30)
-    told = "recipe bert_large_lamb, shards data/wiki, the newest, run runs/bert_large_lamb, 8 ranks on each"
+    told = f"recipe {recipe}, shards data/wiki, the newest, run runs/{recipe}, 8 ranks on each"
     assert told in site.log(job)
-    assert site.log(job).count("--recipe bert_large_lamb --data data/wiki --out runs/bert_large_lamb\n") == 16
+    assert site.log(job).count(f"--recipe {recipe} --data data/wiki --out runs/{recipe}\n") == 16
 
 
 def test_the_whole_way_from_text_to_a_table(site: Site) -> None:
