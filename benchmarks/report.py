@@ -32,7 +32,8 @@ from benchmarks.tables import Results, ResultTable, show, summarise_results
 from data_prep.common.errors import UserError, check_all
 from data_prep.common.files import replacing
 
-PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "architectures.md", "reproducing.md", "gpu.md"))
+NAMES = ("measurements.md", "architectures.md", "reproducing.md", "gpu.md", "training.md")
+PAGES = tuple(ROOT / "docs" / name for name in NAMES)
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 
 

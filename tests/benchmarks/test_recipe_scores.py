@@ -94,7 +94,7 @@ def test_parts_of_a_training_with_one_seed_are_told_apart_by_their_weights(
     found = read_results(tmp_path / "kept.json")
     assert len({each["weights_sha256"] for each in (found, *found["again"])}) == stand_in.trained == 3
     assert [each["stsb"] for each in found["again"]] == [found["stsb"]] * 2
-    rows, _ = summarise_results(found)
+    [rows] = summarise_results(found)
     assert len(rows.rows) == 3
 
 
