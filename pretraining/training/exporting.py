@@ -137,7 +137,8 @@ def export(
 def _require_licence(licence: str | None) -> None:
     """Raises UserError for a licence that the hub would not read."""
     try:
-        check_licence(licence or "other")
+        if licence is not None:
+            check_licence(licence)
     except PydanticCustomError as error:
         raise UserError(f"--licence {licence}: {error}") from None
 
