@@ -237,4 +237,4 @@ EVERY = {
     f"{OURS}, no graphs, bf16": SideSpec(partial(load_ours, numbers="bf16", graphs=False), True, True),
     "onnxruntime fp16": SideSpec(partial(load_onnx_runtime, numbers="fp16"), prepared=False),
 }
-"""Those and others that are of use on a GPU alone."""
+"""All sides: those above, and two that only a GPU needs."""

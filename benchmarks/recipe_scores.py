@@ -61,9 +61,9 @@ class RecipeScores:
     run: Path | None = None
     """Folder of the run (default: in build/)."""
     share: float = 1.0
-    """Part of its steps that each phase is trained for."""
+    """Fraction of each phase's steps to train."""
     times: int = 1
-    """Pre-trainings with the same seed, one after another."""
+    """Number of trainings with the same seed, one after another."""
     threads: int = 2
     """Threads of the training, which is one process."""
     learning_rates: tuple[float, ...] = (1e-4,)

@@ -175,8 +175,7 @@ def summarise_loader(found: Results) -> Iterator[ResultTable]:
 
 
 def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
-    """Yields what training by a recipe took and what its model scores, of each time; of one alone also its pairs by
-    phenomenon."""
+    """Yields a row for each training by a recipe, with its scores, and for a single one its pairs by phenomenon."""
     times = [found, *found.get("again", ())]
     yield build_table("", [_recipe_row(found["recipe"], each, of_several=len(times) > 1) for each in times])
     if len(times) > 1:

@@ -41,12 +41,13 @@ class GraphShape(NamedTuple):
 
 
 def find_shape(lengths: tuple[int, ...], longest: int) -> GraphShape | None:
-    """Finds the smallest shape for sequences of these lengths; None if there is none that is not far too large.
-    `longest` is the most pieces that the model reads."""
+    """Finds the smallest shape for sequences of these lengths; None if all are too small, or far too large. `longest`
+    is the most pieces that the model reads."""
     texts = next((most for most in TEXTS if most >= len(lengths)), None)
     length = next((min(most, longest) for most in LENGTHS if most >= max(lengths)), None)
-    fits = texts is not None and length is not None and texts * length <= 2 * sum(lengths) + SPARE
-    return GraphShape(texts or 0, length or 0) if fits else None
+    if texts is None or length is None or texts * length > 2 * sum(lengths) + SPARE:
+        return None
+    return GraphShape(texts, length)
 
 
 class FilledBatch:
@@ -111,7 +112,7 @@ class Graphs:
         return found
 
     def take(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """Cuts a batch's own logits out of those of the one that it was filled up to."""
+        """Cuts the logits of a batch out of those of the filled batch, and copies them to the host."""
         own = logits[-len(batch.pieces if self.kind == "spans" else batch.lengths) :].cpu()
         return own.view(-1, batch.choices) if self.kind == "choice" else own
 

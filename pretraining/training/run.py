@@ -120,11 +120,12 @@ def require_mesh(parallel: Parallel, world: World) -> None:
     fault = find_crossing(parallel.tensor, world.local_size, parallel.across_nodes)
     if fault is not None:
         raise UserError(fault)
-    nodes = group.gather(world.rank - world.local_rank)  # the first rank of each rank's machine
+    if parallel.tensor == 1 or parallel.across_nodes:
+        return
+    firsts = group.gather(world.rank - world.local_rank)  # equal on a machine whose ranks have consecutive numbers
     for first in range(0, world.size, parallel.tensor):
-        apart = len({*nodes[first : first + parallel.tensor]}) > 1
-        if apart and not parallel.across_nodes:
-            last = first + parallel.tensor - 1
+        last = first + parallel.tensor - 1
+        if len({*firsts[first : last + 1]}) > 1:
             raise UserError(
                 f"ranks {first} to {last} share a model, but are on several machines; number ranks machine by machine"
             )
