@@ -10,12 +10,13 @@ from pretraining.planning.cost import PUBLISHED
 
 ROWS = published_meshes.read_meshes()
 PAGE = (ROOT / "docs" / "planning.md").read_text()
+TEXT = " ".join(PAGE.split())  # wherever its lines break
 SOFTWARE = published_meshes.fit_software(ROWS)
 MOST_ERROR, LEAST_COVERED = 0.06, 0.9
 
 
 def test_the_rows_that_fit_nothing_are_foretold_within_6_percent() -> None:
-    assert f"{SOFTWARE.pace:.2f} times as long as modelled, and {SOFTWARE.fixed:.2f} s of a step" in PAGE
+    assert f"{SOFTWARE.pace:.2f} times as long as modelled, and {SOFTWARE.fixed:.2f} s of a step" in TEXT
     found = published_meshes.compare(ROWS, SOFTWARE)
     for each in found:
         row, unit = each.row, 1e15 if each.published > 1e12 else 1.0
@@ -26,7 +27,7 @@ def test_the_rows_that_fit_nothing_are_foretold_within_6_percent() -> None:
     for fits in (True, False):
         error = published_meshes.find_mean_error(each for each in found if ("fits" in each.row) == fits)
         print("fitted" if fits else "foretold", f"{error:.1%}")
-        assert f"{error:.1%}" in PAGE
+        assert f"{error:.1%}" in TEXT
         assert error <= MOST_ERROR
 
 
@@ -35,7 +36,7 @@ def test_the_range_of_a_plan_has_nine_of_ten_rows() -> None:
     times = [each.times for each in published_meshes.compare(ROWS, SOFTWARE)]
     within = sum(low <= each <= high for each in times)
     assert within >= LEAST_COVERED * len(times)
-    assert f"{within} of {len(times)} rows" in PAGE
+    assert f"{within} of {len(times)} are within the range of {low} to {high}" in TEXT
 
 
 def test_rows_that_fit_nothing_change_nothing_that_is_fitted() -> None:
