@@ -38,7 +38,7 @@ from benchmarks.reproduction.commands import (
 )
 from benchmarks.reproduction.declaration import Declared, ScaleName, load_table
 from benchmarks.reproduction.inputs import find_lacking
-from benchmarks.reproduction.results import build_tables, draw_curves
+from benchmarks.reproduction.results import TableResult, build_tables, draw_curves
 from benchmarks.reproduction.running import BENCHMARK, SETTLED, CommandRunner, Ledger, count_ranks, strip_seed
 from benchmarks.reproduction.summing import TableSummary
 from benchmarks.tables import ResultTable, show
@@ -203,23 +203,25 @@ def make(wanted: Reproduce, console: Console) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: None)  # Slurm announces the end of a job by it; runs watch the clock
     runner = CommandRunner(table, root, ledger, wanted.ranks, console)
     try:
-        if runner.run([command for command in ledger.list_unfinished(there) if command.name in own]):
-            return Code.STOPPED
+        stopped = runner.run([command for command in ledger.list_unfinished(there) if command.name in own])
+        code = Code.STOPPED if stopped else Code.DONE
     except KeyboardInterrupt:
         console.print(INTERRUPTED.strip())
-        return Code.INTERRUPTED
+        code = Code.INTERRUPTED
     if part is None:
-        conclude(wanted, TableSummary(table, cells, ledger), console)
-    return Code.DONE
+        result = TableSummary(table, cells, ledger).summarise()
+        conclude(wanted, result, console, keeps=code == Code.DONE or len(result.runs) >= ledger.own_runs)
+    return code
 
 
-def conclude(wanted: Reproduce, summing: TableSummary, console: Console) -> None:
-    """Prints and writes the table."""
-    result = summing.summarise()
+def conclude(wanted: Reproduce, result: TableResult, console: Console, keeps: bool = True) -> None:
+    """Prints the table, and writes it if `keeps`."""
     show(console, build_tables(result))
-    path = ResultsFile(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json").keep(
-        result.model_dump(exclude_none=True)
-    )
+    path = wanted.results / f"{wanted.name}-{wanted.scale}.json"
+    if not keeps:
+        console.print(f"not written: {path} has more runs", markup=False)
+        return
+    path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True))
     console.print(f"kept in {path}", markup=False)
     for line in draw(path.with_suffix(".png"), lambda: draw_curves(result)) if result.curve else ():
         console.print(line, markup=False)

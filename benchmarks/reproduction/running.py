@@ -42,6 +42,8 @@ class Ledger:
         """`root` is the folder of the scale; `results` has committed tables, of which this table's own prevails."""
         self._root = root
         self._kept: dict[str, CommandOutcome] = {}
+        self.own_runs = 0
+        """The number of runs in the table's own file of results."""
         self.damaged: list[str] = []
         """A line for each file of results that cannot be read."""
         own = f"{table}-{root.name}"
@@ -51,6 +53,7 @@ class Ledger:
             except (UserError, ValidationError) as error:
                 self.damaged.append(f"{path}: damaged, and passed over: {str(error).splitlines()[0]}")
             else:
+                self.own_runs = len(runs) if path.stem == own else 0
                 self._kept |= {name: outcome for name, outcome in runs.items() if outcome.code == 0}
 
     def note_path(self, command: Command) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from support.commands import write_program
+from support.marks import slow
 
 from data_prep.common.files import write_json
 
@@ -104,9 +105,9 @@ def test_a_step_that_is_gone_does_not_keep_the_job(job: Job) -> None:
     ("told", "own"),
     [
         ("node1: task 0: Exited with exit code 76", 76),
-        ("node1: tasks 0-1: Segmentation fault (core dumped)", 76),
+        slow("node1: tasks 0-1: Segmentation fault (core dumped)", 76),
         ("Node failure on node2", 76),
-        ("node1: task 0: Exited with exit code 1", 1),
+        slow("node1: task 0: Exited with exit code 1", 1),
     ],
 )
 def test_a_step_that_does_not_end_after_its_first_failure_is_ended(job: Job, told: str, own: int) -> None:
@@ -187,6 +188,7 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
     assert found == {'data/second "best"', "data/third", "data/first"}
 
 
+@pytest.mark.slow
 def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
     """Neither while the ranks work nor where another start begins."""
     goes = "mv data away; (sleep 1.5; mv away data) > /dev/null 2>&1 & sleep 0.1; exit 2"

@@ -156,8 +156,8 @@ def test_storage_that_is_gone_is_no_fault_of_a_node(
     ("fault", "node", "words", "message"),
     [
         (multiply_slowly, 1, ["--slow", 0.7], "node1: its matrix throughput is 60% of the"),
-        (exchange_slowly, 2, [], "error: node2: its links reach "),
-        (compute_nothing, 1, ["--patience", 12], "error: node1: matrix throughput: no answer in 3 s"),
+        slow(exchange_slowly, 2, [], "error: node2: its links reach "),
+        slow(compute_nothing, 1, ["--patience", 12], "error: node1: matrix throughput: no answer in 3 s"),
         (
             exchange_nothing,
             1,
@@ -220,7 +220,7 @@ def test_a_node_with_a_slow_link_between_its_gpus_is_left_out() -> None:
 # Nodes that never answer
 
 
-@pytest.mark.parametrize(("faulty", "ranks"), [(1, 3), slow(1, 2), (0, 3)])
+@pytest.mark.parametrize(("faulty", "ranks"), [(1, 3), slow(1, 2), slow(0, 3)])
 def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, faulty: int, ranks: int) -> None:
     done = inspect(place, "--patience", 40, faulty=faulty, ranks=ranks, fault=die)
     assert [rank.code for rank in done] == [-9 if number == faulty else 76 for number in range(ranks)]
@@ -228,6 +228,7 @@ def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, faulty: int, ran
     assert (excluded(place), report_of(place)["code"]) == ([f"node{faulty}"], Code.RANK_LOST)
 
 
+@pytest.mark.slow
 def test_nobody_can_tell_which_end_of_the_only_link_is_bad(place: Place) -> None:
     done = inspect(place, "--patience", 12, ranks=2, fault=exchange_nothing)
     expect(place, done, Code.RANK_LOST, "node0: nothing comes", "node1: nothing comes", "2 of 2 nodes are unfit")
@@ -271,6 +272,7 @@ def test_nodes_share_a_model_only_if_asked(place: Place) -> None:
     assert check_recipe(*inputs, per_node=4) == "2 nodes share a model: every layer waits for sums between them"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("leaves_group")
 def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: io.FileIO("/dev/full", "w"))

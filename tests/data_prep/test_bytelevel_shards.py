@@ -61,6 +61,7 @@ def test_a_document_has_the_ids_of_its_sentences_joined_by_blanks(made: Path) ->
         assert len(sentences) == len(lines)
 
 
+@pytest.mark.slow
 def test_workers_do_not_matter_and_documents_are_taken_as_they_are(made: Path, tmp_path: Path) -> None:
     lines = ("--docs", made.parent / "lines", "--format", "lines=sentences")
     run(made.parent / "wiki", tmp_path / "two", *lines, *BYTES, "--workers", "2")

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 from support.commands import run_main
 from support.damage import flip, truncate
+from support.marks import slow
 from support.sharding import interrupted_at, tree, write_sources
 
 from data_prep import origins, shard, show, verify
@@ -58,7 +59,7 @@ def moved(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "moved"))
 
 
-@pytest.mark.parametrize("settings", [ASKED, *OTHERS])
+@pytest.mark.parametrize("settings", [ASKED, *map(slow, OTHERS)])
 def test_shards_of_documents_are_of_the_text(settings: list[str], docs: list[str], made: Path, tmp_path: Path) -> None:
     before = tree(made)
     asked = settings if "--lengths" in settings else [*ASKED, *settings]

@@ -23,6 +23,7 @@ from data_prep.readers import sources
 from data_prep.shards import KEPT, WORK, Manifest
 
 
+@pytest.mark.slow
 def test_merging_changes_no_byte_where_partners_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wiki = write_wiki(tmp_path / "wiki", documents=240, files=30)
     monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 4096)
@@ -58,6 +59,7 @@ def work_of(parts: int, folder: Path) -> tuple[int, int, int]:
     return len(Manifest.read(folder / "out").kept), opening.call_count, items
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(12, 24), slow((18, 36, 70))])
 def test_what_is_opened_and_sorted_grows_with_the_parts_alone(sizes: tuple[int, ...], tmp_path: Path) -> None:
     """Each part may find its partners in any other: the files that are opened for that stay open.
@@ -73,6 +75,7 @@ def test_what_is_opened_and_sorted_grows_with_the_parts_alone(sizes: tuple[int, 
         assert more_items <= 1.1 * growth * items
 
 
+@pytest.mark.slow
 def test_few_parts_stay_open_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wiki = write_wiki(tmp_path / "wiki", documents=120, files=8)
     monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 4096)
@@ -135,7 +138,7 @@ def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(doc
     assert re.search("^documents.*MB earlier[)]", said, re.MULTILINE)
 
 
-@pytest.mark.parametrize("vocabulary", ["given", "trained"])
+@pytest.mark.parametrize("vocabulary", [slow("given"), "trained"])
 def test_an_added_file_is_taken_by_a_restart(vocabulary: str, docs: Path, out: Path, tmp_path: Path) -> None:
     more = list[str]()
     if vocabulary == "given":
@@ -159,6 +162,7 @@ def test_shards_of_a_text_that_changed_do_not_stay(docs: Path, out: Path, monkey
     finish(docs, out)
 
 
+@pytest.mark.slow
 def test_the_field_with_the_text_may_be_corrected(docs: Path, out: Path) -> None:
     """Nothing but what a wrong field was read from is done anew, also where copies were looked for already."""
     for path in docs.iterdir():

@@ -158,7 +158,7 @@ def launch(ranks: int, corpus: Path, out: str, environment: dict[str, str], *wra
     ("what", "said"),
     [
         slow("raise ImportError('not on this host')", "ImportError: not on this host"),
-        ("module.segment = segment", "RuntimeError: a fault of this host"),
+        slow("module.segment = segment", "RuntimeError: a fault of this host"),
     ],
 )
 def test_a_fault_of_one_rank_is_told_with_its_traceback(what: str, said: str, corpus: Path, tmp_path: Path) -> None:
@@ -172,7 +172,9 @@ def test_a_fault_of_one_rank_is_told_with_its_traceback(what: str, said: str, co
     assert "interrupted" not in errors
 
 
-@pytest.mark.parametrize(("corpus", "message"), [("nowhere", "no such file or folder"), slow("empty", "error: --docs")])
+@pytest.mark.parametrize(
+    ("corpus", "message"), [slow("nowhere", "no such file or folder"), slow("empty", "error: --docs")]
+)
 def test_a_mistake_of_the_user_is_told_once(corpus: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     code, said = launch(3, tmp_path / corpus, str(tmp_path / "out"), {})

@@ -40,7 +40,7 @@ def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
-@pytest.mark.parametrize("ranks", [slow(3), 2])
+@pytest.mark.parametrize("ranks", [slow(3), slow(2)])
 def test_mpi_ranks_write_the_same_bytes(ranks: int, corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
     launch = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
     done = subprocess.run([*launch, *command(corpus, tmp_path / "out")], capture_output=True, text=True, check=False)
@@ -121,6 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_a_run_goes_on(corpus: Path, expected: dict[str, str], small_disk: Path) -> None:
     out = small_disk / "out"
     full = subprocess.run(command(corpus, out, "--workers", "2"), capture_output=True, text=True, check=False)

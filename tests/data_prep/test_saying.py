@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import sentence, write_wiki
 from support.commands import run_main
+from support.marks import slow
 from support.sharding import SETTINGS, command, run
 
 from data_prep import forecast, shard
@@ -265,7 +266,7 @@ def numbers_after(output: str, start: str) -> list[float]:
     return [float(word.replace(",", "")) for word in line.split() if word.replace(",", "").replace(".", "").isdigit()]
 
 
-@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("compressed", [slow(False), True])
 def test_the_shards_are_as_large_as_the_check_says(compressed: bool, tmp_path: Path) -> None:
     wiki, out = write_wiki(tmp_path / "wiki", documents=3000, files=6), tmp_path / "out"
     if compressed:

@@ -75,6 +75,7 @@ def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) 
     assert all(float((before[name] - after[name]).abs().max()) < 0.05 for name in before)  # 8 small steps away
 
 
+@pytest.mark.slow
 def test_the_recipe_names_it_as_well_and_a_run_goes_on_without_it(adapting: Place, bert: Path) -> None:
     text = adapting.recipe.read_text()
     adapting.recipe.write_text(f'base_model = "{bert}"\n{text}')
@@ -168,6 +169,7 @@ def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, ber
     assert torch.equal(before, after)
 
 
+@pytest.mark.slow
 def test_positions_that_a_run_never_trained_are_copied(adapting: Place, place: Place) -> None:
     """Also by way of a run that trained no more of them, but not those of a BERT that it began with."""
     short, copied = ["--stop-after", "short", *STILL], ["--phases.1.new_positions", "copied", *STILL]
@@ -184,7 +186,7 @@ def test_positions_that_a_run_never_trained_are_copied(adapting: Place, place: P
 @pytest.mark.parametrize(
     ("positions", "words"),
     [
-        (64, ["--phases.0.length", "32", "--phases.1.length", "32"]),
+        slow(64, ["--phases.0.length", "32", "--phases.1.length", "32"]),
         (48, ["--phases.0.length", "32", "--phases.1.length", "48"]),
     ],
 )
@@ -310,6 +312,7 @@ def test_names_that_are_none(adapting: Place, site: Site, monkeypatch: pytest.Mo
     assert f"{where}http://127.0.0.1:9/owner/bert: cannot be reached: check the network" in done.errors
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("surroundings")
 def test_older_weights_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that PyTorch wrote, without a next-sentence head. A folder of the same name comes before the hub's."""

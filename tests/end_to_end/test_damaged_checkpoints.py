@@ -15,7 +15,7 @@ from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD, list_finished
 
 
 @pytest.mark.parametrize(
-    ("file", "damage"), [(FILES[0], flip), (RECORD, flip), slow(FILES[2], truncate), slow(RECORD, Path.unlink)]
+    ("file", "damage"), [(FILES[0], flip), slow(RECORD, flip), slow(FILES[2], truncate), slow(RECORD, Path.unlink)]
 )
 def test_a_run_goes_on_from_the_checkpoint_before(
     place: Place, straight: Path, file: str, damage: Callable[[Path], None]

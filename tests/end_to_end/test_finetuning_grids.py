@@ -121,6 +121,7 @@ with open(sys.argv[1], "a+") as file:
 """A worker whose command was killed, and which saves yet."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("leaves_group")
 def test_a_run_that_another_process_has_is_waited_for(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

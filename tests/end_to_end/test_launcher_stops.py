@@ -160,6 +160,7 @@ PLAIN = sys.executable
 ENDLESS = ["--phases.0.steps", "5000"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher", [PLAIN, slow(TORCHRUN), slow(DEEPSPEED), slow(MPIRUN)], ids=lambda text: Path(text.split()[0]).name
 )

@@ -29,6 +29,7 @@ def lengths(folder: Path) -> tuple[int, int]:
     return length, AutoConfig.from_pretrained(folder).max_position_embeddings
 
 
+@pytest.mark.slow
 def test_the_longest_text_so_far_is_told(place: Place) -> None:
     run, out = place.folder / "run", place.folder / "out"
     assert_well(train(place.command("run", *POSITIONS, "--stop-after", "short"), ranks=1))

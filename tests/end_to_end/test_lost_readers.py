@@ -106,6 +106,7 @@ def test_making_shards_on_a_closed_terminal(wiki: Path, tmp_path: Path) -> None:
     assert [rank.code for rank in going.wait()] == [130]
 
 
+@pytest.mark.slow
 def test_shards_are_made_where_all_signals_are_blocked(wiki: Path, tmp_path: Path) -> None:
     """The end of a child is a signal too, on which the process waits that watches over it."""
     words = ["--docs", str(wiki), "--out", str(tmp_path / "out"), "--vocab-size", "500", "--workers", "2"]

@@ -55,6 +55,7 @@ def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> Non
     assert_same_curve(run, straight, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", ["1", slow("2")])
 def test_the_rank_with_the_least_memory_decides(place: Place, told: Path, zero: str) -> None:
     """Trials change nothing: bit for bit, the run is the one that was told what they find."""
@@ -97,9 +98,9 @@ CURE = "take parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activa
     ("words", "room", "phase", "why", "cure"),
     [
         (fixed(6, 2), (20, 5), 0, "6: does not fit into the ", ' at length 32; 4 does, or take "auto"'),
-        (fixed(4, 6), (20, 4), 1, "6: does not fit into the ", ' at length 64; 3 does, or take "auto"'),
+        slow(fixed(4, 6), (20, 4), 1, "6: does not fit into the ", ' at length 64; 3 does, or take "auto"'),
         (AUTO, (20, 0), 0, '"auto": not even 1 sequence of length 32 fits into the ', f"; {CURE}"),
-        (fixed(2, 2), (20, 0), 0, "2: not even 1 sequence of length 32 fits into the ", f"; {CURE}"),
+        slow(fixed(2, 2), (20, 0), 0, "2: not even 1 sequence of length 32 fits into the ", f"; {CURE}"),
     ],
 )
 def test_a_micro_batch_that_does_not_fit_says_what_does(

@@ -85,6 +85,7 @@ def test_a_run_learns_otherwise_from_a_phase_on(
         assert (after[name] - drawn[name]).abs().median() == pytest.approx(rate, rel=0.05)
 
 
+@pytest.mark.slow
 def test_weights_and_state_that_stay_go_on_and_new_heads_begin_by_the_seed(place: Place) -> None:
     """At a rate that changes no weight; both phases before and after the change have Adam's averages."""
     still = ["--phases.1.learning_rate", "1e-30"]

@@ -39,6 +39,7 @@ def told(other: Path) -> str:
     return f"warning: {other / 'data_prep'}: another copy; {ROOT / 'data_prep'} is used\n"
 
 
+@pytest.mark.slow
 def test_workers_run_the_code_of_their_command(
     other: Path, wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

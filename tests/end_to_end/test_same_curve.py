@@ -141,6 +141,7 @@ def test_any_number_of_ranks_scores_the_same(runs: Runs) -> None:
         assert ours["next_accuracy"] == pytest.approx(theirs["next_accuracy"], abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_second_phase_by_itself(runs: Runs, place: Place) -> None:
     """From a run, from its exported folder, and from an encoder without heads: with no learning rate, weights stay."""
     source = runs["1 straight"]

@@ -14,6 +14,7 @@ import pytest
 import tyro
 from conftest import ROOT
 from support.commands import assert_refusal
+from support.marks import slow
 
 from benchmarks import processes
 from benchmarks.gpu import run
@@ -140,7 +141,7 @@ def finds(**found: str) -> str:
     return f"import json, sys; from pathlib import Path; Path(sys.argv[-1]).write_text(json.dumps({found!r}))"
 
 
-@pytest.mark.parametrize("other", [{"gpu": "T4"}, {"torch": "2.11"}, {"commit": "def"}])
+@pytest.mark.parametrize("other", [{"gpu": "T4"}, slow({"torch": "2.11"}), slow({"commit": "def"})])
 def test_what_was_measured_on_another_machine_is_set_aside(
     run_parts: Runner, folder: Path, tmp_path: Path, other: dict[str, str]
 ) -> None:

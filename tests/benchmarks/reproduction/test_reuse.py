@@ -13,6 +13,7 @@ from benchmarks.reproduction import inputs, running
 from benchmarks.reproduction.commands import CellLister, order_commands
 from benchmarks.reproduction.declaration import ScaleName, load_table
 from benchmarks.reproduction.inputs import RECIPES
+from benchmarks.reproduction.results import TableResult
 from data_prep.common.codes import Code
 from finetuning.run_glue import RunGlue
 from finetuning.run_ner import RunNer
@@ -36,7 +37,7 @@ def test_no_command_is_run_twice_and_a_table_that_was_interrupted_goes_on(place:
     assert not any(name.startswith(("shards/", "task/", "train/")) for name in other.ran)
     stopped, first, second = place.clone(), StandIn(killed_at=5), StandIn()
     assert stopped.make("table5", first) == Code.INTERRUPTED
-    assert not (stopped.folder / "table5-demo.json").exists()
+    assert len(TableResult.read(stopped.folder / "table5-demo.json").runs) == len(first.ran)
     assert (stopped.make("table5", StandIn(), plan=True), stopped.shown.count(" begun ")) == (0, 1)
     assert stopped.complete("table5", second).rows == made.rows
     assert first.ran + second.ran == whole.ran
@@ -80,6 +81,16 @@ def test_damaged_results_are_passed_over_with_a_word_and_a_table_prefers_its_own
         found = running.Ledger(place.folder / "demo", place.folder, table).find(step)[1]
         assert found is not None
         assert found.date == day
+
+
+def test_a_stopped_command_replaces_no_table_of_more_runs(place: Place) -> None:
+    place.complete("table5")
+    before = (place.folder / "table5-demo.json").read_bytes()
+    other = place.clone(place.folder / "table5-demo.json")
+    place.patch.setattr(inputs, "checksum_recipe", lambda path: f"another {path}")
+    assert other.make("table5", StandIn(killed_at=3)) == Code.INTERRUPTED
+    assert "not written: " in other.shown
+    assert (other.folder / "table5-demo.json").read_bytes() == before
 
 
 def test_a_run_that_has_failed_in_kept_results_is_tried_again(place: Place) -> None:

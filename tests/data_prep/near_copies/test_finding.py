@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.marks import slow
 from support.near_copies import draw_corpus, draw_document, exact, mark, write_tokens
 
 from data_prep.common.arrays import Array
@@ -73,9 +74,9 @@ def expected(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize(
     ("size", "per_file", "limits"),
     [
-        (2, 2000, {}),
-        (1, 19, {"KEYS": 500}),
-        (1, 90, {"PAIRS": 50, "MOST_STRETCHES": 2}),
+        slow(2, 2000, {}),
+        slow(1, 19, {"KEYS": 500}),
+        slow(1, 90, {"PAIRS": 50, "MOST_STRETCHES": 2}),
         (1, 90, {"KEYS": 1000, "MOST_STRETCHES": 5, "PAIRS": 1}),
     ],
     ids=str,

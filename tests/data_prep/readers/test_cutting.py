@@ -238,7 +238,7 @@ def bomb(folder: Path, suffix: str, lines: int) -> Path:
     return write(folder / f"x.jsonl{suffix}", COMPRESS[suffix](LINE * 1000) * (lines // 1000))
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", slow(".bz2"), slow(".xz"), slow(".zst")])
 def test_a_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "EXPANDS_FREELY", 1 << 20)
     path = bomb(tmp_path, suffix, 20_000)
@@ -269,6 +269,7 @@ def test_text_that_comes_again_is_no_bomb(tmp_path: Path, suffix: str, monkeypat
     assert content(path) == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffixes", [(".gz", ".zst"), slow((".bz2", ".xz"))])
 def test_a_bomb_takes_little_memory(suffixes: tuple[str, ...], tmp_path: Path) -> None:
     """One record of a gigabyte, or as much of it as is expanded before it is refused, in a process of its own."""

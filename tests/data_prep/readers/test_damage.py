@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import assert_refusal
+from support.marks import slow
 from support.reading import COMPRESS, in_streams, many_pages, page, read, wiki_dump, write
 
 from data_prep.common.errors import UserError
@@ -131,7 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cut")
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", slow(".bz2"), slow(".zst")])
 @given(place=st.floats(0, 1), long=st.booleans())
 def test_a_file_cut_anywhere_gives_the_documents_before(folder: Path, suffix: str, place: float, long: bool) -> None:
     lines = json_lines(2000 if long else 40)

@@ -243,6 +243,7 @@ def test_demo_reads_documentation_strings(tmp_path: Path) -> None:
     assert read(write(tmp_path / "short.py", '"""Too short."""'), "demo")[0] == []
 
 
+@pytest.mark.slow
 def test_demo_is_on_every_machine() -> None:
     files = demo.files()
     assert len(files) > 100

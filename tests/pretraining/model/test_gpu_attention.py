@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.attention import NONE, attend_plainly, furthest, gradients, inputs
-from support.marks import has_gpu
+from support.marks import has_gpu, slow
 from support.pretraining_reference import random_batch
 from torch import Tensor
 
@@ -102,7 +102,7 @@ def by_cpu(rows: list[int], qkv: Tensor, bias: Tensor, heads: int, sight: Any, d
     return [out.detach(), *gradients(out, qkv, bias)]
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("lengths", [each if each == "a tile" or has_gpu() else slow(each) for each in LENGTHS])
 @pytest.mark.parametrize("sight", [*SIGHTS, (False, None, 1), (False, 20, 2)])
 def test_with_dropout_it_is_that_of_a_cpu(lengths: str, sight: Any) -> None:
     """Also where a piece sees one way in the first sequences alone."""

@@ -189,6 +189,7 @@ def meet(_: World) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_a_port_that_another_run_holds() -> None:
     """Its store would answer as ours: no rank may join that run."""
     port = free_port()

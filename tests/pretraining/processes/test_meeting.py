@@ -159,6 +159,7 @@ def come_late_to_the_first_operation() -> object:
     return said
 
 
+@pytest.mark.slow
 def test_a_rank_may_come_later_than_a_store_may_answer() -> None:
     assert [rank.result for rank in spawn(2, come_late_to_the_first_operation)] == ["now", "now"]
 

@@ -230,6 +230,7 @@ def test_without_transformers_we_check_by_ourselves(run: Path, tmp_path: Path, m
     assert str(done).endswith("logits read back by Cloze agree exactly")
 
 
+@pytest.mark.slow
 def test_an_export_needs_the_memory_of_one_model(tmp_path: Path) -> None:
     """Our copy is freed before one is read back, and that before transformers reads its own."""
     WordPiece(PIECES, cased=False).write(tmp_path / "vocabulary")
