@@ -125,6 +125,7 @@ def test_what_was_left_out_stays_so(place: Place, without_bad: Path) -> None:
     assert_same(place.folder / "run", without_bad)
 
 
+@pytest.mark.slow
 def test_a_fault_that_follows_the_step_ends_the_run(place: Place) -> None:
     run = place.folder / "run"
     going = launch(place.command("run", *SAVES), fault=Poison("loss", "step"))

@@ -93,6 +93,7 @@ def test_the_recipe_names_it_as_well_and_a_run_goes_on_without_it(adapting: Plac
     assert (run / "recipe.toml").read_text() == kept
 
 
+@pytest.mark.slow
 def test_another_base_model_is_refused_where_a_run_is(adapting: Place, bert: Path, place: Place) -> None:
     """It keeps its own, by whatever path that is named; also where it has none, and where it is trained."""
     other = write_bert(place.folder / "other", place.data)
@@ -198,6 +199,7 @@ def test_the_recipe_takes_other_lengths(place: Place, positions: int, words: lis
     assert_well(train(adapting.command("run", "--init", bert, *words, *few), 1))
 
 
+@pytest.mark.slow
 def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Path) -> None:
     """Old ids stay, new pieces learn; a run goes on from a run that was extended."""
     wiki = write_wiki(adapting.folder / "wiki", documents=60, seed=7)

@@ -19,6 +19,7 @@ def shorter(place: Place, tmp_path: Path) -> Place:
     return Place(place.data, recipe, tmp_path)
 
 
+@pytest.mark.slow
 def test_lengths_that_the_data_lacks_are_trained_and_said_to_be_cut(shorter: Place) -> None:
     said = assert_well(train(shorter.command("alone"), ranks=1))
     assert "sequences of length 24, cut out of examples of 32, " in said

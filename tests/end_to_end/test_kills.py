@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import slow_save
+from support.faults import all_of, miss_ranks_after, slow_save
 from support.processes import wait_for
 from support.training import (
     LONG,
@@ -27,7 +27,8 @@ from pretraining.processes.ending import Code
 
 def kill(command: list[str], checkpoints: Path, step: int, draw: random.Random, save: bool) -> None:
     """Kills a rank at a random moment after a step, or inside a save; the other must end by itself."""
-    run = launch(command, fault=partial(slow_save, 0.05) if save else None)
+    slow, soon = partial(slow_save, 0.05), partial(miss_ranks_after, 20.0)
+    run = launch(command, fault=partial(all_of, slow, soon) if save else None)
     run.reach(step)
     if save:
         wait_for(lambda: any(not (folder / RECORD).exists() for folder in checkpoints.glob("*.tmp")))

@@ -66,6 +66,7 @@ def test_the_rank_with_the_least_memory_decides(place: Place, told: Path, zero: 
     assert_same(place.folder / "run", wanted)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_it_had(place: Place, told: Path) -> None:
     """The same ranks take the same micro-batch, though they have more memory by now; other ranks look anew."""
     command = place.command("run", *AUTO)

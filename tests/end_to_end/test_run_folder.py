@@ -10,6 +10,7 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
 from conftest import write_wiki
 from support.base_models import swapped
 from support.sharding import run as shard
@@ -144,6 +145,7 @@ MORE = {
 }
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_asked_for_more_names_the_command_that_does_it(place: Place, straight: Path) -> None:
     """Which takes the place of all that names folders, of a base model too, however it was typed."""
     run = shutil.copytree(straight, place.folder / "run")

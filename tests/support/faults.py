@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from pretraining.model.batch import PretrainingBatches
 from pretraining.model.encoder import PretrainingModel
 from pretraining.planning.memory import Heaviest
 from pretraining.processes import group, stopping
+from pretraining.processes.watchdog import Watch
 from pretraining.training import micro_batch
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.trainer import Trainer
@@ -40,7 +42,7 @@ COLLAPSED = "Current loss scale already at minimum - cannot decrease scale anymo
 """what DeepSpeed says"""
 
 
-def replace(owner: object, name: str, function: Callable[..., Any]) -> None:
+def replace(owner: object, name: str, function: Callable[..., Any] | partialmethod[Any]) -> None:
     """Puts a function in the place of one of the product's, for good: the rank ends with its fault."""
     setattr(owner, name, function)
 
@@ -140,6 +142,11 @@ def slow_save(seconds: float) -> None:
         compare(path, tensors)
 
     replace(writing, "_compare", slowly)
+
+
+def miss_ranks_after(seconds: float) -> None:
+    """A fault: a rank that gives no beat for so long is gone; else, that is after a minute."""
+    replace(Watch, "__init__", partialmethod(Watch.__init__, silence=seconds))
 
 
 def fail_alone(step: int) -> None:

@@ -108,6 +108,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(toy: Toy, straight_toy: d
     assert not list(toy.folder.rglob("checkpoints"))
 
 
+@pytest.mark.slow
 def test_an_early_stop_keeps_the_best_weights(toy: Toy, tmp_path: Path) -> None:
     """Also where it is stopped between the best weights and the end. A correlation tells the evaluations apart."""
     toy = with_numbers(toy, tmp_path / "numbers")
@@ -171,6 +172,7 @@ def test_ctrl_c_saves_and_a_second_one_ends_at_once(toy: Toy, straight_toy: dict
     assert outcome(toy.folder / "stopped") == straight_toy
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_fails_the_run_and_no_other(toy: Toy) -> None:
     command = toy.command("grid", "--learning-rates", "1e30", "3e-3")
     said = assert_well(fine_tune(command))
@@ -236,6 +238,7 @@ def write_glue(folder: Path) -> None:
             (folder / name / f"{split}.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 def test_the_leaderboards_zip_is_written_when_it_can_be(
     tmp_path: Path, tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:

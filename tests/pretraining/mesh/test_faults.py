@@ -144,6 +144,7 @@ def found() -> dict[str, dict[str, float]]:
     return {name: both[0][name].measure_distance(alone[case]) for name, (case, _) in FAULTS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(found: dict[str, dict[str, float]], name: str) -> None:
     apart = found[name]

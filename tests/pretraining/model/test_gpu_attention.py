@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.gpu] if has_gpu() else []
 DEVICE = torch.device("cuda", 0) if has_gpu() else torch.device("cpu")
 SIGHTS = [(False, None), (True, None), (False, 20), (True, 20)]
 LENGTHS = {"short": [1, 7, 16, 17], "a tile": [64, 63, 65], "tiles": [130, 3, 200]}
+FEW = [each if each == "a tile" or has_gpu() else slow(each) for each in LENGTHS]
+"""The others are slow in the interpreter."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -73,7 +75,7 @@ def same(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-5) -> N
         assert float((ours[2] - theirs[2]).abs().max()) < tolerance / 5 * max(5, rows)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("lengths", FEW)
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_it_is_a_softmax_over_what_each_piece_sees(lengths: str, sight: tuple[bool, int | None]) -> None:
     rows, heads, size = LENGTHS[lengths], 1 if lengths == "tiles" else 2, 64 if lengths == "short" else 32
@@ -102,7 +104,7 @@ def by_cpu(rows: list[int], qkv: Tensor, bias: Tensor, heads: int, sight: Any, d
     return [out.detach(), *gradients(out, qkv, bias)]
 
 
-@pytest.mark.parametrize("lengths", [each if each == "a tile" or has_gpu() else slow(each) for each in LENGTHS])
+@pytest.mark.parametrize("lengths", FEW)
 @pytest.mark.parametrize("sight", [*SIGHTS, (False, None, 1), (False, 20, 2)])
 def test_with_dropout_it_is_that_of_a_cpu(lengths: str, sight: Any) -> None:
     """Also where a piece sees one way in the first sequences alone."""
@@ -112,7 +114,7 @@ def test_with_dropout_it_is_that_of_a_cpu(lengths: str, sight: Any) -> None:
     same(by_own(rows, qkv, bias, heads, sight, dropout), by_cpu(rows, qkv, bias, heads, sight, dropout))
 
 
-@pytest.mark.parametrize("sight", [(False, None), (True, 20)])
+@pytest.mark.parametrize("sight", [slow((False, None)), (True, 20)])
 def test_masks_are_those_of_a_cpu_bit_for_bit(sight: tuple[bool, int | None]) -> None:
     """And go backward as they went forward. All pieces weigh the same; values of 1 at one place in one column show
     which pieces kept it, and so does the gradient of values, by slopes of 1 at one place."""
