@@ -83,6 +83,7 @@ def pytest_collection_finish() -> None:
     """Leaves modules and tests out of garbage collections: DeepSpeed asks for one with each engine."""
     gc.collect()
     gc.freeze()
+    gc.unfreeze = lambda: None  # after each loop, a collection would go through all modules
     if "PYTEST_XDIST_WORKER" in os.environ and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)  # as many tests as there are cores run side by side
 

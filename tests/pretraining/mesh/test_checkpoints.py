@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support.marks import slow
 from support.mesh import Case, make_engine, take_step
 from support.training import run_connected
 from torch import Tensor
@@ -24,6 +23,8 @@ from pretraining.checkpoint.writing import Saver
 from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.optimizers.declaration import optimizers
+
+pytestmark = pytest.mark.slow
 
 CASES = {
     "lamb": Case(optimizer="lamb", zero=1, vocabulary=530),  # two and four ranks pad it otherwise
@@ -138,7 +139,7 @@ def test_the_same_ranks_go_on_bit_for_bit(shared: Shared, name: str) -> None:
     assert_same_tensors(shared.resumed[name].weights, shared.straight[name].weights)
 
 
-@pytest.mark.parametrize(("ranks", "tensor"), [slow(1, 1), slow(2, 1), slow(4, 4)])
+@pytest.mark.parametrize(("ranks", "tensor"), [(1, 1), (2, 1), (4, 4)])
 def test_others_go_on_with_the_same_state(shared: Shared, ranks: int, tensor: int, tmp_path: Path) -> None:
     """Weights and optimizer's state are the same bits, and the curve is the uninterrupted one."""
     [again] = make_folders(tmp_path, "again")
@@ -148,7 +149,6 @@ def test_others_go_on_with_the_same_state(shared: Shared, ranks: int, tensor: in
         assert_same_numbers(case, found[name], shared.straight[name])
 
 
-@pytest.mark.slow
 def test_ranks_that_share_a_model_go_on_from_a_whole_one(tmp_path: Path) -> None:
     folder, again = make_folders(tmp_path, "whole", "again")
     straight = run_connected(2, partial(train_and_save, folder, 1), timeout=300)[0]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.marks import slow
 from support.memory import MemoryWatch
 from support.training import run_connected
 from torch import Tensor
@@ -97,7 +96,8 @@ def write_checkpoint(folder: Path, model: Trainable) -> None:
     write_record(folder, CheckpointRecord(LARGE, 1, 1.0, None, MadeBy(1, 1, "fp32"), {}, files))
 
 
-@pytest.mark.parametrize("way", [slow("drawn"), "read"])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["drawn", "read"])
 def test_no_rank_ever_holds_a_whole_model(way: str, tmp_path: Path) -> None:
     """And the shares are those of what one rank draws."""
     whole = build_model(LARGE).initialize(5)
