@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.faults import fill_the_disk_of_rank_1
 from support.marks import slow
+from support.processes import wait_for
 from support.training import ENDLESS, Place, assert_ended, assert_well, launch, train
 
 from pretraining.checkpoint.record import FOLDER, list_finished
@@ -59,7 +60,10 @@ def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
     going.reach(3)
     checkpoints = disk / "run" / FOLDER
     subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)
-    subprocess.run(["mount", "-o", "remount,bind,ro", checkpoints], check=True)
+    read_only = ["mount", "-o", "remount,bind,ro", checkpoints]
+    wait_for(
+        lambda: subprocess.run(read_only, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    )  # busy in a save
     errors = assert_ended(going, 2, "error: ", "cannot be written: Read-only file system\n")
     assert "the same command goes on from the last one" in errors
     assert "make room" not in errors
