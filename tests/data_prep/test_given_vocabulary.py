@@ -56,6 +56,7 @@ def test_what_cannot_be_is_refused(wiki: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_words_are_added_the_same_by_any_workers(wiki: Path, tmp_path: Path) -> None:
     bert, out = write_bert(tmp_path / "bert", letters(cased=True)), tmp_path / "1"
     words = ["--vocab", bert, "--extend", "12"]

@@ -106,6 +106,7 @@ def ranks(begin: Callable[[str], Ranks]) -> Ranks:
     return begin("ranks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [slow(0), 2])
 def test_a_rank_whose_process_is_killed_ends_all_with_its_name(rank: int, ranks: Ranks) -> None:
     ranks.working(rank).kill()

@@ -54,6 +54,7 @@ def once(docs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(docs, tmp_path_factory.mktemp("once") / "out")
 
 
+@pytest.mark.slow
 def test_documents_are_repeated_and_those_held_out_there_once(docs: list[str], once: Path, tmp_path: Path) -> None:
     """Of a weight of 2.5, half of the documents are there three times; of 0.5, half of them are left out."""
     words = ["--weight", "more=2.5", "--weight", "wiki=0.5"]

@@ -108,6 +108,7 @@ def test_another_base_model_is_refused_where_a_run_is(adapting: Place, bert: Pat
     assert_refused(adapting.command("with", "--init", other), told)
 
 
+@pytest.mark.slow
 def test_another_vocabulary_of_the_same_size_is_refused(adapting: Place, place: Place) -> None:
     """Also from a run and its checkpoints, whose weights are as scrambled by it."""
     ours = read_vocabulary(place.data)

@@ -60,6 +60,7 @@ def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
     going.reach(3)
     checkpoints = disk / "run" / FOLDER
     subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)
+    # A save keeps it busy.
     read_only = ["mount", "-o", "remount,bind,ro", checkpoints]
     wait_for(
         lambda: subprocess.run(read_only, stderr=subprocess.DEVNULL, check=False).returncode == 0

@@ -144,6 +144,7 @@ def test_a_run_with_both_heads_goes_on_in_a_new_folder(unpaired: Place, place: P
     assert f"the same command with\n  --init {run} --out {run}-2\nin place of\n  --out {run}\n" in errors
 
 
+@pytest.mark.slow
 def test_heads_begin_anew_where_there_are_pairs(unpaired: Place, place: Place) -> None:
     source = unpaired.folder / "straight"
     for name, given in (("run", source), ("folder", source / "export")):

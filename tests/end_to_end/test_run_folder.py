@@ -227,6 +227,7 @@ def test_steps_that_are_added_are_trained(place: Place, straight: Path) -> None:
     assert_refused(command, "  phases.0.steps (which is done) was 5, now 9\n")
 
 
+@pytest.mark.slow
 def test_between_phases_more_may_change(place: Place, straight: Path) -> None:
     stopped_at(straight, place.folder / "run", 5)
     changed = place.command("run", "--seed", 2, "--phases.1.batch", 24, "--phases.0.batch", 48)
@@ -235,6 +236,7 @@ def test_between_phases_more_may_change(place: Place, straight: Path) -> None:
         assert f"changed since then: {change}\n" in output
 
 
+@pytest.mark.slow
 def test_another_vocabulary_is_refused_also_where_other_data_is_allowed(place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 5)
     swapped(read_vocabulary(place.data), 100, 200).write(place.folder / "vocabulary")

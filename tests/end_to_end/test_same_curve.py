@@ -46,7 +46,7 @@ WAYS: dict[int, dict[str, list[str]]] = {
 
 
 RARE = (
-    *("1 checkpointed", "1 all at once"),
+    *("1 checkpointed", "1 all at once", "1 bf16", "1 two parts"),
     *("2 ZeRO 0", "2 ZeRO 2", "2 bf16 ZeRO 2", "2 bf16 ZeRO 3"),
 )
 """ways that are tried with the slow tests"""

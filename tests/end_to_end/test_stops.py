@@ -69,6 +69,7 @@ def assert_same_end(run: Path, straight: Path) -> None:
     assert max(float((weights[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", [pytest.param([], id="adamw", marks=pytest.mark.slow), pytest.param(LAMB, id="lamb")]
 )

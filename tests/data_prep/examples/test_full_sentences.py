@@ -156,6 +156,7 @@ def read_restored(folder: Path, chosen: ShardSet) -> Iterator[tuple[int, tuple[i
             yield row["document"], pieces, {*labels}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validation", [False, True])
 def test_shards_have_the_documents_of_each_part_packed(validation: bool, data: Path) -> None:
     """Documents held out are packed among themselves; examples go beyond no part."""

@@ -151,6 +151,7 @@ def words_of(folder: Path) -> dict[bool, list[tuple[list[str], list[str], bool]]
     return found
 
 
+@pytest.mark.slow
 def test_passages_of_several_books_are_held_out(books: Path, prepared: Path, tmp_path: Path) -> None:
     corpus = Manifest.read(prepared).corpus
     assert (corpus.documents, corpus.validation_documents) == (6, 10)

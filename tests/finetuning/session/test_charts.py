@@ -217,6 +217,7 @@ def pictures(folder: Path) -> set[str]:
     return {path.stem for path in found}
 
 
+@pytest.mark.slow
 def test_a_grid_is_drawn_beside_its_results(tmp_path: Path) -> None:
     toy = write_toy(tmp_path / "toy")
     shutil.copy(toy.data / "dev.tsv", toy.data / "test.tsv")  # a test split with labels is scored too

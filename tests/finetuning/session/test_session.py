@@ -70,6 +70,7 @@ def test_from_scratch_begins_with_fresh_weights(toy: Toy, tune: Tune, monkeypatc
         assert all(float((one - two).abs().max()) > 0.01 for one, two in ((given, fresh), (fresh, other)))
 
 
+@pytest.mark.slow
 def test_results_tell_all_of_the_runs(toy: Toy, tune: Tune) -> None:
     said = tune(toy.command("out", "--seeds", "2"))
     steps = [line for line in said.splitlines() if "items/s" in line and "epoch" in line]
