@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from benchmarks.measure import RESULTS, ResultsFile, run_command
+from benchmarks.measure import PARTIAL, RESULTS, ResultsFile, run_command
 from benchmarks.reproduction.commands import (
     CellLister,
     Command,
@@ -210,17 +210,14 @@ def make(wanted: Reproduce, console: Console) -> int:
         code = Code.INTERRUPTED
     if part is None:
         result = TableSummary(table, cells, ledger).summarise()
-        conclude(wanted, result, console, keeps=code == Code.DONE or len(result.runs) >= ledger.own_runs)
+        conclude(wanted, result, console, replaces=code == Code.DONE or len(result.runs) >= ledger.own_runs)
     return code
 
 
-def conclude(wanted: Reproduce, result: TableResult, console: Console, keeps: bool = True) -> None:
-    """Prints the table, and writes it if `keeps`."""
+def conclude(wanted: Reproduce, result: TableResult, console: Console, replaces: bool = True) -> None:
+    """Prints the table, and writes it; beside the table that is there, unless it `replaces` that."""
     show(console, build_tables(result))
-    path = wanted.results / f"{wanted.name}-{wanted.scale}.json"
-    if not keeps:
-        console.print(f"not written: {path} has more runs", markup=False)
-        return
+    path = wanted.results / f"{wanted.name}-{wanted.scale}{'' if replaces else PARTIAL}.json"
     path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True))
     console.print(f"kept in {path}", markup=False)
     for line in draw(path.with_suffix(".png"), lambda: draw_curves(result)) if result.curve else ():

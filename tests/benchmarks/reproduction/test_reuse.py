@@ -89,7 +89,8 @@ def test_a_stopped_command_replaces_no_table_of_more_runs(place: Place) -> None:
     other = place.clone(place.folder / "table5-demo.json")
     place.patch.setattr(inputs, "checksum_recipe", lambda path: f"another {path}")
     assert other.make("table5", StandIn(killed_at=3)) == Code.INTERRUPTED
-    assert "not written: " in other.shown
+    assert "kept in" in other.shown
+    assert len(TableResult.read(other.folder / "table5-demo-partial.json").runs) == 3
     assert (other.folder / "table5-demo.json").read_bytes() == before
 
 
