@@ -82,7 +82,7 @@ class Site:
         """Waits until a run has saved a step."""
 
         def reached() -> bool:
-            assert self.slurm.state(job) in ("PENDING", "RUNNING", "COMPLETING"), self.log(job)
+            assert self.slurm.state(job) in ("PENDING", "RUNNING", "SIGNALING", "COMPLETING"), self.log(job)
             folder = self.folder / "runs" / run
             saved = list_finished(folder) if folder.exists() else []
             return bool(saved) and int(saved[-1].name.removeprefix("step-")) >= step
