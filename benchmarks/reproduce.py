@@ -215,7 +215,7 @@ def make(wanted: Reproduce, console: Console) -> int:
 
 
 def conclude(wanted: Reproduce, result: TableResult, console: Console, replaces: bool = True) -> None:
-    """Prints the table, and writes it; beside the table that is there, unless it `replaces` that."""
+    """Prints and writes the table: in place of an earlier one if it `replaces` that, and otherwise beside it."""
     show(console, build_tables(result))
     path = wanted.results / f"{wanted.name}-{wanted.scale}{'' if replaces else PARTIAL}.json"
     path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True))

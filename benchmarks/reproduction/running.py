@@ -53,7 +53,8 @@ class Ledger:
             except (UserError, ValidationError) as error:
                 self.damaged.append(f"{path}: damaged, and passed over: {str(error).splitlines()[0]}")
             else:
-                self.own_runs = len(runs) if path.stem == own else 0
+                if path.stem == own:
+                    self.own_runs = len(runs)
                 self._kept |= {name: outcome for name, outcome in runs.items() if outcome.code == 0}
 
     def note_path(self, command: Command) -> Path:

@@ -68,7 +68,8 @@ def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -
     assert_same(place.folder / "run", long)
 
 
-@pytest.mark.parametrize("come", [slow(1), slow(2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("come", [1, 2])
 def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, come: int) -> None:
     """While rank 0 waits for the others to come, at once; while they make the model, before the first step is done."""
     run = stopped_at(straight, place.folder / "run", 6)

@@ -70,9 +70,7 @@ def assert_same_end(run: Path, straight: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "optimizer", [pytest.param([], id="adamw", marks=pytest.mark.slow), pytest.param(LAMB, id="lamb")]
-)
+@pytest.mark.parametrize("optimizer", [pytest.param([], id="adamw"), pytest.param(LAMB, id="lamb")])
 def test_other_ranks_go_on_with_the_same_curve(place: Place, optimizer: list[str]) -> None:
     """A run may change its ranks, its ZeRO stage and its micro-batches on the way."""
     assert_well(train(place.command("straight", *optimizer), 1))

@@ -148,7 +148,7 @@ def slow_save(seconds: float) -> None:
 
 
 def miss_ranks_after(seconds: float) -> None:
-    """A fault: a rank that gives no beat for so long is gone; else, that is after a minute."""
+    """A fault: a rank is taken for gone after so many seconds without a beat, instead of 60."""
     replace(Watch, "__init__", partialmethod(Watch.__init__, silence=seconds))
 
 

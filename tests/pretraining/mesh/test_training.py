@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from support import faults
 from support.faults import BAD, Poison, kill_at
-from support.marks import slow
 from support.training import (
     SAVES,
     Place,
@@ -107,7 +106,7 @@ def test_four_ranks_that_are_killed_go_on_bit_for_bit(place: Place, run: Path, w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "tensor"), [(3, 1), slow(1, 1)])
+@pytest.mark.parametrize(("ranks", "tensor"), [(3, 1), (1, 1)])
 def test_others_go_on_with_the_same_curve(
     place: Place, run: Path, words: list[str], tmp_path: Path, ranks: int, tensor: int
 ) -> None:
