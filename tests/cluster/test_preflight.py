@@ -157,7 +157,7 @@ def test_storage_that_is_gone_is_no_fault_of_a_node(
     [
         (multiply_slowly, 1, ["--slow", 0.7], "node1: its matrix throughput is 60% of the"),
         slow(exchange_slowly, 2, [], "error: node2: its links reach "),
-        slow(compute_nothing, 1, ["--patience", 12], "error: node1: matrix throughput: no answer in 3 s"),
+        slow(compute_nothing, 1, ["--patience", 12], "error: node1: matrix throughput: no answer in"),
         (
             exchange_nothing,
             1,
