@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from support.finetuning import Toy, Tune
     from support.training import Place
 
+gc.disable()  # until all tests are collected: while modules load, each collection goes through all that there are
 os.environ.setdefault("GOMP_SPINCOUNT", SPINS_AMONG_OTHERS)  # other tests run beside, whatever it looks like now
 prepare_process()  # before any test loads torch, as the entries do
 if not has_gpu():
@@ -81,6 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leaves modules and tests out of garbage collections: DeepSpeed asks for one with each engine."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None  # after each loop, a collection would go through all modules

@@ -159,11 +159,13 @@ def prepare() -> None:
     for number in DEFAULT:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # while modules load, each collection goes through all that there are
     for name in MODULES:
         with suppress(ModuleNotFoundError):  # not every torch and DeepSpeed has each of them
             importlib.import_module(name)
     cores.STRETCH = math.inf  # tests take one another's cores, and long runs of theirs would say so
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")  # it is kept
+    gc.enable()
     gc.collect()
     gc.freeze()  # DeepSpeed collects garbage for each engine, and would go through all modules each time
     threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -14,11 +15,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks import measure
 from benchmarks.reproduce import Reproduce, make
 from benchmarks.reproduction import inputs, results, running
 from benchmarks.reproduction.declaration import ScaleName
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
+
+find_commit = functools.cache(measure.find_commit)
+"""asks Git once, and not for each command of a table"""
 
 Scoring = Callable[[str, int], float | None]
 """The score of a restart of a command, of its words; None where it fails."""
@@ -138,6 +143,7 @@ class Place:
         self.shown = ""
         self.lacks: set[str] = set()
         patch.setattr(os, "fsync", lambda descriptor: None)  # which waits for the disk, file by file
+        patch.setattr(measure, "find_commit", find_commit)  # of the runs; the table asks itself
         patch.setattr(running, "count_ranks", lambda wanted: 1)
         patch.setattr(inputs, "find_missing", lambda column: LACKING if column.title in self.lacks else "")
 

@@ -63,7 +63,7 @@ def test_an_interrupted_command_is_continued_by_the_same_command(site: Site) -> 
 
 def test_a_stalled_connection_is_given_up_and_resumed(site: Site) -> None:
     site.drops, site.stalls = 1, True
-    run("url", site.put("/a.txt", CONTENT), "--out", "out", "--timeout", 0.3)
+    run("url", site.put("/a.txt", CONTENT), "--out", "out", "--timeout", 1.5)
     assert site.ranges == [None, f"bytes={site.cut}-"]
     assert Path("out/a.txt").read_bytes() == CONTENT
 
