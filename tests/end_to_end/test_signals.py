@@ -109,6 +109,7 @@ def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_lost(place: Place) -> No
     saved = int(list_finished(place.folder / "run")[-1].name.removeprefix("step-"))
     going.reach(saved + 1)
     going.signal(signal.SIGINT)
+    wait_for(lambda: STOPPING in going.done()[0].output)
     time.sleep(ECHO_SECONDS + 0.2)
     assert going.goes_on(), "it saves"
     going.signal(signal.SIGINT)

@@ -142,8 +142,8 @@ class Handler(BaseHTTPRequestHandler):
         if lost:
             site.drops -= 1
             content = content[: site.cut]
+        request.sent = len(content)  # before the client may have read it
         self.wfile.write(content)
-        request.sent = len(content)
         if lost and site.stalls:
             site.over.wait(30)
         if lost and site.reset:
