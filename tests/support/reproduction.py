@@ -23,7 +23,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 
 find_commit = functools.cache(measure.find_commit)
-"""asks Git once, and not for each command of a table"""
+"""Returns the commit; asks Git once, where each command of a table would ask."""
 
 Scoring = Callable[[str, int], float | None]
 """The score of a restart of a command, of its words; None where it fails."""
@@ -143,7 +143,7 @@ class Place:
         self.shown = ""
         self.lacks: set[str] = set()
         patch.setattr(os, "fsync", lambda descriptor: None)  # which waits for the disk, file by file
-        patch.setattr(measure, "find_commit", find_commit)  # of the runs; the table asks itself
+        patch.setattr(measure, "find_commit", find_commit)
         patch.setattr(running, "count_ranks", lambda wanted: 1)
         patch.setattr(inputs, "find_missing", lambda column: LACKING if column.title in self.lacks else "")
 
