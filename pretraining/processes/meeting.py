@@ -178,13 +178,14 @@ def _wait_for_all(store: SignedStore, world: World, patience: float) -> None:
     """Waits until every rank has joined; rank 0 names those that have not."""
     if world.rank > 0:
         if store.find("complete", patience + _answer_seconds(world), _pause(world)) != "yes":
+            store.leave("left", world.rank, ())
             raise UserError(f"rank 0 at {world.address}:{world.port} gave up waiting for all ranks")
         return
     end = time.monotonic() + patience
     missing = [rank for rank in range(world.size) if not store.find(f"joined/{rank}", end - time.monotonic())]
     store.set("complete", "no" if missing else "yes")
     if missing:
-        time.sleep(1 + _pause(world))  # the store ends with this rank, and the others are still to read it
+        store.leave("left", 0, {*range(world.size)} - {*missing})
         raise UserError(
             f"{name_ranks(missing)} of {world.size} did not come in {patience:.0f} s\n"
             f"were all started ({world.launcher}), and can their hosts reach {world.address}:{world.port}?"
@@ -205,8 +206,7 @@ def ask_rank_0(
         store.set(f"{topic}/answer", json.dumps(told))
     told = json.loads(store.await_all([f"{topic}/answer"], patience)[0])
     if "fault" in told:
-        if world.rank == 0:
-            time.sleep(1)  # the store ends with this rank, and the others are still to read it
+        store.leave("left", world.rank, range(world.size))
         raise SharedError(told["fault"])
     return str(told["answer"])
 

@@ -13,7 +13,7 @@ import secrets
 import stat
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +28,8 @@ SECRET = "CLOZE_SECRET"
 """The variable with the secret of one start of a run, the same for all of its ranks."""
 LOOK_SECONDS = 0.05
 """The pause between two looks into the store."""
+LEAVE_SECONDS = 10.0
+"""For every rank to read why it ends, before the store ends with rank 0."""
 
 
 def restart() -> str:
@@ -118,6 +120,16 @@ class SignedStore:
         if None in values:
             raise dist.DistStoreError(f"a rank has not signed {keys[values.index(None)]} in {seconds:.0f} s")
         return [str(value) for value in values]
+
+    def leave(self, key: str, rank: int, ranks: Iterable[int]) -> None:
+        """Says that this rank has read why it ends. Rank 0 waits until `ranks` have said so: the store may end with it,
+        and they are still to read it."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        with suppress(dist.DistError):
+            self.set(f"{key}/{rank}", "yes")
+            names = [f"{key}/{other}" for other in ranks if rank == 0 != other]
+            while names and None in self.get_all(names) and time.monotonic() < deadline:
+                time.sleep(LOOK_SECONDS)
 
     def _sign(self, key: str, value: str) -> str:
         return hmac.new(self._secret, f"{_name(key)}\n{value}".encode(), "sha256").hexdigest() + value

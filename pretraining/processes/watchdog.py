@@ -41,7 +41,6 @@ from pretraining.processes.signing import SignedStore
 HOST = torch.device("cpu")
 RANK_0_GONE = "rank 0 has ended, or its machine is gone"
 TORCHRUN_GONE = "torchrun has ended on the machine of rank 0, or that machine is gone"
-SEEN_SECONDS = 10.0  # for every rank to hear why it ends, before the store ends with rank 0
 
 BEATS_A_SECOND = 500
 """How many beats the store of rank 0 hears at most, beside its training: where there are more ranks, they beat more
@@ -168,7 +167,7 @@ class Watch:
             self._stopped.set()
         if first != own:
             self._end(first, self._store)
-        self._be_seen(self._store)
+        self._leave(self._store)
         return True
 
     def _write_failure(self, own: Outcome, store: SignedStore) -> Outcome:
@@ -240,18 +239,12 @@ class Watch:
         with self._ending:
             if failure.rank != self._world.rank or found_here:
                 conclude(failure, self._world, self._run, rank_0_missing=found_here)
-                self._be_seen(store)
+                self._leave(store)
                 exit_now(failure.code)
 
-    def _be_seen(self, store: SignedStore) -> None:
-        """Counts this rank among those that know why they end. Rank 0 waits for all that live: the store may end with
-        it, and the others are still to read it."""
-        deadline = time.monotonic() + SEEN_SECONDS
-        with suppress(dist.DistError):
-            store.set(f"{self.SEEN}/{self._world.rank}", "yes")
-            alive = {*range(self._world.size)} - {*self._judge.late()} if self._world.rank == 0 else ()
-            while None in store.get_all([f"{self.SEEN}/{rank}" for rank in alive]) and time.monotonic() < deadline:
-                time.sleep(0.05)
+    def _leave(self, store: SignedStore) -> None:
+        """Ends once all that live know why."""
+        store.leave(self.SEEN, self._world.rank, {*range(self._world.size)} - {*self._judge.late()})
 
 
 @cache

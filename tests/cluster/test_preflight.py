@@ -157,11 +157,11 @@ def test_storage_that_is_gone_is_no_fault_of_a_node(
     [
         (multiply_slowly, 1, ["--slow", 0.7], "node1: its matrix throughput is 60% of the"),
         slow(exchange_slowly, 2, [], "error: node2: its links reach "),
-        slow(compute_nothing, 1, ["--patience", 12], "error: node1: matrix throughput: no answer in"),
+        slow(compute_nothing, 1, ["--patience", 24], "error: node1: matrix throughput: no answer in"),
         (
             exchange_nothing,
             1,
-            ["--patience", 12],
+            ["--patience", 24],
             "error: node1: nothing comes through to its neighbours: no answer in",
         ),
     ],
@@ -173,7 +173,7 @@ def test_a_node_that_is_slow_or_hangs_is_left_out(
     start = time.monotonic()
     done = inspect(place, *words, faulty=node, fault=fault)
     expect(place, done, Code.RANK_LOST, message, out=[f"node{node}"])
-    assert time.monotonic() - start < 30 or not words
+    assert time.monotonic() - start < 45 or not words
 
 
 @pytest.mark.timed
@@ -230,7 +230,7 @@ def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, faulty: int, ran
 
 @pytest.mark.slow
 def test_nobody_can_tell_which_end_of_the_only_link_is_bad(place: Place) -> None:
-    done = inspect(place, "--patience", 12, ranks=2, fault=exchange_nothing)
+    done = inspect(place, "--patience", 24, ranks=2, fault=exchange_nothing)
     expect(place, done, Code.RANK_LOST, "node0: nothing comes", "node1: nothing comes", "2 of 2 nodes are unfit")
 
 

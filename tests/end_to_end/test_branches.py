@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.damage import FILES, flip
-from support.faults import BAD, Poison
+from support.faults import BAD, Poison, kill_at
 from support.marks import slow
 from support.training import (
     CUT,
@@ -124,11 +124,10 @@ def test_a_branch_that_is_killed_is_the_one_that_is_not(place: Place, straight: 
     """Before its first own checkpoint and after it: the same command goes on in its folder."""
     words = ["--phases.0.steps", "40", "--checkpoints.every", "8", "--branch", f"{straight}@3"]
     command = place.command("killed", *words)
-    for step, said in ((5, "goes on as a branch"), (10, "goes on as a branch"), (20, "continues after step ")):
-        run = launch(command)
-        run.reach(step)
-        run.signal(signal.SIGKILL)
-        assert said in run.wait()[0].output
+    for step, said in ((6, "goes on as a branch"), (18, "goes on as a branch"), (21, "continues after step ")):
+        killed = launch(command, fault=partial(kill_at, step)).wait()
+        assert [rank.code for rank in killed] == [-signal.SIGKILL] * 2
+        assert said in killed[0].output
     assert_well(train(command))
     assert_same(place.folder / "killed", train_straight(place, "not killed", *words))
 

@@ -102,7 +102,7 @@ def test_what_was_begun_otherwise_is_refused(
 
 @pytest.mark.usefixtures("leaves_group")
 def test_two_commands_in_one_folder(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    run = launch(toy.command("out"), fault=partial(slow_steps, 1.0))
+    run = launch(toy.command("out"), fault=partial(slow_steps, 60.0))
     wait_for(lambda: (toy.folder / "out" / "toy").exists())
     assert call("run_task", toy.command("out")) == 2
     errors = capsys.readouterr().err

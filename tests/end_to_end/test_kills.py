@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import all_of, miss_ranks_after, slow_save
+from support.faults import all_of, hold_saves_once, miss_ranks_after
 from support.processes import wait_for
 from support.training import (
     LONG,
@@ -21,17 +21,18 @@ from support.training import (
     train_straight,
 )
 
-from pretraining.checkpoint.record import FOLDER, RECORD
+from pretraining.checkpoint.record import FOLDER
 from pretraining.processes.ending import Code
 
 
 def kill(command: list[str], checkpoints: Path, step: int, draw: random.Random, save: bool) -> None:
     """Kills a rank at a random moment after a step, or inside a save; the other must end by itself."""
-    slow, soon = partial(slow_save, 0.05), partial(miss_ranks_after, 20.0)
-    run = launch(command, fault=partial(all_of, slow, soon) if save else None)
+    shut, soon = checkpoints.parent / f"shut-{step}", partial(miss_ranks_after, 20.0)
+    run = launch(command, fault=partial(all_of, partial(hold_saves_once, shut), soon) if save else None)
     run.reach(step)
     if save:
-        wait_for(lambda: any(not (folder / RECORD).exists() for folder in checkpoints.glob("*.tmp")))
+        shut.touch()
+        wait_for(shut.with_suffix(".held").exists)
     else:
         time.sleep(draw.uniform(0, 0.05))
     victim = draw.randrange(2)

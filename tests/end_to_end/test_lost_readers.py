@@ -7,12 +7,14 @@ import pty
 import runpy
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.commands import block_all_signals
+from support.faults import hold_before
 from support.finetuning import Toy
 from support.processes import ROOT, Run, start, wait_for
 from support.training import COMMAND, LONG, Place, assert_same, assert_well, records, train
@@ -25,7 +27,9 @@ from pretraining.checkpoint.record import list_finished
 RUN_TASK, SHARD = ROOT / "finetuning" / "run_task.py", ROOT / "data_prep" / "shard.py"
 
 
-def be_entry(entry: Path, words: Sequence[str], output: str, nohup: bool) -> None:
+def be_entry(
+    entry: Path, words: Sequence[str], output: str, nohup: bool, fault: Callable[[], None] | None = None
+) -> None:
     """What a rank does: the entry as a program, with all signals blocked by its starter; rank 0 on a terminal or pipe.
 
     The first terminal that a leader of a session opens is its own: the rank hears SIGHUP when that is closed.
@@ -38,15 +42,19 @@ def be_entry(entry: Path, words: Sequence[str], output: str, nohup: bool) -> Non
     if nohup:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     block_all_signals()
+    if fault is not None:
+        fault()
     sys.argv = [str(entry), *words]
     runpy.run_path(str(entry), run_name="__main__")
 
 
 @contextmanager
-def on_terminal(entry: Path, words: Sequence[str], ranks: int = 1, nohup: bool = False) -> Iterator[Run]:
+def on_terminal(
+    entry: Path, words: Sequence[str], ranks: int = 1, nohup: bool = False, fault: Callable[[], None] | None = None
+) -> Iterator[Run]:
     """An entry on a terminal, which is closed at the end of the block."""
     person, terminal = pty.openpty()
-    yield start(ranks, be_entry, entry, list(words), os.ttyname(terminal), nohup)
+    yield start(ranks, be_entry, entry, list(words), os.ttyname(terminal), nohup, fault)
     os.close(terminal)
     os.close(person)
 
@@ -57,8 +65,10 @@ def steps_of(run: Path) -> int:
 
 def test_a_closed_terminal_saves_and_ends(place: Place, long: Path) -> None:
     command, run = place.command("run", *LONG, "--checkpoints.every", "0"), place.folder / "run"
-    with on_terminal(COMMAND, command, ranks=2) as going:
-        wait_for(lambda: steps_of(run) >= 3)
+    gate = place.folder / "gate"
+    with on_terminal(COMMAND, command, ranks=2, fault=partial(hold_before, 4, gate)) as going:
+        wait_for(gate.with_suffix(".held").exists)
+    gate.touch()
     assert [rank.code for rank in going.wait()] == [Code.STOPPED] * 2
     assert read_json(run / ENDED)["code"] == Code.STOPPED
     assert [path.name for path in list_finished(run)] == [f"step-{steps_of(run):08}"]
@@ -68,9 +78,11 @@ def test_a_closed_terminal_saves_and_ends(place: Place, long: Path) -> None:
 
 @pytest.mark.slow
 def test_under_nohup_a_closed_terminal_ends_nothing(place: Place, long: Path) -> None:
-    run = place.folder / "run"
-    with on_terminal(COMMAND, place.command("run", *LONG), ranks=2, nohup=True) as going:
-        wait_for(lambda: steps_of(run) >= 3)
+    run, gate = place.folder / "run", place.folder / "gate"
+    held = partial(hold_before, 4, gate)
+    with on_terminal(COMMAND, place.command("run", *LONG), ranks=2, nohup=True, fault=held) as going:
+        wait_for(gate.with_suffix(".held").exists)
+    gate.touch()
     assert [rank.code for rank in going.wait()] == [Code.DONE] * 2
     assert [("standard output" in str(note["text"])) for note in records(run, "note")] == [True]
     assert_same(run, long)
@@ -79,11 +91,13 @@ def test_under_nohup_a_closed_terminal_ends_nothing(place: Place, long: Path) ->
 @pytest.mark.slow
 def test_a_reader_who_leaves_takes_no_work_along(place: Place, long: Path) -> None:
     """As `train.py | head -n 1`."""
-    pipe, run = place.folder / "pipe", place.folder / "run"
+    pipe, run, gate = (place.folder / name for name in ("pipe", "run", "gate"))
     os.mkfifo(pipe)
-    going = start(2, be_entry, COMMAND, place.command("run", *LONG), str(pipe), False)
+    held = partial(hold_before, 4, gate)
+    going = start(2, be_entry, COMMAND, place.command("run", *LONG), str(pipe), False, held)
     with pipe.open() as reader:
         assert reader.readline()
+    gate.touch()
     done = going.wait()
     assert [rank.code for rank in done] == [Code.DONE] * 2
     [note] = records(run, "note")

@@ -8,7 +8,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import kill_at, signal_within_evaluation, signal_within_step, slow_save, slow_start
+from support.faults import (
+    hold_before,
+    hold_save,
+    hold_start,
+    kill_at,
+    mark_meeting,
+    signal_within_evaluation,
+    signal_within_step,
+    slow_save,
+)
 from support.marks import slow
 from support.processes import wait_for
 from support.training import (
@@ -26,7 +35,7 @@ from support.training import (
     train,
 )
 
-from pretraining.checkpoint.record import FOLDER, list_finished
+from pretraining.checkpoint.record import list_finished
 from pretraining.processes.ending import INTERRUPTION, Code
 from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
 
@@ -38,12 +47,14 @@ def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(
     """What a launcher makes of one key press counts once: SIGINT to each process, and SIGTERM after it."""
     command, run = place.command("run", *LONG), place.folder / "run"
     ctrl_c = ((signal.SIGINT,), (signal.SIGINT,), (signal.SIGTERM,))
-    stops = (((number, rank),), Code.STOPPED, "a signal"), (ctrl_c, Code.INTERRUPTED, "Ctrl-C")
-    for signals, code, cause in stops:
-        going = launch(command)
-        going.reach(1)
+    stops = (2, ((number, rank),), Code.STOPPED, "a signal"), (4, ctrl_c, Code.INTERRUPTED, "Ctrl-C")
+    for step, signals, code, cause in stops:
+        gate = place.folder / f"gate-{step}"
+        going = launch(command, fault=partial(hold_before, step, gate))
+        wait_for(gate.with_suffix(".held").exists)
         for each in signals:
             going.signal(*each)
+        gate.touch()
         told = f"stopped by {cause} after step {{}}, and saved; the same command continues from there\n"
         assert assert_ended(going, code) == told.format(going.step)
         assert going.done()[0].output.count(STOPPING) == (cause == "Ctrl-C")
@@ -55,13 +66,14 @@ def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(
 @pytest.mark.slow
 def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -> None:
     command = place.command("run", *LONG, "--checkpoints.every", "0")
-    going = launch(command, fault=partial(slow_save, 0.3))
+    gate = place.folder / "gate"
+    going = launch(command, fault=partial(hold_save, gate))
     going.reach(3)
     going.signal(signal.SIGTERM)
-    wait_for(lambda: any((place.folder / "run" / FOLDER).glob("*.tmp")))
+    wait_for(gate.with_suffix(".held").exists)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         going.signal(number)
-        time.sleep(0.05)
+    gate.touch()
     assert_ended(going, Code.STOPPED, f"stopped by a signal after step {going.step}, and saved")
     assert list_finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
     assert_ended(launch(command), 0)
@@ -75,11 +87,13 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, com
     run = stopped_at(straight, place.folder / "run", 6)
     before = {path: contents(path) for path in list_finished(run)}
     (run / "lock").unlink()
-    going = launch(place.command("run", *SAVES), fault=slow_start, come=come)
-    if come == 2:
-        wait_for((run / "lock").exists)
-    time.sleep(0.5)
+    gate = place.folder / "gate"
+    held = gate.with_suffix(".held")
+    fault = partial(mark_meeting, held) if come == 1 else partial(hold_start, gate)
+    going = launch(place.command("run", *SAVES), fault=fault, come=come)
+    wait_for(held.exists)
     going.signal(signal.SIGTERM)
+    gate.touch()
     message = INTERRUPTION if come == 1 else "stopped by a signal after step 6, and saved; the same command continues"
     assert assert_ended(going, Code.STOPPED).strip().startswith(message)
     assert {path: contents(path) for path in before} == before
@@ -122,9 +136,9 @@ def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_lost(place: Place) -> No
 
 
 def test_ctrl_c_before_the_first_step_ends_at_once(place: Place) -> None:
-    going = launch(place.command("run"), fault=slow_start)
-    wait_for((place.folder / "run" / "lock").exists)
-    time.sleep(0.5)
+    gate = place.folder / "gate"
+    going = launch(place.command("run"), fault=partial(hold_start, gate))
+    wait_for(gate.with_suffix(".held").exists)
     going.signal(signal.SIGINT)
     going.wait(15)
     assert assert_ended(going, Code.INTERRUPTED).strip() == INTERRUPTION

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from support.commands import wait_for
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -31,7 +32,7 @@ from pretraining.mesh.mesh import Mesh
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.encoder import PretrainingModel
 from pretraining.planning.memory import Heaviest
-from pretraining.processes import group, stopping
+from pretraining.processes import group, meeting, stopping
 from pretraining.processes.watchdog import Watch
 from pretraining.training import micro_batch
 from pretraining.training.phases import TrainingPhase
@@ -70,6 +71,13 @@ def around_steps(before: Callable[[Trainer], object], after: Callable[[Trainer],
 def is_last(trainer: Trainer) -> bool:
     """Whether this is the last rank."""
     return trainer.context.world.rank == trainer.context.world.size - 1
+
+
+def hold(gate: Path) -> None:
+    """Waits until a test has done what it wants to do meanwhile, and opens the gate, which is a file; `GATE.held` says
+    that something waits."""
+    gate.with_suffix(".held").touch()
+    wait_for(gate.exists)
 
 
 def send(number: int, now: bool) -> None:
@@ -138,13 +146,28 @@ def fill_the_disk_of_rank_1() -> None:
 
 def slow_save(seconds: float) -> None:
     """A fault: every file of a checkpoint takes longer."""
+    before_files(lambda: time.sleep(seconds))
+
+
+def hold_save(gate: Path) -> None:
+    """A fault: a save is held after its first file."""
+    before_files(lambda: hold(gate))
+
+
+def hold_saves_once(shut: Path) -> None:
+    """A fault: saves are held once a file is there, until the run is killed."""
+    before_files(lambda: hold(shut.with_suffix(".open")) if shut.exists() else None)
+
+
+def before_files(wait: Callable[[], object]) -> None:
+    """A fault: something is waited for before each file of a checkpoint counts as written."""
     compare = writing._compare
 
-    def slowly(path: Path, tensors: dict[str, Tensor]) -> None:
-        time.sleep(seconds)
+    def compare_late(path: Path, tensors: dict[str, Tensor]) -> None:
+        wait()
         compare(path, tensors)
 
-    replace(writing, "_compare", slowly)
+    replace(writing, "_compare", compare_late)
 
 
 def miss_ranks_after(seconds: float) -> None:
@@ -171,16 +194,33 @@ def stay_in_the_group(step: int | None = None) -> None:
         fail_alone(step)
 
 
-def slow_start() -> None:
-    """A fault: rank 0 needs longer for its model, and the others wait for it."""
+def hold_start(gate: Path) -> None:
+    """A fault: rank 0 is held while it makes its model, and the others wait for it."""
     initialize = PretrainingModel.initialize
 
-    def slowly(self: PretrainingModel, seed: int) -> Any:
+    def initialize_late(self: PretrainingModel, seed: int) -> Any:
         if os.environ["RANK"] == "0":
-            time.sleep(2)
+            hold(gate)
         return initialize(self, seed)
 
-    replace(PretrainingModel, "initialize", slowly)
+    replace(PretrainingModel, "initialize", initialize_late)
+
+
+def mark_meeting(mark: Path) -> None:
+    """A fault: a file is there once a rank waits for the others to come."""
+    wait = meeting._wait_for_all
+
+    def mark_and_wait(*arguments: Any) -> None:
+        mark.touch()
+        wait(*arguments)
+
+    replace(meeting, "_wait_for_all", mark_and_wait)
+
+
+def hold_before(step: int, gate: Path) -> None:
+    """A fault: all ranks are held before this step of the run, and what comes at once counts as one key press."""
+    stopping.ECHO_SECONDS = 60.0
+    around_steps(lambda run: hold(gate) if run.state.step + 1 == step else None)
 
 
 def jumping_clock() -> None:

@@ -161,7 +161,7 @@ def test_ctrl_c_saves_and_a_second_one_ends_at_once(toy: Toy, straight_toy: dict
     run = launch(toy.command("stopped"), fault=partial(stop_at, 3, signal.SIGINT))
     assert_ended(run, Code.INTERRUPTED, "stopped by Ctrl-C after step 3, and saved")
     assert "press Ctrl-C again to end at once" in run.done()[0].output
-    run = launch(toy.command("stopped", "--logging.every", "1"), fault=partial(slow_steps, 2.0))
+    run = launch(toy.command("stopped", "--logging.every", "1"), fault=partial(slow_steps, 60.0, first=5))
     wait_for(lambda: "4/10" in run.done()[0].output)
     run.signal(signal.SIGINT)
     wait_for(lambda: "press Ctrl-C" in run.done()[0].output)

@@ -130,7 +130,8 @@ def test_one_key_press_counts_once_whenever_it_comes_again(number: signal.Signal
 
 
 @pytest.mark.parametrize("launcher", ["plain", "torchrun", "deepspeed", "mpirun"])
-def test_one_key_press_counts_once_however_often_it_arrives(launcher: str) -> None:
+def test_one_key_press_counts_once_however_often_it_arrives(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "ECHO_SECONDS", 60.0)
     assert raise_signals(launcher, *PASSED_ON, apart=0.01) == (Decision.INTERRUPT, [STOPPING])
 
 
