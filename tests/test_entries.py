@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT
 from support.commands import block_all_signals
 from support.copies import write_other_copy
+from support.marks import slow
 
 ENTRIES = [
     path
@@ -62,7 +63,7 @@ def test_submit_needs_the_standard_library_alone() -> None:
     assert run(sys.executable, "-S", "-E", "cluster/submit.py", "--help").returncode == 0
 
 
-@pytest.mark.parametrize("version", ["3.6", "3.9"])
+@pytest.mark.parametrize("version", [slow("3.6"), "3.9"])
 def test_a_python_that_is_too_old_is_told_in_a_line(version: str) -> None:
     """A real one where there is any, otherwise this one that says so of itself."""
     places = [os.environ["PATH"], *map(str, (Path.home() / ".pyenv/versions").glob("*/bin"))]

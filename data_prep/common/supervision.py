@@ -87,13 +87,16 @@ def outlive_mpirun() -> None:
     if not started_by_mpi() or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its ranks more time
         return
     parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until they can be passed on
     child = os.fork()
     if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.setpgid(0, 0)
         end_with_parent(parent=parent)
         return
     for number in PASSED_ON:
         signal.signal(number, lambda heard, _: send_signal(child, heard))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
         with suppress(OSError):  # SIGKILL has no handler

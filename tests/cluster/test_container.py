@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, write_wiki
 from support.commands import write_program
+from support.marks import slow
 from support.registry import copy_project, locked, scratch, without_pythons_paths
 
 FOLDER = ROOT / "cluster" / "container"
@@ -34,7 +35,7 @@ def refuse(words: Sequence[str | Path], variables: Mapping[str, str]) -> str:
     return done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("linter", ["hadolint", "shellcheck"])
+@pytest.mark.parametrize("linter", ["hadolint", slow("shellcheck")])
 def test_scripts_and_the_dockerfile_have_no_faults(linter: str) -> None:
     """By linters of the `dev` extra; for aarch64 there is none."""
     program = shutil.which(linter, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")

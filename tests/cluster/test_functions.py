@@ -191,13 +191,13 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
 @pytest.mark.slow
 def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
     """Neither while the ranks work nor where another start begins."""
-    goes = "mv data away; (sleep 1.5; mv away data) > /dev/null 2>&1 & sleep 0.1; exit 2"
-    log = job.end(76, TRAIN=goes, CLOZE_STORAGE_SECONDS="20")
+    goes = "mv data away; (sleep 5; mv away data) > /dev/null 2>&1 & sleep 0.1; exit 2"
+    log = job.end(76, TRAIN=goes, CLOZE_STORAGE_SECONDS="60")
     assert "data/first/manifest.json: gone" in log
     assert "it is back" in log
     (job.folder / "runs").rename(job.folder / "away")
-    with subprocess.Popen(["sh", "-c", "sleep 1.5; mv away runs"], cwd=job.folder):
-        assert "it is back" in job.end(0, 1, CLOZE_STORAGE_SECONDS="20")
+    with subprocess.Popen(["sh", "-c", "sleep 5; mv away runs"], cwd=job.folder):
+        assert "it is back" in job.end(0, 1, CLOZE_STORAGE_SECONDS="60")
     (job.folder / "runs").rename(job.folder / "away")
     code, log = job.start(1, CLOZE_STORAGE_SECONDS="1")
     assert (code, (job.folder / "runs").exists()) == (2, False), "a run that is gone is not begun anew"

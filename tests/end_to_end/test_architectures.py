@@ -91,7 +91,8 @@ def test_every_architecture_is_here() -> None:
     assert WORDS.keys() == architectures().keys()
 
 
-@pytest.mark.parametrize("ranks", [2, slow(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 1])
 @OTHERS
 def test_a_stopped_run_is_the_straight_one(name: str, ranks: int, unpaired: Place, place: Place) -> None:
     straight = train_once(unpaired, name, ranks=ranks)

@@ -186,6 +186,7 @@ def model(folders: dict[Kind, Path]) -> Path:
     return folders["classes"]
 
 
+@pytest.mark.slow
 def test_each_row_of_a_pipe_is_answered_before_the_next_and_ctrl_c_ends_it_without_a_word(model: Path) -> None:
     asked = start([sys.executable, str(ROOT / "finetuning" / "predict.py"), str(model), "--flush"], stdin=PIPE)
     assert asked.stdin is not None

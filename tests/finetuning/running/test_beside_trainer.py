@@ -20,6 +20,7 @@ def largest_difference(one: list[float], other: list[float], steps: int) -> floa
     return float(np.abs(np.array(one) - np.array(other)).max())
 
 
+@pytest.mark.slow
 def test_the_same_batches_have_the_same_losses_and_others_have_others(tmp_path: Path) -> None:
     data = write_easy_task(tmp_path / "data")
     trial = Trial("sst2", make_model("tiny", data, tmp_path / "tiny"), data, 4, tmp_path)

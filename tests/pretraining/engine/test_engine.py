@@ -40,7 +40,7 @@ EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_p
 EPSILON = 1e6
 PLAIN_DESCENT = {"betas": (0.0, 0.0), "epsilon": EPSILON, "weight_decay": 0.0}
 """with these, AdamW's step is the gradient times the learning rate by EPSILON"""
-CLIP, REPEATS = 0.5, 16
+CLIP, REPEATS = 0.5, 4
 STRETCH = 1000.0
 """times the gradient: weights move so far that what their rounding hides does not matter"""
 

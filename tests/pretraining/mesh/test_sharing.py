@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 
 import pytest
 from support.mesh import Case, Found, train
@@ -30,35 +29,22 @@ CASES = {
 }
 
 
-FIRST = ("lamb, ZeRO 2",)
-"""The others are slow."""
-
-
-def train_all(names: Sequence[str], tensor: int) -> dict[str, Found]:
-    return {name: train(CASES[name], tensor) for name in names}
+def train_all(tensor: int) -> dict[str, Found]:
+    return {name: train(case, tensor) for name, case in CASES.items()}
 
 
 @pytest.fixture(scope="module")
-def find() -> Callable[[str], tuple[list[Found], Found]]:
-    """Finds what all ranks of 2 x 2 learn of a case, and the first of two ranks with whole models; for many at once."""
-
-    @cache
-    def train_some(names: Sequence[str]) -> tuple[list[dict[str, Found]], dict[str, Found]]:
-        shared, whole = partial(train_all, names, 2), partial(train_all, names, 1)
-        return run_connected(4, shared, timeout=300), run_connected(2, whole, timeout=300)[0]
-
-    def find(name: str) -> tuple[list[Found], Found]:
-        shared, whole = train_some(FIRST if name in FIRST else (*(each for each in CASES if each not in FIRST),))
-        return [rank[name] for rank in shared], whole[name]
-
-    return find
+def found() -> tuple[list[dict[str, Found]], dict[str, Found]]:
+    """What all ranks of 2 x 2 learn of each case, and the first of two ranks with whole models."""
+    return run_connected(4, partial(train_all, 2), timeout=300), run_connected(2, partial(train_all, 1), timeout=300)[0]
 
 
-@pytest.mark.parametrize(
-    "name", [each if each in FIRST else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
-)
-def test_ranks_that_share_a_model_learn_the_same(find: Callable[[str], tuple[list[Found], Found]], name: str) -> None:
-    shared, wanted = find(name)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_that_share_a_model_learn_the_same(
+    found: tuple[list[dict[str, Found]], dict[str, Found]], name: str
+) -> None:
+    shared, wanted = [rank[name] for rank in found[0]], found[1][name]
     for rank in shared:
         apart = rank.measure_distance(wanted)
         if CASES[name].dtype == "fp32":

@@ -114,7 +114,7 @@ def test_with_dropout_it_is_that_of_a_cpu(lengths: str, sight: Any) -> None:
     same(by_own(rows, qkv, bias, heads, sight, dropout), by_cpu(rows, qkv, bias, heads, sight, dropout))
 
 
-@pytest.mark.parametrize("sight", [(False, None), (True, 20)])
+@pytest.mark.parametrize("sight", [slow((False, None)), (True, 20)])
 def test_masks_are_those_of_a_cpu_bit_for_bit(sight: tuple[bool, int | None]) -> None:
     """And go backward as they went forward. All pieces weigh the same; values of 1 at one place in one column show
     which pieces kept it, and so does the gradient of values, by slopes of 1 at one place."""

@@ -125,6 +125,7 @@ def test_positions_rotate_in_fp64_with_fp64() -> None:
     assert torch.autograd.gradcheck(lambda x: rotate(x, torch.arange(4), turns, 2), [qkv])
 
 
+@pytest.mark.slow
 def test_a_block_compiles_as_a_whole() -> None:
     """Norm before the block, rotary positions and a gate, by PyTorch's operations, which torch.compile fuses."""
     x, weight, residual = tensors(8, (20, 96), (96,), (20, 96))

@@ -68,7 +68,7 @@ def test_closing_ends_the_thread_at_once(seconds: float) -> None:
     begin = time.monotonic()
     values.close()
     values.close()  # does no harm
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
     assert not threads()
 
 

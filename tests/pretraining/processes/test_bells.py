@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import Done, free_port, spawn, start
+from support.processes import Done, free_port, spawn, start, wait_for
 from support.ranks import take_part
 from support.training import connect_ranks, run_connected
 from torch import Tensor
@@ -113,7 +114,8 @@ def come_late() -> object:
     """Rank 1 comes when rank 0 has given up its bell; both go on by gloo, where nothing of before is heard."""
     rank = dist.get_rank()
     group._bells.patience = 0.3 if rank == 0 else 60
-    time.sleep(1.0 * rank)
+    if rank == 1:
+        wait_for(lambda: any(event & select.POLLHUP for _, event in group._bells._polls[0].poll(0)))
     wait_for_all()
     gone = not group._bells
     return gone, float(find_greatest(torch.tensor([float(rank)]))), float(add_up(torch.tensor(1.0 + rank)))
