@@ -86,6 +86,7 @@ def test_the_objective_may_change_in_a_shared_model(place: Place) -> None:
     assert distance(place.folder / "shared", place.folder / "whole") < 1e-6
 
 
+@pytest.mark.slow
 def test_four_ranks_that_are_stopped_go_on_bit_for_bit(
     place: Place, run: Path, words: list[str], tmp_path: Path
 ) -> None:
