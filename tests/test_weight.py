@@ -9,7 +9,7 @@ from pathlib import Path
 from conftest import ROOT
 
 PRODUCT = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
-MOST_PRODUCT, MOST_TESTS = 38_743, 37_896
+MOST_PRODUCT, MOST_TESTS = 38_754, 37_958
 """Lines that product and tests have at most. A change that takes some away lowers these numbers with it."""
 
 
@@ -25,7 +25,7 @@ def count_code(source: bytes) -> int:
 
 
 def list_lines(node: ast.Constant | ast.JoinedStr) -> range:
-    """Lists the lines of a string or a number."""
+    """Lists the lines of a constant, such as a string of several."""
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
@@ -41,6 +41,7 @@ def weigh(folder: Path) -> Counter[str]:
 def test_lines_of_code_are_counted() -> None:
     source = b'"""Two\nlines."""\n\nx = 1  # one\n# none\n\n\ndef f():\n    "None."\n    return (\n        x\n    )\n'
     assert count_code(source) == 5
+    assert count_code(b'text = """\n# of a string\n\n"""\n') == 4
 
 
 def test_the_house_grows_no_heavier() -> None:

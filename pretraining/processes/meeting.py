@@ -29,13 +29,11 @@ from data_prep.common.errors import SharedError, UnreachedError, UserError, name
 from data_prep.common.launchers import LOOPBACK, World
 from pretraining.processes.ahead import await_call
 from pretraining.processes.environment import allow_open_files
-from pretraining.processes.signing import LOOK_SECONDS, SECRET, SignedStore, read_secret, write_secret
+from pretraining.processes.signing import LOOK_SECONDS, LOOKS_A_SECOND, SECRET, SignedStore, read_secret, write_secret
 
 ANSWER_SECONDS, ANSWER_SECONDS_OF_A_RANK = 15.0, 0.1
 """A store answers at once: what needs longer is another program. But where all ranks come at once, each waits for those
 before it, of whose addresses torch's store asks the names, one after another."""
-LOOKS_A_SECOND = 1000
-"""How often all ranks together look into the store at most."""
 FILE_SECONDS = 60.0
 """For how long a network file system may not show a file that another machine has just written."""
 CONNECTIONS = 2
@@ -178,18 +176,24 @@ def _wait_for_all(store: SignedStore, world: World, patience: float) -> None:
     """Waits until every rank has joined; rank 0 names those that have not."""
     if world.rank > 0:
         if store.find("complete", patience + _answer_seconds(world), _pause(world)) != "yes":
-            store.leave("left", world.rank, ())
+            _leave(store, world)
             raise UserError(f"rank 0 at {world.address}:{world.port} gave up waiting for all ranks")
         return
     end = time.monotonic() + patience
     missing = [rank for rank in range(world.size) if not store.find(f"joined/{rank}", end - time.monotonic())]
     store.set("complete", "no" if missing else "yes")
     if missing:
-        store.leave("left", 0, {*range(world.size)} - {*missing})
+        _leave(store, world, missing)
         raise UserError(
             f"{name_ranks(missing)} of {world.size} did not come in {patience:.0f} s\n"
             f"were all started ({world.launcher}), and can their hosts reach {world.address}:{world.port}?"
         )
+
+
+def _leave(store: SignedStore, world: World, missing: Sequence[int] = ()) -> None:
+    """Returns once this rank may end, after the other ranks have read why, where the store ends with it."""
+    if not uses_agent_store():
+        store.leave("left", world.rank, {*range(world.size)} - {*missing})
 
 
 def ask_rank_0(
@@ -206,7 +210,7 @@ def ask_rank_0(
         store.set(f"{topic}/answer", json.dumps(told))
     told = json.loads(store.await_all([f"{topic}/answer"], patience)[0])
     if "fault" in told:
-        store.leave("left", world.rank, range(world.size))
+        _leave(store, world)
         raise SharedError(told["fault"])
     return str(told["answer"])
 

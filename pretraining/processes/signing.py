@@ -28,7 +28,9 @@ SECRET = "CLOZE_SECRET"
 """The variable with the secret of one start of a run, the same for all of its ranks."""
 LOOK_SECONDS = 0.05
 """The pause between two looks into the store."""
-LEAVE_SECONDS = 10.0
+LOOKS_A_SECOND = 1000
+"""How often all ranks together look into the store at most."""
+READ_SECONDS = 10.0
 """For every rank to read why it ends, before the store ends with rank 0."""
 
 
@@ -122,12 +124,14 @@ class SignedStore:
         return [str(value) for value in values]
 
     def leave(self, key: str, rank: int, ranks: Iterable[int]) -> None:
-        """Says that this rank has read why it ends. Rank 0 waits until `ranks` have said so: the store may end with it,
-        and they are still to read it."""
-        deadline = time.monotonic() + LEAVE_SECONDS
+        """Says under a key that this rank has read why it ends. Rank 0, with which the store may end, waits for a while
+        until the others among `ranks` have said so."""
         with suppress(dist.DistError):
-            self.set(f"{key}/{rank}", "yes")
-            names = [f"{key}/{other}" for other in ranks if rank == 0 != other]
+            if rank:
+                self.set(f"{key}/{rank}", "yes")
+                return
+            names = [f"{key}/{other}" for other in ranks if other]
+            deadline = time.monotonic() + READ_SECONDS + len(names) / LOOKS_A_SECOND
             while names and None in self.get_all(names) and time.monotonic() < deadline:
                 time.sleep(LOOK_SECONDS)
 

@@ -243,7 +243,7 @@ class Watch:
                 exit_now(failure.code)
 
     def _leave(self, store: SignedStore) -> None:
-        """Ends once all that live know why."""
+        """Says that this rank knows why it ends; rank 0 waits until all that live have said so."""
         store.leave(self.SEEN, self._world.rank, {*range(self._world.size)} - {*self._judge.late()})
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 import re
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import all_of, hold_saves_once, miss_ranks_after
+from support.faults import all_of, hold_saves_from, kill_one_after, miss_ranks_after
 from support.processes import wait_for
 from support.training import (
     LONG,
@@ -27,16 +26,14 @@ from pretraining.processes.ending import Code
 
 def kill(command: list[str], checkpoints: Path, step: int, draw: random.Random, save: bool) -> None:
     """Kills a rank at a random moment after a step, or inside a save; the other must end by itself."""
-    shut, soon = checkpoints.parent / f"shut-{step}", partial(miss_ranks_after, 20.0)
-    run = launch(command, fault=partial(all_of, partial(hold_saves_once, shut), soon) if save else None)
-    run.reach(step)
+    victim, gate = draw.randrange(2), checkpoints.parent.parent / f"gate-{step}"
     if save:
-        shut.touch()
-        wait_for(shut.with_suffix(".held").exists)
+        held, soon = partial(hold_saves_from, step, gate), partial(miss_ranks_after, 20.0)
+        run = launch(command, fault=partial(all_of, held, soon))
+        wait_for(gate.with_suffix(".held").exists)
+        run.signal(signal.SIGKILL, victim)
     else:
-        time.sleep(draw.uniform(0, 0.05))
-    victim = draw.randrange(2)
-    run.signal(signal.SIGKILL, victim)
+        run = launch(command, fault=partial(kill_one_after, step, victim, draw.uniform(0, 0.05)))
     done = run.wait()
     assert {rank.code for rank in done} == {-signal.SIGKILL, Code.RANK_LOST}, done
     assert done[victim].code == -signal.SIGKILL

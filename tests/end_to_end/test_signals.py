@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.faults import (
+    all_of,
     hold_before,
     hold_save,
     hold_start,
@@ -66,10 +67,11 @@ def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(
 @pytest.mark.slow
 def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -> None:
     command = place.command("run", *LONG, "--checkpoints.every", "0")
-    gate = place.folder / "gate"
-    going = launch(command, fault=partial(hold_save, gate))
-    going.reach(3)
+    step, gate = place.folder / "step", place.folder / "save"
+    going = launch(command, fault=partial(all_of, partial(hold_before, 4, step), partial(hold_save, gate)))
+    wait_for(step.with_suffix(".held").exists)
     going.signal(signal.SIGTERM)
+    step.touch()
     wait_for(gate.with_suffix(".held").exists)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         going.signal(number)

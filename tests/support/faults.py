@@ -126,6 +126,17 @@ def kill_at(step: int) -> None:
     around_steps(lambda run: send(signal.SIGKILL, run.state.step + 1 == step))
 
 
+def kill_one_after(step: int, rank: int, seconds: float) -> None:
+    """A fault: a rank is killed so long after this step of the run, wherever it is then."""
+    soon = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    def begin(run: Trainer) -> None:
+        if run.context.world.rank == rank and run.state.step >= step and soon.ident is None:
+            soon.start()
+
+    around_steps(begin)
+
+
 def fill_the_disk_of_rank_1() -> None:
     """A fault: rank 1 finds the disk full while rank 0 is about to write, and both know how it went after the step."""
     write_all, report = writing.Saver._write, writing.Saver.report
@@ -154,9 +165,11 @@ def hold_save(gate: Path) -> None:
     before_files(lambda: hold(gate))
 
 
-def hold_saves_once(shut: Path) -> None:
-    """A fault: saves are held once a file is there, until the run is killed."""
-    before_files(lambda: hold(shut.with_suffix(".open")) if shut.exists() else None)
+def hold_saves_from(step: int, gate: Path) -> None:
+    """A fault: saves are held once so many steps of the run are done."""
+    reached: list[int] = []
+    around_steps(lambda run: reached.append(step) if run.state.step >= step else None)
+    before_files(lambda: hold(gate) if reached else None)
 
 
 def before_files(wait: Callable[[], object]) -> None:
@@ -218,7 +231,7 @@ def mark_meeting(mark: Path) -> None:
 
 
 def hold_before(step: int, gate: Path) -> None:
-    """A fault: all ranks are held before this step of the run, and what comes at once counts as one key press."""
+    """A fault: all ranks are held before this step of the run, and signals within a minute count as one key press."""
     stopping.ECHO_SECONDS = 60.0
     around_steps(lambda run: hold(gate) if run.state.step + 1 == step else None)
 

@@ -1,6 +1,6 @@
 """LAMB under any ZeRO stage, ranks and precision, and plain LAMB in fp64 on one process to compare it with.
 
-Every parameter of a small BERT is pulled by given forces, 4 steps of 2 micro-batches, through the real engine. Beside
+Every parameter of a small BERT is pulled by given forces, 6 steps of 2 micro-batches, through the real engine. Beside
 it stands what comes out when LAMB takes each flat tensor of DeepSpeed for a parameter, as it is without partition.py.
 """
 
@@ -29,7 +29,7 @@ from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.optimizers.steps.lamb import Lamb
 
 SHAPE = Shape(layers=1, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
-STEPS, MICRO = 4, 2
+STEPS, MICRO = 6, 2
 LEARNING_RATES = [1e-3 * (1 + step % 4) for step in range(STEPS)]
 NVIDIA: dict[str, Any] = {"clip": 1.0}
 """the settings of NVIDIA's recipe, which are the defaults otherwise"""
@@ -107,7 +107,7 @@ def make_engine(
     **more: Any,
 ) -> Engine:
     """An engine that trains `Pulled`; `more` is DeepSpeed's zero_optimization."""
-    scale = {"loss_scale_power": 8, "loss_scale_window": 2}  # fp16: it grows within the steps
+    scale = {"loss_scale_power": 8, "loss_scale_window": 4}  # fp16: it grows within the steps
     settings = EngineSettings(
         optimizer=Optimizer.model_validate({"name": "lamb", **chosen}),
         precision=Precision.model_validate({"dtype": dtype, **scale}),

@@ -77,8 +77,7 @@ class Run:
         """Sends a signal to these ranks, by default to all."""
         for rank in ranks or range(len(self.pids)):
             if self.goes_on(rank):
-                with suppress(ProcessLookupError):  # it has ended since
-                    os.kill(self.pids[rank], number)
+                os.kill(self.pids[rank], number)
 
     def wait(self, seconds: float = 90.0, *ranks: int) -> list[Done]:
         """Waits for the end of these ranks, by default of all, and kills them all where it does not come."""

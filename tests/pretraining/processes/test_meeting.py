@@ -26,8 +26,8 @@ from data_prep.common.launchers import World, find_world
 from pretraining.processes import meeting, signing
 from pretraining.processes.ending import Code
 from pretraining.processes.group import connect, disconnect, open_stores
-from pretraining.processes.meeting import LOOKS_A_SECOND, Route, ask_rank_0, find_interface
-from pretraining.processes.signing import SignedStore
+from pretraining.processes.meeting import Route, ask_rank_0, find_interface
+from pretraining.processes.signing import LOOKS_A_SECOND, SignedStore
 
 
 class CountingStore:
@@ -195,7 +195,6 @@ UNREACHABLE = ("255.255.255.255", 29500)
 @pytest.fixture(autouse=True)
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(signing, "LEAVE_SECONDS", 0)  # the other rank of these stores reads nothing
     monkeypatch.setattr(meeting, "_interfaces", lambda: {"lo": {"127.0.0.1"}, "eth0": {"10.0.0.1"}})
 
 
@@ -234,6 +233,7 @@ def test_a_rank_whose_interface_is_named_needs_no_way(monkeypatch: pytest.Monkey
 
 def test_a_rank_without_a_way_is_named_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     let_names_mean(monkeypatch, ("127.0.0.1", 29500))
+    monkeypatch.setattr(signing, "READ_SECONDS", 0)  # there is nobody who would read it
     with pytest.raises(UserError, match=r"rank 1 finds no way to MASTER_ADDR, node0: unknown name\ngive .*IFNAME"):
         find_interface(store_with(1, Route(False, error="unknown name")), FIRST, 1)
 

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world
-from pretraining.processes import meeting
+from pretraining.processes import meeting, signing
 from pretraining.processes.ending import Code, Outcome
 from pretraining.processes.group import connect, disconnect, gather
 from pretraining.processes.signing import SECRET, SignedStore, read_secret, write_secret
@@ -198,3 +199,17 @@ def open_ports(port: int) -> Any:
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux says who listens where")
 def test_the_store_of_one_machine_is_open_to_no_other() -> None:
     assert start(2, take_part, listen).wait(60)[0].output == "0100007F\n"
+
+
+def test_rank_0_leaves_when_the_others_have_read_why_or_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SignedStore(dist.HashStore(), b"secret")  # type: ignore[attr-defined]
+    monkeypatch.setattr(signing, "READ_SECONDS", 300)
+    with ThreadPoolExecutor() as pool:
+        leaving = pool.submit(store.leave, "left", 0, range(3))
+        store.leave("left", 1, range(3))
+        time.sleep(0.2)
+        assert not leaving.done()
+        store.leave("left", 2, range(3))
+        leaving.result(60)
+    monkeypatch.setattr(signing, "READ_SECONDS", 0)
+    store.leave("gone", 0, range(3))
