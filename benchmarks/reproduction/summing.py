@@ -42,7 +42,7 @@ class TableSummary:
             columns={name: column.title for name, column in d.measured.items()},
             paper={name: d.columns[name].title for name in d.table.columns},
             averaged=d.averaged,
-            units=f"{d.seeds} pre-trainings" if d.seeds > 1 else f"{d.restarts} fine-tunings of one pre-training",
+            units=f"{d.seeds} pre-trainings" if d.seeds > 1 else f"{count_fine_tunings(d)} of one pre-training",
             rows=list(made.values()),
             signals=signals,
             verdicts=list(self._verdicts(made, signals)),
@@ -182,10 +182,15 @@ class TableSummary:
             pairs = [column for column in d.measured.values() if column.entry == "pairs"]
             notes += [f"{column.title}: run_pairs.py {words}" for column in pairs]
         if d.seeds > 1:
-            notes += [f"{row.name}: {d.restarts} fine-tunings of fresh weights" for row in d.rows if row.fresh]
+            notes += [f"{row.name}: {count_fine_tunings(d)} of fresh weights" for row in d.rows if row.fresh]
         there = {row.name for row in d.rows}
         left_out = [claim.text for claim in d.table.claims if len(there & {*claim.rows}) < 2]
         return notes + [f"not asked at this scale: {text}" for text in left_out]
+
+
+def count_fine_tunings(declared: Declared) -> str:
+    """Says how often each model is fine-tuned, such as "3 fine-tunings"."""
+    return f"{declared.restarts} fine-tuning{'s' * (declared.restarts > 1)}"
 
 
 def describe_trouble(outcome: CommandOutcome) -> str:
