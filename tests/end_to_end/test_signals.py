@@ -11,7 +11,7 @@ import pytest
 from support.faults import (
     all_of,
     hold_before,
-    hold_save,
+    hold_saves_from,
     hold_start,
     kill_at,
     mark_meeting,
@@ -68,7 +68,7 @@ def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(
 def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -> None:
     command = place.command("run", *LONG, "--checkpoints.every", "0")
     step, gate = place.folder / "step", place.folder / "save"
-    going = launch(command, fault=partial(all_of, partial(hold_before, 4, step), partial(hold_save, gate)))
+    going = launch(command, fault=partial(all_of, partial(hold_before, 4, step), partial(hold_saves_from, 1, gate)))
     wait_for(step.with_suffix(".held").exists)
     going.signal(signal.SIGTERM)
     step.touch()

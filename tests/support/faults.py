@@ -74,8 +74,7 @@ def is_last(trainer: Trainer) -> bool:
 
 
 def hold(gate: Path) -> None:
-    """Waits until a test has done what it wants to do meanwhile, and opens the gate, which is a file; `GATE.held` says
-    that something waits."""
+    """Creates the file `GATE.held`, then waits until a test creates the file `gate`."""
     gate.with_suffix(".held").touch()
     wait_for(gate.exists)
 
@@ -127,7 +126,7 @@ def kill_at(step: int) -> None:
 
 
 def kill_one_after(step: int, rank: int, seconds: float) -> None:
-    """A fault: a rank is killed so long after this step of the run, wherever it is then."""
+    """A fault: kills a rank so many seconds after this step of the run."""
     soon = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     def begin(run: Trainer) -> None:
@@ -157,23 +156,18 @@ def fill_the_disk_of_rank_1() -> None:
 
 def slow_save(seconds: float) -> None:
     """A fault: every file of a checkpoint takes longer."""
-    before_files(lambda: time.sleep(seconds))
-
-
-def hold_save(gate: Path) -> None:
-    """A fault: a save is held after its first file."""
-    before_files(lambda: hold(gate))
+    wait_before_files(lambda: time.sleep(seconds))
 
 
 def hold_saves_from(step: int, gate: Path) -> None:
-    """A fault: saves are held once so many steps of the run are done."""
+    """A fault: holds saves once so many steps of the run are done."""
     reached: list[int] = []
     around_steps(lambda run: reached.append(step) if run.state.step >= step else None)
-    before_files(lambda: hold(gate) if reached else None)
+    wait_before_files(lambda: hold(gate) if reached else None)
 
 
-def before_files(wait: Callable[[], object]) -> None:
-    """A fault: something is waited for before each file of a checkpoint counts as written."""
+def wait_before_files(wait: Callable[[], object]) -> None:
+    """A fault: calls `wait` for each file of a checkpoint, before the file is read back."""
     compare = writing._compare
 
     def compare_late(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -208,7 +202,7 @@ def stay_in_the_group(step: int | None = None) -> None:
 
 
 def hold_start(gate: Path) -> None:
-    """A fault: rank 0 is held while it makes its model, and the others wait for it."""
+    """A fault: holds rank 0 while it makes its model, for which the others wait."""
     initialize = PretrainingModel.initialize
 
     def initialize_late(self: PretrainingModel, seed: int) -> Any:
@@ -220,7 +214,7 @@ def hold_start(gate: Path) -> None:
 
 
 def mark_meeting(mark: Path) -> None:
-    """A fault: a file is there once a rank waits for the others to come."""
+    """A fault: creates a file when a rank begins to wait for the others to come."""
     wait = meeting._wait_for_all
 
     def mark_and_wait(*arguments: Any) -> None:
@@ -231,7 +225,7 @@ def mark_meeting(mark: Path) -> None:
 
 
 def hold_before(step: int, gate: Path) -> None:
-    """A fault: all ranks are held before this step of the run, and signals within a minute count as one key press."""
+    """A fault: holds all ranks before this step of the run; signals within a minute count as one key press."""
     stopping.ECHO_SECONDS = 60.0
     around_steps(lambda run: hold(gate) if run.state.step + 1 == step else None)
 
