@@ -191,7 +191,7 @@ def _wait_for_all(store: SignedStore, world: World, patience: float) -> None:
 
 
 def _leave(store: SignedStore, world: World, missing: Sequence[int] = ()) -> None:
-    """Returns when this rank may end. The store of rank 0 ends with it, so rank 0 waits until the others have read why."""
+    """Returns when this rank may end. The store ends with rank 0, which waits until the others have read why."""
     if not uses_agent_store():
         store.leave("left", world.rank, {*range(world.size)} - {*missing})
 
