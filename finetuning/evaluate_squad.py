@@ -41,8 +41,8 @@ class Evaluate:
     """JSON of ids with answers; in 2.0 an empty answer says that there is none."""
     null_odds: Path | None = None
     """JSON of ids with how sure it is that there is no answer (2.0 alone): a number each; finds the best thresholds."""
-    na_prob_thresh: float = 1.0
-    """Answers whose odds are greater than this count as empty."""
+    na_prob_thresh: float | None = None
+    """Answers whose odds are greater than this count as empty (default: 1, as in the official script)."""
     out: Path | None = None
     """Also write the figures into this file."""
     replace: bool = False
@@ -68,10 +68,13 @@ def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
         lacking = f"no answer for {_name_ids(missing)} of {data}"
         raise UserError(f'{given}: {lacking}: SQuAD 2.0 wants one for each question, "" where it has none')
     odds = read_by_id(null_odds, float, "odds") if null_odds else None
+    if odds is None and wanted.na_prob_thresh is not None:
+        raise UserError("--na-prob-thresh: is a limit of --null-odds, which names no file")
+    limit = 1.0 if wanted.na_prob_thresh is None else wanted.na_prob_thresh
     missing = [name for name in asked if odds is not None and name not in odds]
     if missing:
         raise UserError(f"{null_odds}: no odds for {_name_ids(missing)} of {data}: every question needs them")
-    return evaluate_2(squad.questions, predictions, odds, wanted.na_prob_thresh), notes
+    return evaluate_2(squad.questions, predictions, odds, limit), notes
 
 
 def _name_ids(ids: Sequence[str]) -> str:

@@ -39,6 +39,7 @@ from data_prep.common.outputs import making
 from data_prep.common.terminal import run_curable
 from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, parse_object, told_at
 from finetuning.prediction import Answer, FineTuned, Numbers, Row, Texts, count_things, find_fine_tuned, load
+from pretraining.huggingface.folders import TASK
 
 Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -145,17 +146,20 @@ class Rows:
         self._name = "standard input" if path == STANDARD_INPUT else str(path)
         usual: Format = "tabs" if len(model.name_fields()) > 1 else "lines"
         self._kind: Format = FORMATS.get(path.suffix.lower(), usual) if kind == "auto" else kind
+        self._may_be_pairs = kind == "auto" and self._kind == "lines" and not model.task
 
     def read(self) -> Iterator[tuple[Asked, Texts]]:
         """Yields the columns of every row with its texts, which are empty for an empty line."""
         fields: tuple[str, ...] = ()
+        columns: tuple[str, ...] = ()
         placed = {"parquet": self._read_parquet, "csv": self._read_csv}.get(self._kind, self._read_lines)
         for where, row in placed():
             with told_at(where):
                 if row is None:
-                    row = dict.fromkeys(fields or self._model.name_fields(), "")
+                    row = dict.fromkeys(columns or fields or self._model.name_fields(), "")
                 elif not fields:
                     fields = self._model.name_fields(row)
+                    columns = tuple(row) if isinstance(row, Mapping) else ()
                 texts = self._model.find_texts(row, fields or self._model.name_fields())
             given = texts if len(texts) == len(fields) else [" ".join(texts)]  # of words, which are one text
             yield row if isinstance(row, Mapping) else dict(zip(fields, given, strict=True)), texts
@@ -191,6 +195,9 @@ class Rows:
                 with told_at(where):
                     row = parse_object(line)
                 yield where, row
+            elif self._may_be_pairs and len(values) > 1:
+                asked = "--format tabs if its columns are texts, --format lines if it is one"
+                raise UserError(f"{where}: a line with a tab, and {TASK} does not say what it is: {asked}")
             elif kind == "lines" or (len(values) == 1 and not header):
                 yield where, line
             else:

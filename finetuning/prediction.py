@@ -149,6 +149,8 @@ class FineTuned(ABC):
 
     def __call__(self, rows: Sequence[Row]) -> list[Answer]:
         """Answers every row, in order: names and probabilities, as predict.py writes them."""
+        if isinstance(rows, str | Mapping):
+            raise UserError("one row alone; give a list of rows: model([row])")
         if not rows:
             return []
         fields = self.name_fields(rows[0])

@@ -107,6 +107,8 @@ class RunResult(ModelScores):
     settings: dict[str, Any] = {}
     predicted: list[str] = []
     """The splits with predictions."""
+    asked: dict[str, str] = {}
+    """Row count and checksum of those without labels."""
     failed: str | None = None
     """Why the run has no score."""
     steps: int | None = None
@@ -132,7 +134,7 @@ class TaskResult(SplitScores):
     data: dict[str, str] = {}
     """Row count and checksum of every split."""
     unanswered: list[str] = []
-    """Splits that were added after the best run."""
+    """Splits that were added or changed after the best run."""
     degenerate: list[str] = []
     """Runs whose models give every item the same answer."""
     failed: list[str] = []

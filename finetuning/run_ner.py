@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fine-tunes a model to find names in sentences, as in CoNLL-2003, and scores it by whole names.
 
-    python finetuning/run_ner.py --data conll2003/ --model google-bert/bert-base-cased --document-context
+    python finetuning/run_ner.py --data conll2003/ --model google-bert/bert-base-cased
     python finetuning/run_ner.py --data conll2003/ --features concat-last-four
 
 The same command goes on where it was stopped.
@@ -38,8 +38,6 @@ class RunNer(TuningFlags):
     data: Path | None = None
     """Folder with train.txt, valid.txt and test.txt of CoNLL-2003, or eng.train, eng.testa and eng.testb (default:
     data/ner, then ner in the folder that CLOZE_DATA names)."""
-    document_context: bool = False
-    """Fill the sequence with neighbouring sentences of the same document."""
     features: LayerChoice = ""
     """Train a BiLSTM on the frozen activations of these layers, instead of the whole model."""
 
@@ -48,8 +46,7 @@ class RunNer(TuningFlags):
 
     def overrides(self) -> list[str]:
         """Returns the command's own flags as overrides of settings."""
-        own = ["--tags.document_context=true"] * self.document_context
-        return [*super().overrides(), *own, *[f"--features.layers={self.features}"] * bool(self.features)]
+        return [*super().overrides(), *[f"--features.layers={self.features}"] * bool(self.features)]
 
     def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files."""

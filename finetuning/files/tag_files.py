@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.common.errors import UserError
+from data_prep.readers.reader import unpacked_name
 from data_prep.readers.tables import open_parquet, read_objects, read_text
 from finetuning.files.held_out import choose_held_out
 
@@ -28,6 +29,8 @@ class Fields(NamedTuple):
 
     words: str = "tokens"
     tags: tuple[str, ...] = ("ner_tags", "tags")
+    names: Sequence[str] = ()
+    """The tags by number, for files whose tags are numbers; Parquet of the hub names them itself."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,10 @@ def read_sentences(paths: Sequence[Path], fields: Fields, tagged: bool) -> list[
     """Reads the files of a split; `tagged` refuses words without tags."""
     sentences: list[Sentence] = []
     for path in paths:
-        kind = {".parquet": _read_parquet, ".jsonl": _read_json_lines, ".json": _read_json_lines}.get(path.suffix)
-        found = list(_read_columns(path) if kind is None else kind(path, fields))
+        kind = {".parquet": _read_parquet, ".jsonl": _read_json_lines, ".json": _read_json_lines}.get(
+            Path(unpacked_name(path)).suffix.lower()
+        )
+        found = list(_read_columns(path, fields) if kind is None else kind(path, fields))
         real = [sentence for sentence in found if not sentence.parts_documents]
         if not real:
             raise UserError(f"{path}: no sentence in the file")
@@ -87,8 +92,9 @@ def hold_out(place: Path, sentences: Sequence[Sentence], share: float) -> tuple[
     return train, dev, note
 
 
-def _read_columns(path: Path) -> Iterator[Sentence]:
-    """Reads one word a line. The first word's line sets the number of columns and their separator."""
+def _read_columns(path: Path, fields: Fields) -> Iterator[Sentence]:
+    """Reads one word a line. The first word's line sets the number of columns and their separator, and may name
+    them."""
     place, parted_by, columns = f"{path}:", "", 0
     words, tags = list[str](), list[str]()
     for number, line in enumerate([*read_text(path).split("\n"), ""], 1):
@@ -106,14 +112,15 @@ def _read_columns(path: Path) -> Iterator[Sentence]:
             columns = columns or len(row)
             if len(row) != columns or "" in row:
                 raise UserError(f"{path}:{number}: {sum(map(bool, row))} columns; the first word has {columns}")
-            words.append(row[0])
-            tags.append(row[-1])
+            if number > 1 or row[-1] not in fields.tags:
+                words.append(row[0])
+                tags.append(row[-1])
 
 
 def _read_json_lines(path: Path, fields: Fields) -> Iterator[Sentence]:
     """Reads one JSON object a line."""
     for number, row in read_objects(path):
-        yield _make_sentence(row, f"{path}:", number, fields, HUB_TAGS)
+        yield _make_sentence(row, f"{path}:", number, fields, fields.names)
 
 
 def _read_parquet(path: Path, fields: Fields) -> Iterator[Sentence]:
@@ -123,7 +130,7 @@ def _read_parquet(path: Path, fields: Fields) -> Iterator[Sentence]:
         table = file.read([name for name in (fields.words, *fields.tags) if name in schema.names])
     features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     column = next((name for name in fields.tags if name in schema.names), "")
-    names = _find_names(features.get(column)) or HUB_TAGS
+    names = _find_names(features.get(column)) or fields.names
     for number, row in enumerate(table.to_pylist(), 1):
         yield _make_sentence(row, f"{path}: row ", number, fields, names)
 
@@ -149,5 +156,6 @@ def _make_sentence(row: dict[str, Any], place: str, number: int, fields: Fields,
         raise UserError(f"{where}: {count} tags for {len(words)} words; there should be one for each")
     for tag in tags:
         if not (isinstance(tag, str) and tag) and not (type(tag) is int and 0 <= tag < len(names)):
-            raise UserError(f"{where}: tag {tag!r}; there should be a text, or a number of 0 to {len(names) - 1}")
+            cure = f", or a number of 0 to {len(names) - 1}" if names else ", since nothing says what numbers mean"
+            raise UserError(f"{where}: tag {tag!r}; there should be a text{cure}")
     return Sentence(place, number, False, words, [tag if isinstance(tag, str) else names[tag] for tag in tags])

@@ -127,7 +127,9 @@ def find_order(wanted: TaskHead, head: TaskHead, name: str) -> tuple[list[int] |
         raise UserError(f"{name}: was fine-tuned for {head.kind}, but this task asks for {wanted.kind}")
     if not wanted.labels:
         return None, ()
-    ours, theirs = ([label.casefold() for label in each.labels] for each in (wanted, head))
+    ours, theirs = (list(each.labels) for each in (wanted, head))
+    if sorted(ours) != sorted(theirs):
+        ours, theirs = ([label.casefold() for label in each] for each in (ours, theirs))
     lists = f"{name} has the labels {', '.join(head.labels)}, the task has {', '.join(wanted.labels)}"
     if sorted(ours) == sorted(theirs) and len(set(ours)) == len(ours):
         return [theirs.index(label) for label in ours], ()

@@ -119,7 +119,7 @@ def sort_outputs(parts: list[tuple[Array, Ragged]]) -> Ragged:
     return Ragged.join(outputs for _, outputs in parts).take(first)
 
 
-LAID_OUT = ("length", "spans.stride", "spans.question", "spans.answer", "spans.best")
+LAID_OUT = ("length", "tags.document_context", "spans.stride", "spans.question", "spans.answer", "spans.best")
 """Settings of the layout of text, which a fine-tuned model's folder stores."""
 
 

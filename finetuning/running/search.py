@@ -38,6 +38,8 @@ NOT_COMPARED: dict[str, Any] = {
 """Settings that may change during a search: they change the outcome of a run by rounding alone."""
 
 NO_SCORES = ModelScores()
+SCALE = "scale"
+"""The key beside the splits of data for the scale of their scores."""
 
 
 def list_run_settings(settings: FineTuning) -> dict[str, FineTuning]:
@@ -58,10 +60,14 @@ def list_run_settings(settings: FineTuning) -> dict[str, FineTuning]:
 def list_runs(task: Task, settings: FineTuning, folder: Path, model: dict[str, Any], trains: bool) -> list[Run]:
     """Lists the runs of a task in its folder, a single one without training. `model` identifies the initial model.
     UserError where a run was begun with other settings, model or data."""
-    data = identify_data(task)
+    data = identify_data(task) | ({} if trains else identify_unlabelled(task))
+    earlier = read_begun(folder)
+    names = {json.dumps(begun.settings, sort_keys=True): name for name, begun in earlier.items()}
     runs = []
     for name, own in (list_run_settings(settings) if trains else {"scored": settings}).items():
         begun = Begun(settings=select_deciding_settings(own), model=model, data=data, batches=RULE if trains else "")
+        if name not in earlier:  # it has another name if fewer settings were searched when it was begun
+            name = names.get(json.dumps(begun.settings, sort_keys=True), name)
         runs.append(Run(task, own, folder / name, begun, trains))
     require_same(folder, {run.name: run.begun for run in runs})
     return runs
@@ -76,7 +82,12 @@ def identify_data(task: Task) -> dict[str, str]:
     """Identifies the data of a task: row count and checksum of every split, and the scale of its scores, without which
     older runs cannot continue."""
     data = {split: _describe(task.list_columns(split)) for split in ("train", *task.dev)}
-    return data if task.scale == Scale() else {**data, "scale": f"{task.scale.mean:.9g} ± {task.scale.spread:.9g}"}
+    return data if task.scale == Scale() else {**data, SCALE: f"{task.scale.mean:.9g} ± {task.scale.spread:.9g}"}
+
+
+def identify_unlabelled(task: Task) -> dict[str, str]:
+    """Identifies the data that is only predicted: row count and checksum of every split."""
+    return {split: _describe(task.list_columns(split)) for split in task.test}
 
 
 def _describe(columns: Sequence[Column]) -> str:
@@ -93,21 +104,29 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
     """Refuses the folder of a task where a run was begun with another model, other data or other settings.
 
     `wanted` has the planned runs by name. Other runs, with which they are compared, may differ in searched settings
-    alone.
+    alone. A trained run may lack splits that have been added since.
     """
-    for path in sorted(task.glob(f"*/{BEGUN}")):
-        begun, folder = _fill_in_defaults(Begun.read(path) or Begun()), path.parent
+    for name, begun in read_begun(task).items():
         varied = {name: value for name, value in begun.settings.items() if name in VARIED}
-        other = next(iter(wanted.values()))
-        now = wanted.get(folder.name) or other.model_copy(update={"settings": {**other.settings, **varied}})
+        other, folder = next(iter(wanted.values())), task / name
+        now = wanted.get(name) or other.model_copy(update={"settings": {**other.settings, **varied}})
+        if begun.batches and begun.data:
+            known = {split: said for split, said in now.data.items() if split in begun.data or split == SCALE}
+            now = now.model_copy(update={"data": known})
         if changes := list_differences(begun.drop_threads(), now.drop_threads()):
             shown = [*changes[:SHOWN], *[f"and {len(changes) - SHOWN} more"] * (len(changes) > SHOWN)]
             listed = "\n    ".join([f"{folder}: this run was begun otherwise:", *shown])
             raise UserError(f"{listed}\ncontinue it as it was begun, or name another folder with --out")
 
 
-def _fill_in_defaults(begun: Begun) -> Begun:
-    """Fills in the defaults of settings that did not exist when the run was begun."""
+def read_begun(task: Path) -> dict[str, Begun]:
+    """Reads what the runs of a task were begun with, by name."""
+    return {path.parent.name: _read(path) for path in sorted(task.glob(f"*/{BEGUN}"))}
+
+
+def _read(path: Path) -> Begun:
+    """Reads begun.json, with the defaults of settings that did not exist when the run was begun."""
+    begun = Begun.read(path) or Begun()
     try:
         settings = FineTuning.model_validate_json(json.dumps(begun.settings))
     except ValidationError:  # a setting of then is none any more, which the comparison names
@@ -212,4 +231,5 @@ def _make_result(run: Run, scores: ModelScores = NO_SCORES, **figures: Any) -> R
     task, metric = run.task, run.task.metric
     score = next((table[metric] for table in scores.scores.values()), None)
     figures |= {"settings": run.begun.settings, "predicted": [*task.dev, *task.test], **scores.as_dict()}
+    figures["asked"] = identify_unlabelled(task)
     return RunResult(run=run.name, metric=metric, score=score, **figures)

@@ -19,7 +19,7 @@ from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, RunResult,
 from finetuning.running.base import Run
 from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe
-from finetuning.running.search import find_best, read_results, remove_worse_models
+from finetuning.running.search import find_best, identify_unlabelled, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
 from finetuning.settings import VARIED, FineTuning
 from finetuning.tasks.spans import TextWindows
@@ -95,6 +95,8 @@ def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
                 replace_folder(folder / best / name, folder / name)
     scores = [result.score for result in runs.values() if result.score is not None]
     kept = RunResult() if best is None else runs[best]
+    changed = {split for split, said in identify_unlabelled(task).items() if kept.asked.get(split, said) != said}
+    late = sorted({*task.dev, *task.test} - {*kept.predicted} | changed)
     result = TaskResult(
         task=task.name,
         metric=task.metric,
@@ -105,7 +107,7 @@ def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
         spread=[min(scores), max(scores)] if scores else None,
         **{name: getattr(kept, name) for name in SplitScores.model_fields},
         data=data,
-        unanswered=[] if best is None else [*{**task.dev, **task.test}.keys() - {*kept.predicted}],
+        unanswered=[] if best is None else late,
         degenerate=[name for name, result in runs.items() if result.degenerate],
         failed=[name for name, result in runs.items() if result.failed],
         runs=runs,
@@ -134,15 +136,24 @@ def replace_folder(source: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def read_all_results(results: Sequence[TaskResult], out: Path) -> list[TaskResult]:
+    """Returns the results of a command's tasks, after those that earlier commands have left in the folder."""
+    done = {result.task: result for result in results}
+    paths = {path.parent.name: path for path in sorted(out.glob(f"*/{RESULTS}"))}
+    earlier = (TaskResult.read(path) for task, path in paths.items() if task not in done)
+    return [*(result for result in earlier if result is not None), *results]
+
+
 def write_results(results: Sequence[TaskResult], out: Path) -> None:
-    """Writes the results of all tasks of a command, with GLUE's averages that lack no task."""
+    """Writes the results of all tasks of a folder, with GLUE's averages that lack no task."""
     known = collect_averages({result.task: result for result in results})
     of_tasks = {result.task: result.as_dict() for result in results}
     write_json(out / RESULTS, {**of_tasks, AVERAGES: known} if known else of_tasks)
 
 
-def build_summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType]:
-    """Yields the tables of runs, tasks and scores of the best run, and lines on failures and on what to do next."""
+def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[TaskResult]) -> Iterator[RenderableType]:
+    """Yields the tables of runs, tasks and scores of the best run, the averages of `every` task of the folder, and
+    lines on failures and on what to do next."""
     runs = make_table("task", "run", ">score", ">time", "")
     tasks = make_table("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
     scores = make_table("task", "split", ">items", "scores of the best run, ± by chance")
@@ -158,7 +169,7 @@ def build_summary(results: Sequence[TaskResult], out: Path) -> Iterator[Renderab
             for begin in range(0, len(said), TOGETHER):
                 scores.add_row(*(place if not begin else ("", "", "")), ", ".join(said[begin : begin + TOGETHER]))
     yield from ("", runs, "", tasks, "", scores, "")
-    yield from describe_averages(results)
+    yield from describe_averages(every)
     models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
     for result in results:
         for text, names in (("the same answer for every item", result.degenerate), ("failed", result.failed)):
@@ -166,7 +177,7 @@ def build_summary(results: Sequence[TaskResult], out: Path) -> Iterator[Renderab
                 yield f"{result.task}: {len(names)} of {len(result.runs)} runs: {text}: {', '.join(names)}"
         own = out / result.task
         if result.unanswered:
-            late = f"{', '.join(result.unanswered)} came after the best run, and is not answered"
+            late = f"{', '.join(result.unanswered)} came or changed after the best run, and is not answered"
             yield f"{result.task}: {late}: give --evaluate --model {own / MODEL}"
         if result.failed:
             kept = f"the best model is in {own / MODEL}" if own in models else "no run left a model"

@@ -41,7 +41,15 @@ from finetuning.session.charts import draw_task
 from finetuning.session.fit import list_doubts_of_fit, refuse_without_class, require_fit
 from finetuning.session.flags import TuningFlags
 from finetuning.session.look import look
-from finetuning.session.report import build_plan, build_summary, conclude, describe_outcome, print_part, write_results
+from finetuning.session.report import (
+    build_plan,
+    build_summary,
+    conclude,
+    describe_outcome,
+    print_part,
+    read_all_results,
+    write_results,
+)
 from finetuning.settings import FORM, load_settings
 from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
@@ -89,6 +97,11 @@ class Session:
         connect(self.world, device, folder=self.flags.out or Path(RUNS))
         with shared_errors():
             self._read(cast(Literal["cpu", "cuda"], device.type))
+        names = gather({task: [run.name for run in runs] for task, runs in self.runs.items()})[0]
+        for task, runs in self.runs.items():  # where rank 0 sees earlier runs that have not reached other machines
+            self.runs[task] = [
+                replace(run, folder=self.out / task / name) for run, name in zip(runs, names[task], strict=True)
+            ]
         self._share_machine(device)
         if self.flags.check:
             for part in build_plan(self.runs, self.settings, self.sharing, self.memory):
@@ -120,6 +133,9 @@ class Session:
         if flags.evaluate:
             if flags.from_scratch:
                 raise UserError("--evaluate and --from-scratch: fresh weights have learned nothing; choose one")
+            for name in ("learning_rates", "batch_size", "epochs", "seeds"):
+                if getattr(flags, name):
+                    raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
         require_fit(self.settings, model, self.backward, flags.from_scratch)
@@ -235,11 +251,12 @@ class Session:
     def _conclude(self) -> None:
         """Writes, draws and prints the results of all tasks."""
         results = [conclude(task, self.out / task.name, self.runs[task.name][0].begun.data) for task in self.tasks]
-        write_results(results, self.out)
+        every = read_all_results(results, self.out)
+        write_results(every, self.out)
         for task, result in zip(self.tasks, results, strict=True):
             for warning in draw_task(task, self.out / task.name, result):
                 self._print(warning)
-        for part in build_summary(results, self.out):
+        for part in build_summary(results, self.out, every):
             self._print(part)
         self.flags.finish(self.out, self.tasks, self.console)
         if lost := [result.task for result in results if result.best is None]:

@@ -119,7 +119,7 @@ def open_glue(name: str, folder: Path, setup: Setup) -> GlueTask:
         read = (_read(path, columns, split, notes) for path in paths)
         items[split] = join_items([SentenceItems(setup.cutter, setup.settings.length, *each) for each in read])
     head = TaskHead("classes" if columns.labels else "score", columns.labels)
-    majority = key == "wnli" and setup.settings.glue.wnli_majority and "train" in items
+    majority = key == "wnli" and setup.settings.glue.wnli_majority and "train" in items and setup.trained is None
     metrics, fields = columns.metrics, columns.fields
     return GlueTask(key, head, metrics[-1], metrics, fields, items, tuple(notes), majority=majority)
 

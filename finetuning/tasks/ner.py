@@ -21,7 +21,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from finetuning.files.splits import find_ner, name_files
-from finetuning.files.tag_files import DOCUMENT, Fields, Sentence, hold_out, read_sentences
+from finetuning.files.tag_files import DOCUMENT, HUB_TAGS, Fields, Sentence, hold_out, read_sentences
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, name_predictions_file
 from finetuning.tasks.scores import Certainty, Tally, bootstrap_spreads, describe_classes, tally
@@ -38,17 +38,17 @@ IOB = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 
 def open_ner(folder: Path, setup: Setup) -> Task:
     """Reads CoNLL-2003, or data in its files, from a folder."""
-    return open_tags("ner", find_ner(folder, setup.trained is not None), setup)
+    return open_tags("ner", find_ner(folder, setup.trained is not None), setup, Fields(names=HUB_TAGS))
 
 
 def open_tags(
-    name: str, files: Mapping[str, Sequence[Path]], setup: Setup, fields: Fields | None = None, held_out: float = 0.0
+    name: str, files: Mapping[str, Sequence[Path]], setup: Setup, fields: Fields, held_out: float = 0.0
 ) -> Task:
     """Reads the files of `train`, `dev` and perhaps `test`; `fields` is for Parquet and JSON lines.
 
     Without `dev`, the share `held_out` of `train` takes its place. Without `train`, the labels are the model's.
     """
-    fields, notes = fields or Fields(), [name_files(files)]
+    notes = [name_files(files)]
     splits = {split: read_sentences(paths, fields, split != "test") for split, paths in files.items()}
     if "dev" not in splits:
         train, dev, note = hold_out(files["train"][0], splits["train"], held_out)
@@ -66,7 +66,7 @@ class Tagging(Task):
         """`field` is the name of the words for predictions, `notes` are lines for the user on the files."""
         labels, length = setup.trained.labels if setup.trained else (), setup.settings.length
         self.name, self._length, self._field, notes = name, length, field, list(notes)
-        context = setup.settings.tags.document_context
+        self._context = context = setup.settings.tags.document_context
         learned = {tag for each in splits.get("train", ()) for tag in each.tags or ()}
         self._by_entity = any(map(MARKED.fullmatch, learned or labels))
         if self._by_entity:
@@ -91,9 +91,10 @@ class Tagging(Task):
         return words, words.tags
 
     def list_columns(self, split: str) -> list[Column]:
-        """Lists the words of a split with their tags, and the ends of sentences and documents."""
-        words, tags = self._get_tagged(split)
-        return [words.texts, tags, words.sentence_ends, words.document_ends]
+        """Lists the words of a split with their tags, if known, and the ends of sentences and documents."""
+        words = self._items[split].words
+        tags = [] if words.tags is None else [words.tags]
+        return [words.texts, *tags, words.sentence_ends, words.document_ends]
 
     def describe_split(self, split: str) -> Seen:
         """Describes the sentences of a split, with the number of entities of each type, or of words of each tag."""
@@ -140,6 +141,11 @@ class Tagging(Task):
         return Certainty(len(starts), bootstrap_spreads(len(starts), figures), describe_classes(names, counts))
 
     @property
+    def _written(self) -> list[str]:
+        """The tags as predictions have them, where blanks part columns."""
+        return [BLANKS.sub("_", label) for label in self.head.labels]
+
+    @property
     def _types(self) -> list[str]:
         """The types of entities."""
         return sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
@@ -164,7 +170,7 @@ class Tagging(Task):
         columns = [[BLANKS.sub("_", word) for word in words.texts]]
         for tags in (words.tags, outputs.values.argmax(1)):
             if tags is not None:
-                columns.append(np.array(self.head.labels)[tags].tolist())
+                columns.append(np.array(self._written)[tags].tolist())
         lines = [" ".join(row) + "\n" for row in zip(*columns, strict=True)]
         for end in words.sentence_ends.tolist():
             lines[end - 1] += "\n"
@@ -175,12 +181,12 @@ class Tagging(Task):
         """Reads the written tags of a split."""
         text = name_predictions_file(folder, split, ".txt").read_text("utf-8")
         rows = [line.split(" ") for line in text.split("\n") if line]
-        numbers = {name: number for number, name in enumerate(self.head.labels)}
+        numbers = {name: number for number, name in enumerate(self._written)}
         right, said = (np.array([numbers[row[column]] for row in rows], np.int64) for column in (1, 2))
         return Compared(right, said, self.head.labels)
 
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
-        return {"length": self._length, "fields": [self._field]}
+        return {"length": self._length, "fields": [self._field], "document_context": self._context}
 
 
 def _compute_f1(right: int, true: int, said: int) -> Figures:

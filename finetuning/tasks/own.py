@@ -19,6 +19,7 @@ from pydantic import Field
 from data_prep.common.arrays import Array
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.files import absence
+from data_prep.common.locks import LOCK
 from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Section
 from data_prep.readers.tables import TextTable, read_table
@@ -84,7 +85,7 @@ def open_own(path: Path, setup: Setup) -> Task:
         raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
     items, first_label = {}, own.labels[0] if own.kind == "labels" else own.label
     for split, table in tables.items():
-        labelled = split != "test" or first_label in table.names
+        labelled = split != "test" or any(map(any, table.list_columns(first_label)))
         labels = _read_labels(own, head, table) if labelled else None
         items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
     notes = [name_files(paths)]
@@ -109,6 +110,12 @@ def _check_keys(own: OwnTask) -> Checks:
     """Checks combinations of keys."""
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
     yield own.second != own.text, f'second = "{own.second}": is the column of text too; a pair has two texts'
+    is_free = own.name != LOCK and not own.name.endswith(".json")
+    yield is_free, f"name: {own.name} may be a file beside the folders of tasks; take another"
+    yield (
+        not own.dev or "held_out" not in own.model_fields_set,
+        "held_out: there is a dev file, which is scored instead",
+    )
     yield own.kind != "tags" or not own.metric, 'metric: kind = "tags" is compared by F1 of its entities'
     yield own.kind != "labels" or own.labels, 'labels: is missing: the column of each label, ["…", "…"]'
     has_label = "label" in own.model_fields_set

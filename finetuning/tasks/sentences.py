@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.readers.tables import TextTable, read_tsv
 from finetuning.files.held_out import choose_held_out
@@ -28,6 +29,8 @@ from pretraining.architectures.weights import TaskHead
 Held = TypeVar("Held", bound="SentenceItems")
 UNCUT = 2**31 - 1
 """A length beyond that of any text."""
+FINEST = 100
+"""Steps of fp32 that the standard deviation of scores must have."""
 SHOWN = 20
 """Maximum labels in a message."""
 
@@ -217,7 +220,8 @@ def read_scores(table: TextTable, column: str | int, limits: tuple[float, float]
     """Reads a column of finite numbers within these limits."""
     values = table.column(column)
     with np.errstate(over="ignore"):  # what fp32 cannot hold is told below
-        numbers = np.array([_parse_number(value) for value in values]).astype(np.float32)
+        exact = np.array([_parse_number(value) for value in values])
+        numbers = exact.astype(np.float32)
     wrong = ~np.isfinite(numbers) | (numbers < limits[0]) | (numbers > limits[1])
     if wrong.any():
         row = int(wrong.argmax())
@@ -227,6 +231,9 @@ def read_scores(table: TextTable, column: str | int, limits: tuple[float, float]
         if np.isinf(limits[0]) and np.isfinite(_parse_number(values[row])):
             fault = f"does not fit fp32, which ends at {np.finfo(np.float32).max:.2g}: give numbers of another unit"
         table.fail(row, f"the score {values[row]!r} {fault}" if values[row] else "the score is empty")
+    if 0 < exact.std() < FINEST * np.spacing(np.abs(numbers).max()):
+        there = f"scores from {exact.min():.12g} to {exact.max():.12g}"
+        raise UserError(f"{table.path}: {there} are too near to each other for fp32: take off what they have in common")
     return numbers[:, None]
 
 
@@ -240,4 +247,5 @@ def _parse_number(text: str) -> float:
 def read_labels(table: TextTable, columns: Sequence[str]) -> Array:
     """Reads a column of 0 and 1 for each of several labels."""
     known = {"0": 0, "1": 1, "false": 0, "true": 1}
-    return np.concatenate([read_classes(table, column, known) for column in columns], axis=1)
+    spelled = replace(table, columns=[[value and value.lower() for value in column] for column in table.columns])
+    return np.concatenate([read_classes(spelled, column, known) for column in columns], axis=1)

@@ -98,7 +98,7 @@ class Task(ABC):
 
     @abstractmethod
     def list_columns(self, split: str) -> list[Column]:
-        """Lists the columns that were read of a split of `train` or `dev`, before anything is cut into pieces; the
+        """Lists the columns that were read of `train` or of another split, before anything is cut into pieces; the
         first has a value for every row."""
 
     @abstractmethod

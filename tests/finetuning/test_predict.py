@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from support.commands import assert_refusal, start
+from support.commands import assert_refusal, refusal, start
 from support.fine_tuned_models import LABELS, MODELS, Ask
 from support.transformers_models import PIECES, SHAPE, change_weights, their_model
 from transformers import AutoTokenizer, BertForMaskedLM
@@ -224,6 +224,8 @@ def test_what_cannot_answer_is_refused(
     assert ask(broken, code=2) == f"error: {broken}: classifier.weight has values that are no numbers\n"
     assert f"{none}: no such folder" in ask(none, code=2)
     assert f"{none}: no such file" in ask("classes", none, code=2)
+    for row in ("a fine film", {"text": "a"}):
+        assert "one row alone; give a list of rows" in refusal(load(folders["classes"]), row)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "PyTorch finds no GPU here" in ask("classes", "--device", "cuda", code=2)
 

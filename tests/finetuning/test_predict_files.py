@@ -131,6 +131,7 @@ def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
         ("spans", "a.txt", "question\tcontext\tcontext\n", "a.txt:1: two columns have the name 'context'"),
         ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: 1 text; there should be 2: question, context"),
         ("tags", "a.jsonl", '{"tokens": [1]}\n', "a.jsonl:1: 'tokens' should be a text or a list of words"),
+        ("classes", "a.txt", "a\na\tb\n", "a.txt:2: a line with a tab, and task.json does not say"),
         ("classes", "a.txt", "a\nM\udcfcnchen\n", "a.txt:2: not UTF-8"),
         ("classes", "a.txt", "\udc89PNG\r\n\x1a\n\0\0\0\rIHDR", "a.txt: a PNG image"),
     ],
@@ -159,6 +160,9 @@ def test_what_was_asked_beside_the_answers(
     assert first[:4] == ["7", "a b", "O", rows[0]["label"]]
     (tmp_path / "a.tsv").write_text("id\ttext\tlabel\n7\ta b\tO\n\n")
     assert [line.split("\t")[0] for line in ask("classes", *words, "--tsv").splitlines()] == ["id", "7", ""]
+    (tmp_path / "a.jsonl").write_text('{"id": 7, "text": "a b"}\n\n')
+    rows = ask("classes", "--with-input", "--tsv", tmp_path / "a.jsonl").splitlines()
+    assert [row.split("\t")[0] for row in rows] == ["id", "7", ""]
     assert predict.main([str(folders["classes"]), "--tsv", *map(str, words), str(tmp_path / "b.txt")]) == 2
     assert "b.txt: other columns" in capfd.readouterr().err  # after answers to the first
 

@@ -208,9 +208,15 @@ def test_a_split_that_came_later_is_named_and_the_model_answers_it(tmp_path: Pat
     left = trained / "lr0.003-seed1" / "checkpoints" / "step-1"
     left.mkdir(parents=True)  # as after a kill
     (toy.data / "toy.toml").write_text(TASK)
-    told = "toy: test came after the best run, and is not answered: give --evaluate --model"
+    told = "toy: test came or changed after the best run, and is not answered: give --evaluate --model"
     assert told in tune(toy.command("out"))
     assert not left.parent.exists()
+    text = (toy.data / "test.tsv").read_text()
+    again = toy.command("again")
+    assert "is not answered" not in tune(again)
+    (toy.data / "test.tsv").write_text(text + "good film\n")  # has other rows than those that were answered
+    assert told in tune(again)
+    (toy.data / "test.tsv").write_text(text)
     (toy.data / "train.tsv").unlink()  # which only training needs
     tune(toy.command("later", "--evaluate", "--model", trained / "model"))
     found = results(toy.folder / "later")
@@ -224,6 +230,7 @@ def test_a_split_that_came_later_is_named_and_the_model_answers_it(tmp_path: Pat
 def test_what_has_learned_nothing_is_not_scored(toy: Toy, tune: Tune) -> None:
     for more, message in (("--check", "not fine-tuned for a task"), ("--from-scratch", "fresh weights")):
         assert message in tune(toy.command("out", "--evaluate", more), code=2)
+    assert "leave out --seeds" in tune(toy.command("out", "--evaluate", "--seeds", 2), code=2)
     assert not (toy.folder / "out").exists()
 
 

@@ -19,6 +19,7 @@ from support.squad import article, cutter, item, write_squad
 from support.training import assert_ended
 
 from data_prep.common.files import read_json, write_json
+from data_prep.vocabulary.source import read_vocabulary
 from finetuning.inputs import Cutter
 from finetuning.results import BEGUN, MODEL, RESULTS, Begun, RunResult
 from finetuning.running.batches import RULE
@@ -27,6 +28,7 @@ from finetuning.running.search import (
     identify_data,
     list_differences,
     list_run_settings,
+    list_runs,
     read_results,
     remove_worse_models,
     require_same,
@@ -36,6 +38,7 @@ from finetuning.session.report import replace_folder
 from finetuning.settings import FineTuning
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.ner import open_ner
+from finetuning.tasks.own import open_own
 from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Setup, Task
 
@@ -84,6 +87,24 @@ def test_runs_that_are_compared_differ_in_what_is_searched_alone(tmp_path: Path)
     assert "checksum: mini -> base" in refusal(require_same, tmp_path, {"two": begun("base")})
     other = begun(seed=1).model_copy(update={"batches": RULE})
     assert "batches: none -> stretches" in refusal(require_same, tmp_path, {"one": other})
+
+
+def test_splits_may_be_added_to_trained_runs(tmp_path: Path) -> None:
+    """Not to those that only score a model: these have nothing else to lose."""
+    before, now = ({"data": dict.fromkeys(splits, "2 rows")} for splits in (("train", "dev"), ("train", "dev", "test")))
+    begun().model_copy(update=before | {"batches": RULE}).write(tmp_path / "one" / BEGUN)
+    require_same(tmp_path, {"one": begun().model_copy(update=now | {"batches": RULE})})
+    begun().model_copy(update=before).write(tmp_path / "one" / BEGUN)
+    assert "data.test: none -> 2 rows" in refusal(require_same, tmp_path, {"one": begun().model_copy(update=now)})
+
+
+def test_a_run_keeps_its_name_when_more_is_searched(shared_toy: Toy, tmp_path: Path) -> None:
+    task = open_own(shared_toy.data / "toy.toml", Setup(Cutter(read_vocabulary(shared_toy.model)), FineTuning()))
+    [alone] = list_runs(task, FineTuning(batch=16), tmp_path, {}, trains=True)
+    alone.begun.write(alone.folder / BEGUN)
+    searched = FineTuning.model_validate({"search": {"batches": [8, 16]}})
+    names = [run.name for run in list_runs(task, searched, tmp_path, {}, trains=True)]
+    assert names == ["lr3e-05-batch8-seed1", alone.name]
 
 
 def test_a_setting_that_there_was_not_yet_had_its_default(tmp_path: Path) -> None:

@@ -32,7 +32,14 @@ from finetuning.model.models import find_model, summarize_model
 from finetuning.results import PREDICTIONS, RESULTS, RunResult, TaskResult
 from finetuning.running import records
 from finetuning.session import workers
-from finetuning.session.report import build_summary, describe_items, describe_splits, give_back_predictions, list_rows
+from finetuning.session.report import (
+    build_summary,
+    describe_items,
+    describe_splits,
+    give_back_predictions,
+    list_rows,
+    read_all_results,
+)
 from finetuning.session.workers import MachineShare, estimate_memory, share_machine
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
@@ -215,8 +222,17 @@ def test_a_long_grid_is_shown_by_its_best() -> None:
 
 
 def test_no_model_is_promised_where_all_runs_failed(tmp_path: Path) -> None:
-    lines = list(build_summary([TaskResult(task="toy", metric="accuracy", runs={}, failed=["lr1"])], tmp_path))
+    failed = [TaskResult(task="toy", metric="accuracy", runs={}, failed=["lr1"])]
+    lines = list(build_summary(failed, tmp_path, failed))
     assert lines[-2:] == ["toy: no run left a model", f"predictions and all figures are in {tmp_path}"]
+
+
+def test_results_have_the_tasks_of_earlier_commands_too(tmp_path: Path) -> None:
+    for task, score in (("rte", 0.5), ("sst2", 0.6)):
+        TaskResult(task=task, metric="accuracy", score=score, runs={}).write(tmp_path / task / RESULTS)
+    [now] = results = [TaskResult(task="rte", metric="accuracy", score=0.7, runs={})]
+    found = read_all_results(results, tmp_path)
+    assert [(each.task, each.score) for each in found] == [("sst2", 0.6), ("rte", now.score)]
 
 
 def test_the_plan_tells_splits_and_windows_apart(toy: Toy) -> None:

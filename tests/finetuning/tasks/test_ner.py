@@ -202,6 +202,16 @@ def test_own_tags_from_json_lines_are_scored_word_by_word(tmp_path: Path) -> Non
     assert task.score("dev", logits(task, ["DET", "X", "X"])) == {"accuracy": pytest.approx(2 / 3)}
 
 
+def test_blanks_within_tags_part_no_columns_of_predictions(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", {"tokens": ["a", "b"], "tags": ["B-Work of Art", "I-Work of Art"]})
+    task = open_tags("own", {"train": [path], "dev": [path]}, Setup(CUTTER, FineTuning()), Fields())
+    task.write_predictions("dev", logits(task, ["B-Work of Art", "O"]), tmp_path)
+    assert (tmp_path / "predictions_dev.txt").read_text() == "a B-Work_of_Art B-Work_of_Art\nb I-Work_of_Art O\n\n"
+    compared = task.read_compared("dev", tmp_path)
+    assert compared is not None
+    assert (compared.right.tolist(), compared.said.tolist()) == ([1, 2], [1, 0])
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -216,7 +226,7 @@ def test_own_tags_from_json_lines_are_scored_word_by_word(tmp_path: Path) -> Non
 )
 def test_faults_of_rows_name_the_line(tmp_path: Path, row: Any, message: str) -> None:
     path = write_rows(tmp_path / "a.jsonl", {"tokens": ["a"], "tags": ["B-X"]}, row)
-    told = refusal(open_tags, "own", {"train": [path], "dev": [path]}, Setup(CUTTER, FineTuning()))
+    told = refusal(open_tags, "own", {"train": [path], "dev": [path]}, Setup(CUTTER, FineTuning()), Fields())
     assert f"{path}{message}" in told
 
 

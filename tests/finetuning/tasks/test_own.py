@@ -3,6 +3,7 @@ held out and written of their texts."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -180,6 +181,8 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         ('kind = "score"\nlabels = ["a", "b"]', ['labels: kind = "score" has none']),
         ('kind = "classes"\nlabels = ["a"]', ["labels: one class leaves nothing to decide"]),
         ('kind = "classes"\nname = "a/b"', ["name = "]),
+        ('kind = "classes"\nname = "results.json"', ["name: results.json may be a file"]),
+        ('kind = "classes"\ndev = "b.csv"\nheld_out = 0.5', ["held_out: there is a dev file"]),
     ],
 )
 def test_what_does_not_go_together_is_told(toml: str, said: list[str], tmp_path: Path) -> None:
@@ -211,6 +214,10 @@ def wrong_score(score: str) -> dict[str, str]:
         ({"task.toml": CLASSES.replace("dev.csv", "no.csv")}, "data/no.csv: no such file"),
         ({"task.toml": CLASSES + 'metric = "f1"\n'}, "task.toml: metric = 'f1': here there is accuracy, f1_macro"),
         ({"task.toml": SCORES, **wrong_score("1e301")}, "data/train.csv:3: the score '1e301' does not fit fp32, which"),
+        (
+            {"task.toml": SCORES, "data/train.csv": "review,stars\na,1700000000\nb,1700000059\n"},
+            "data/train.csv: scores from 1700000000 to 1700000059 are too near to each other for fp32",
+        ),
         ({"task.toml": SCORES, **wrong_score("x")}, "data/train.csv:3: the score 'x' is not a finite"),
         ({"task.toml": CLASSES + "= 1"}, "task.toml"),
     ],
@@ -218,6 +225,27 @@ def wrong_score(score: str) -> dict[str, str]:
 def test_what_is_wrong_is_told_with_its_place(files: dict[str, str], said: str, tmp_path: Path) -> None:
     path = write(tmp_path, {**REVIEWS, **files})
     assert f"{tmp_path}/{said}" in refusal(open_any, path)
+
+
+def test_an_empty_column_of_labels_in_the_test_file_is_none(tmp_path: Path) -> None:
+    """As competitions give it. Labels at once may be spelled as pandas does."""
+    toml = CLASSES.replace("classes", "labels").replace('label = "stars"', 'test = "test.csv"\nlabels = ["stars"]')
+    files = {"data/train.csv": "review,stars\na,True\nb,False\n", "data/dev.csv": "review,stars\na,true\n"}
+    task = open_sentences(write(tmp_path, {"task.toml": toml, **files, "test.csv": "review,stars\na,\nb,\n"}))
+    assert (labels(task.train), [*task.dev], len(task.test["test"])) == ([1, 0], ["dev"], 2)
+    said = refusal(open_any, write(tmp_path, {"test.csv": "review,stars\na,\nb,0\n"}))
+    assert "test.csv:2: the label is empty" in said
+
+
+def test_tags_are_read_of_packed_files_and_columns_that_are_named(tmp_path: Path) -> None:
+    toml = 'name = "pos"\nkind = "tags"\ntrain = "a.jsonl.gz"\ndev = "b.tsv"\ntext = "word"\nlabel = "tag"\n'
+    lines = json.dumps({"word": ["a", "b"], "tag": ["DET", "NOUN"]}).encode()
+    path = write(tmp_path, {"task.toml": toml, "b.tsv": "word\ttag\na\tDET\n"})
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    task = open_any(path)
+    assert (task.head.labels, len(task.list_columns("dev")[0])) == (("DET", "NOUN"), 1)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.replace(b'"NOUN"', b"1")))
+    assert "a.jsonl.gz:1: tag 1; there should be a text, since nothing says" in refusal(open_any, path)
 
 
 PAGE = (ROOT / "docs/own-tasks.md").read_text()

@@ -337,6 +337,7 @@ def test_version_2_with_odds_has_best_thresholds(typed: Typed, second: Path, tmp
     groups = [f"{prefix}{name}" for prefix in ("", "HasAns_", "NoAns_") for name in ("exact", "f1", "total")]
     figures = typed(second, predictions)[1]
     assert (list(figures), figures["exact"]) == (groups, 50.0)
+    assert "is a limit of --null-odds" in typed(second, predictions, "--na-prob-thresh", "0.25")[2]
     odds = write(tmp_path / "o.json", {"a": -3, "b": 0.5})
     out = tmp_path / "figures.json"
     code, figures, said = typed(second, predictions, "--null-odds", odds, "--na-prob-thresh", "0.25", "--out", out)
