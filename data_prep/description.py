@@ -66,7 +66,8 @@ def collect_faults(documents: Iterable[DocumentsRecord], left_out: Problems) -> 
     files = [replace_path(fault, left_out.names) for fault in left_out.skipped]
     skipped = [*files, *(fault for record in documents for fault in record.left_out)]
     filtered = {name: total.number for name, total in add_up(documents).items()}
-    return Faults(skipped, sum(record.replaced for record in documents), filtered or None)
+    empty = sum(record.empty for record in documents)
+    return Faults(skipped, sum(record.replaced for record in documents), filtered or None, empty)
 
 
 def sum_corpus(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> CorpusFigures:
@@ -82,6 +83,7 @@ def sum_corpus(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> Cor
     if chosen.parts is not chosen.once:
         totals["weighed"] = sum(record.documents for record in chosen.parts)
     faults = list(faults)
+    totals["empty"] += sum(one.empty for one in faults)
     if lost:
         totals["lost"] = len(lost)
     counted: dict[str, Any] = {**totals}

@@ -265,7 +265,7 @@ def print_forecast(
     largest = format_size(max(step.disk for step in steps))
     console.print(f"disk: {largest} at the largest, of which {shards} in {count:,} shards stay")
     if note := describe_disk_need(folder, steps):
-        console.print(f"warning: {note}", style="yellow", soft_wrap=True)
+        console.print(f"warning: {note}", markup=False, style="yellow", soft_wrap=True)
 
 
 def make_forecast_table(steps: list[StepForecast], workers: int) -> Table:

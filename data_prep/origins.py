@@ -36,6 +36,8 @@ class Faults(NamedTuple):
     """Documents in which bad characters were replaced."""
     filtered: dict[str, int] | None = None
     """Documents that each filter left out, where there were filters."""
+    empty: int = 0
+    """Documents that had no text when they were read."""
 
 
 def sum_filtered(faults: Iterable[Faults | OriginRecord]) -> dict[str, int]:
@@ -69,7 +71,13 @@ class Origin:
         theirs = sum_filtered(others)
         filtered = {name: count - theirs.get(name, 0) for name, count in (corpus.filtered or {}).items()}
         replaced = corpus.replaced - sum(other.replaced for other in others)
-        return Faults(corpus.skipped[own], replaced, filtered if corpus.filtered is not None else None)
+        empty = self._empty - sum(file.empty for file in self.manifest.kept)
+        return Faults(corpus.skipped[own], replaced, filtered if corpus.filtered is not None else None, max(0, empty))
+
+    @property
+    def _empty(self) -> int:
+        """Counts the documents of that text that had no text or no pieces."""
+        return self.manifest.corpus.empty - sum(other.empty for other in self.manifest.origins)
 
     @property
     def key(self) -> str:
@@ -84,7 +92,7 @@ class Origin:
     def record(self, out: Path) -> OriginRecord:
         """Makes the record of the folder for the manifest of another one."""
         faults = self.faults
-        counts = len(self.sources), len(faults.skipped), faults.replaced, faults.filtered
+        counts = len(self.sources), len(faults.skipped), faults.replaced, faults.filtered, self._empty
         return OriginRecord(self.path_from(out), self.key, *counts)
 
 

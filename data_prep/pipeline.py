@@ -77,6 +77,8 @@ class Pipeline:
         with locked(self.work.path / "lock", str(self.folder), REFUSAL, unknown="unknown") as protected:
             if not protected:
                 self._say(f"note: {NO_LOCKS}")
+            if (self.folder / MANIFEST).exists():  # since another run has finished
+                return self._finished(plan)
             self._check_plan(plan)
             self.workers.share(self.work.path)
             self._note_disk(files)

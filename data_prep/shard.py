@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
                 console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
                 for warning in find_warnings(manifest):
                     console.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
-    except (UserError, PermissionError) as error:
+    except (UserError, OSError) as error:
         errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
         return 2
     except KeyboardInterrupt:
@@ -70,7 +70,10 @@ def main(arguments: list[str]) -> int:
 
 def choose_folder(settings: Settings) -> tuple[Settings, Path]:
     """Gives settings back with the output folder that they name, or that is named after their sources."""
-    return settings, settings.out or name_default_folder(settings)
+    folder = settings.out or name_default_folder(settings)
+    if (name := str(folder)) != name.encode(errors="replace").decode():
+        raise UserError(f"--out: {name!r} is not UTF-8; take another name")
+    return settings, folder
 
 
 def name_default_folder(settings: Settings) -> Path:

@@ -258,6 +258,7 @@ class OriginRecord:
     """Number of its faults, which are listed in the same order."""
     replaced: int = 0
     filtered: dict[str, int] | None = None
+    empty: int = 0
 
 
 class Ingredients(JsonObject):

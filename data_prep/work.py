@@ -99,6 +99,8 @@ class DocumentsRecord(Record):
     """Documents in which bad characters were replaced."""
     filtered: dict[str, Filtered] = Field(default_factory=dict)
     """Documents left out by each filter, by the name of its setting."""
+    empty: int = 0
+    """Documents without text, which are left out."""
 
     @property
     def documents(self) -> int:

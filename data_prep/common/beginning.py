@@ -35,9 +35,9 @@ def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False, en
     tell_other_copy()
     sys.excepthook = tell_missing
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     if ends_with_reader:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     else:
         from data_prep.common.unread import drop_unread
 

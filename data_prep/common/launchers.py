@@ -89,9 +89,9 @@ def mpi_rank() -> int:
     return _number(os.environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", default=0) if mpi_size() > 1 else 0
 
 
-def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
+def started_by_mpi() -> bool:
     """Whether the mpirun of Open MPI, MPICH or a relative of theirs started this process."""
-    return "OMPI_COMM_WORLD_SIZE" in environment or "MPI_LOCALNRANKS" in environment
+    return "OMPI_COMM_WORLD_SIZE" in os.environ or "MPI_LOCALNRANKS" in os.environ
 
 
 def missing_tasks(environment: Mapping[str, str], world: World) -> int:

@@ -68,12 +68,11 @@ def locked(
         yield protected
 
 
-def find_holder(path: Path, unknown: str = "another process") -> str | None:
-    """Finds the process that holds a lock file, by reading alone; `unknown` where the file names none. None where
-    nobody holds it, or nobody can tell."""
+def find_holder(path: Path) -> str | None:
+    """Finds the process that holds a lock file, by reading alone. None where nobody holds it, or nobody can tell."""
     with suppress(OSError, struct.error):
         owner, is_free, _ = _look_at(path)
-        return None if is_free else owner.strip() or unknown
+        return None if is_free else owner.strip() or "another process"
     return None
 
 

@@ -13,6 +13,31 @@ from data_prep.shards import NEAR_REPORT, Manifest, SetFigures, VocabularyFigure
 
 MOST_LOST = 0.005
 """The share of the text that over-long sentences may lose without a warning."""
+MOST_UNKNOWN = 0.01
+"""The share of pieces that may stand for unknown words without a warning."""
+MARKS = {
+    "ar",
+    "bn",
+    "fa",
+    "gu",
+    "he",
+    "hi",
+    "ja",
+    "kn",
+    "ko",
+    "ml",
+    "mr",
+    "my",
+    "ne",
+    "pa",
+    "ta",
+    "te",
+    "th",
+    "ur",
+    "vi",
+}
+"""Languages that write some of their sounds as marks, which lower case takes away with accents; of Korean it parts
+syllables."""
 FEWEST_EXAMPLES = 100
 """How many examples of a length validation needs, about, for scores that say something."""
 
@@ -136,6 +161,19 @@ def format_percent(share: float) -> str:
 
 def find_warnings(manifest: Manifest) -> Iterator[str]:
     """Yields warnings about the text and about validation, with what to do."""
+    corpus, settings = manifest.corpus, manifest.settings
+    if corpus.unknown > MOST_UNKNOWN * corpus.pieces:
+        cure = "--tokenizer bytelevel spells every text" if settings.tokenizer is None else "take another --vocab"
+        yield (
+            f"{format_percent(corpus.unknown / corpus.pieces)} of the pieces stand for words that the vocabulary "
+            f"cannot spell, in whole or in part: it is of other text, or words are longer than 100 characters; {cure}"
+        )
+    languages = settings.language.values() if isinstance(settings.language, dict) else [settings.language]
+    if settings.tokenizer is None and not settings.cased and (marked := sorted(MARKS & {*languages})):
+        yield (
+            f"lower case takes accents away, and in {', '.join(marked)} with them marks that are letters to a reader; "
+            "--cased keeps both"
+        )
     for use in find_use_of_text(manifest):
         if use.lost_parted > MOST_LOST * use.text:
             lost = format_percent(use.lost_parted / use.text)

@@ -51,7 +51,7 @@ def find_faults_in_finished(folder: Path, manifest: Manifest, console: Console) 
 
 def find_faults_in_unfinished(folder: Path, console: Console) -> Faults:
     """Finds all that is wrong with what a run that did not finish has left."""
-    console.print(f"{folder} is not finished")
+    console.print(f"{folder} is not finished", markup=False)
     work = WorkFolder(folder)
     for step in work.list_steps():
         try:

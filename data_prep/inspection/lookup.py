@@ -296,12 +296,12 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
     manifest = Manifest.read(folder)
     origins = list(find_origins_of_folder(folder, str(folder)))
     found = list(_find_rows(_map_documents(origins), title=wanted))
-    if not found and wanted.isdigit():
+    if not found and wanted.isdecimal():
         found = _by_number(folder, manifest, origins, int(wanted))
     if not found:
         raise UserError(f"--document {wanted}: {folder} has no document of just this title")
     documents = [_read_document(*place) for place in found[:MOST_LISTED]]
-    if len(found) > 1 and not wanted.isdigit():
+    if len(found) > 1 and not wanted.isdecimal():
         names = "\n".join(f"  {document.source} {document.id}" for document in documents)
         more = f"\n  and {len(found) - MOST_LISTED:,} more" if len(found) > MOST_LISTED else ""
         raise UserError(f"--document {wanted}: {len(found):,} documents have this title; give a number\n{names}{more}")

@@ -29,7 +29,9 @@ GUTENBERG_START = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 GUTENBERG_END = re.compile(
-    r"\n(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the |this )?Project Gutenberg).*", re.IGNORECASE
+    r"\n(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG"
+    r"|End of (?:the |this )?Project Gutenberg(?:['’]s| E-?(?:book|text))).*",
+    re.IGNORECASE,
 )
 LINE_END = re.compile(r"\r\n?")
 BLANK_LINE = re.compile(r"\n\s*\n")
@@ -123,13 +125,21 @@ def _without_marks(text: str) -> str:
 
 
 def without_gutenberg(text: str) -> str:
-    """Frees a book of Project Gutenberg's header and licence, whose marks are others in old files."""
+    """Frees the books of Project Gutenberg in a text of their headers and licences, whose marks are others in old
+    files."""
     text = f"\n{text}"
     start = GUTENBERG_START.search(text)
     end = GUTENBERG_END.search(text, start.end() if start else 0)
     if start and not end and (end := GUTENBERG_END.search(text)):
         start = None
-    return text[start.end() if start else 1 : end.start() + 1 if end else len(text)]
+    books, begin = [], start.end() if start else 1
+    while end:
+        books.append(text[begin : end.start() + 1])
+        start = GUTENBERG_START.search(text, end.end())
+        if not start or start[0].startswith("\n*END"):  # small print, which an old file has behind its only book
+            return "".join(books)
+        begin, end = start.end(), GUTENBERG_END.search(text, start.end())
+    return "".join([*books, text[begin:]])
 
 
 def detect(name: str, head: bytes) -> bool:

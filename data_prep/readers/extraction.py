@@ -86,12 +86,17 @@ def extract(task: ExtractTask) -> DocumentsRecord:
                 size += document.size
                 yield document
 
+    empty = 0
+
     def in_sentences(documents: Iterable[Document]) -> Iterator[Document]:
+        nonlocal empty
         for document in documents:
             passages = document.passages
             sentences = passages if reader.has_sentences else split_sentences(task.language, passages)
             if sentences:
                 yield Document(document.id, document.title, sentences)
+            else:
+                empty += 1
 
     sieve = Sieve(task.name, task.filters)
     passed = sieve.sift(documents()) if task.filters else documents()
@@ -108,6 +113,7 @@ def extract(task: ExtractTask) -> DocumentsRecord:
         left_out=[replace_path(fault, dict(task.bundle.called)) for fault in problems.skipped],
         replaced=problems.num_replaced,
         filtered=sieve.record(),
+        empty=empty,
     )
 
 

@@ -21,7 +21,8 @@ class Foreign(NamedTuple):
 
     def cure_for(self, file: Path) -> str:
         """Spells the cure for one such file, as its owner may type it."""
-        return self.cure.replace("FILE", shlex.quote(str(file)))
+        new = shlex.quote(f"NEW{file.suffix or '.txt'}")
+        return self.cure.replace("> SAME ", f"> {new} ").replace("FILE", shlex.quote(str(file)))
 
 
 TAR, TAR_MARK = Foreign("a tar archive", "tar -xf FILE -C FOLDER unpacks it; give --docs FOLDER"), slice(257, 262)
@@ -37,13 +38,14 @@ SIGNATURES = {
     b"BZh": Foreign("compressed by bzip2", "give it a name that ends in .bz2"),
     b"\x28\xb5\x2f\xfd": Foreign("compressed by Zstandard", "give it a name that ends in .zst"),
     b"\xfd7zXZ": Foreign("compressed by xz", "give it a name that ends in .xz"),
-    b"\xff\xfe": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
-    b"\xfe\xff": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
+    b"\xff\xfe\0\0": Foreign("text in UTF-32", "iconv -f utf-32 -t utf-8 FILE > SAME makes UTF-8 of it"),
+    b"\xff\xfe": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > SAME makes UTF-8 of it"),
+    b"\xfe\xff": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > SAME makes UTF-8 of it"),
 }
 """What a file is, by its first bytes."""
 UTF_16 = {
-    0: Foreign("text in UTF-16", "iconv -f utf-16be -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
-    1: Foreign("text in UTF-16", "iconv -f utf-16le -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
+    0: Foreign("text in UTF-16", "iconv -f utf-16be -t utf-8 FILE > SAME makes UTF-8 of it"),
+    1: Foreign("text in UTF-16", "iconv -f utf-16le -t utf-8 FILE > SAME makes UTF-8 of it"),
 }
 """Text in UTF-16 that begins without a mark, by which byte of a character is zero in Latin script."""
 BINARY = Foreign("no text but binary data")

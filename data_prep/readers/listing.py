@@ -45,7 +45,9 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
             path.encode()
             status = os.stat(path)
         except UnicodeEncodeError:
-            raise UserError(f"--docs: the name of {os.fsencode(path)!r} is not UTF-8; rename it") from None
+            shown = path.encode(errors="backslashreplace").decode()
+            listing.unreadable[shown] = UnreadableError(f"{shown}: the name is not UTF-8; rename it", LEAVES_OUT)
+            continue
         except OSError as error:
             listing.unreadable[path] = _explain_unreadable(path, error)
             continue
@@ -61,12 +63,12 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
 
 def _refuse_within(out: Path, arguments: list[str]) -> None:
     """Raises UserError where the output folder lies in a folder that is read, so that it would become text itself."""
-    whole = out.resolve()
+    whole = Path(os.path.realpath(out))  # resolve() fails where links go in a circle
     for argument in arguments:
         for found in [argument] if os.path.lexists(argument) else glob.glob(argument, recursive=True):
-            if found != argument and Path(found).resolve() == whole:
+            if found != argument and Path(os.path.realpath(found)) == whole:
                 continue  # what an earlier run made there, which is left out of the list
-            if os.path.isdir(found) and (place := Path(found).resolve()) in (whole, *whole.parents):
+            if os.path.isdir(found) and (place := Path(os.path.realpath(found))) in (whole, *whole.parents):
                 inside = "is" if place == whole else "lies within"
                 raise UserError(f"--out {out}: {inside} --docs {argument}, which is read whole; name one beside it")
 
@@ -127,7 +129,7 @@ def _explain_unreadable(path: str, error: OSError) -> UnreadableError:
 
 def _exclude_below(paths: Iterable[str], folder: Path) -> Iterator[str]:
     """Leaves out the files that lie in a folder or below it, wherever links lead."""
-    whole = folder.resolve()
+    whole = Path(os.path.realpath(folder))
     followed = functools.cache(lambda parent: Path(parent).resolve())  # once for all files there
     for path in paths:
         place = Path(path).resolve() if os.path.islink(path) else followed(os.path.dirname(path)) / "file"

@@ -49,6 +49,7 @@ class RecordBatches:
                     raise pa.ArrowInvalid("the stream has no end")
                 file.seek(0)
                 self.schema_arrow, self.num_row_groups = pa.ipc.open_stream(file).schema, 1
+        self.schema_arrow.names  # noqa: B018 (which may not be UTF-8: better told here)
 
     def iter_batches(
         self, rows: int, row_groups: Sequence[int], columns: Sequence[str], use_threads: bool
@@ -62,8 +63,11 @@ class RecordBatches:
                 file.seek(0)
                 batches = iter(pa.ipc.open_stream(file))
             for batch in batches:
+                wanted = batch.select(columns)
+                for column in wanted.columns:  # damaged offsets would end the process; bytes need not be UTF-8 here
+                    (column.view(AS_BYTES[column.type]) if column.type in AS_BYTES else column).validate(full=True)
                 for start in range(0, batch.num_rows, rows):
-                    yield batch.select(columns).slice(start, rows)
+                    yield wanted.slice(start, rows)
 
 
 def describes_dataset(path: Path) -> bool:
@@ -72,6 +76,7 @@ def describes_dataset(path: Path) -> bool:
     return path.name in names and any((path.parent / name).exists() for name in (names[0], names[2]))
 
 
+AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 ROWS = 1000  # read at once
 FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
@@ -80,7 +85,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the row groups of a span, which counts row groups and not bytes."""
     path = Path(span.path)
     columns = _columns(span.path, options)
-    if columns == [options.text_field] and _rows_are_sentences(span.path, options.text_field):
+    if rows_are_sentences(span.path, options.text_field):
         for place, batch in _batches(span, [options.text_field]):
             texts = (_text(row[options.text_field], span, where, options) for where, row in batch)
             yield Document(f"{path.name}:{place}", "", [line for text in texts for line in paragraphs(text or "", "")])
@@ -183,8 +188,10 @@ def _first_rows(path: str, columns: list[str]) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def _rows_are_sentences(path: str, text_field: str) -> bool:
+def rows_are_sentences(path: str, text_field: str) -> bool:
     """Tells whether a row of the only column is a sentence and not a document, by what is in the first rows."""
+    if _open(path).schema_arrow.names != [text_field]:
+        return False
     lines = [(row[text_field] or b"").decode(errors="replace").strip() for row in _first_rows(path, [text_field])]
     return are_sentences([line for line in lines if line]) and not any("\n" in line for line in lines)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
 from data_prep.readers.books import SUFFIXES
-from data_prep.readers.cutting import Look, look
+from data_prep.readers.cutting import HEAD, Look, look
 from data_prep.readers.foreign import HTML, NOT_WHOLE, OVER_LINES, WEB_PAGE, Foreign, not_text, unknown_text
 from data_prep.readers.jsonlines import goes_over_lines
 from data_prep.readers.listing import list_files
@@ -143,18 +143,29 @@ def find_files(
         for group in found
         for file in sorted(group, key=lambda file: list(READERS).index("text" if file in alike else file.format))
     ]
-    _refuse_twice(files)
-    return files
+    return _take_once(files, problems)
 
 
-def _refuse_twice(files: list[SourceFile]) -> None:
-    """Raises UserError where two of the files are the same one, by different names."""
-    places = [(*file.place, file.size, file.content) for file in files]  # a file system may give a number twice
-    counts = Counter(places)
-    twice = [file.path for file, place in zip(files, places, strict=True) if counts[place] > 1]
-    if twice:
-        number = sum(1 for count in counts.values() if count > 1)
-        raise UserError(f"--docs: {twice[0]} is named twice ({number} such files); each text counts once")
+def _identify(file: SourceFile) -> tuple[object, ...]:
+    """What a file is by any of its names."""
+    return (*file.place, file.size, file.content)
+
+
+def _take_once(files: list[SourceFile], problems: Problems) -> list[SourceFile]:
+    """Returns each file once. Other names of a file are a UserError, or left out where the user wants that."""
+    first: dict[tuple[object, ...], SourceFile] = {}
+    for file in files:  # a file system may give a number twice
+        first.setdefault(_identify(file), file)
+    again = [
+        f"{file.path} is named twice" if file.path == other.path else f"{file.path} is {other.path} by another name"
+        for file in files
+        if (other := first[_identify(file)]) is not file
+    ]
+    if again and problems.policy != "skip":
+        cure = "each text counts once; --errors skip leaves the other names out"
+        raise UserError(f"--docs: {again[0]} ({len(again)} such names); {cure}")
+    problems.skipped += again
+    return list(first.values())
 
 
 def check_names(flag: str, values: Mapping[str, object], sources: list[str]) -> None:
@@ -226,6 +237,8 @@ def _find_source(
         except UnreadableError as error:
             problems.lose(error)
             continue
+        if not seen.head.strip() and len(seen.head) < HEAD and not seen.is_damaged:  # nothing but line ends
+            continue
         kind = find_format(Path(file), seen, format, skips)
         if isinstance(kind, Foreign):
             foreign[file] = kind
@@ -234,7 +247,8 @@ def _find_source(
     if foreign and (not skips or not found):
         raise UserError(_foreign_message(name, path, foreign, found))
     if not found:
-        raise UserError(f"--docs {path}: no file that can be read; such as {problems.skipped[-1]}")
+        why = f"that can be read; such as {problems.skipped[-1]}" if problems.skipped else "with anything in it"
+        raise UserError(f"--docs {path}: no file {why}")
     problems.skipped += [f"{file}: {kind.what}" for file, kind in foreign.items()]
     return found
 

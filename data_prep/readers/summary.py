@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from data_prep.common.languages import language_label
 from data_prep.readers import READERS
-from data_prep.readers.sources import SourceFile
+from data_prep.readers.parquet import ROWS, rows_are_sentences
+from data_prep.readers.sources import ROW_GROUPS, SourceFile
 from data_prep.seals import FIELDED
 from data_prep.settings import Settings
 
@@ -30,6 +31,9 @@ def source_lines(files: Sequence[SourceFile], settings: Settings) -> Iterator[st
             (f"{count:,} " if len(kinds) > 1 else "") + f"{format} ({how}{field if format in FIELDED else ''})"
             for (format, how), count in kinds.items()
         )
+        if rows := next((one for one in own if one.format in ROW_GROUPS), None):
+            field = settings.text_field_of(name)
+            formats += f", {ROWS:,} rows a document: a sentence each" * rows_are_sentences(rows.path, field)
         unsplit = all(READERS[file.format].has_sentences for file in own)
         sentences = "a sentence a line" if unsplit else language_label(settings.language_of(name))
         size = _size(sum(file.size for file in own))

@@ -56,6 +56,10 @@ class TextTable:
             self.fail(self.columns[at].index(None), f"no value of {self.names[at]!r}")
         return cast(list[str], self.columns[at])
 
+    def list_columns(self, name: str) -> list[Sequence[str | None]]:
+        """Lists the columns of this name, none or one in a sound table."""
+        return [column for own, column in zip(self.names, self.columns, strict=True) if own == name]
+
     def fail(self, row: int, fault: str) -> NoReturn:
         """Raises UserError for what is wrong with a row."""
         raise UserError(f"{self.path}:{self.lines[row]}: {fault}")
@@ -81,7 +85,9 @@ def read_tsv(path: Path, names: Sequence[str] | None = None, *, skip_short: bool
     `names` are those of the columns of a file whose first line does not have them. `skip_short` leaves out rows with
     fewer columns, and counts them.
     """
-    lines = read_text(path).rstrip("\n").split("\n")
+    text = read_text(path)
+    is_single = "\t" not in text.partition("\n")[0]  # where an empty line is a row
+    lines = (text.removesuffix("\n") if is_single else text.rstrip("\n")).split("\n")
     numbers: Sequence[int] = range(1, len(lines) + 1)
     if names is None:
         names, lines, numbers = lines[0].split("\t"), lines[1:], numbers[1:]

@@ -65,11 +65,6 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     return recognise_kind(folder, tokenizer).read(folder, tokenizer)
 
 
-def list_needed_files(folder: Path) -> tuple[str, ...]:
-    """Lists the files that a folder of ours has of a vocabulary of the kind that this one has."""
-    return (recognise_kind(folder, _read_tokenizer(folder)).vocabulary.file, TOKENIZER, TOKENIZER_CONFIG)
-
-
 def _read_tokenizer(folder: Path) -> dict[str, Any]:
     """Reads a tokenizer.json; empty where there is none."""
     return read_table(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else {}

@@ -244,6 +244,25 @@ def test_nothing_is_held_out(wiki: Path, mine: Path, tmp_path: Path) -> None:
     assert "warning: nothing is held out for validation: there is one document, and a short one; take more text" in one
 
 
+def test_what_the_vocabulary_cannot_spell_and_documents_without_text_are_told(tmp_path: Path) -> None:
+    """And that lower case takes the marks of Hindi away, and that rows of Parquet are sentences."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = [*"[PAD] [UNK] [CLS] [SEP] [MASK] .".split(), *letters, *(f"##{letter}" for letter in letters)]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    rows = [{"text": f"A word of привет and {text(number)}", "title": ""} for number in range(30)]
+    without = [{"text": None}, {"text": " \n"}]
+    lines = [*rows, *without, {"text": "A headline of its own.", "title": "A headline of its own."}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pq.write_table(pa.table({"text": [f"One sentence is number {n}." for n in range(1200)]}), tmp_path / "y.parquet")
+    words = ("--vocab", tmp_path / "vocab.txt", "--language", "hi", "--validation", "0")
+    output = run(tmp_path, tmp_path.parent / f"{tmp_path.name}-out", *words)
+    assert "1 parquet (by content, text in 'text')" in output
+    assert ", 1,000 rows a document: a sentence each" in output
+    assert table_row(output, "left out") == "left out 3 3 documents without text; bad characters replaced in 0"
+    assert "of the pieces stand for words that the vocabulary cannot spell" in output
+    assert "lower case takes accents away, and in hi with them marks" in output
+
+
 # What takes time
 
 

@@ -35,9 +35,12 @@ GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of transformers that cut text as tokenizer.json says."""
 STEPS = {
     ("normalizer", "type"): "BertNormalizer",
+    ("normalizer", "clean_text"): True,
     ("pre_tokenizer", "type"): "BertPreTokenizer",
     ("model", "type"): "WordPiece",
     ("model", "continuing_subword_prefix"): "##",
+    ("model", "max_input_chars_per_word"): LONGEST_WORD,
+    ("model", "unk_token"): UNK,
 }
 """Values of tokenizer.json with which text is cut as it is here."""
 NORMALIZER = {
@@ -173,8 +176,12 @@ def _check_class(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any]
     for (step, key), needed in STEPS.items() if "model" in tokenizer else ():
         part = read_part(tokenizer, step, folder / TOKENIZER) or {"type": None}
         if (says := part.get(key, needed)) != needed:
-            how = f"{step}.{key} = {json.dumps(says)}"
-            raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {needed} is known here")
+            how, said = f"{step}.{key} = {json.dumps(says)}", needed if isinstance(needed, str) else json.dumps(needed)
+            raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {said} is known here")
+    added = [one["content"] for one in tokenizer.get("added_tokens") or () if not one.get("special")]
+    if added:
+        such = f"such as {added[0]!r}" if len(added) > 1 else repr(added[0])
+        raise UserError(f"{folder / TOKENIZER}: has added_tokens that are whole in every text, {such}: not known here")
 
 
 def _read_table(tokenizer: dict[str, Any], folder: Path) -> tuple[str, ...]:
@@ -220,7 +227,8 @@ class WordPieceKind(TokenizerKind):
             )
         normalizer = read_part(tokenizer, "normalizer", folder / TOKENIZER) or {}
         said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
-        says = {name: value for table in (said, config) for name, value in table.items() if value is not None}
+        tables = (config, said) if config.get("tokenizer_class") in GENERAL else (said, config)  # the last one wins
+        says = {name: value for table in tables for name, value in table.items() if value is not None}
         lower = says.get("do_lower_case", not has_capitals(pieces))
         needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
         for name in (name for name, value in needed.items() if says.get(name, value) != value):

@@ -78,11 +78,19 @@ def test_gutenberg_header_and_licence(start: str, end: str) -> None:
     assert book(text.replace("\n", "\r\n")) == ["It was a dark night.", "The end came."]
 
 
+def test_gutenberg_books_may_follow_each_other() -> None:
+    one = f"{GUTENBERG_HEAD}*** START OF THE PROJECT GUTENBERG EBOOK X ***\n\nText %d.\n\n"
+    end = f"*** END OF THE PROJECT GUTENBERG EBOOK X ***{LICENCE}\n"
+    assert book("".join(one % number + end for number in range(3)) + one % 3) == [f"Text {n}." for n in range(4)]
+
+
 def test_gutenberg_marks_may_be_missing() -> None:
     assert book("Text.\n\nEnd of Project Gutenberg's X\n\nLicence.") == ["Text."]
     assert book("Header.\n\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\n\nText.\n\nMore.") == ["Text.", "More."]
     small_print = "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*END*"
     assert book(f"Text.\n\nEnd of Project Gutenberg's X\n\nLicence.\n\n{small_print}\n") == ["Text."]
+    prose = "Intro.\n\nEnd of Project Gutenberg is not near."
+    assert book(prose) == prose.split("\n\n")
     prose = "He read of Project Gutenberg, and *** START OF IT."
     assert book(prose) == [prose]
 

@@ -277,16 +277,23 @@ def test_damaged_row_groups_are_left_out(tmp_path: Path, alone: bool) -> None:
     assert places == [f"{path}: row group 0", f"{path}: row group 4"]
 
 
-@given(at=st.floats(0, 1), value=st.integers(0, 255))
-def test_parquet_with_any_byte_changed_never_ends_in_a_fault_of_ours(folder: Path, at: float, value: int) -> None:
-    path = folder / "whole.parquet"
+@given(kind=st.sampled_from(["parquet", "arrow"]), at=st.floats(0, 1), value=st.integers(0, 255))
+def test_tables_with_any_byte_changed_never_end_in_a_fault_of_ours(
+    folder: Path, kind: str, at: float, value: int
+) -> None:
+    path = folder / f"whole.{kind}"
     if not path.exists():
-        parquet(path, [f"text {number}.\nMore of it." for number in range(300)])
+        table = pa.table({"id": list(map(str, range(300))), "text": [f"text {n}.\nMore of it." for n in range(300)]})
+        if kind == "parquet":
+            pq.write_table(table, path, row_group_size=100)
+        else:
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table, max_chunksize=100)
     content = bytearray(path.read_bytes())
     content[round(at * (len(content) - 1))] = value
     problems = Problems("skip")
     with suppress(UserError):
-        all_of(write(folder / "changed.parquet", bytes(content)), problems)
+        all_of(write(folder / f"changed.{kind}", bytes(content)), problems)
 
 
 def test_pages_are_checked_where_they_have_checksums(tmp_path: Path) -> None:

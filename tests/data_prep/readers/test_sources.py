@@ -226,17 +226,22 @@ def test_cures_can_be_given_to_a_shell(tmp_path: Path) -> None:
 
 def test_files_that_are_named_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fill(tmp_path / "x", a_dot_txt=TEXT, b_dot_txt=TEXT, c__d_dot_txt=TEXT)
-    again = "is named twice (1 such files); each text counts once"
-    assert message(folder, folder / "a.txt") == f"--docs: {folder}/a.txt {again}"
+    twice = "is named twice (1 such names); each text counts once; --errors skip leaves the other names out"
+    assert message(folder, folder / "a.txt") == f"--docs: {folder}/a.txt {twice}"
     monkeypatch.chdir(tmp_path)
-    assert message("x/b.txt", "x/../x/b.txt") == f"--docs: x/../x/b.txt {again}"
-    assert message("x/c", f"more={tmp_path}/x/c") == f"--docs: x/c/d.txt {again}"
-    assert "(3 such files)" in message("x", "x/*")
-    (folder / "e.txt").symlink_to("b.txt")
-    assert message("x") == f"--docs: x/b.txt {again}"
-    (folder / "e.txt").unlink()
-    (folder / "e.txt").hardlink_to(folder / "b.txt")
-    assert message("x") == f"--docs: x/b.txt {again}"
+    assert message("x/b.txt", "x/../x/b.txt").startswith("--docs: x/b.txt is x/../x/b.txt by another name (1 such")
+    assert message("x/c", f"more={tmp_path}/x/c").startswith(f"--docs: {tmp_path}/x/c/d.txt is x/c/d.txt by another")
+    assert "(3 such names)" in message("x", "x/*")
+    for make in (Path.symlink_to, Path.hardlink_to):
+        make(folder / "e.txt", folder / "b.txt")
+        assert message("x").startswith("--docs: x/e.txt is x/b.txt by another name (1 such")
+        problems = Problems("skip")
+        assert [file.path for file in find_files(["x"], problems=problems)] == ["x/a.txt", "x/b.txt", "x/c/d.txt"]
+        assert problems.skipped == ["x/e.txt is x/b.txt by another name"]
+        (folder / "e.txt").unlink()
+    with gzip.open(folder / "part.json.gz", "wb"):
+        (folder / "blank.jsonl").write_bytes(b"\xef\xbb\xbf\n\n")
+    assert [file.path for file in find_files(["x"])] == ["x/a.txt", "x/b.txt", "x/c/d.txt"]
 
 
 def test_folders_that_are_linked_from_several_places_are_read_once(tmp_path: Path) -> None:
@@ -256,4 +261,8 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
         Path(os.fsdecode(path)).write_text(TEXT)
     except OSError:
         pytest.skip("this file system has UTF-8 names only")
-    assert message(tmp_path) == f"--docs: the name of {path!r} is not UTF-8; rename it"
+    (tmp_path / "b.txt").write_text(TEXT)
+    assert message(tmp_path).endswith("caf\\udce9.txt: the name is not UTF-8; rename it\n" + SKIP)
+    problems = Problems("skip")
+    assert [file.name for file in find_files([str(tmp_path)], problems=problems)] == ["b.txt"]
+    assert problems.skipped == [f"{tmp_path}/caf\\udce9.txt: the name is not UTF-8; rename it"]

@@ -203,6 +203,11 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, name: str, content:
     assert str(error.value).startswith(f"{tmp_path}/{said}")
 
 
+def test_empty_lines_at_the_end_are_rows_of_a_single_column_alone(tmp_path: Path) -> None:
+    assert len(read_table(write(tmp_path / "a.tsv", "text\na\n\n\n"))) == 3
+    assert len(read_table(write(tmp_path / "a.tsv", "text\tlabel\na\t1\n\n\n"))) == 1
+
+
 def test_a_null_in_parquet_is_told_where_its_column_is_needed(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None], "label": [1, 0]}), tmp_path / "a.parquet")
     table = read_table(tmp_path / "a.parquet")
