@@ -26,12 +26,12 @@ from benchmarks.sides import SideSpec
 from benchmarks.texts import read_demo_sentences
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Encoded, Sequences
 from finetuning.prediction import load
 from finetuning.ragged import Ragged
 from pretraining.devices import find_kind
-from pretraining.huggingface.folders import read_vocabulary
 from pretraining.reporting.hardware import synchronize
 
 Request = Sequence[Array]

@@ -42,12 +42,13 @@ from benchmarks.tables import show_contest
 from benchmarks.texts import choose_vocabulary, read_demo_sentences
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.heads import TaskModel
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
 from pretraining.architectures.weights import TaskHead
-from pretraining.huggingface.folders import read_shape, read_vocabulary, write_fine_tuned
+from pretraining.huggingface.folders import read_shape, write_fine_tuned
 
 TOGETHER = 32
 """Sentences of a request of the peers, if we get all at once."""

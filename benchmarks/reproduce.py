@@ -204,13 +204,14 @@ def make(wanted: Reproduce, console: Console) -> int:
     runner = CommandRunner(table, root, ledger, wanted.ranks, console)
     try:
         stopped = runner.run([command for command in ledger.list_unfinished(there) if command.name in own])
-        code = Code.STOPPED if stopped else Code.DONE
+        code = Code.STOPPED if stopped else Code.MISTAKE if runner.fails else Code.DONE
     except KeyboardInterrupt:
         console.print(INTERRUPTED.strip())
         code = Code.INTERRUPTED
     if part is None:
         result = TableSummary(table, cells, ledger).summarise()
-        conclude(wanted, result, console, replaces=code == Code.DONE or len(result.runs) >= ledger.own_runs)
+        done = sum(run.code == 0 for run in result.runs.values())
+        conclude(wanted, result, console, replaces=code == Code.DONE or done >= ledger.own_runs)
     return code
 
 

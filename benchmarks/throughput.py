@@ -280,14 +280,14 @@ def measure(settings: Throughput, console: Console) -> None:
     device = choose_device(settings.device, World())
     dtype = choose_dtype(settings.dtype, device)
     sides = choose_sides(settings, device, console)
+    shards = find_shards(settings.shards, settings.data, console.print)
+    vocabulary = Manifest.read(shards).vocabulary_size
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     matrix, memory = measure_flops(device, dtype), measure_memory_bandwidth(device)
     console.print(
         f"{device.type} ({where}), {name_dtype(dtype)}: matrix products {matrix / 1e9:,.0f} GFLOP/s, "
         f"memory {memory / 1e9:,.1f} GB/s"
     )
-    shards = find_shards(settings.shards, settings.data, console.print)
-    vocabulary = Manifest.read(shards).vocabulary_size
     bench = Bench(settings, shards, device, dtype, sides, console)
     benchmark = "throughput" if all(each.architecture == ARCHITECTURE for each in given) else "architectures"
     keeper = ResultsFile(benchmark, ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")

@@ -320,7 +320,7 @@ pretrain() {
   had+=("$shards/manifest.json")
   export CLOZE_STORAGE_SECONDS=${CLOZE_STORAGE_SECONDS:-300} # what was seen here, the ranks wait for too
   if [[ ${CLOZE_PREFLIGHT:-1} == 1 ]]; then
-    run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" --recipe "$recipe" || end_in "$run"
+    run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" --recipe "$recipe" "$@" || end_in "$run"
   fi
   if [[ ${CLOZE_STAGE:-0} == 1 ]]; then stage; fi
   rm -f "$run/ended.json" # of an earlier start
@@ -360,6 +360,7 @@ find_command() {
 read_tasks() {
   model=${CLOZE_MODEL:-${CLOZE_RUN:-runs/bert_large_lamb}}
   scores=${CLOZE_SCORES:-$model}
+  [[ -d $model || -n ${CLOZE_SCORES:-} ]] || scores=runs/${model//\//-} # a model of the hub has no folder here
   read -ra tasks <<<"${CLOZE_TASKS:-cola sst2 mrpc qqp stsb mnli qnli rte wnli}"
   seeds=${CLOZE_SEEDS:-5}
   [[ $seeds =~ ^[1-9][0-9]*$ ]] || refuse "CLOZE_SEEDS=$seeds: give a whole number above 0"

@@ -51,6 +51,7 @@ from pretraining.processes.ending import Code, Ending, Outcome
 from pretraining.processes.group import NCCL_ENDS, choose_device, connect, default_threads, disconnect, gather
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import measure_flops
+from pretraining.train import Train
 
 FOLDER, KEPT = EXCLUDE.parent, 20  # folder of reports, and how many are kept
 STORAGE = {"data", "disk"}
@@ -233,6 +234,9 @@ def main(arguments: list[str]) -> int:
             raise UserError(f"--patience {wanted.patience:g}: give seconds above 0, a day at most")
         if overrides and wanted.recipe is None:
             raise UserError(f"{' '.join(overrides)}: not understood; values of a recipe are given beside --recipe")
+        if overrides:  # beside them a job may have options of train.py
+            words = ["--recipe", str(wanted.recipe), *overrides]
+            overrides = tyro.cli(Train, args=words, return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,))[1]
         code = inspect(wanted, overrides, ending.world)
     return ending.code or code
 

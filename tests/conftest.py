@@ -169,14 +169,6 @@ def straight(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def long(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing happens to: thirty steps of the first phase, and three of the second."""
-    from support.training import LONG, train_straight
-
-    return made_once(tmp_path_factory.getbasetemp(), "long", lambda run: train_straight(shared, run, *LONG))
-
-
-@pytest.fixture(scope="session")
 def shared_toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """A small model and a small task to fine-tune it for, in folders that all tests see."""
     from support.finetuning import write_toy

@@ -122,6 +122,8 @@ class CommandRunner:
     def __init__(self, declared: Declared, root: Path, ledger: Ledger, ranks: int | None, console: Console) -> None:
         self._root, self._ledger, self._console = root, ledger, console
         self._ranks = ranks or count_ranks(declared.scale.ranks)
+        self.fails = False
+        """Whether a command has failed."""
 
     def run(self, commands: Sequence[Command]) -> bool:
         """Runs commands. Returns True if one was stopped early, as by a time limit, which stops all."""
@@ -137,6 +139,7 @@ class CommandRunner:
             self._console.print(f"    {outcome.said or 'done'}, {duration(outcome.seconds)}", markup=False)
             if outcome.is_stopped:
                 return True
+            self.fails |= outcome.code != 0
         return False
 
     def _lacking(self, command: Command) -> str:

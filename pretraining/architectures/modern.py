@@ -86,6 +86,7 @@ class Modern(Architecture):
         "decoder_bias": (True,),
         "classifier_bias": (False,),
         "classifier_activation": ("gelu",),
+        "rope_scaling": (None,),
     }
     head_prefixes = ("head.", "decoder.", "classifier.")
     copies: ClassVar = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
@@ -199,14 +200,16 @@ class Modern(Architecture):
             "local_base": config.get("local_rope_theta", 10_000.0),
         }
         if types := config.get("layer_types"):
+            count = config.get("num_hidden_layers")
+            if not isinstance(types, list) or count not in (None, len(types)):
+                raise UserError(f"layer_types is {types}; it should name the attention of {count} layers")
             found["global_every"] = next((n for n in range(1, len(types)) if types[n] == GLOBAL), len(types))
-            layers = range(config.get("num_hidden_layers", len(types)))
-            if types != [LOCAL if number % found["global_every"] else GLOBAL for number in layers]:
+            if types != [LOCAL if number % found["global_every"] else GLOBAL for number in range(len(types))]:
                 raise UserError(f"layer_types is {types}; only global attention in every n-th layer is supported")
         ropes = config.get("rope_parameters") or {}
         for name, base in ((GLOBAL, "global_base"), (LOCAL, "local_base")):
-            rope = ropes.get(name) or {} if isinstance(ropes, dict) else {"rope_type": "other"}
-            if rope.get("rope_type", "default") != "default":
+            rope = ropes.get(name) or {} if isinstance(ropes, dict) else None
+            if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
                 raise UserError(f"rope_parameters is {ropes}; only rope_type 'default' is supported")
             found[base] = rope.get("rope_theta", found[base])
         return {**config, **found}

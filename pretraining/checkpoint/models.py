@@ -186,13 +186,7 @@ class StoredModel:
 
     def cut_embeddings(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Leaves out the rows of the embeddings, and of the bias that goes with them, that belong to no piece."""
-        pieces = self.shape.vocabulary
-        for name in list_row_names(self.shape, "pieces") if pieces < self.rows else ():
-            if name in weights:
-                rows = torch.zeros(self.shape.padded_vocabulary, *weights[name].shape[1:])
-                rows[:pieces] = weights[name][:pieces]
-                weights = {**weights, name: rows}
-        return weights
+        return cut_rows(self.shape, weights) if self.shape.vocabulary < self.rows else weights
 
     def fetch_weights(self) -> Path:
         """Returns its folder of transformers, after fetching the weights of the same commit if it is on the hub:
@@ -204,6 +198,16 @@ class StoredModel:
             if any((found / file).exists() for file in (whole, f"{whole}{folders.INDEX}")):
                 return found
         return self.folder
+
+
+def cut_rows(shape: Shape, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Cuts the embeddings, and the bias that goes with them, to the vocabulary of a shape."""
+    for name in list_row_names(shape, "pieces"):
+        if name in weights:
+            rows = torch.zeros(shape.padded_vocabulary, *weights[name].shape[1:])
+            rows[: shape.vocabulary] = weights[name][: shape.vocabulary]
+            weights = {**weights, name: rows}
+    return weights
 
 
 def require_pieces(shape: Shape, name: str) -> None:

@@ -85,6 +85,8 @@ class RunRecord:
     """loss of the last step if it leapt, so that no run returns to this checkpoint; otherwise None"""
     branch: BranchSummary | None = None
     """where the run branched off from another; None if it did not"""
+    skips: list[list[Any]] | None = None
+    """batches that were left out, each with phase, first, count and reason; None in older checkpoints"""
 
     @property
     def is_trained(self) -> bool:
@@ -102,6 +104,7 @@ class RunRecord:
             "micro_batches": {name: asdict(found) for name, found in self.micro_batches.items()},
             "base": None if self.base is None else asdict(self.base),
             "leapt": self.leapt,
+            "skips": self.skips,
             **({} if self.branch is None else {"branch": asdict(self.branch)}),
         }
 
@@ -120,6 +123,7 @@ class RunRecord:
                 base=BaseSummary(**section["base"]) if section["base"] else None,
                 leapt=section.get("leapt"),
                 branch=BranchSummary(**section["branch"]) if section.get("branch") else None,
+                skips=section.get("skips"),
             )
         except ValidationError as error:
             faults = [f"{dotted(fault['loc'])}{explain(fault, False, Recipe)}" for fault in error.errors()]

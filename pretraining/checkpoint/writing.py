@@ -363,9 +363,11 @@ def _compare(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def remove_old(run: Path, settings: Checkpoints) -> None:
-    """Removes checkpoints beyond the number to keep, except damaged ones."""
-    for old in records.list_finished(run)[: -settings.keep]:
-        if not settings.keeps(records.parse_step(old)):
+    """Removes checkpoints beyond the number to keep, except damaged ones and the newest before the loss leapt."""
+    there = records.list_finished(run)
+    sound = next(filter(_is_sound, reversed(there)), None)
+    for old in there[: -settings.keep]:
+        if old != sound and not settings.keeps(records.parse_step(old)):
             gone = old.with_name(old.name + UNFINISHED)  # a kill meanwhile must not leave half a checkpoint
             with suppress(OSError):  # the next save removes the rest
                 try:
@@ -376,6 +378,13 @@ def remove_old(run: Path, settings: Checkpoints) -> None:
                     (old / records.RECORD).unlink()  # first: without a record it is no checkpoint
                     gone = old
                 shutil.rmtree(gone)
+
+
+def _is_sound(checkpoint: Path) -> bool:
+    """Whether a run may go back to a checkpoint: the loss had not leapt."""
+    with suppress(DamageError):
+        return records.read_record(checkpoint).caller.get("leapt") is None
+    return False
 
 
 def require_room(run: Path) -> None:

@@ -42,6 +42,12 @@ OWNED = {
 }
 """Settings of DeepSpeed that follow from the recipe, with the keys that they follow from."""
 
+USED_BY = {
+    "power": ("polynomial",),
+    "final": ("linear", "polynomial", "cosine", "wsd"),
+    **dict.fromkeys(("decay_share", "decay_steps"), ("wsd",)),
+}
+"""Settings of a schedule, with the kinds of decay that use them."""
 TRACKERS = {"wandb": "wandb", "comet": "comet_ml"}
 """Sections of DeepSpeed that send metrics to a service, with the packages that they need."""
 OPEN = (
@@ -78,6 +84,9 @@ def find_faults(
     average, keep = recipe.checkpoints.average or 0, recipe.checkpoints.keep
     if average > keep:
         faults.append(f"checkpoints.average = {average}: only checkpoints.keep = {keep} are kept; keep {average}")
+    counts = recipe.phase_steps()
+    if counts is not None and (late := [step for step in recipe.checkpoints.keep_at or () if step > sum(counts) > 0]):
+        faults.append(f"checkpoints.keep_at = {show_value(late)}: the run has {sum(counts)} steps")
     used = [settings.name for settings in recipe.list_objectives()]
     faults += objectives.find_faults(recipe.objective, recipe.hours is not None, used)
     faults += [*_find_optimizer_faults(recipe, device), *_find_deepspeed_faults(recipe.deepspeed)]
@@ -161,6 +170,11 @@ def _find_duration_faults(recipe: Recipe) -> Iterator[str]:
     shares = [phase.share for phase in recipe.phases if phase.share is not None]
     if total is not None and len(shares) == len(recipe.phases) and abs(sum(shares) - 1) > 1e-6:
         yield f"phases.0.share = {shares[0]:g}: the shares of the phases make {sum(shares):g}; they must make 1"
+    counts = None if None in [phase.share for phase in recipe.phases] else recipe.phase_steps()
+    for number, count in enumerate(counts or ()):
+        if not count:
+            share = recipe.phases[number].share or 0.0
+            yield f"phases.{number}.share = {share:g}: of {recipe.steps} steps that is none; give more"
     names = [phase.name for phase in recipe.phases]
     for number, name in enumerate(names):
         if name in names[:number]:
@@ -196,6 +210,12 @@ def _find_phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[st
                     f"{at}.{name} = {show_value(getattr(phase, name))}: the phase has no learning_rate of its own, so "
                     f"it follows the schedule of the phase before; remove it, or give {at}.learning_rate"
                 )
+    else:
+        for name, users in USED_BY.items():
+            value = getattr(phase, name)
+            if value not in (Phase.model_fields[name].default, None) and phase.decay not in users:
+                fault = f"{at}.{name} = {show_value(value)}: means nothing with {at}.decay = {show_value(phase.decay)}"
+                yield f"{fault}; remove it, or take {' or '.join(map(show_value, users))}"
     for steps, share in (("warmup_steps", "warmup"), ("decay_steps", "decay_share")):
         if getattr(phase, steps) is not None and recipe.schedule_owners()[number] == number:
             yield from _find_stretch_faults(recipe, number, steps, share)
@@ -215,6 +235,9 @@ def _find_stretch_faults(recipe: Recipe, number: int, in_steps: str, in_share: s
     spanned = [follower for follower, owner in enumerate(recipe.schedule_owners()) if owner == number]
     total = sum(counts[follower] for follower in spanned)
     names = " and ".join(f"phases.{follower}.steps" for follower in spanned)
+    stretches = [getattr(phase, name) or 0 for name in ("warmup_steps", "decay_steps")]
+    if total and given < total < sum(stretches) and in_steps == "decay_steps":
+        yield f"{at}: with {stretches[0]} of the warm-up more than the {total} of the schedule ({names}); give fewer"
     if total and given >= total:
         yield f"{at}: the schedule has {total} steps in all ({names}); give fewer than these"
 

@@ -199,13 +199,13 @@ class Checkpoints(Section):
     keep: Positive = 3
     """Number of newest checkpoints to keep."""
     keep_every: Count = 0
-    """Also keep checkpoints of steps that are multiples of this; 0: none."""
+    """Also save after steps that are multiples of this, and keep those checkpoints; 0: none."""
     keep_at: Annotated[tuple[Positive, ...], Field(strict=False)] | None = None
     """Also save after these steps, and keep those checkpoints: [1000, 20000]."""
 
     def saves_at(self, step: int) -> bool:
         """Whether a checkpoint is due after a step."""
-        return (bool(self.every) and step % self.every == 0) or step in (self.keep_at or ())
+        return (bool(self.every) and step % self.every == 0) or self.keeps(step)
 
     def keeps(self, step: int) -> bool:
         """Whether the checkpoint of a step is kept however old it is."""
@@ -232,7 +232,8 @@ class Guards(Section):
     rollbacks: Count = 3
     """How often a run returns to its last checkpoint and skips the batches concerned, before it gives up."""
     spike: Annotated[float, Field(ge=0)] = 2.0
-    """Training has diverged if a logged loss is this much above the median of the last 20; 0: never."""
+    """Training has diverged if a logged loss is this much above the median of the last 20 of the phase, of which there
+    must be 10; 0: never."""
     hang: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds without progress after which the run ends, naming the rank that the others wait for."""
 

@@ -13,8 +13,10 @@ from typing import Any, TypedDict, cast
 from unittest import mock
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from data_prep.common.errors import UserError
 from data_prep.common.private_folders import cache_home, keep_compiled
 from pretraining.engine.buckets import add_squares, find_clip_factor
 from pretraining.engine.deepspeed_config import EngineSettings, make_deepspeed_config
@@ -225,7 +227,7 @@ def initialize_deepspeed(
         deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
         # It imports its Muon, whose torch.compile would load all of the compiler at every start, for seconds.
         as_it_is = mock.patch.object(torch, "compile", lambda function, **_: function)
-        with as_it_is, mock.patch.object(deepspeed, "DeepSpeedEngine", EngineWithZero1):
+        with as_it_is, mock.patch.object(deepspeed, "DeepSpeedEngine", EngineWithZero1), explain_settings():
             engine, _, _, _ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model,
@@ -235,6 +237,18 @@ def initialize_deepspeed(
                 dist_init_required=False,
             )
     return engine
+
+
+@contextlib.contextmanager
+def explain_settings() -> Iterator[None]:
+    """Turns DeepSpeed's errors on its own settings into UserError."""
+    try:
+        yield
+    except ValidationError as error:
+        faults = [f"deepspeed: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise UserError("\n".join(faults)) from error
+    except ValueError as error:
+        raise UserError(f"deepspeed: {error}") from error
 
 
 @contextlib.contextmanager

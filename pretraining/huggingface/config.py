@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
@@ -102,7 +103,7 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
         value = values[field.name] = config.get(theirs[field.name], default)
         if field.type == "int" and (type(value) is not int or value < 1):
             faults.append(f"{theirs[field.name]} is {value!r}; it should be a whole number of 1 or more")
-        elif field.type == "float" and (not isinstance(value, int | float) or value < 0):
+        elif field.type == "float" and (not isinstance(value, int | float) or not 0 <= value < math.inf):
             faults.append(f"{theirs[field.name]} is {value!r}; it should be a number, 0 or more")
         elif field.type == "float" and value >= 1 and default is not None and default < 1:
             faults.append(f"{theirs[field.name]} is {value!r}; it should be a number from 0 to 1")
@@ -213,7 +214,7 @@ def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
     if kinds[0] == "tags":
         return TaskHead("tags", labels)
     problem = config.get("problem_type") or ("regression" if len(labels) == 1 else "single_label_classification")
-    if problem not in PROBLEMS:
+    if not isinstance(problem, str) or problem not in PROBLEMS:
         raise UserError(f"{where}: problem_type is {problem!r}; it should be one of {', '.join(PROBLEMS)}")
     if PROBLEMS[problem] != "score":
         return TaskHead(PROBLEMS[problem], labels)

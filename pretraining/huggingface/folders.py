@@ -18,6 +18,7 @@ Nothing that is read is executed: safetensors, or torch.load with weights_only.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
@@ -32,7 +33,8 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_json, read_table, replaced_name, replacing, unfinished_name, write_json
-from data_prep.vocabulary import source
+from data_prep.vocabulary.source import FILES as VOCABULARY_FILES
+from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import TOKENIZER_CONFIG, Vocabulary
 from pretraining.architectures.declaration import count_encoder_parameters, find_architecture
 from pretraining.architectures.weights import TaskHead
@@ -51,7 +53,7 @@ from pretraining.huggingface.weights_file import read_weights, write_weights
 from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "task.json"
-FILES = (CONFIG, WEIGHTS, *source.FILES, CARD, TASK)
+FILES = (CONFIG, WEIGHTS, *VOCABULARY_FILES, CARD, TASK)
 OF_SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 """Files that sentence-transformers adds to an encoder of sentence vectors. They are never copied: the pooling was
 trained together with weights that change in training, and an export checks the heads of pre-training only."""
@@ -188,7 +190,8 @@ def write_folder(
     """
     pieces = read_vocabulary(vocabulary)
     _check_size(pieces, shape, vocabulary / pieces.file)
-    tokenizer = read_table(vocabulary / TOKENIZER_CONFIG)
+    made = json.loads(pieces.list_contents()[TOKENIZER_CONFIG])
+    tokenizer = read_table(vocabulary / TOKENIZER_CONFIG) if (vocabulary / TOKENIZER_CONFIG).is_file() else made
     weights = export_weights(state, shape)
     with _make_model_folder(folder, weights, card, check, dtype) as unfinished:
         for name, content in pieces.list_contents().items():
@@ -291,14 +294,6 @@ def _make_model_folder(
         weights.clear()
         if check is not None:
             check(unfinished)
-
-
-def read_vocabulary(folder: Path) -> Vocabulary:
-    """Reads the vocabulary of a folder of shards or of an exported one."""
-    for name in source.list_needed_files(folder):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder}: no {name}: name the folder of shards, or an exported one, for its vocabulary")
-    return source.read_vocabulary(folder)
 
 
 def read_length(folder: Path, shape: Shape) -> int:

@@ -244,7 +244,7 @@ def _attend_in_groups(qkv: Tensor, bias: Tensor | None, groups: list[Group], hea
         query, key, value = parts
         rows = group.sight[2]
         shares = query.view(-1, rows, size) @ group.take_bands(key).transpose(1, 2)  # scores, then softmax
-        dropped = torch.empty_like(shares) if dropout.probability else shares
+        dropped = torch.empty_like(shares) if dropout.drops else shares
         where = (group.starts, group.lengths, *dropout.for_kernels)
         kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, *group.sight, s, heads, length)
         context = dropped @ group.take_bands(value)
@@ -264,7 +264,7 @@ def _attend_in_groups_backward(
         grad_context, shape = torch.empty_like(parts[0]), (s, heads, length, size)
         kernels.call("split_heads", grad, None, group.starts, group.lengths, grad_context, 1, *shape)
         dropped = shares
-        if dropout.probability:
+        if dropout.drops:
             dropped = torch.empty_like(shares)
             where = (group.starts, group.lengths, *dropout.for_kernels)
             kernels.call("redo_dropout", shares, *where, dropped, *group.sight, s, heads, length)

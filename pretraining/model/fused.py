@@ -53,6 +53,11 @@ class Dropout:
     first_head: int = 0
     """the number among all heads of the first that this rank computes, for the probabilities of attention"""
 
+    @property
+    def drops(self) -> bool:
+        """Whether our kernels drop anything: they compare 32 bits, so not for a smaller probability."""
+        return int(self.probability * 2**32) > 0
+
     def select_site(self, site: int) -> Dropout:
         """Selects a place of the model, which has masks of its own. Keys that include the site are copied:
         torch.compile would recompile a layer for another view."""

@@ -37,7 +37,7 @@ from pretraining.processes.stopping import SIGNALS, EndAtOnce, handle_signals
 
 STACKS = "stacks"
 INTERRUPTED = "interrupted"
-INTERRUPTION = f"{INTERRUPTED}; the same command continues from the last checkpoint"
+INTERRUPTION = f"{INTERRUPTED}; the same command continues from the last checkpoint, or begins anew where there is none"
 GONE = "the storage is gone, or cannot be reached; the same command continues when it is back"
 WRITE_SECONDS = 10.0  # for files about the end: what ends a run may be the disk itself, which then never answers
 

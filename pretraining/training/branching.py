@@ -44,7 +44,9 @@ def begin_branch(request: Request, branch: Branch) -> tuple[Request, Saved]:
     request = continue_run(request, replace(found, run=run), branch)
     folder = request.out / FOLDER / f"step-{found.record.step:08}"
     if place()[0] == 0:
-        if skips := [*list_skips_done(read_skips(branch.run), state)]:
+        known = found.run.skips  # None in older checkpoints
+        every = read_skips(branch.run) if known is None else [Skip(*skip) for skip in known]
+        if skips := [*list_skips_done(every, state)]:
             write_skips(request.out, skips)
         copy_log(branch.run, request.out, began)
         take_checkpoint(replace(found, run=replace(run, recipe=request.recipe)), folder)

@@ -82,6 +82,10 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
             _suggest_new_run(latest, request) if by_data and branch is None else "give what was, or name a new folder"
         )
         raise UserError(_write_message(f"{place}: cannot go on with this recipe", changes, cure))
+    counts, (phase, done) = recipe.phase_steps(), (run.state.phase, run.state.phase_step)
+    if counts is not None and phase < len(counts) and counts[phase] < done:
+        fault = f"phases.{phase} has {counts[phase]} steps in this recipe, of which {done} are done"
+        raise UserError(f"{place}: {fault}; give as many, or name a new folder")
     if branch is not None and run.state.phase >= len(recipe.phases):
         raise UserError(f"{place}: has done all phases of this recipe; give it more phases, or the last one more steps")
 

@@ -18,9 +18,11 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import absence
 from data_prep.common.outputs import making
 from data_prep.common.toml_text import toml_text
+from data_prep.vocabulary.source import read_vocabulary
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import count_parameters
 from pretraining.checkpoint.average import Average, average_last
+from pretraining.checkpoint.models import cut_rows
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import AVERAGED, EXPORT, TOKENIZER, find_checkpoint
 from pretraining.checkpoint.state import RunRecord, Saved
@@ -111,7 +113,7 @@ def export(
         model = read_source(source, checkpoint, average)
         model = model.read_as(choose_way(model.shape, sees, str(source)))
         vocabulary = vocabulary or model.vocabulary
-        pieces = folders.read_vocabulary(vocabulary)
+        pieces = read_vocabulary(vocabulary)
         if model.made and model.made.data.vocabulary != pieces.sha256:
             raise UserError(
                 f"{vocabulary}: not the vocabulary that the model was trained with; name its folder: --vocabulary"
@@ -169,7 +171,8 @@ def read_source(source: Path, checkpoint: str | None, average: int | None = None
 
 
 def _read_transformers(source: Path) -> Exportable:
-    """Reads a folder of transformers. A pooler or next-sentence head without the other is left out."""
+    """Reads a folder of transformers. A pooler or next-sentence head without the other is left out, as are rows of the
+    embeddings that belong to no piece."""
     shape, weights, missing = folders.read_folder(source)
     lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
     objective = find_objective(shape)
@@ -177,6 +180,10 @@ def _read_transformers(source: Path) -> Exportable:
     if {*lacking} & {*objective.exported_heads(unpaired)}:
         raise UserError(f"{source}: lacks {', '.join(lacking)}; only a model that {objective.learns} can be exported")
     left_out = []
+    if (surplus := shape.vocabulary - len(read_vocabulary(source))) > 0:
+        left_out.append(f"{surplus:,} rows of the embeddings, which belong to no piece")
+        shape, unpaired = (change(each, vocabulary=each.vocabulary - surplus) for each in (shape, unpaired))
+        weights = cut_rows(shape, weights)
     if lacking:
         shape = unpaired
         weights, heads = select_heads(shape, weights)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
-from pretraining.checkpoint.record import find_checkpoint, parse_step
+from pretraining.checkpoint.record import FOLDER, find_checkpoint, parse_step
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
 from pretraining.scoring.pairs import Pair
@@ -37,8 +37,9 @@ class Branch:
 
     @property
     def run(self) -> Path:
-        """Folder of the run."""
-        return self.place.resolve().parents[1] if parse_step(self.place) >= 0 else self.place
+        """Folder of the run; that of the checkpoint if it is a copy outside of one."""
+        folder = self.place.resolve().parent
+        return folder.parent if parse_step(self.place) >= 0 and folder.name == FOLDER else self.place
 
     @property
     def name(self) -> str:

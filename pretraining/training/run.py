@@ -166,12 +166,13 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
     allowed, before = request.recipe.guards.rollbacks, len(trainer.skips)
     if before >= allowed:
         raise SharedError(
-            f"{wrong.reason}\n{before} times before, the run has gone back to a checkpoint for such a reason "
-            f"(guards.rollbacks = {allowed}); {CURE}"
+            f"{wrong.reason}\n{before} time{'s' * (before != 1)} before, the run has gone back to a checkpoint for "
+            f"such a reason (guards.rollbacks = {allowed}); {CURE}, and allow more rollbacks"
         )
     if context.world.rank == 0:
         write_skips(request.out, [*trainer.skips, wrong])
-        context.warn(f"{wrong.reason}; the run goes back to its last checkpoint and leaves that out")
+        back = "goes back to its last checkpoint" if list_finished(request.out) else "begins anew"
+        context.warn(f"{wrong.reason}; the run {back} and leaves that out")
 
 
 def find_starting_point(request: Request, context: Context, latest: Saved | None, mesh: Mesh) -> StartingPoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import astuple
 from typing import NoReturn
 
 from data_prep.common.errors import UserError
@@ -63,7 +64,7 @@ class Trainer(Loop):
         self.batch_check = BatchCheck(engine.mesh)
         profiles = request.profile > 0 and world.rank == 0
         self.profile = profile_steps(request.out, request.profile, engine.device, self.log.say) if profiles else None
-        self.batch_saved = 0
+        self.batch_saved = self.batch_kept = 0
         """number, within this phase, of the first batch after the last checkpoint"""
         if latest is not None:
             self.restore(latest)
@@ -127,7 +128,7 @@ class Trainer(Loop):
         copied = None if self.state.phase_step else phase.copy_positions(self.engine, self.state.known_positions)
         if copied is not None:
             self.log.say(copied)
-        self.batch_saved = phase.batch_number(self.state.phase_step)
+        self.batch_saved = self.batch_kept = phase.batch_number(self.state.phase_step)
         self.meter.begin()
         with phase.batches(self.state) as steps:
             self.evaluate_what_a_stop_left(phase)
@@ -153,7 +154,7 @@ class Trainer(Loop):
             self.stop(phase, self.decide(checks=True))  # the next start repeats the step
         except CollapseError:
             reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
-            raise self.make_divergence(reason, self.batch_saved, number + 1) from None
+            raise self.make_divergence(reason, self.batch_kept, number + 1) from None
         except RuntimeError as error:
             if is_failure(error):
                 raise DeviceError(error, state.step + 1) from error
@@ -290,8 +291,9 @@ class Trainer(Loop):
         return f"{steps}; the same command " + (f"continues after step {saved:,}" if saved else "begins anew")
 
     def make_divergence(self, reason: str, begin: int, end: int) -> DivergedError:
-        """Makes the error for a fault in these batches of the phase; those before the last checkpoint are done."""
-        begin = max(begin, self.batch_saved)
+        """Makes the error for a fault in these batches of the phase; those before the checkpoint that the run goes back
+        to are done."""
+        begin = max(begin, self.batch_kept)
         return DivergedError(Skip(self.state.phase, begin, max(1, end - begin), reason))
 
     def estimate_work_left(self, phase: TrainingPhase) -> tuple[float | None, float | None]:
@@ -365,11 +367,14 @@ class Trainer(Loop):
         """Saves a checkpoint within a phase."""
         self.show_progress(phase, "saving")
         self.state.phase_seconds = phase.clock.seconds
-        self.batch_saved = phase.batch_number(self.state.phase_step)
-        self.write_checkpoint(self.state.step, self.make_section(self.guard.find_leap()))
+        self.batch_saved, leapt = phase.batch_number(self.state.phase_step), self.guard.find_leap()
+        if leapt is None:  # a rollback goes back to this one
+            self.batch_kept = self.batch_saved
+        self.write_checkpoint(self.state.step, self.make_section(leapt))
 
     def make_section(self, leapt: float | None) -> RunRecord:
         """Makes the section of a checkpoint's record on the progress of the run."""
         data, losses = DataSummary.from_manifest(self.request.manifest), list(self.guard.losses)
-        found, begun = self.micro_batches.found, (self.base, leapt, self.branch)
+        skips = [list(astuple(skip)) for skip in self.skips]
+        found, begun = self.micro_batches.found, (self.base, leapt, self.branch, skips)
         return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, *begun)

@@ -85,6 +85,7 @@ def test_its_environment_runs_the_project_from_the_working_directory() -> None:
         variables |= {"PATH": f"{prefix / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as the Dockerfile has it
         variables["PIP_CONSTRAINT"] = str(folder / "constraints")
+        variables["PIP_NO_COMPILE"] = "0"  # as pip reads it: it compiles nothing, and what is loaded is compiled then
 
         def call(command: str) -> str:
             return run(command.split(), ROOT, variables)

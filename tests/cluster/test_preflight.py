@@ -285,6 +285,9 @@ def test_values_that_cannot_be(place: Place, monkeypatch: pytest.MonkeyPatch, ca
     for wrong in (*(["--patience", each] for each in ("0", "-1", "nan", "inf")), ["--phases.0.batch", "24"]):
         assert preflight.main([*words, *wrong]) == Code.CURE
         assert capsys.readouterr().err.startswith(f"error: {' '.join(wrong)}: ")
+    recipe = [*words, "--recipe", str(place.recipe), "--phases.1.length", "32", "--time-limit", "1h"]  # as a job's own
+    assert preflight.main(recipe) == Code.DONE
+    capsys.readouterr()
     slurm = {"STEP_ID": "0", "STEP_NUM_TASKS": "2", "PROCID": "0", "NODEID": "7", "STEP_TASKS_PER_NODE": "1(x2)"}
     for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"):
         monkeypatch.delenv(name, raising=False)

@@ -168,7 +168,7 @@ def test_a_run_begins_with_an_export_of_its_architecture(
     assert anew.read_bytes() == wanted.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["electra"])
+@pytest.mark.parametrize("name", [slow("electra")])
 def test_replaced_pieces_are_scored_on_data_alone(name: str, exported: Path, unpaired: Place, tmp_path: Path) -> None:
     """By the run, which has the generator. No sentence is scored, and nothing is filled in."""
     run, data = exported.parent, ("--data", unpaired.data, "--length", "64", "--examples", "64")

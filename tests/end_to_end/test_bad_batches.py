@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Literal
@@ -26,7 +27,7 @@ from support.training import (
 from data_prep.common.hashing import hash_key
 from data_prep.shards import Manifest
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import list_finished
+from pretraining.checkpoint.record import FOLDER, list_finished
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
@@ -34,10 +35,10 @@ from pretraining.processes.ending import Code
 from pretraining.training.skips import Skip, read_skips, write_skips
 
 
-def without(place: Place, name: str, batch: int, *more: object) -> Path:
-    """A straight run to which a batch does not belong from the start."""
+def without(place: Place, name: str, batch: int, *more: object, count: int = 1) -> Path:
+    """A straight run to which a batch does not belong from the start, or several."""
     (place.folder / name).mkdir()
-    write_skips(place.folder / name, [Skip(0, batch, 1, "")])
+    write_skips(place.folder / name, [Skip(0, batch, count, "")])
     return train_straight(place, name, *more)
 
 
@@ -117,12 +118,17 @@ def test_a_bad_batch_before_the_first_checkpoint_and_in_a_run_that_resumes_nothi
 
 @pytest.mark.slow
 def test_what_was_left_out_stays_so(place: Place, without_bad: Path) -> None:
-    """After a rollback the run is killed, and goes on without the fault."""
+    """After a rollback the run is killed, and goes on without the fault; so does a branch from a copied checkpoint."""
     going = launch(place.command("run", *SAVES), fault=Poison("loss", "batch", BAD, die_at=4))
     assert {rank.code for rank in going.wait()} <= {-signal.SIGKILL, Code.RANK_LOST}
     assert_left_out(place.folder / "run", (BAD, 1))
     assert_ended(launch(place.command("run", *SAVES)), 0)
     assert_same(place.folder / "run", without_bad)
+    checkpoint = place.folder / "run" / FOLDER / "step-00000004"
+    copy = shutil.copytree(checkpoint, place.folder / "copies" / checkpoint.name)
+    assert_ended(launch(place.command("branch", *SAVES, "--branch", copy)), 0)
+    ours, theirs = state(place.folder / "branch"), state(without_bad)
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 @pytest.mark.slow
@@ -149,11 +155,13 @@ def test_no_run_goes_back_to_where_the_loss_had_leapt(place: Place) -> None:
 
 @pytest.mark.slow
 def test_a_loss_that_leaps(place: Place) -> None:
-    more = [*SAVES, "--phases.0.steps", 14, "--guards.spike", 4]
-    wanted = without(place, "without", 11, *more)
-    going = launch(place.command("run", *more), fault=Poison("leap", "batch", 11))
-    assert_ended(going, 0, "warning: the loss leapt to ", " in the steps to 12; the run goes back")
-    assert_left_out(place.folder / "run", (11, 1))
+    """Also where a checkpoint was saved between the bad batch and the line that tells, and no other is kept."""
+    more = ["--phases.0.steps", 26, "--guards.spike", 4, "--logging.every", 2, "--checkpoints.keep", 1]
+    more += ["--checkpoints.every", 11, "--checkpoints.keep_at", "[23]"]
+    wanted = without(place, "without", 22, *more, count=2)
+    going = launch(place.command("run", *more), fault=Poison("leap", "batch", 22))
+    assert_ended(going, 0, "warning: the loss leapt to ", " in the steps to 24; the run goes back")
+    assert_left_out(place.folder / "run", (22, 2))
     assert_same(place.folder / "run", wanted)
 
 

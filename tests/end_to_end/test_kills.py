@@ -12,7 +12,7 @@ import pytest
 from support.faults import all_of, hold_saves_from, kill_one_after, miss_ranks_after
 from support.processes import wait_for
 from support.training import (
-    LONG,
+    SAVES,
     Place,
     assert_same,
     launch,
@@ -33,7 +33,7 @@ def kill(command: list[str], checkpoints: Path, step: int, draw: random.Random, 
         wait_for(gate.with_suffix(".held").exists)
         run.signal(signal.SIGKILL, victim)
     else:
-        run = launch(command, fault=partial(kill_one_after, step, victim, draw.uniform(0, 0.05)))
+        run = launch(command, fault=partial(kill_one_after, step, victim, draw.uniform(0, 0.02)))
     done = run.wait()
     assert {rank.code for rank in done} == {-signal.SIGKILL, Code.RANK_LOST}, done
     assert done[victim].code == -signal.SIGKILL
@@ -53,8 +53,8 @@ def kill_and_compare(place: Place, wanted: Path, more: list[str], last: int, kil
     assert_same(place.folder / "run", wanted)
 
 
-def test_a_run_whose_ranks_are_killed_is_the_straight_one(place: Place, long: Path) -> None:
-    kill_and_compare(place, long, LONG, last=18, kills=2)
+def test_a_run_whose_ranks_are_killed_is_the_straight_one(place: Place, straight: Path) -> None:
+    kill_and_compare(place, straight, SAVES, last=5, kills=2)
 
 
 @pytest.mark.slow

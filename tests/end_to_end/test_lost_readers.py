@@ -17,7 +17,7 @@ from support.commands import block_all_signals
 from support.faults import hold_before
 from support.finetuning import Toy
 from support.processes import ROOT, Run, start, wait_for
-from support.training import COMMAND, LONG, Place, assert_same, assert_well, records, train
+from support.training import COMMAND, SAVES, Place, assert_same, assert_well, records, train
 
 from data_prep.common.codes import ENDED, Code
 from data_prep.common.files import read_json
@@ -63,8 +63,8 @@ def steps_of(run: Path) -> int:
     return len(records(run)) if (run / "metrics.jsonl").exists() else 0
 
 
-def test_a_closed_terminal_saves_and_ends(place: Place, long: Path) -> None:
-    command, run = place.command("run", *LONG, "--checkpoints.every", "0"), place.folder / "run"
+def test_a_closed_terminal_saves_and_ends(place: Place, straight: Path) -> None:
+    command, run = place.command("run", *SAVES, "--checkpoints.every", "0"), place.folder / "run"
     gate = place.folder / "gate"
     with on_terminal(COMMAND, command, ranks=2, fault=partial(hold_before, 4, gate)) as going:
         wait_for(gate.with_suffix(".held").exists)
@@ -73,28 +73,28 @@ def test_a_closed_terminal_saves_and_ends(place: Place, long: Path) -> None:
     assert read_json(run / ENDED)["code"] == Code.STOPPED
     assert [path.name for path in list_finished(run)] == [f"step-{steps_of(run):08}"]
     assert_well(train(command))
-    assert_same(run, long)
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
-def test_under_nohup_a_closed_terminal_ends_nothing(place: Place, long: Path) -> None:
+def test_under_nohup_a_closed_terminal_ends_nothing(place: Place, straight: Path) -> None:
     run, gate = place.folder / "run", place.folder / "gate"
     held = partial(hold_before, 4, gate)
-    with on_terminal(COMMAND, place.command("run", *LONG), ranks=2, nohup=True, fault=held) as going:
+    with on_terminal(COMMAND, place.command("run", *SAVES), ranks=2, nohup=True, fault=held) as going:
         wait_for(gate.with_suffix(".held").exists)
     gate.touch()
     assert [rank.code for rank in going.wait()] == [Code.DONE] * 2
     assert [("standard output" in str(note["text"])) for note in records(run, "note")] == [True]
-    assert_same(run, long)
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
-def test_a_reader_who_leaves_takes_no_work_along(place: Place, long: Path) -> None:
+def test_a_reader_who_leaves_takes_no_work_along(place: Place, straight: Path) -> None:
     """As `train.py | head -n 1`."""
     pipe, run, gate = (place.folder / name for name in ("pipe", "run", "gate"))
     os.mkfifo(pipe)
     held = partial(hold_before, 4, gate)
-    going = start(2, be_entry, COMMAND, place.command("run", *LONG), str(pipe), False, held)
+    going = start(2, be_entry, COMMAND, place.command("run", *SAVES), str(pipe), False, held)
     with pipe.open() as reader:
         assert reader.readline()
     gate.touch()
@@ -102,7 +102,7 @@ def test_a_reader_who_leaves_takes_no_work_along(place: Place, long: Path) -> No
     assert [rank.code for rank in done] == [Code.DONE] * 2
     [note] = records(run, "note")
     assert [rank.errors for rank in done] == [f"warning: {note['text']}\n", ""]
-    assert_same(run, long)
+    assert_same(run, straight)
 
 
 def test_fine_tuning_on_a_closed_terminal(toy: Toy) -> None:

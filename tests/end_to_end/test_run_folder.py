@@ -216,6 +216,8 @@ def test_steps_that_are_added_are_trained(place: Place, straight: Path) -> None:
     more = ["--phases.0.steps", "7", "--phases.1.steps", "4"]
     straight_on = train_straight(place, "straight on", *SAVES, *more)
     run = stopped_at(straight, place.folder / "run", 3)
+    fewer = place.command("run", *SAVES, "--phases.0.steps", "2")
+    assert_refused(fewer, "phases.0 has 2 steps in this recipe, of which 3 are done")
     output = assert_well(train(place.command("run", *SAVES, *more)))
     for change in ("phases.0.steps 5 -> 7", "phases.1.steps 3 -> 4"):
         assert f"changed since then: {change}\n" in output

@@ -16,7 +16,8 @@ import pytest
 from conftest import ROOT
 from support.nodes import kill_all, set_cable, two_nodes
 from support.processes import LAUNCHERS, wait_for
-from support.training import LONG, Place, assert_same, assert_same_curve, records
+from support.sharing import made_once
+from support.training import Place, assert_same, assert_same_curve, records, train_straight
 
 from data_prep.common.files import read_json
 from pretraining.processes.ending import ENDED
@@ -27,6 +28,8 @@ STATIC, C10D, NO_SSH, PDSH, MPIRUN = "--master-port", "c10d", "--no_ssh", "hosts
 """words by which the page's commands are told apart"""
 ONE_THREAD = ["--compute.threads", "1"]
 """as in the runs to compare with: torchrun would give each rank all cores of its machine, and sums other bits"""
+LONG = ["--phases.0.steps", "30", "--checkpoints.every", "1"]
+"""a run of 33 steps"""
 SSH = """\
 #!/bin/sh
 # ssh as far as launchers need it: enters the other machine, with none of this one's variables.
@@ -37,6 +40,12 @@ case $host in
 esac
 """
 Node = Sequence[str]
+
+
+@pytest.fixture(scope="module")
+def long(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 33 steps that nothing happens to."""
+    return made_once(tmp_path_factory.getbasetemp(), "long", lambda run: train_straight(shared, run, *LONG))
 
 
 def typed(words: str) -> list[str]:

@@ -23,7 +23,6 @@ from support.marks import slow
 from support.processes import wait_for
 from support.training import (
     ENDLESS,
-    LONG,
     SAVES,
     Place,
     assert_ended,
@@ -43,10 +42,10 @@ from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
 
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), slow(signal.SIGUSR1, 0)])
 def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(
-    place: Place, long: Path, number: int, rank: int
+    place: Place, straight: Path, number: int, rank: int
 ) -> None:
     """What a launcher makes of one key press counts once: SIGINT to each process, and SIGTERM after it."""
-    command, run = place.command("run", *LONG), place.folder / "run"
+    command, run = place.command("run", *SAVES), place.folder / "run"
     ctrl_c = ((signal.SIGINT,), (signal.SIGINT,), (signal.SIGTERM,))
     stops = (2, ((number, rank),), Code.STOPPED, "a signal"), (4, ctrl_c, Code.INTERRUPTED, "Ctrl-C")
     for step, signals, code, cause in stops:
@@ -61,12 +60,12 @@ def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(
         assert going.done()[0].output.count(STOPPING) == (cause == "Ctrl-C")
         assert list_finished(run)[-1].name == f"step-{going.step:08}"
     assert f"continues after step {going.step}\n" in assert_well(train(command))
-    assert_same(run, long)
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
-def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -> None:
-    command = place.command("run", *LONG, "--checkpoints.every", "0")
+def test_more_signals_during_the_save_change_nothing(place: Place, straight: Path) -> None:
+    command = place.command("run", *SAVES, "--checkpoints.every", "0")
     step, gate = place.folder / "step", place.folder / "save"
     going = launch(command, fault=partial(all_of, partial(hold_before, 4, step), partial(hold_saves_from, 1, gate)))
     wait_for(step.with_suffix(".held").exists)
@@ -79,7 +78,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -
     assert_ended(going, Code.STOPPED, f"stopped by a signal after step {going.step}, and saved")
     assert list_finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
     assert_ended(launch(command), 0)
-    assert_same(place.folder / "run", long)
+    assert_same(place.folder / "run", straight)
 
 
 @pytest.mark.slow

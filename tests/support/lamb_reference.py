@@ -160,10 +160,11 @@ def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], di
                 mean, power = (
                     each / (1 - beta ** (step + 1)) for each, beta in zip((mean, power), settings.betas, strict=True)
                 )
-            decay = settings.weight_decay if roles[name.partition("[")[0]].decays else 0.0
+            decays = roles[name.partition("[")[0]].decays
+            decay = settings.weight_decay if decays else 0.0
             update = mean / (power.sqrt() + settings.epsilon) + decay * weight
             ratio = 1.0
-            if decay or settings.trust_all:
+            if decays or settings.trust_all:
                 ratio = float(weight.norm() / update.norm())
                 low, high = settings.trust_limits or (0.0, float("inf"))
                 ratios[name] = ratio = min(max(ratio, low), high)

@@ -28,7 +28,7 @@ from pretraining.optimizers.steps.lamb import Lamb
 
 LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
 """The lengths of the sequences of each of two data ranks."""
-STEPS = 20
+STEPS = 5
 BOUNDARY = (256, 255, 256)
 """Labels at the boundary of the shares that two ranks have of `Case.vocabulary`."""
 EPSILON, STRETCH = 1e6, 1000.0

@@ -1,7 +1,7 @@
 """Ranks as forks of one process that has loaded all modules: loading them takes longer than most runs of a test.
 
 A rank is as good as a fresh process. Its session, environment and streams are its own, signals are at their defaults
-whatever the tests' parent ignores, no thread is at work before the fork, and it ends as a program does.
+whatever the tests' parent ignores, no thread is at work before the fork, and what programs do at their ends is done.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,16 @@ from pretraining.processes import cores
 ROOT = Path(__file__).parent.parent.parent
 MODULES = [
     "pretraining.train",
+    "pretraining.model.bert",
+    "pretraining.model.masks",
+    "pretraining.model.piece_head",
+    "pretraining.optimizers.steps.adamw",
+    "pretraining.optimizers.steps.lamb",
+    "data_prep.vocabulary.encoders.wordpiece",
+    "support.faults",
+    "support.finetuning",
+    "support.training",
+    "rich._emoji_codes",
     "finetuning.run_task",
     "finetuning.run_ner",
     "deepspeed.module_inject.auto_ep_layer",
@@ -165,6 +176,8 @@ def prepare() -> None:
             importlib.import_module(name)
     cores.STRETCH = math.inf  # tests take one another's cores, and long runs of theirs would say so
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")  # it is kept
+    for context in ("target_context", "typing_context"):  # of numba, which loads sixty modules for its first function
+        getattr(importlib.import_module("numba.core.registry").cpu_target, context).refresh()
     gc.enable()
     gc.collect()
     gc.freeze()  # DeepSpeed collects garbage for each engine, and would go through all modules each time
@@ -193,3 +206,8 @@ def be_rank(order: Order) -> None:
     function, arguments = pickle.loads(order.call)
     value = function(*arguments)
     (order.folder / "result").write_bytes(pickle.dumps(value))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    os._exit(0)  # it takes a third of a second to take an interpreter of so many modules apart

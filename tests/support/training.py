@@ -28,8 +28,6 @@ FEW = ["--phases.0.steps", "1", "--phases.1.steps", "1"]
 """a step of each phase, where one is as good as many"""
 SEED = 12345
 """that of a recipe which says none"""
-LONG = ["--phases.0.steps", "30", "--checkpoints.every", "1"]
-"""a run of 33 steps"""
 ENDLESS = ["--phases.0.steps", "5000", "--checkpoints.every", "1"]
 TIMES = {
     *("time", "seconds_per_step", "seconds_left", "evaluation_seconds", "waiting_for_data", "peak_memory_bytes"),

@@ -30,6 +30,7 @@ def build_optimizer(
     for name, weight in model.named_parameters():
         groups.setdefault((roles[name].decays, late.get(name, 0.0)), []).append(weight)
     found = [
-        {"params": weights, **({} if decays else {"weight_decay": 0.0})} for (decays, _), weights in groups.items()
+        {"params": weights, "decays": decays, **({} if decays else {"weight_decay": 0.0})}
+        for (decays, _), weights in groups.items()
     ]
     return find_steps(settings.name)(find_optimizer(settings), found, settings)

@@ -77,6 +77,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         """by the id of a flat tensor, where a step may write its new weights in the type of the model"""
         self.written: set[int] = set()
         """the ids of the flat tensors whose `rounded` the last step has written"""
+        self.decays = True
+        """whether the weights that move decay by their role, also where the recipe's decay is 0"""
 
     def prepare(
         self,
@@ -101,6 +103,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
             if tensors:
+                self.decays = group.get("decays", True)
                 self.move(tensors, group["lr"], group["weight_decay"])
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:

@@ -84,7 +84,7 @@ class Lamb(FlatOptimizer):
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor | None:
         """Moves tensors on a CPU: a slot that is whole here moves at once, while it is cached."""
-        adapts = self._adapts(decay)
+        adapts = self._adapts
         numbers = (*find_adam_factors(self.lamb, float(steps)), float(decay), float(self._find_scale()))
         limits = self._limits if adapts else (1.0, 1.0)
         found = []
@@ -118,7 +118,7 @@ class Lamb(FlatOptimizer):
         if places:
             updates, own_squares = self._compute_updates(lists, steps, decay)
             squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
-        ratios = self._find_ratios(self._add_over_ranks(squares, tables)) if self._adapts(decay) else None
+        ratios = self._find_ratios(self._add_over_ranks(squares, tables)) if self._adapts else None
         if updates and ratios is not None:
             factors, found_inf = ratios.float(), self.found_inf()
             if found_inf is not None:
@@ -141,8 +141,10 @@ class Lamb(FlatOptimizer):
     def _limits(self) -> tuple[float, float]:
         return self.lamb.trust_limits or (0.0, math.inf)
 
-    def _adapts(self, decay: float) -> bool:
-        return bool(decay) or self.lamb.trust_all
+    @property
+    def _adapts(self) -> bool:
+        """Whether steps have trust ratios: not those of biases and norms, unless the recipe wants that."""
+        return self.decays or self.lamb.trust_all
 
     def _find_scale(self) -> Tensor | float:
         """Computes the factor of gradients before they move the averages."""

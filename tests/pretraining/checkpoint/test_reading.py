@@ -149,7 +149,7 @@ def test_what_is_written_is_read(scores: Any) -> None:
     state = RunState(
         1, 2, 3.5, 7, examples_seen=56, pieces_seen=500, trained_length=64, begun_positions=80, trained_segments=1
     )
-    written = RunRecord(state, RECIPE, SUMMARY, scores, [1.0], FOUND)
+    written = RunRecord(state, RECIPE, SUMMARY, scores, [1.0], FOUND, skips=[[0, 2, 1, "it leapt"]])
     assert RunRecord.from_checkpoint(record_of(written.as_json())) == written
 
 

@@ -51,7 +51,14 @@ def is_named(fault: str, expected: str) -> bool:
         # what does not go together
         ("--model.heads 3", "--model.heads = 3: does not divide model.hidden = 128; 2 does, with 64 a head"),
         ("--phases.0.length 1024", "--phases.0.length = 1024: the model has 512 … take 8 to 512, or model.positions …"),
-        ("--phases.0.decay_steps 120", "--phases.0.decay_steps = 120: … (phases.0.steps and phases.1.steps); …"),
+        ("--phases.0.decay wsd --phases.0.decay_steps 120", "--phases.0.decay_steps = 120: … and phases.1.steps); …"),
+        ("--phases.0.decay_steps 12", '--phases.0.decay_steps = 12: means nothing with … or take "wsd"'),
+        ("--phases.0.decay constant --phases.0.final 0.1", '--phases.0.final = 0.1: … = "constant"; remove it, …'),
+        (
+            "--phases.0.decay wsd --phases.0.warmup_steps 70 --phases.0.decay_steps 70",
+            "--phases.0.decay_steps = 70: with 70 of the warm-up more than the 120 of the schedule …",
+        ),
+        ("--checkpoints.keep_at [5000]", "--checkpoints.keep_at = [5000]: the run has 120 steps"),
         ("--phases.0.warmup_steps 120", "--phases.0.warmup_steps = 120: … (phases.0.steps and phases.1.steps); …"),
         ("--phases.1.power 2", "--phases.1.power = 2.0: … no learning_rate … or give phases.1.learning_rate"),
         ("--phases.1.name one", '--phases.1.name = "one": phases.0.name is the same'),
@@ -141,6 +148,7 @@ def test_a_batch_that_the_ranks_cannot_share_is_named_for_any_micro_batch(plain:
         (PLAIN.replace('size = "tiny"\n', ""), "model.size: is missing: one of tiny, … --init FOLDER"),
         (f"steps = 10\n{PLAIN}", "phases.0.share: is missing: the recipe gives steps, and each phase its share …"),
         (f"hours = 1.0\n{PLAIN}", "phases.1.share: is missing: the recipe gives hours, and each phase its share …"),
+        (f"steps = 4\n{SHARED}", "phases.1.share = 0.1: of 4 steps that is none; give more"),
         (f"steps = 10\n{SHARED}".replace("= 0.1", "= 0.2"), "phases.0.share = 0.9: … make 1.1; they must make 1"),
     ],
 )  # fmt: skip

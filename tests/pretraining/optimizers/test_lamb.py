@@ -32,10 +32,11 @@ from pretraining.processes.group import disconnect
 SETTINGS: dict[str, dict[str, Any]] = {
     "nvidia": NVIDIA,
     "paper": {"clip": 0.0, "bias_correction": False, "trust_limits": (0.1, 1.5), "weight_decay": 0.1},
+    "no decay": {"weight_decay": 0.0},
     "all": {"normalize": True, "trust_all": True, "betas": (0.8, 0.9)},
 }
 CASES = [("fp32", zero, "nvidia") for zero in range(4)]
-CASES += [("fp32", 2, "paper"), ("fp32", 3, "all")]
+CASES += [("fp32", 2, "paper"), ("fp32", 2, "no decay"), ("fp32", 3, "all")]
 CASES += [("bf16", zero, "nvidia") for zero in (1, 2, 3)]
 Results = list[dict[Any, Any]]
 
@@ -140,7 +141,8 @@ class Twin:
         self.draw = torch.Generator().manual_seed(1)
         self.flats = [torch.randn(sum(SIZES.values()), generator=self.draw).to(device) for _ in range(2)]
         settings = LambSettings.model_validate({"name": "lamb", "kernels": kernels, **chosen})
-        groups: list[dict[str, Any]] = [{"params": self.flats[:1]}, {"params": self.flats[1:], "weight_decay": 0.0}]
+        rest = {"params": self.flats[1:], "weight_decay": 0.0, "decays": False}
+        groups: list[dict[str, Any]] = [{"params": self.flats[:1]}, rest]
         self.lamb = Lamb(OPTIMIZER, groups, settings)
         self.lamb.gradient_norm = lambda: 2.5
         self.lamb.prepare([held(flat) for flat in self.flats], ROLES, {})

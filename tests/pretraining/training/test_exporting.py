@@ -19,7 +19,7 @@ from support.memory import MemoryWatch
 from support.shards import make_shards
 from support.transformers_models import PIECES, change_weights, our_weights, their_model
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
+from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
 from transformers import BertConfig as TheirConfig
 from transformers import BertModel as TheirEncoder
 
@@ -148,7 +148,7 @@ def test_mistakes_end_with_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     for arguments, message in [
         ([str(tmp_path / "nowhere")], "nowhere: no such folder"),
         ([str(run), "--checkpoint", "first"], "no checkpoint first"),
-        ([str(run), "--vocabulary", str(tmp_path)], "no vocab.txt"),
+        ([str(run), "--vocabulary", str(tmp_path)], "neither vocab.txt nor tokenizer.json"),
         ([str(run), "--licence", "Apache 2.0"], "--licence Apache 2.0: a licence as the hub spells it is needed"),
         ([str(run), "--licence", ""], "--licence : a licence as the hub spells it is needed"),
     ]:
@@ -179,6 +179,22 @@ def test_an_export_is_exported_again(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again/modules.json").read_text() != "[]"
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
     assert_refusal("which has no checkpoints", export, tmp_path / "out", tmp_path / "again", checkpoint="last")
+
+
+def test_what_transformers_saves_of_an_export_is_exported(run: Path, tmp_path: Path) -> None:
+    """It saves no vocab.txt, and its embeddings may have rows without pieces."""
+    out, saved, again = (tmp_path / name for name in ("out", "saved", "again"))
+    export(run, out)
+    model, tokenizer = AutoModelForPreTraining.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    model.resize_token_embeddings(len(tokenizer) + 8, mean_resizing=False)
+    model.save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    assert not (saved / "vocab.txt").exists()
+    assert "left out: 8 rows of the embeddings, which belong to no piece" in str(export(saved, again))
+    wanted, found = (load_file(folder / "model.safetensors") for folder in (out, again))
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(weight, found[name]) for name, weight in wanted.items())
+    assert (again / "vocab.txt").read_bytes() == (out / "vocab.txt").read_bytes()
 
 
 @pytest.mark.parametrize(("pooler", "said", "length"), [(False, 24, 24), (True, 10**30, 40), (False, None, 40)])
