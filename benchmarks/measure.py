@@ -167,7 +167,8 @@ def write_results(path: Path, results: dict[str, Any]) -> Path:
 
 
 def _find_lost(path: Path, results: Mapping[str, Any]) -> str:
-    """Names what a file would lose to these numbers: contests, sides, or all if it belongs to another benchmark."""
+    """Names what a file would lose to these numbers: contests, sides, rows of lists, or all if it belongs to another
+    benchmark."""
     if is_stream(path) or not path.exists() or not path.stat().st_size:
         return ""
     try:
@@ -180,7 +181,18 @@ def _find_lost(path: Path, results: Mapping[str, Any]) -> str:
     lost = [
         f"{side} ({', '.join(place)})" for place, sides in _list_sides(before) for side in sides - now.get(place, set())
     ]
-    return ", ".join(sorted([*lost, *before.keys() - results.keys()]))
+    rows = dict(_count_rows(results))
+    lost += [f"{many} of {', '.join(place)}" for place, many in _count_rows(before) if rows.get(place, 0) < many]
+    return ", ".join(sorted({*lost, *before.keys() - results.keys()}))
+
+
+def _count_rows(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yields the number of rows of every list of them, with the names that lead to it."""
+    for name, each in found.items():
+        if isinstance(each, list) and any(isinstance(row, Mapping) for row in each):
+            yield (*place, name), len(each)
+        elif isinstance(each, Mapping):
+            yield from _count_rows(each, (*place, name))
 
 
 def _list_sides(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:

@@ -71,7 +71,8 @@ def main(arguments: list[str]) -> int:
 def choose_folder(settings: Settings) -> tuple[Settings, Path]:
     """Gives settings back with the output folder that they name, or that is named after their sources."""
     folder = settings.out or name_default_folder(settings)
-    if (name := str(folder)) != name.encode(errors="replace").decode():
+    name = str(folder)
+    if name != name.encode(errors="replace").decode():
         raise UserError(f"--out: {name!r} is not UTF-8; take another name")
     return settings, folder
 

@@ -71,7 +71,7 @@ def test_a_python_that_is_too_old_is_told_in_a_line(version: str) -> None:
     python = [sys.executable, "-S", "-c", AS_OLD.replace("VERSION", version.replace(".", ", "))]
     if old is not None and not run(old, "--version").returncode:
         python = [old]
-    for path in ENTRIES:
+    for path in ENTRIES if version == "3.6" else ENTRIES[::6]:  # that each asks first is shown below, too
         if name(path) not in STANDARD_LIBRARY_ALONE or version == "3.6":
             said = line_of(run(*python, name(path), "--help"))
             assert re.match(rf"error: \S+ is Python {version}, and this needs 3\.(10|9) or newer; .*\.venv", said)

@@ -62,12 +62,6 @@ def fill(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder_of_readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where somebody reads README alone."""
-    return fill(tmp_path_factory.mktemp("readme"))
-
-
-@pytest.fixture(scope="module")
 def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where somebody reads README and then docs/, which go on with what its commands have made."""
     return fill(tmp_path_factory.mktemp("pages"))
@@ -98,11 +92,6 @@ def test_readme_has_commands() -> None:
     assert "python data_prep/shard.py --docs wiki/" in commands(README)
 
 
-@pytest.mark.parametrize("command", runnable(README))
-def test_commands_of_the_readme_work_in_their_order(command: str, folder_of_readme: Path) -> None:
-    type_in_fork(folder_of_readme, command)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", runnable(PAGES))
 def test_commands_of_all_pages_work_in_their_order(command: str, folder_of_all: Path) -> None:
@@ -115,11 +104,9 @@ DOWNLOADS = dict.fromkeys(part for command in commands(PAGES) for part in comman
 @pytest.mark.parametrize("command", [command for command in DOWNLOADS if "fetch.py demo" not in command])
 def test_downloads_are_understood(command: str, tmp_path: Path) -> None:
     """Without a network, a right command fails on the network and not on its words."""
-    words = shlex.split(command)[1:]
-    entry = [sys.executable, str(ROOT / words[0]), *words[1:], "--retries", "1", "--wait", "0"]
-    nowhere = {**os.environ, "http_proxy": NOWHERE, "https_proxy": NOWHERE}
-    done = subprocess.run(entry, cwd=tmp_path, env=nowhere, capture_output=True, text=True, check=False)
-    assert "cannot be reached" in done.stderr
+    words = [*shlex.split(command)[1:], "--retries", "1", "--wait", "0"]
+    done = run_program(str(ROOT / words[0]), words[1:], tmp_path, http_proxy=NOWHERE, https_proxy=NOWHERE)
+    assert "cannot be reached" in done.errors
 
 
 def test_all_figures_of_objectives_are_explained() -> None:

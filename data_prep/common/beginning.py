@@ -7,6 +7,7 @@ this file before it can be told so: both keep to the syntax of 3.6, and leave `f
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,8 +27,8 @@ def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False, en
 
     Modules are found beside the entry, whatever the current folder or PYTHONPATH has. Streams that are closed (`>&-`)
     read and write nothing. All signals are heard, also where whoever started the process blocks them, as the srun of
-    Slurm 25.05 does with SIGCHLD. Output that nobody reads any more is dropped and the work goes on; a command that
-    only prints `ends_with_reader` instead, without a word, and prints `?` for what a terminal has no character for.
+    Slurm 25.05 does with SIGCHLD. Output has `?` for what a terminal has no character for. Output that nobody reads
+    any more is dropped and the work goes on; a command that only prints `ends_with_reader` instead, without a word.
     One that only reads `ends_with_ctrl_c` as silently, from here on, unless whoever started it ignores Ctrl-C.
     """
     require_python(oldest)
@@ -35,7 +36,8 @@ def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False, en
     tell_other_copy()
     sys.excepthook = tell_missing
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    with suppress(OSError):  # of a stream that has become another file
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     if ends_with_reader:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     else:

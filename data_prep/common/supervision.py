@@ -86,21 +86,26 @@ def outlive_mpirun() -> None:
     """
     if not started_by_mpi() or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its ranks more time
         return
-    parent = os.getpid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until they can be passed on
+    parent, awaited = os.getpid(), {*PASSED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     child = os.fork()
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.setpgid(0, 0)
         end_with_parent(parent=parent)
         return
-    for number in PASSED_ON:
-        signal.signal(number, lambda heard, _: send_signal(child, heard))
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is ignored is not waited for
+    ended = status = 0
+    while not ended:  # no signal can come between a look and a wait
+        if (number := signal.sigwait(awaited)) == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+        else:
+            send_signal(child, number)
+    code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

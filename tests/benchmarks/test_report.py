@@ -122,6 +122,9 @@ def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: py
     write_results(tmp_path / "more", {**results("ours"), "growth": []})
     write_results(tmp_path / "more", results("ours"))
     assert "it has growth, which is not measured here" in capsys.readouterr().err
+    write_results(tmp_path / "rows", {**results("ours"), "speeds": [{"length": 128}, {"length": 512}]})
+    write_results(tmp_path / "rows", {**results("ours"), "speeds": [{"length": 512}]})
+    assert "it has 2 of speeds, which is not measured here" in capsys.readouterr().err
     path.write_text("notes of mine")
     assert write_results(path, results("ours")) != path
     assert path.read_text() == "notes of mine"

@@ -154,7 +154,7 @@ def test_a_run_begins_with_an_export_of_its_architecture(
     """The folder says what it is; the weights are those of the run to the last bit, and so is what is exported anew."""
     given = dataclasses.replace(unpaired, folder=place.folder)
     objective = WORDS[name][2:] if name in ("gpt", "electra") else ()
-    still = (*FEW, "--phases.0.learning_rate", "1e-30", "--evaluation.examples", "64")
+    still = (*FEW, "--phases.0.learning_rate", "1e-30", "--evaluation.examples", "25")
     said = assert_well(train(given.command("more", *objective, "--init", exported, *still), 1))
     assert f"begins with {exported}: 2 layers of 32, 229 pieces" in said
     before, after = (records(run, "evaluation")[-1] for run in (exported.parent, place.folder / "more"))
@@ -171,7 +171,7 @@ def test_a_run_begins_with_an_export_of_its_architecture(
 @pytest.mark.parametrize("name", [slow("electra")])
 def test_replaced_pieces_are_scored_on_data_alone(name: str, exported: Path, unpaired: Place, tmp_path: Path) -> None:
     """By the run, which has the generator. No sentence is scored, and nothing is filled in."""
-    run, data = exported.parent, ("--data", unpaired.data, "--length", "64", "--examples", "64")
+    run, data = exported.parent, ("--data", unpaired.data, "--length", "64", "--examples", "25")
     last, found = records(run, "evaluation")[-1], json.loads(run_main(evaluate.main, run, *data, "--json"))["figures"]
     assert {"detection_loss", "detected", "false_alarms", "masked_loss"} <= found.keys()
     assert found == pytest.approx({figure: last[figure] for figure in found}, rel=1e-4)
@@ -196,7 +196,7 @@ def test_an_export_is_scored_as_its_run(
     pairs.write_text("good\tbad\n" + "".join(lines))
     scores, found = find_loss(records(run, "evaluation")[-1]), []
     for number, model in enumerate((run, exported)):
-        words = (model, "--data", unpaired.data, "--length", "64", "--examples", "64", "--json")
+        words = (model, "--data", unpaired.data, "--length", "64", "--examples", "25", "--json")
         assert find_loss(json.loads(run_main(evaluate.main, *words))["figures"]) == pytest.approx(scores, rel=1e-4)
         out = tmp_path / str(number)
         run_main(run_pairs.main, "--model", model, "--pairs", pairs, "--out", out)

@@ -58,7 +58,7 @@ def test_an_average_is_the_mean_and_is_compared_with_the_last(
     assert found["last_loss"] == pytest.approx(
         sum(records(averaged, "evaluation")[-1][f"{name}_loss"] for name in ("masked", "next"))
     )
-    words = [str(averaged / AVERAGED), "--data", str(place.data), "--length", "64", "--examples", "64", "--json"]
+    words = [str(averaged / AVERAGED), "--data", str(place.data), "--length", "64", "--examples", "25", "--json"]
     assert evaluate.main(words) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
     assert found["loss"] == pytest.approx(figures["masked_loss"] + figures["next_loss"], rel=1e-5)

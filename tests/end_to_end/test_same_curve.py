@@ -109,7 +109,7 @@ def their_validation_loss(folder: Path, data: Path, length: int) -> tuple[float,
     model.eval()
     masked, following, predictions, sequences = 0.0, 0.0, 0, 0
     dataset = Dataset(data, Manifest.read(data), length, validation=True)
-    for batch, _ in validation_batches(dataset, 0, 1, 32, limit=64):
+    for batch, _ in validation_batches(dataset, 0, 1, 32, limit=25):
         given = pad_batch(batch)
         labels, next_labels = given.pop("labels"), given.pop("next_sentence_label")
         with torch.no_grad():
@@ -138,7 +138,7 @@ def test_any_number_of_ranks_scores_the_same(runs: Runs) -> None:
     for ours, theirs in zip(records(runs["3 ZeRO 3"], "evaluation"), first, strict=True):
         assert (ours["step"], ours["scored_examples"]) == (theirs["step"], theirs["scored_examples"])
         assert ours["masked_loss"] == pytest.approx(theirs["masked_loss"], rel=1e-5)
-        assert ours["next_accuracy"] == pytest.approx(theirs["next_accuracy"], abs=0.02)
+        assert ours["next_accuracy"] == pytest.approx(theirs["next_accuracy"], abs=1.5 / 25)
 
 
 @pytest.mark.slow

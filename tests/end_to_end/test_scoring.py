@@ -107,7 +107,7 @@ def test_a_model_of_one_direction_is_scored_from_its_run_and_its_export(
         assert run_pairs.main(["--model", str(model), "--pairs", str(pairs), "--out", str(out)]) == 0
         assert json.loads((out / "results.json").read_text())["accuracy"] == expected["pairs_accuracy"]
         capsys.readouterr()
-        words = [str(model), "--data", str(shared.data), "--length", "64", "--examples", "64", "--json"]
+        words = [str(model), "--data", str(shared.data), "--length", "64", "--examples", "25", "--json"]
         assert evaluate.main(words) == 0
         found = json.loads(capsys.readouterr().out)
         for figure, value in found["figures"].items():
@@ -149,7 +149,7 @@ def test_a_checkpoint_scores_on_shards_what_its_run_has_scored(
     run: Path, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "scores.json"
-    words = [str(run), "--data", str(shared.data), "--length", "64", "--examples", "64", "--json", "--out", str(out)]
+    words = [str(run), "--data", str(shared.data), "--length", "64", "--examples", "25", "--json", "--out", str(out)]
     assert evaluate.main(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert json.loads(out.read_text()) == found

@@ -57,7 +57,7 @@ micro_batch = 2
 steps = 3
 [evaluation]
 every = 0
-examples = 64
+examples = 25
 [checkpoints]
 every = 0
 [logging]

@@ -112,7 +112,7 @@ def test_without_fresh_weights_a_signal_is_that_above_guessing_or_is_not_checked
 
 
 def test_glue_has_the_average_of_its_tasks_and_none_where_one_is_missing(place: Place) -> None:
-    found = place.complete("table1", StandIn(fails={"--from-scratch": "no"}), "tiny")
+    found = place.complete("table1", StandIn(fails={"--from-scratch": "no"}), "tiny", fails=True)
     table = build_scores_table(found)
     rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
     scores = {row.name: row.cells for row in found.rows}["BERT base"]
@@ -144,7 +144,8 @@ def test_a_run_or_a_restart_that_fails_is_told_in_its_own_words_and_the_rest_goe
     def score(words: str, seed: int) -> float | None:
         return None if seed == 2 and "bilstm" in words else 0.5 if "--from-scratch" in words else by_words(words, seed)
 
-    found = place.complete("table5", StandIn(score=score, fails={"next_sentences": "splits do not add up"}))
+    stand_in = StandIn(score=score, fails={"next_sentences": "splits do not add up"})
+    found = place.complete("table5", stand_in, fails=True)
     cells = {row.name: row.cells["demo"] for row in found.rows}
     assert cells["No NSP"].values == []
     assert "splits do not add up" in cells["No NSP"].notes[0]
@@ -240,7 +241,7 @@ def test_results_that_are_damaged_are_those_of_a_run_that_failed(place: Place) -
         def _pairs(self, words: str, out: Path) -> None:
             write_json(out / "results.json", {"accuracy": "high"})
 
-    cell = place.complete("table5", Damaging()).rows[0].cells["blimp"]
+    cell = place.complete("table5", Damaging(), fails=True).rows[0].cells["blimp"]
     assert cell.values == []
     assert "damaged" in cell.notes[0]
 
