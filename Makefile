@@ -71,6 +71,7 @@ lint: .venv/installed-dev
 # torch pins its CUDA libraries itself: they are left out, so that a CPU build of torch fits the file too.
 lock: .venv/installed-dev
 	$(INSTALL) uv
+	mkdir -p build
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-header --no-annotate --quiet | \
 	  grep -vE '^(nvidia|cuda|triton)' | sed -E 's/^torch==([0-9.]+).*/torch==\1/' | uniq > build/requirements.lock
 	test -s build/requirements.lock && mv build/requirements.lock requirements.lock
@@ -135,9 +136,9 @@ LOWEST_TORCH = $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 	  'torch==$(LOWEST_TORCH).0' 'numpy<2.4' pytest pytest-timeout pytest-xdist hypothesis transformers -e .
 	touch $@
 
-# All but the results of days: build/reproduction, build/recipe-* and build/gpu*.
+# All but the results of days: build/reproduction, build/recipe-* and build/gpu.
 clean:
-	test ! -d build || find build -mindepth 1 -maxdepth 1 ! -name reproduction ! -name 'recipe-*' ! -name 'gpu*' -exec rm -rf {} +
+	test ! -d build || find build -mindepth 1 -maxdepth 1 ! -name reproduction ! -name 'recipe-*' ! -name gpu -exec rm -rf {} +
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 
 clean-venv:

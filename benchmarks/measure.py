@@ -182,7 +182,11 @@ def _find_lost(path: Path, results: Mapping[str, Any]) -> str:
         f"{side} ({', '.join(place)})" for place, sides in _list_sides(before) for side in sides - now.get(place, set())
     ]
     rows = dict(_count_rows(results))
-    lost += [f"{many} of {', '.join(place)}" for place, many in _count_rows(before) if rows.get(place, 0) < many]
+    lost += [
+        f"{many} rows of {', '.join(place)} and not {rows.get(place, 0)}"
+        for place, many in _count_rows(before)
+        if rows.get(place, 0) < many
+    ]
     return ", ".join(sorted({*lost, *before.keys() - results.keys()}))
 
 

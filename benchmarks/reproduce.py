@@ -204,7 +204,7 @@ def make(wanted: Reproduce, console: Console) -> int:
     runner = CommandRunner(table, root, ledger, wanted.ranks, console)
     try:
         stopped = runner.run([command for command in ledger.list_unfinished(there) if command.name in own])
-        code = Code.STOPPED if stopped else Code.MISTAKE if runner.fails else Code.DONE
+        code = Code.STOPPED if stopped else Code.CURE if runner.fails else Code.DONE
     except KeyboardInterrupt:
         console.print(INTERRUPTED.strip())
         code = Code.INTERRUPTED

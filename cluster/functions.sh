@@ -360,7 +360,9 @@ find_command() {
 read_tasks() {
   model=${CLOZE_MODEL:-${CLOZE_RUN:-runs/bert_large_lamb}}
   scores=${CLOZE_SCORES:-$model}
-  [[ -d $model || -n ${CLOZE_SCORES:-} ]] || scores=runs/${model//\//-} # a model of the hub has no folder here
+  if [[ -n ${CLOZE_MODEL:-} && -z ${CLOZE_SCORES:-} && ! -e $model/config.json && ! -d $model/checkpoints ]]; then
+    scores=runs/${model//\//-} # of a model on the hub, which has no folder here
+  fi
   read -ra tasks <<<"${CLOZE_TASKS:-cola sst2 mrpc qqp stsb mnli qnli rte wnli}"
   seeds=${CLOZE_SEEDS:-5}
   [[ $seeds =~ ^[1-9][0-9]*$ ]] || refuse "CLOZE_SEEDS=$seeds: give a whole number above 0"

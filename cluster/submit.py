@@ -112,13 +112,15 @@ def read_site() -> dict[str, str]:
 
 def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
     """Plans the jobs from the first to the last requested step."""
-    if not (CLUSTER / f"{wanted.script}.slurm").exists():
-        raise UserError(f"--script {wanted.script}: there is no cluster/{wanted.script}.slurm")
+    script = CLUSTER / f"{wanted.script}.slurm"
+    own = re.search(r"^pretrain (\w+)", script.read_text(), re.MULTILINE) if script.exists() else None
+    if own is None:
+        raise UserError(f"--script {wanted.script}: there is no cluster/{script.name} that pre-trains")
     steps = STEPS[STEPS.index(wanted.first) : STEPS.index(wanted.last) + 1]
     if not steps:
         raise UserError(f"--from {wanted.first} --to {wanted.last}: the first comes after the last")
     text = wanted.text or site.get("CLOZE_TEXT", "wiki")
-    recipe = wanted.recipe or site.get("CLOZE_RECIPE") or wanted.script.replace("pretrain", "bert") + "_lamb"
+    recipe = wanted.recipe or site.get("CLOZE_RECIPE") or own[1]
     shards = wanted.shards or site.get("CLOZE_SHARDS") or f"data/{Path(text).name}"
     run = wanted.run or site.get("CLOZE_RUN") or f"runs/{Path(recipe).stem}"
     named = wanted.tasks or site.get("CLOZE_TASKS", "").split()

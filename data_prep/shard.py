@@ -73,7 +73,7 @@ def choose_folder(settings: Settings) -> tuple[Settings, Path]:
     folder = settings.out or name_default_folder(settings)
     name = str(folder)
     if name != name.encode(errors="replace").decode():
-        raise UserError(f"--out: {name!r} is not UTF-8; take another name")
+        raise UserError(f"the folder {name!r} is not named in UTF-8; give another one: --out")
     return settings, folder
 
 

@@ -39,7 +39,6 @@ from data_prep.common.outputs import making
 from data_prep.common.terminal import run_curable
 from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, parse_object, told_at
 from finetuning.prediction import Answer, FineTuned, Numbers, Row, Texts, count_things, find_fine_tuned, load
-from pretraining.huggingface.folders import TASK
 
 Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -196,8 +195,8 @@ class Rows:
                     row = parse_object(line)
                 yield where, row
             elif self._may_be_pairs and len(values) > 1:
-                asked = "--format tabs if its columns are texts, --format lines if it is one"
-                raise UserError(f"{where}: a line with a tab, and {TASK} does not say what it is: {asked}")
+                asked = "--format lines if it is one text, --format tabs if it is several"
+                raise UserError(f"{where}: a line with a tab, of which the model does not say what it is; {asked}")
             elif kind == "lines" or (len(values) == 1 and not header):
                 yield where, line
             else:

@@ -43,7 +43,7 @@ class Ledger:
         self._root = root
         self._kept: dict[str, CommandOutcome] = {}
         self.own_runs = 0
-        """The number of runs in the table's own file of results."""
+        """The number of runs without a fault in the table's own file of results."""
         self.damaged: list[str] = []
         """A line for each file of results that cannot be read."""
         own = f"{table}-{root.name}"
@@ -54,7 +54,7 @@ class Ledger:
                 self.damaged.append(f"{path}: damaged, and passed over: {str(error).splitlines()[0]}")
             else:
                 if path.stem == own:
-                    self.own_runs = len(runs)
+                    self.own_runs = sum(outcome.code == 0 for outcome in runs.values())
                 self._kept |= {name: outcome for name, outcome in runs.items() if outcome.code == 0}
 
     def note_path(self, command: Command) -> Path:

@@ -88,13 +88,14 @@ def outlive_mpirun() -> None:
         return
     parent, awaited = os.getpid(), {*PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    handler = signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is ignored is not waited for
     child = os.fork()
     if not child:
+        signal.signal(signal.SIGCHLD, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.setpgid(0, 0)
         end_with_parent(parent=parent)
         return
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is ignored is not waited for
     ended = status = 0
     while not ended:  # no signal can come between a look and a wait
         if (number := signal.sigwait(awaited)) == signal.SIGCHLD:

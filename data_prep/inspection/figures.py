@@ -171,8 +171,8 @@ def find_warnings(manifest: Manifest) -> Iterator[str]:
     languages = settings.language.values() if isinstance(settings.language, dict) else [settings.language]
     if settings.tokenizer is None and not settings.cased and (marked := sorted(MARKS & {*languages})):
         yield (
-            f"lower case takes accents away, and in {', '.join(marked)} with them marks that are letters to a reader; "
-            "--cased keeps both"
+            f"lower case takes accents away, and with them marks that the language ({', '.join(marked)}) cannot do "
+            "without; --cased keeps both"
         )
     for use in find_use_of_text(manifest):
         if use.lost_parted > MOST_LOST * use.text:

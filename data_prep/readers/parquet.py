@@ -49,7 +49,7 @@ class RecordBatches:
                     raise pa.ArrowInvalid("the stream has no end")
                 file.seek(0)
                 self.schema_arrow, self.num_row_groups = pa.ipc.open_stream(file).schema, 1
-        self.schema_arrow.names  # noqa: B018 (which may not be UTF-8: better told here)
+        self.schema_arrow.names  # noqa: B018 (raises UnicodeDecodeError for a damaged name)
 
     def iter_batches(
         self, rows: int, row_groups: Sequence[int], columns: Sequence[str], use_threads: bool
@@ -190,7 +190,8 @@ def _first_rows(path: str, columns: list[str]) -> list[dict[str, Any]]:
 @functools.cache
 def rows_are_sentences(path: str, text_field: str) -> bool:
     """Tells whether a row of the only column is a sentence and not a document, by what is in the first rows."""
-    if _open(path).schema_arrow.names != [text_field]:
+    schema = _open(path).schema_arrow
+    if schema.names != [text_field] or not _is_text(schema.field(0).type):
         return False
     lines = [(row[text_field] or b"").decode(errors="replace").strip() for row in _first_rows(path, [text_field])]
     return are_sentences([line for line in lines if line]) and not any("\n" in line for line in lines)

@@ -163,7 +163,7 @@ def _take_once(files: list[SourceFile], problems: Problems) -> list[SourceFile]:
     ]
     if again and problems.policy != "skip":
         cure = "each text counts once; --errors skip leaves the other names out"
-        raise UserError(f"--docs: {again[0]} ({len(again)} such names); {cure}")
+        raise UserError(f"--docs: {again[0]} ({len(again):,} in all); {cure}")
     problems.skipped += again
     return list(first.values())
 

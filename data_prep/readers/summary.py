@@ -33,7 +33,7 @@ def source_lines(files: Sequence[SourceFile], settings: Settings) -> Iterator[st
         )
         if rows := next((one for one in own if one.format in ROW_GROUPS), None):
             field = settings.text_field_of(name)
-            formats += f", {ROWS:,} rows a document: a sentence each" * rows_are_sentences(rows.path, field)
+            formats += f", with a sentence a row: {ROWS:,} rows are a document" * rows_are_sentences(rows.path, field)
         unsplit = all(READERS[file.format].has_sentences for file in own)
         sentences = "a sentence a line" if unsplit else language_label(settings.language_of(name))
         size = _size(sum(file.size for file in own))

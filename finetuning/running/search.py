@@ -104,13 +104,13 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
     """Refuses the folder of a task where a run was begun with another model, other data or other settings.
 
     `wanted` has the planned runs by name. Other runs, with which they are compared, may differ in searched settings
-    alone. A trained run may lack splits that have been added since.
+    alone. A run may lack splits that have been added since.
     """
     for name, begun in read_begun(task).items():
         varied = {name: value for name, value in begun.settings.items() if name in VARIED}
         other, folder = next(iter(wanted.values())), task / name
         now = wanted.get(name) or other.model_copy(update={"settings": {**other.settings, **varied}})
-        if begun.batches and begun.data:
+        if begun.data:
             known = {split: said for split, said in now.data.items() if split in begun.data or split == SCALE}
             now = now.model_copy(update={"data": known})
         if changes := list_differences(begun.drop_threads(), now.drop_threads()):

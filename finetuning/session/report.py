@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -19,7 +20,7 @@ from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, RunResult,
 from finetuning.running.base import Run
 from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe
-from finetuning.running.search import find_best, identify_unlabelled, read_results, remove_worse_models
+from finetuning.running.search import find_best, identify_unlabelled, read_begun, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
 from finetuning.settings import VARIED, FineTuning
 from finetuning.tasks.spans import TextWindows
@@ -136,11 +137,14 @@ def replace_folder(source: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def read_all_results(results: Sequence[TaskResult], out: Path) -> list[TaskResult]:
-    """Returns the results of a command's tasks, after those that earlier commands have left in the folder."""
-    done = {result.task: result for result in results}
-    paths = {path.parent.name: path for path in sorted(out.glob(f"*/{RESULTS}"))}
-    earlier = (TaskResult.read(path) for task, path in paths.items() if task not in done)
+def read_all_results(results: Sequence[TaskResult], out: Path, model: dict[str, Any]) -> list[TaskResult]:
+    """Returns the results of a command's tasks, after those that earlier commands have left in the folder for the same
+    model."""
+    done, earlier = {result.task for result in results}, []
+    for path in sorted(out.glob(f"*/{RESULTS}")):
+        begun = [each.model == model for each in read_begun(path.parent).values()]
+        if path.parent.name not in done and begun and all(begun):
+            earlier.append(TaskResult.read(path))
     return [*(result for result in earlier if result is not None), *results]
 
 
@@ -177,7 +181,7 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
                 yield f"{result.task}: {len(names)} of {len(result.runs)} runs: {text}: {', '.join(names)}"
         own = out / result.task
         if result.unanswered:
-            late = f"{', '.join(result.unanswered)} came or changed after the best run, and is not answered"
+            late = f"{', '.join(result.unanswered)} is new or has changed since the best run, which has not answered it"
             yield f"{result.task}: {late}: give --evaluate --model {own / MODEL}"
         if result.failed:
             kept = f"the best model is in {own / MODEL}" if own in models else "no run left a model"

@@ -251,7 +251,7 @@ class Session:
     def _conclude(self) -> None:
         """Writes, draws and prints the results of all tasks."""
         results = [conclude(task, self.out / task.name, self.runs[task.name][0].begun.data) for task in self.tasks]
-        every = read_all_results(results, self.out)
+        every = read_all_results(results, self.out, self.base.identity)
         write_results(every, self.out)
         for task, result in zip(self.tasks, results, strict=True):
             for warning in draw_task(task, self.out / task.name, result):

@@ -27,7 +27,15 @@ from finetuning.files.splits import name_files
 from finetuning.files.tag_files import Fields
 from finetuning.tasks import scores
 from finetuning.tasks.ner import open_tags
-from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, read_classes, read_labels, read_scores
+from finetuning.tasks.sentences import (
+    SentenceItems,
+    SentenceTask,
+    hold_out,
+    read_classes,
+    read_labels,
+    read_scores,
+    require_fine_enough,
+)
 from finetuning.tasks.task import Setup, Task
 from pretraining.architectures.weights import TaskHead
 
@@ -87,6 +95,8 @@ def open_own(path: Path, setup: Setup) -> Task:
     for split, table in tables.items():
         labelled = split != "test" or any(map(any, table.list_columns(first_label)))
         labels = _read_labels(own, head, table) if labelled else None
+        if split == "train" and own.kind == "score":
+            require_fine_enough(table, own.label)
         items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
     notes = [name_files(paths)]
     if "dev" not in items:

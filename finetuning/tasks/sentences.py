@@ -220,8 +220,7 @@ def read_scores(table: TextTable, column: str | int, limits: tuple[float, float]
     """Reads a column of finite numbers within these limits."""
     values = table.column(column)
     with np.errstate(over="ignore"):  # what fp32 cannot hold is told below
-        exact = np.array([_parse_number(value) for value in values])
-        numbers = exact.astype(np.float32)
+        numbers = np.array([_parse_number(value) for value in values]).astype(np.float32)
     wrong = ~np.isfinite(numbers) | (numbers < limits[0]) | (numbers > limits[1])
     if wrong.any():
         row = int(wrong.argmax())
@@ -231,10 +230,15 @@ def read_scores(table: TextTable, column: str | int, limits: tuple[float, float]
         if np.isinf(limits[0]) and np.isfinite(_parse_number(values[row])):
             fault = f"does not fit fp32, which ends at {np.finfo(np.float32).max:.2g}: give numbers of another unit"
         table.fail(row, f"the score {values[row]!r} {fault}" if values[row] else "the score is empty")
-    if 0 < exact.std() < FINEST * np.spacing(np.abs(numbers).max()):
-        there = f"scores from {exact.min():.12g} to {exact.max():.12g}"
-        raise UserError(f"{table.path}: {there} are too near to each other for fp32: take off what they have in common")
     return numbers[:, None]
+
+
+def require_fine_enough(table: TextTable, column: str) -> None:
+    """Raises UserError for training scores whose differences fp32 cannot hold; their values are numbers."""
+    exact = np.array([float(value) for value in table.column(column)])
+    if exact.max() > exact.min() and exact.std() < FINEST * np.spacing(np.float32(np.abs(exact).max())):
+        there = f"scores from {exact.min():.12g} to {exact.max():.12g}"
+        raise UserError(f"{table.path}: {there} are too near to each other for fp32: subtract what they have in common")
 
 
 def _parse_number(text: str) -> float:
@@ -246,6 +250,5 @@ def _parse_number(text: str) -> float:
 
 def read_labels(table: TextTable, columns: Sequence[str]) -> Array:
     """Reads a column of 0 and 1 for each of several labels."""
-    known = {"0": 0, "1": 1, "false": 0, "true": 1}
-    spelled = replace(table, columns=[[value and value.lower() for value in column] for column in table.columns])
-    return np.concatenate([read_classes(spelled, column, known) for column in columns], axis=1)
+    known = {"0": 0, "1": 1, "false": 0, "true": 1, "False": 0, "True": 1}
+    return np.concatenate([read_classes(table, column, known) for column in columns], axis=1)

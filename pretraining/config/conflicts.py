@@ -84,9 +84,6 @@ def find_faults(
     average, keep = recipe.checkpoints.average or 0, recipe.checkpoints.keep
     if average > keep:
         faults.append(f"checkpoints.average = {average}: only checkpoints.keep = {keep} are kept; keep {average}")
-    counts = recipe.phase_steps()
-    if counts is not None and (late := [step for step in recipe.checkpoints.keep_at or () if step > sum(counts) > 0]):
-        faults.append(f"checkpoints.keep_at = {show_value(late)}: the run has {sum(counts)} steps")
     used = [settings.name for settings in recipe.list_objectives()]
     faults += objectives.find_faults(recipe.objective, recipe.hours is not None, used)
     faults += [*_find_optimizer_faults(recipe, device), *_find_deepspeed_faults(recipe.deepspeed)]
@@ -237,7 +234,7 @@ def _find_stretch_faults(recipe: Recipe, number: int, in_steps: str, in_share: s
     names = " and ".join(f"phases.{follower}.steps" for follower in spanned)
     stretches = [getattr(phase, name) or 0 for name in ("warmup_steps", "decay_steps")]
     if total and given < total < sum(stretches) and in_steps == "decay_steps":
-        yield f"{at}: with {stretches[0]} of the warm-up more than the {total} of the schedule ({names}); give fewer"
+        yield f"{at}: and phases.{number}.warmup_steps = {stretches[0]} exceed the {total} steps of {names}; give fewer"
     if total and given >= total:
         yield f"{at}: the schedule has {total} steps in all ({names}); give fewer than these"
 

@@ -241,14 +241,12 @@ def initialize_deepspeed(
 
 @contextlib.contextmanager
 def explain_settings() -> Iterator[None]:
-    """Turns DeepSpeed's errors on its own settings into UserError."""
+    """Turns DeepSpeed's errors about unknown or wrong settings into UserError."""
     try:
         yield
     except ValidationError as error:
         faults = [f"deepspeed: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise UserError("\n".join(faults)) from error
-    except ValueError as error:
-        raise UserError(f"deepspeed: {error}") from error
 
 
 @contextlib.contextmanager

@@ -85,7 +85,9 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
     counts, (phase, done) = recipe.phase_steps(), (run.state.phase, run.state.phase_step)
     if counts is not None and phase < len(counts) and counts[phase] < done:
         fault = f"phases.{phase} has {counts[phase]} steps in this recipe, of which {done} are done"
-        raise UserError(f"{place}: {fault}; give as many, or name a new folder")
+        raise UserError(
+            f"{place}: {fault}; give as many, or {'name a new folder' if branch is None else 'an earlier @STEP'}"
+        )
     if branch is not None and run.state.phase >= len(recipe.phases):
         raise UserError(f"{place}: has done all phases of this recipe; give it more phases, or the last one more steps")
 

@@ -110,7 +110,7 @@ def export(
     read = [source] if vocabulary is None else [source, vocabulary]
     results: list[tuple[str, float]] = []
     with nullcontext() if is_own else making([out], "export.py", read, replace):
-        model = read_source(source, checkpoint, average)
+        model = read_source(source, checkpoint, average, vocabulary)
         model = model.read_as(choose_way(model.shape, sees, str(source)))
         vocabulary = vocabulary or model.vocabulary
         pieces = read_vocabulary(vocabulary)
@@ -155,8 +155,10 @@ def _warn_of_licence(model: Exportable, licence: str | None) -> str:
     return f"the licence of this model is {ours}, and that of {whose} is {theirs}: see whether it permits that"
 
 
-def read_source(source: Path, checkpoint: str | None, average: int | None = None) -> Exportable:
-    """Reads a model from a run or from a folder of transformers."""
+def read_source(
+    source: Path, checkpoint: str | None, average: int | None = None, vocabulary: Path | None = None
+) -> Exportable:
+    """Reads a model from a run or from a folder of transformers, whose vocabulary may lie in another one."""
     if not os.path.isdir(source):
         raise UserError(f"{source}: {absence(source, 'folder')}")
     given = {"checkpoint": checkpoint, "average": average}
@@ -167,10 +169,10 @@ def read_source(source: Path, checkpoint: str | None, average: int | None = None
         return _read_run(source, checkpoint, average)
     if options:
         raise UserError(f"{options[0]}: {source} is a folder of transformers, which has no checkpoints")
-    return _read_transformers(source)
+    return _read_transformers(source, vocabulary or source)
 
 
-def _read_transformers(source: Path) -> Exportable:
+def _read_transformers(source: Path, vocabulary: Path) -> Exportable:
     """Reads a folder of transformers. A pooler or next-sentence head without the other is left out, as are rows of the
     embeddings that belong to no piece."""
     shape, weights, missing = folders.read_folder(source)
@@ -180,7 +182,7 @@ def _read_transformers(source: Path) -> Exportable:
     if {*lacking} & {*objective.exported_heads(unpaired)}:
         raise UserError(f"{source}: lacks {', '.join(lacking)}; only a model that {objective.learns} can be exported")
     left_out = []
-    if (surplus := shape.vocabulary - len(read_vocabulary(source))) > 0:
+    if (surplus := shape.vocabulary - len(read_vocabulary(vocabulary))) > 0:
         left_out.append(f"{surplus:,} rows of the embeddings, which belong to no piece")
         shape, unpaired = (change(each, vocabulary=each.vocabulary - surplus) for each in (shape, unpaired))
         weights = cut_rows(shape, weights)

@@ -124,7 +124,7 @@ def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: py
     assert "it has growth, which is not measured here" in capsys.readouterr().err
     write_results(tmp_path / "rows", {**results("ours"), "speeds": [{"length": 128}, {"length": 512}]})
     write_results(tmp_path / "rows", {**results("ours"), "speeds": [{"length": 512}]})
-    assert "it has 2 of speeds, which is not measured here" in capsys.readouterr().err
+    assert "it has 2 rows of speeds and not 1, which is not measured here" in capsys.readouterr().err
     path.write_text("notes of mine")
     assert write_results(path, results("ours")) != path
     assert path.read_text() == "notes of mine"

@@ -257,10 +257,10 @@ def test_what_the_vocabulary_cannot_spell_and_documents_without_text_are_told(tm
     words = ("--vocab", tmp_path / "vocab.txt", "--language", "hi", "--validation", "0")
     output = run(tmp_path, tmp_path.parent / f"{tmp_path.name}-out", *words)
     assert "1 parquet (by content, text in 'text')" in output
-    assert ", 1,000 rows a document: a sentence each" in output
+    assert ", with a sentence a row: 1,000 rows are a document" in output
     assert table_row(output, "left out") == "left out 3 3 documents without text; bad characters replaced in 0"
     assert "of the pieces stand for words that the vocabulary cannot spell" in output
-    assert "lower case takes accents away, and in hi with them marks" in output
+    assert "marks that the language (hi) cannot do without; --cased keeps both" in output
 
 
 # What takes time

@@ -206,8 +206,8 @@ def be_rank(order: Order) -> None:
     function, arguments = pickle.loads(order.call)
     value = function(*arguments)
     (order.folder / "result").write_bytes(pickle.dumps(value))
-    sys.stdout.flush()
-    sys.stderr.flush()
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # it takes a third of a second to take an interpreter of so many modules apart

@@ -162,7 +162,7 @@ class Place:
         self, name: str, stand_in: StandIn | None = None, scale: ScaleName = "demo", fails: bool = False
     ) -> results.TableResult:
         """Makes a table to its end, of which some runs may fail; returns what was kept of it."""
-        assert self.make(name, stand_in or StandIn(), scale) == (Code.MISTAKE if fails else Code.DONE)
+        assert self.make(name, stand_in or StandIn(), scale) == (Code.CURE if fails else Code.DONE)
         return self.summarise(name, scale)
 
     def clone(self, *kept: Path) -> Place:

@@ -226,15 +226,15 @@ def test_cures_can_be_given_to_a_shell(tmp_path: Path) -> None:
 
 def test_files_that_are_named_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fill(tmp_path / "x", a_dot_txt=TEXT, b_dot_txt=TEXT, c__d_dot_txt=TEXT)
-    twice = "is named twice (1 such names); each text counts once; --errors skip leaves the other names out"
+    twice = "is named twice (1 in all); each text counts once; --errors skip leaves the other names out"
     assert message(folder, folder / "a.txt") == f"--docs: {folder}/a.txt {twice}"
     monkeypatch.chdir(tmp_path)
-    assert message("x/b.txt", "x/../x/b.txt").startswith("--docs: x/b.txt is x/../x/b.txt by another name (1 such")
+    assert message("x/b.txt", "x/../x/b.txt").startswith("--docs: x/b.txt is x/../x/b.txt by another name (1 in")
     assert message("x/c", f"more={tmp_path}/x/c").startswith(f"--docs: {tmp_path}/x/c/d.txt is x/c/d.txt by another")
-    assert "(3 such names)" in message("x", "x/*")
+    assert "(3 in all)" in message("x", "x/*")
     for make in (Path.symlink_to, Path.hardlink_to):
         make(folder / "e.txt", folder / "b.txt")
-        assert message("x").startswith("--docs: x/e.txt is x/b.txt by another name (1 such")
+        assert message("x").startswith("--docs: x/e.txt is x/b.txt by another name (1 in")
         problems = Problems("skip")
         assert [file.path for file in find_files(["x"], problems=problems)] == ["x/a.txt", "x/b.txt", "x/c/d.txt"]
         assert problems.skipped == ["x/e.txt is x/b.txt by another name"]

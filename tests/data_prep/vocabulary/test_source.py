@@ -69,7 +69,12 @@ def test_what_cuts_text_otherwise_is_refused(tmp_path: Path) -> None:
             ("tokenizer.json", ["model", "max_input_chars_per_word"], 5, "max_input_chars_per_word = 5; only 100"),
             ("tokenizer.json", ["model", "unk_token"], "x", 'model.unk_token = "x"'),
             ("tokenizer.json", ["normalizer", "clean_text"], False, "normalizer.clean_text = false; only true"),
-            ("tokenizer.json", ["added_tokens"], [{"content": "<ent>", "special": False}], "added_tokens that are"),
+            (
+                "tokenizer.json",
+                ["added_tokens"],
+                [{"content": "<ent>", "special": False}],
+                "whole in every text .added_tokens",
+            ),
             ("tokenizer.json", ["model", "type"], "Unigram", '"Unigram"; only WordPiece and byte-level BPE'),
             ("tokenizer_config.json", ["tokenizer_class"], "BertJapaneseTokenizer", "by BertJapaneseTokenizer; only"),
             ("tokenizer_config.json", ["word_tokenizer_type"], "mecab", "finds words by mecab"),

@@ -204,16 +204,16 @@ def test_a_split_that_came_later_is_named_and_the_model_answers_it(tmp_path: Pat
     toy = write_toy(tmp_path / "toy")
     trained, later = (toy.folder / out / "toy" for out in ("out", "later"))
     (toy.data / "toy.toml").write_text(TASK.replace('test = "test.tsv"\n', ""))
-    assert "is not answered" not in tune(toy.command("out"))
+    assert "not answered" not in tune(toy.command("out"))
     left = trained / "lr0.003-seed1" / "checkpoints" / "step-1"
     left.mkdir(parents=True)  # as after a kill
     (toy.data / "toy.toml").write_text(TASK)
-    told = "toy: test came or changed after the best run, and is not answered: give --evaluate --model"
+    told = "toy: test is new or has changed since the best run, which has not answered it: give --evaluate --model"
     assert told in tune(toy.command("out"))
     assert not left.parent.exists()
     text = (toy.data / "test.tsv").read_text()
     again = toy.command("again")
-    assert "is not answered" not in tune(again)
+    assert "not answered" not in tune(again)
     (toy.data / "test.tsv").write_text(text + "good film\n")  # has other rows than those that were answered
     assert told in tune(again)
     (toy.data / "test.tsv").write_text(text)

@@ -89,13 +89,14 @@ def test_runs_that_are_compared_differ_in_what_is_searched_alone(tmp_path: Path)
     assert "batches: none -> stretches" in refusal(require_same, tmp_path, {"one": other})
 
 
-def test_splits_may_be_added_to_trained_runs(tmp_path: Path) -> None:
-    """Not to those that only score a model: these have nothing else to lose."""
+def test_splits_may_be_added(tmp_path: Path) -> None:
+    """Those that only scored a model name the test split, which then stays as it is."""
     before, now = ({"data": dict.fromkeys(splits, "2 rows")} for splits in (("train", "dev"), ("train", "dev", "test")))
-    begun().model_copy(update=before | {"batches": RULE}).write(tmp_path / "one" / BEGUN)
-    require_same(tmp_path, {"one": begun().model_copy(update=now | {"batches": RULE})})
     begun().model_copy(update=before).write(tmp_path / "one" / BEGUN)
-    assert "data.test: none -> 2 rows" in refusal(require_same, tmp_path, {"one": begun().model_copy(update=now)})
+    require_same(tmp_path, {"one": begun().model_copy(update=now)})
+    begun().model_copy(update=now).write(tmp_path / "one" / BEGUN)
+    other = begun().model_copy(update={"data": now["data"] | {"test": "3 rows"}})
+    assert "data.test: 2 rows -> 3 rows" in refusal(require_same, tmp_path, {"one": other})
 
 
 def test_a_run_keeps_its_name_when_more_is_searched(shared_toy: Toy, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model, summarize_model
-from finetuning.results import PREDICTIONS, RESULTS, RunResult, TaskResult
+from finetuning.results import BEGUN, PREDICTIONS, RESULTS, Begun, RunResult, TaskResult
 from finetuning.running import records
 from finetuning.session import workers
 from finetuning.session.report import (
@@ -228,10 +228,13 @@ def test_no_model_is_promised_where_all_runs_failed(tmp_path: Path) -> None:
 
 
 def test_results_have_the_tasks_of_earlier_commands_too(tmp_path: Path) -> None:
-    for task, score in (("rte", 0.5), ("sst2", 0.6)):
+    model: dict[str, Any] = {"checksum": "mini"}
+    for task, score, own in (("rte", 0.5, model), ("sst2", 0.6, model), ("qnli", 0.7, {"checksum": "base"})):
         TaskResult(task=task, metric="accuracy", score=score, runs={}).write(tmp_path / task / RESULTS)
+        Begun(model=own).write(tmp_path / task / "one" / BEGUN)
+    write_json(tmp_path / "glue" / RESULTS, {"rte": {}})  # of another command
     [now] = results = [TaskResult(task="rte", metric="accuracy", score=0.7, runs={})]
-    found = read_all_results(results, tmp_path)
+    found = read_all_results(results, tmp_path, model)
     assert [(each.task, each.score) for each in found] == [("sst2", 0.6), ("rte", now.score)]
 
 

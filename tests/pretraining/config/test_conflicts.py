@@ -56,9 +56,8 @@ def is_named(fault: str, expected: str) -> bool:
         ("--phases.0.decay constant --phases.0.final 0.1", '--phases.0.final = 0.1: … = "constant"; remove it, …'),
         (
             "--phases.0.decay wsd --phases.0.warmup_steps 70 --phases.0.decay_steps 70",
-            "--phases.0.decay_steps = 70: with 70 of the warm-up more than the 120 of the schedule …",
+            "--phases.0.decay_steps = 70: and phases.0.warmup_steps = 70 exceed the 120 steps of …; give fewer",
         ),
-        ("--checkpoints.keep_at [5000]", "--checkpoints.keep_at = [5000]: the run has 120 steps"),
         ("--phases.0.warmup_steps 120", "--phases.0.warmup_steps = 120: … (phases.0.steps and phases.1.steps); …"),
         ("--phases.1.power 2", "--phases.1.power = 2.0: … no learning_rate … or give phases.1.learning_rate"),
         ("--phases.1.name one", '--phases.1.name = "one": phases.0.name is the same'),
