@@ -38,7 +38,6 @@ MODULES = [
     "pretraining.optimizers.steps.lamb",
     "data_prep.vocabulary.encoders.wordpiece",
     "support.faults",
-    "support.finetuning",
     "support.training",
     "rich._emoji_codes",
     "finetuning.run_task",
