@@ -195,8 +195,8 @@ class Rows:
                     row = parse_object(line)
                 yield where, row
             elif self._may_be_pairs and len(values) > 1:
-                asked = "--format lines if it is one text, --format tabs if it is several"
-                raise UserError(f"{where}: a line with a tab, of which the model does not say what it is; {asked}")
+                fault = "a line with a tab, and the model does not say whether that is one text or several"
+                raise UserError(f"{where}: {fault}; give --format lines or --format tabs")
             elif kind == "lines" or (len(values) == 1 and not header):
                 yield where, line
             else:

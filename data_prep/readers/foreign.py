@@ -20,7 +20,8 @@ class Foreign(NamedTuple):
     """Whether it can be read as plain text, if its owner wants that."""
 
     def cure_for(self, file: Path) -> str:
-        """Spells the cure for one such file, as its owner may type it."""
+        """Spells the cure for one such file, as its owner may type it: FILE becomes its name, SAME a new name with the
+        same ending."""
         new = shlex.quote(f"NEW{file.suffix or '.txt'}")
         return self.cure.replace("> SAME ", f"> {new} ").replace("FILE", shlex.quote(str(file)))
 

@@ -147,7 +147,7 @@ def find_files(
 
 
 def _identify(file: SourceFile) -> tuple[object, ...]:
-    """What a file is by any of its names."""
+    """Returns what all names of a file have in common: its place, size and content."""
     return (*file.place, file.size, file.content)
 
 

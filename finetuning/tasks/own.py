@@ -34,7 +34,7 @@ from finetuning.tasks.sentences import (
     read_classes,
     read_labels,
     read_scores,
-    require_fine_enough,
+    require_fp32_resolution,
 )
 from finetuning.tasks.task import Setup, Task
 from pretraining.architectures.weights import TaskHead
@@ -96,7 +96,7 @@ def open_own(path: Path, setup: Setup) -> Task:
         labelled = split != "test" or any(map(any, table.list_columns(first_label)))
         labels = _read_labels(own, head, table) if labelled else None
         if split == "train" and own.kind == "score":
-            require_fine_enough(table, own.label)
+            require_fp32_resolution(table, own.label)
         items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
     notes = [name_files(paths)]
     if "dev" not in items:

@@ -29,8 +29,8 @@ from pretraining.architectures.weights import TaskHead
 Held = TypeVar("Held", bound="SentenceItems")
 UNCUT = 2**31 - 1
 """A length beyond that of any text."""
-FINEST = 100
-"""Steps of fp32 that the standard deviation of scores must have."""
+FEWEST_STEPS = 100
+"""The least standard deviation of scores, in steps between neighbouring fp32 numbers of their size."""
 SHOWN = 20
 """Maximum labels in a message."""
 
@@ -233,10 +233,10 @@ def read_scores(table: TextTable, column: str | int, limits: tuple[float, float]
     return numbers[:, None]
 
 
-def require_fine_enough(table: TextTable, column: str) -> None:
-    """Raises UserError for training scores whose differences fp32 cannot hold; their values are numbers."""
+def require_fp32_resolution(table: TextTable, column: str) -> None:
+    """Raises UserError for training scores whose differences are lost in fp32. All values must be numbers."""
     exact = np.array([float(value) for value in table.column(column)])
-    if exact.max() > exact.min() and exact.std() < FINEST * np.spacing(np.float32(np.abs(exact).max())):
+    if exact.max() > exact.min() and exact.std() < FEWEST_STEPS * np.spacing(np.float32(np.abs(exact).max())):
         there = f"scores from {exact.min():.12g} to {exact.max():.12g}"
         raise UserError(f"{table.path}: {there} are too near to each other for fp32: subtract what they have in common")
 

@@ -167,10 +167,9 @@ def _find_duration_faults(recipe: Recipe) -> Iterator[str]:
     shares = [phase.share for phase in recipe.phases if phase.share is not None]
     if total is not None and len(shares) == len(recipe.phases) and abs(sum(shares) - 1) > 1e-6:
         yield f"phases.0.share = {shares[0]:g}: the shares of the phases make {sum(shares):g}; they must make 1"
-    counts = None if None in [phase.share for phase in recipe.phases] else recipe.phase_steps()
-    for number, count in enumerate(counts or ()):
+    counts = recipe.phase_steps() if total == "steps" and len(shares) == len(recipe.phases) else None
+    for number, (share, count) in enumerate(zip(shares, counts or (), strict=False)):
         if not count:
-            share = recipe.phases[number].share or 0.0
             yield f"phases.{number}.share = {share:g}: of {recipe.steps} steps that is none; give more"
     names = [phase.name for phase in recipe.phases]
     for number, name in enumerate(names):

@@ -65,7 +65,8 @@ class Trainer(Loop):
         profiles = request.profile > 0 and world.rank == 0
         self.profile = profile_steps(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = self.batch_kept = 0
-        """number, within this phase, of the first batch after the last checkpoint"""
+        """numbers, within this phase, of the first batch after the last checkpoint, and after the last that a rollback
+        goes back to"""
         if latest is not None:
             self.restore(latest)
 

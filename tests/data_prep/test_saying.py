@@ -259,8 +259,8 @@ def test_what_the_vocabulary_cannot_spell_and_documents_without_text_are_told(tm
     assert "1 parquet (by content, text in 'text')" in output
     assert ", with a sentence a row: 1,000 rows are a document" in output
     assert table_row(output, "left out") == "left out 3 3 documents without text; bad characters replaced in 0"
-    assert "of the pieces stand for words that the vocabulary cannot spell" in output
-    assert "marks that the language (hi) cannot do without; --cased keeps both" in output
+    assert "of the pieces are [UNK]: the vocabulary cannot spell these words" in output
+    assert "lower case strips accents, which are parts of letters in hi; --cased keeps them" in output
 
 
 # What takes time

@@ -131,7 +131,7 @@ def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
         ("spans", "a.txt", "question\tcontext\tcontext\n", "a.txt:1: two columns have the name 'context'"),
         ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: 1 text; there should be 2: question, context"),
         ("tags", "a.jsonl", '{"tokens": [1]}\n', "a.jsonl:1: 'tokens' should be a text or a list of words"),
-        ("classes", "a.txt", "a\na\tb\n", "a.txt:2: a line with a tab, of which the model does not say"),
+        ("classes", "a.txt", "a\na\tb\n", "a.txt:2: a line with a tab, and the model does not say"),
         ("classes", "a.txt", "a\nM\udcfcnchen\n", "a.txt:2: not UTF-8"),
         ("classes", "a.txt", "\udc89PNG\r\n\x1a\n\0\0\0\rIHDR", "a.txt: a PNG image"),
     ],

@@ -181,7 +181,7 @@ def _check_class(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any]
     added = [one["content"] for one in tokenizer.get("added_tokens") or () if not one.get("special")]
     if added:
         such = f"such as {added[0]!r}" if len(added) > 1 else repr(added[0])
-        raise UserError(f"{folder / TOKENIZER}: keeps {such} whole in every text (added_tokens); take one without")
+        raise UserError(f"{folder / TOKENIZER}: keeps {such} whole in every text (added_tokens); take another one")
 
 
 def _read_table(tokenizer: dict[str, Any], folder: Path) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def test_runs_that_are_compared_differ_in_what_is_searched_alone(tmp_path: Path)
 
 
 def test_splits_may_be_added(tmp_path: Path) -> None:
-    """Those that only scored a model name the test split, which then stays as it is."""
+    """A split that was there may not change; a run that only scores a model also names its test split."""
     before, now = ({"data": dict.fromkeys(splits, "2 rows")} for splits in (("train", "dev"), ("train", "dev", "test")))
     begun().model_copy(update=before).write(tmp_path / "one" / BEGUN)
     require_same(tmp_path, {"one": begun().model_copy(update=now)})

@@ -159,6 +159,8 @@ def test_what_is_missing_or_too_much_is_named(plain: Path, text: str, expected: 
 def test_shares_divide_steps_and_hours_and_steps_do_not_go_by_the_clock(plain: Path) -> None:
     plain.write_text(f"steps = 1000\n{SHARED}")
     assert load_recipe(plain).phase_steps() == (900, 100)
+    plain.write_text(SHARED)
+    assert all("of what? give the recipe steps or hours" in fault for fault in faults(plain))
     plain.write_text(f"hours = 1.0\n{SHARED}")
     [fault] = faults(plain, "--phases.0.warmup_steps", "5")
     assert is_named(fault, "--phases.0.warmup_steps = 5: the recipe goes by the clock … give phases.0.warmup, …")
