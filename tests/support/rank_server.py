@@ -173,6 +173,8 @@ def prepare() -> None:
     for name in MODULES:
         with suppress(ModuleNotFoundError):  # not every torch and DeepSpeed has each of them
             importlib.import_module(name)
+    loaded = [name for name in sys.modules if name.startswith("benchmarks")]
+    assert not loaded, f"copies of the project would write their results here, by {loaded}"
     cores.STRETCH = math.inf  # tests take one another's cores, and long runs of theirs would say so
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")  # it is kept
     for context in ("target_context", "typing_context"):  # of numba, which loads sixty modules for its first function
