@@ -83,7 +83,7 @@ recipes-page: .venv/installed-dev
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py
 	$(BIN)/python benchmarks/throughput.py
-	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/scaling.py --tensor 1 2
 	$(BIN)/python benchmarks/report.py
 
 gpu: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)

@@ -22,6 +22,7 @@ from rich.console import Console
 from benchmarks.peer import pad_inputs, silence_transformers
 from benchmarks.sides import Calls
 from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.model.models import find_model
@@ -41,6 +42,8 @@ from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 
 SQUAD = "squad/train-v1.1_subset_44articles.json"
+PEER = ("transformers", "accelerate")
+"""Packages of the peer."""
 Numbers = Literal["autocast", "fp32"]
 """The type of numbers of the Trainer: bf16 over weights in fp32, or fp32."""
 
@@ -74,8 +77,10 @@ class Exercise:
             if self.task == "squad"
             else open_glue(self.task, self.data / "glue", Setup(cutter, settings))
         )
+        if (wanted := self.steps * self.batch) > len(task.train):
+            raise UserError(f"--steps {self.steps}: {self.task} has {len(task.train)} items, and {wanted} are needed")
         order = np.random.default_rng(0).permutation(len(task.train))
-        task.train = ItemSubset(task.train, order[: self.steps * self.batch])
+        task.train = ItemSubset(task.train, order[:wanted])
         return task
 
 

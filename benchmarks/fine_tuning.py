@@ -28,7 +28,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate
-from benchmarks.fine_tuners import SQUAD, Exercise, Numbers, OurFineTuning, TheirFineTuning
+from benchmarks.fine_tuners import PEER, SQUAD, Exercise, Numbers, OurFineTuning, TheirFineTuning
 from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
 from benchmarks.peer import find_missing_packages
 from benchmarks.sides import SideSpec, open_sides
@@ -52,7 +52,6 @@ DEMO = ("demo-padded", "demo-dynamic")
 STEPS = {"tiny": 64, "mini": 64, "small": 16}
 """Steps of an epoch by the size of the model; LEAST_STEPS for larger ones."""
 LEAST_STEPS = 4
-PEER = ("transformers", "accelerate")
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
         demo = write_demo_task(Path(folder) / "data") if set(contests) & set(DEMO) else None
         model = settings.model or make_model(settings.size, settings.data, Path(folder) / settings.size)
         shape, dtype = read_shape(model), name_dtype(choose_dtype("auto", choose_device("auto", World())))
-        found = models.setdefault(model.name, {"contests": {}})
+        found = models.setdefault(model.resolve().name, {"contests": {}})
         found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": dtype}
         for contest in contests:
             task, data = contest.partition("-")[0], settings.data.resolve()

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.fine_tuners import UnscoredTuner, build_arguments, encode_rows, make_trainer
+from benchmarks.fine_tuners import PEER, UnscoredTuner, build_arguments, encode_rows, make_trainer
 from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
 from benchmarks.peer import require_packages, silence_transformers
 from benchmarks.tables import show, summarise_results
@@ -55,7 +55,6 @@ from pretraining.processes.watchdog import Watch
 
 CPU = torch.device("cpu")
 OURS, THEIRS = "Cloze", "Trainer"
-PEER = ("transformers", "accelerate")
 
 
 @dataclass(frozen=True)
@@ -148,14 +147,16 @@ def measure(wanted: FineTuningScores, console: Console) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     silence_transformers()
     torch.set_num_threads(default_threads(World()))
-    keeper = ResultsFile("fine_tuning_scores", ["torch", "deepspeed", *PEER], wanted.out)
+    keeper = ResultsFile("fine_tuning_scores", ["torch", "deepspeed", *PEER], wanted.out, with_gpu=False)
     tasks: dict[str, Any] = keeper.earlier.get("tasks", {})
     checksum = Base(find_model(str(wanted.model))).identity["checksum"]
     for name in wanted.tasks:
         task = open_task(name, wanted.data, wanted.model, wanted.settings(0))
         how = {"learning_rate": wanted.learning_rate, "epochs": wanted.epochs, "checksum": checksum}
         earlier = tasks.get(name, {})
-        scores = earlier["scores"] if how.items() <= earlier.items() else {}
+        if earlier and not how.items() <= earlier.items():
+            raise UserError(f"{keeper.path}: has {name} of another model or settings; give another file as --out")
+        scores = earlier.get("scores", {})
         for seed in range(wanted.seeds):
             settings, own = wanted.settings(seed), scores.setdefault(str(seed), {})
             for side, score in ((OURS, score_ours), (THEIRS, score_theirs)):

@@ -259,7 +259,7 @@ def measure(settings: Inference, console: Console) -> None:
     keeper = ResultsFile("inference", ["torch", "transformers", *PEERS], settings.out)
     models: dict[str, Any] = keeper.earlier.get("models", {})
     with tempfile.TemporaryDirectory() as place:
-        for size in [settings.model.name] if settings.model else settings.sizes:
+        for size in [settings.model.resolve().name] if settings.model else settings.sizes:
             own = Path(place) / size
             folder = link_model(settings.model, own) if settings.model else make_model(size, vocabulary, own)
             shape = read_shape(folder)

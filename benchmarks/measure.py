@@ -26,13 +26,22 @@ from data_prep.common.terminal import open_console, run_curable
 
 Settings = TypeVar("Settings")
 
+
+def find_data_folder() -> Path:
+    """Returns the folder that CLOZE_DATA names now: a command may have unpacked it."""
+    return Path(os.environ.get("CLOZE_DATA", "../shared/data"))
+
+
+DATA = find_data_folder()
+"""The folder of data when this process began."""
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 SHARD = ROOT / "data_prep" / "shard.py"
-DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
 COMMIT = ROOT / "build" / "gpu-wheels" / "commit.txt"
 """The commit and the code digest of a tree that is copied to a machine without git, or without the history."""
 CODE = ("data_prep", "pretraining", "finetuning", "benchmarks")
+MEASURED = (".py", ".cpp", ".h", ".toml")
+"""Endings of the files on which results depend."""
 PARTIAL = "-partial"
 """Ending of the name of a file that lacks contests or sides which the kept results have."""
 FORMAT = 2
@@ -93,7 +102,7 @@ def find_commit() -> str:
     """Returns the commit that is measured, with + if files have changed since. If the code equals that for which wheels
     were gathered, it is their commit: the machine may have no checkout, or one without the history."""
     git = ["git", "-C", str(ROOT)]
-    questions = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", "*.py", "*.cpp", "*.h")
+    questions = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", *(f"*{each}" for each in MEASURED))
     gathered, _, digest = COMMIT.read_text().strip().partition(" ") if COMMIT.is_file() else ("", "", "")
     if digest and digest == (now := compute_code_digest()):
         return gathered
@@ -106,7 +115,7 @@ def find_commit() -> str:
 
 def compute_code_digest() -> str:
     """Computes the digest of all code that can be measured."""
-    paths = (path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cpp", ".h"))
+    paths = (path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in MEASURED)
     lines = [f"{path.relative_to(ROOT)} {sha256(path)}" for path in sorted(paths)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -155,9 +164,10 @@ def _cpu_line(name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
 
 
-def write_results(path: Path, results: dict[str, Any]) -> Path:
-    """Writes the numbers into a JSON file, or beside it if they lack what it has; returns the path."""
-    if lost := _find_lost(path, results):
+def write_results(path: Path, results: dict[str, Any], replaces: bool = False) -> Path:
+    """Writes the numbers into a JSON file, or beside it if they lack what it has and do not replace it, or if it is no
+    file of this benchmark; returns the path."""
+    if lost := _find_lost(path, results, replaces):
         own = path.with_name(f"{path.stem}{PARTIAL}{path.suffix}")
         print(f"{path}: stays as it is, for it has {lost}, which is not measured here; kept in {own}", file=sys.stderr)
         path = own
@@ -166,7 +176,7 @@ def write_results(path: Path, results: dict[str, Any]) -> Path:
     return path
 
 
-def _find_lost(path: Path, results: Mapping[str, Any]) -> str:
+def _find_lost(path: Path, results: Mapping[str, Any], replaces: bool = False) -> str:
     """Names what a file would lose to these numbers: contests, sides, rows of lists, or all if it belongs to another
     benchmark."""
     if is_stream(path) or not path.exists() or not path.stat().st_size:
@@ -177,6 +187,8 @@ def _find_lost(path: Path, results: Mapping[str, Any]) -> str:
         return "something else than results"
     if not isinstance(before, dict) or before.get("benchmark") != results.get("benchmark"):
         return "something else than results of this benchmark"
+    if replaces:
+        return ""
     now = dict(_list_sides(results))
     lost = [
         f"{side} ({', '.join(place)})" for place, sides in _list_sides(before) for side in sides - now.get(place, set())
@@ -228,10 +240,10 @@ class ResultsFile:
             return self.earlier
         return {}
 
-    def keep(self, found: Mapping[str, Any]) -> Path:
-        """Writes results; returns the path of the file."""
+    def keep(self, found: Mapping[str, Any], replaces: bool = False) -> Path:
+        """Writes results, in place of any earlier ones if they replace them; returns the path of the file."""
         about = {"benchmark": self._benchmark, "environment": describe_environment(self._libraries, self._with_gpu)}
-        return write_results(self.path, {"format": FORMAT, **about, **found})
+        return write_results(self.path, {"format": FORMAT, **about, **found}, replaces)
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -108,6 +108,9 @@ def measure(settings: Optimizers, console: Console) -> None:
             f"--optimizers: of {', '.join(optimizers())}; --size: of {', '.join(BERT.sizes)}; --rounds from 1 on"
         )
     device = choose_device(settings.device, World())
+    keeper = ResultsFile("optimizers", ["torch"], settings.out, device.type == "cuda")
+    if keeper.earlier.get("size", settings.size) != settings.size:
+        raise UserError(f"{keeper.path}: has the steps of {keeper.earlier['size']}; give another file as --out")
     connect(World(), device)
     try:
         turns = compare(settings, device, console)
@@ -122,7 +125,7 @@ def measure(settings: Optimizers, console: Console) -> None:
         for name in turns.seconds
     ]
     show(console, [build_table(f"Steps of optimizers on {settings.size}", rows)])
-    ResultsFile("optimizers", ["torch"], settings.out).keep({"size": settings.size, "rows": rows})
+    console.print(f"kept in {keeper.keep({'size': settings.size, 'rows': rows})}", markup=False)
 
 
 if __name__ == "__main__":

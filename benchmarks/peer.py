@@ -1,4 +1,4 @@
-"""Functions for the peers of all contests: padding, packages that may be missing, and silence."""
+"""Functions for the peers of all contests: pad their inputs, find missing packages, and silence their messages."""
 
 from __future__ import annotations
 

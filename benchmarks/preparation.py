@@ -133,15 +133,15 @@ class PreparationRun:
         with tempfile.TemporaryDirectory() as folder, open_workers(self._workers, preload=Pipeline.__module__) as pool:
             assert pool is not None
             with time_steps() as self.seconds:
-                make(Path(folder) / "out", self._settings, pool)
+                run_pipeline(Path(folder) / "out", self._settings, pool)
 
-    def of_examples(self) -> float:
+    def sum_example_seconds(self) -> float:
         """Returns the seconds of examples and shards in the last run."""
         return sum(seconds for step, seconds in self.seconds.items() if step.startswith(OF_EXAMPLES))
 
 
-def make(out: Path, settings: Settings, pool: Any) -> None:
-    """Runs shard.py without output."""
+def run_pipeline(out: Path, settings: Settings, pool: Any) -> None:
+    """Runs the steps of shard.py in this process, and prints nothing."""
     Pipeline(out, settings, pool, Console(file=io.StringIO())).run()
 
 
@@ -258,27 +258,31 @@ def measure_growth(settings: Preparation, corpus: SourceText, folder: Path) -> l
         rows.append(watch_run([str(text)], megabytes, corpus.vocabulary))
         if megabytes < size:  # there is no more text
             return [*rows, watch_run([str(text)], megabytes, None)]
+    if corpus.format == "demo":  # whose files are mostly code
+        return rows
     paths = [path for each in corpus.docs for path in Path(each).rglob("*") if path.is_file()]
     everything = round(sum(path.stat().st_size for path in paths) / 1e6, 1)
     return [*rows, *(watch_run(list(corpus.docs), everything, given) for given in (corpus.vocabulary, None))]
 
 
-def measure_whole_runs(
-    files: Iterable[Path], format: str, vocabulary: Path, megabytes: float, rounds: int
-) -> dict[str, Any]:
+def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float, rounds: int) -> dict[str, Any]:
     """Measures whole runs on a text of this size: MB a second, and ratios of runs."""
-    docs, size = select_files(files, megabytes)
-    source, settings = docs if format != "demo" else ("demo",), partial(Settings, lengths=(128, 512))
-    of_text = partial(settings, docs=(source,), vocab=str(vocabulary))
+    if corpus.format == "demo":  # whose files are mostly code
+        docs: tuple[str, ...] = (str(folder / "runs.txt"),)
+        size = corpus.write(folder / "runs.txt", megabytes)
+    else:
+        docs, size = select_files(corpus.files, megabytes)
+    settings = partial(Settings, lengths=(128, 512))
+    of_text = partial(settings, docs=(docs,), vocab=str(corpus.vocabulary))
     once, five = PreparationRun(of_text(duplicates=1)), PreparationRun(of_text(duplicates=5))
     with tempfile.TemporaryDirectory() as place:
         kept = Path(place) / "kept"
         with open_workers(1, preload=Pipeline.__module__) as pool:
-            make(kept, of_text(documents_only=True), pool)
+            run_pipeline(kept, of_text(documents_only=True), pool)
         sides: dict[str, Callable[[], Any]] = {
             OURS: once,
             FIVE: five,
-            "examples and shards": five.of_examples,
+            "examples and shards": five.sum_example_seconds,
             "from documents": PreparationRun(settings(origins=((str(kept),),), duplicates=5)),
         }
         with pin_to_one_core():
@@ -345,9 +349,7 @@ def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Co
     found["contests"][name] = run_byte_level_contest(settings.data, text, megabytes, settings.rounds)
     show_contest(console, name, found["contests"][name])
     found["whole_runs"] = [
-        measure_whole_runs(corpus.files, corpus.format, corpus.vocabulary, size, settings.rounds)
-        for size in settings.run_mb
-        if size
+        measure_whole_runs(corpus, folder, size, settings.rounds) for size in settings.run_mb if size
     ]
     show(console, [build_table("whole runs", found["whole_runs"])])
     if any(settings.growth_mb):

@@ -2,7 +2,8 @@
 """Trains a recipe to its end and scores the model, so that what a recipe gives stands beside it.
 
     python benchmarks/recipe_scores.py
-    python benchmarks/recipe_scores.py --recipe bert_mini --lengths 128 512 --shards data/both --run runs/mini
+    python benchmarks/recipe_scores.py --recipe bert_mini --lengths 128 512
+    python benchmarks/recipe_scores.py --shards data/both --run runs/mini
     python benchmarks/recipe_scores.py --share 0.1 --times 2 --each 200
 
 The model is asked for all minimal pairs of BLiMP, one of `hybrid` either way, and fine-tuned on STS-B. What is there
@@ -55,7 +56,7 @@ class RecipeScores:
     data: Path = DATA
     """Folder with text in wiki/ and books/, and with glue/stsb/."""
     lengths: tuple[int, ...] = (32, 64, 128)
-    """Lengths of the shards that are made, which the recipe trains on."""
+    """Lengths of the shards that are made, which the recipe trains on; without effect beside --shards."""
     shards: Path | None = None
     """Shards to train on (default: made of the text)."""
     run: Path | None = None
@@ -78,7 +79,7 @@ class RecipeScores:
     """File for the numbers (default: in benchmarks/results, by recipe and hardware)."""
 
 
-def run(folder: Path, threads: int, console: Console, script: str, *words: object) -> None:
+def run_script(folder: Path, threads: int, console: Console, script: str, *words: object) -> None:
     """Runs a command of the project, with its log in a folder; UserError if it fails."""
     name = Path(script).stem
     console.print(f"{name} …", markup=False)
@@ -105,7 +106,7 @@ def measure(wanted: RecipeScores, console: Console) -> None:
     if wanted.shards is None:
         text = [wanted.data / each for each in TEXT]
         size = ("--vocab-size", 8192, "--lengths", *wanted.lengths, "--duplicates", 1)
-        run(folder, wanted.threads, console, "data_prep/shard.py", "--docs", *text, "--out", shards, *size)
+        run_script(folder, wanted.threads, console, "data_prep/shard.py", "--docs", *text, "--out", shards, *size)
     kept = RESULTS / f"recipe-{name.replace('_', '-')}{part}-{name_hardware(with_gpu=False)}.json"
     keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
     runs: list[dict[str, Any]] = []
@@ -113,7 +114,8 @@ def measure(wanted: RecipeScores, console: Console) -> None:
         place = folder if time == 0 else folder / f"again-{time}"
         trained = (not time and wanted.run) or place / "run"
         runs.append({})
-        for runs[-1] in train_and_score(wanted, shards, trained, place, partial(run, place, wanted.threads, console)):
+        do = partial(run_script, place, wanted.threads, console)
+        for runs[-1] in train_and_score(wanted, shards, trained, place, do):
             found = {"recipe": name, "share": wanted.share, **runs[0], **({"again": runs[1:]} if time else {})}
             path = keeper.keep(found)
     console.print_json(json.dumps(found))
@@ -126,24 +128,24 @@ def train_and_score(
     """Trains once, and yields all that was found so far each time that there is more."""
     recipe = load_recipe(Path(wanted.recipe))
     train = ("--recipe", wanted.recipe, "--data", shards, "--out", trained)
-    do("pretraining/train.py", *train, *shorten(recipe, wanted.share))
+    do("pretraining/train.py", *train, *list_shorter_phases(recipe, wanted.share))
     do("pretraining/export.py", trained, "--out", folder / "export")
-    found = {"training": training_of(trained), "weights_sha256": sha256(folder / "export" / WEIGHTS)}
+    found = {"training": summarise_training(trained), "weights_sha256": sha256(folder / "export" / WEIGHTS)}
     objective = configure_objective(recipe.objective)
     either = len(objective.list_ways(objective.learning(has_pairs=True))) > 1
     each = () if wanted.each is None else ("--each", wanted.each)
     for name, sees in {"pairs": (), **({"pairs_left_to_right": ("--sees", "before")} if either else {})}.items():
         do("finetuning/run_pairs.py", "--model", trained, "--out", folder / name, *each, *sees)
-        found[name] = pairs_of(read_json(folder / name / "results.json"))
+        found[name] = summarise_pairs(read_json(folder / name / "results.json"))
         yield found
     grid = ("--learning-rates", *wanted.learning_rates, "--seeds", wanted.seeds, "--epochs", wanted.epochs)
     glue = ("--task", TASK, "--data", wanted.data / "glue", "--model", trained, "--out", folder / "glue")
     do("finetuning/run_glue.py", *glue, *grid)
-    yield found | {TASK: task_of(read_json(folder / "glue" / "results.json")[TASK])}
+    yield found | {TASK: summarise_task(read_json(folder / "glue" / "results.json")[TASK])}
 
 
-def shorten(recipe: Recipe, share: float) -> list[object]:
-    """The words that train a recipe for a part of its steps."""
+def list_shorter_phases(recipe: Recipe, share: float) -> list[object]:
+    """Lists the words of train.py that train a recipe for a part of its steps."""
     if share == 1:
         return []
     steps = {f"--phases.{number}.steps": phase.steps for number, phase in enumerate(recipe.phases) if phase.steps}
@@ -153,8 +155,8 @@ def shorten(recipe: Recipe, share: float) -> list[object]:
     return [word for name, each in steps.items() for word in (name, max(1, round(each * share)))]
 
 
-def training_of(run: Path) -> dict[str, Any]:
-    """How long a run has trained, and at what speed, from its log."""
+def summarise_training(run: Path) -> dict[str, Any]:
+    """Summarises the log of a run: steps, minutes, speed, and its last figures on held-out text."""
     lines = [*read_all_records(run / METRICS)]
     steps: dict[int, dict[str, Any]] = {line["step"]: line for line in lines if line["kind"] == "step"}
     if not steps:
@@ -176,15 +178,15 @@ def training_of(run: Path) -> dict[str, Any]:
     }
 
 
-def pairs_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The share of minimal pairs that a model judges rightly, in all and by phenomenon."""
+def summarise_pairs(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the share of minimal pairs that a model judges rightly, in all and by phenomenon."""
     phenomena = {name: round(each["accuracy"], 4) for name, each in found["phenomena"].items()}
     about = {name: found[name] for name in ("pairs", "data_sha256", "chance")}
     return {"accuracy": found["accuracy"], "spread": found["spread"], **about, "phenomena": phenomena}
 
 
-def task_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of all restarts on dev, and their median."""
+def summarise_task(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the scores of all restarts on dev, and their median."""
     runs = {name: run["score"] for name, run in found["runs"].items()}
     scores = [score for score in runs.values() if score is not None]
     return {"metric": found["metric"], "runs": runs, "median": median(scores) if scores else None}

@@ -219,7 +219,7 @@ def conclude(wanted: Reproduce, result: TableResult, console: Console, replaces:
     """Prints and writes the table: in place of an earlier one if it `replaces` that, and otherwise beside it."""
     show(console, build_tables(result))
     path = wanted.results / f"{wanted.name}-{wanted.scale}{'' if replaces else PARTIAL}.json"
-    path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True))
+    path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True), replaces=True)
     console.print(f"kept in {path}", markup=False)
     for line in draw(path.with_suffix(".png"), lambda: draw_curves(result)) if result.curve else ():
         console.print(line, markup=False)

@@ -154,7 +154,7 @@ def choose_batches(settings: Scaling, device: torch.device, processes: int) -> d
 
 @contextmanager
 def open_silent_group(world: World) -> Iterator[None]:
-    """A process group of the same size without messages: this rank does its share of the work, and never waits."""
+    """Opens a process group of the same size that sends no messages, so that this rank waits for no other."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
@@ -223,6 +223,8 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
     ):
         if number < 1:
             raise UserError(f"--{name} {number}: at least 1 is needed")
+    if recipe.parallel.tensor not in (1, *settings.tensor):
+        raise UserError(f"parallel.tensor = {recipe.parallel.tensor}: give --tensor {recipe.parallel.tensor}")
     if settings.data is not None:
         Manifest.read(settings.data)  # fails before anything is launched
     most = max(counts)

@@ -275,6 +275,10 @@ def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> tuple[Contest, di
 def measure(settings: Throughput, console: Console) -> None:
     """Measures the ceilings, then runs the contests, and writes the results after each, since they take minutes."""
     given = [Contest.parse(each) for each in settings.contests]
+    names = [contest.name for contest in given]
+    if len({*names}) < len(names):
+        twice = max(names, key=names.count)
+        raise UserError(f"--contests: {twice} is given twice; take a command each, with another file as --out")
     if settings.rounds < 1:
         raise UserError(f"--rounds {settings.rounds}: at least 1")
     device = choose_device(settings.device, World())

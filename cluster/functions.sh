@@ -60,7 +60,7 @@ prepare_job() {
   find_python
 }
 
-# Keeps from srun what the job's options say of tasks and memory in ways that do not go together with its own.
+# Removes variables of the job's options on tasks and memory that conflict with the options of our srun.
 settle_options() {
   [[ -z ${SLURM_NTASKS_PER_GPU:-} ]] ||
     say "--ntasks-per-gpu=$SLURM_NTASKS_PER_GPU is not used: there is a rank for each GPU, or CLOZE_RANKS_PER_NODE on a node"
@@ -186,7 +186,7 @@ note() {
     "$event" -1 "$job" "${SLURM_RESTART_COUNT:-0}" "$more" >>"$folder/jobs.jsonl"
 }
 
-# What of `had` is gone.
+# Prints the files of `had` that do not exist any more.
 missing() (for path in ${had[@]+"${had[@]}"}; do [[ -e $path ]] || echo "$path"; done)
 
 # Waits some minutes for what the job, or an earlier start of it, has seen and is gone: shared storage may come back.
@@ -202,14 +202,15 @@ await_storage() {
   return 1
 }
 
-# Waits likewise, in a job that has begun before: what was never there is a mistake, and told at once.
+# Waits for files in the same way if this job has begun before. At the first start it does not wait: a missing file is then a
+# mistake of the user.
 await_earlier() {
   had=("$@")
   ((${SLURM_RESTART_COUNT:-0} == 0)) || [[ ! -e .begun/$job ]] || await_storage || refuse "$1: gone; nothing is begun anew"
 }
 
-# Notes in a folder that this job begins its work, unless it has done so several times from where the work still is: the
-# files that match the expression `$2`, in that folder or in `$3`, tell how far it has come.
+# Notes in the folder `$1` that this job begins its work; refuses if it has begun CLOZE_TRIES times without progress. The files
+# in `$3` (default: the folder) that match the expression `$2` are the measure of progress.
 begin_in() {
   local folder=$1 expression=$2 where begun
   mkdir -p "$folder" || refuse "$folder: cannot be made"
@@ -222,8 +223,8 @@ begin_in() {
   { mkdir -p .begun && : >".begun/$job"; } 2>/dev/null # not in storage that may be gone at the next start
 }
 
-# Ends the job by what the last step's code means, by the first rank that failed, and by what the run has said itself in
-# the file `$2`: srun tells of ranks that were killed, and not of why the others had ended.
+# Ends the job. Its code is that of the last step, or that of the first rank that failed, or the one that the run has written
+# into the file `$2`: where srun has killed ranks, its own code does not say why the others had ended.
 end_in() {
   local folder=$1 code=$step_code said
   ((code != 124)) || code=$STOPPED # of timeout

@@ -46,10 +46,10 @@ QUEUE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Status:
-    """Shows how runs of pre-training are doing, from their files alone."""
+    """Shows how runs of pre-training and fine-tuning are doing, from their files alone."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
-    """Folders that train.py had as --out, or folders above them."""
+    """Folders that train.py or a command of finetuning/ had as --out, or folders above them."""
     watch: bool = False
     """Look again and again, until Ctrl-C."""
     every: float = 5.0
@@ -129,7 +129,10 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
     if wanted.charts:
         from pretraining.reporting.figures import draw_losses  # NumPy and Matplotlib, for pictures alone
 
-        for folder in dict.fromkeys(run for named in wanted.runs for run in find_runs(named)):
+        folders = dict.fromkeys(run for named in wanted.runs for run in find_runs(named))
+        if not folders:
+            raise UserError(f"{', '.join(map(str, wanted.runs))}: no run of pre-training to draw\n{CURE}")
+        for folder in folders:
             console.print(draw_losses(folder, list_loss_curves()), markup=False, soft_wrap=True)
         return
     if wanted.every <= 0:

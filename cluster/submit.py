@@ -193,6 +193,8 @@ def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str
 
 def find_tasks(named: Sequence[str], site: Mapping[str, str]) -> list[str]:
     """Returns the tasks to fine-tune on: those named, whose data must exist, or those of GLUE that are complete."""
+    if len({*named}) < len(named):
+        raise UserError(f"--tasks {' '.join(named)}: {max(named, key=named.count)} is named twice")
     unknown = [name for name in named if name not in (*GLUE, *OTHERS)]
     if unknown:
         raise UserError(f"--tasks {' '.join(unknown)}: there is {', '.join([*GLUE, *OTHERS])}")

@@ -80,14 +80,14 @@ class Choosing:
     def choose(self, tokens: Tokens) -> Chosen:
         """Leaves out, cuts, holds out and repeats documents by the settings; writes the tables that examples read."""
         require_text(tokens)
-        for leave_out in (self._without_copies, self._without_near, self._within_shares, self._with_passages):
+        for leave_out in (self._drop_copies, self._drop_near_copies, self._limit_shares, self._cut_passages):
             tokens = leave_out(tokens)
         if not self.runner.work.is_finished(SPLIT):
             self._hold_out(tokens)
             self.runner.work.finish(SPLIT)
         once, held_out = tokens, np.load(self.folder / HELD_OUT_ONCE)
         if self.settings.weights:
-            tokens, held_out = self._weighed(once, held_out)
+            tokens, held_out = self._weigh(once, held_out)
         self._save(HELD_OUT, held_out)
         list_token_files(self.folder, PARTS, tokens)
         return Chosen(once, tokens, len(held_out))
@@ -121,7 +121,7 @@ class Choosing:
             if record.documents:  # a copy, so that the file is not mapped on
                 yield np.array(map_batches(self.folder / record.path).get_batch(0)["digest"])
 
-    def _without_copies(self, tokens: Tokens) -> Tokens:
+    def _drop_copies(self, tokens: Tokens) -> Tokens:
         if not self.settings.drop_copies:
             return tokens
         if not self.runner.work.is_finished(MARKED):
@@ -130,20 +130,20 @@ class Choosing:
             self.runner.work.finish(MARKED)
         return self._sift(LEAVE_OUT_COPIES, tokens)
 
-    def _without_near(self, tokens: Tokens) -> Tokens:
+    def _drop_near_copies(self, tokens: Tokens) -> Tokens:
         threshold = self.settings.near_copies
         if threshold is None:
             return tokens
         mark_near_copies(self.runner, tokens, self.vocabulary, threshold)
         return self._sift(LEAVE_OUT_NEAR, tokens)
 
-    def _within_shares(self, tokens: Tokens) -> Tokens:
+    def _limit_shares(self, tokens: Tokens) -> Tokens:
         if not self.settings.max_shares:
             return tokens
         shares = sifting.compute_shares(sum_by_source(tokens, "pieces"), self.settings.max_shares)
         return self._sift(LEAVE_OUT_SHARE, tokens, lambda: ({"kept_share": shares[one.source]} for one in tokens))
 
-    def _with_passages(self, tokens: Tokens) -> Tokens:
+    def _cut_passages(self, tokens: Tokens) -> Tokens:
         """Cuts passages for validation where documents are few."""
         s = self.settings
         num_documents = sum(record.documents for record in tokens)
@@ -164,7 +164,7 @@ class Choosing:
             held_out = choose_held_out(lambda: self._digests(tokens), num_documents, s.validation, s.seed)
         self._save(HELD_OUT_ONCE, held_out)
 
-    def _weighed(self, tokens: Tokens, held_out: Array) -> tuple[Tokens, Array]:
+    def _weigh(self, tokens: Tokens, held_out: Array) -> tuple[Tokens, Array]:
         """Repeats documents for training; returns what comes of them, and the numbers of those held out then."""
         totals: Counter[str] = Counter()
         for record, rows in _rows_held_out(tokens, held_out):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,14 @@ from data_prep.settings import CUTTING, READING, REPEATED, Settings, find_faults
 
 def parse_settings(arguments: list[str]) -> Settings:
     """Reads the settings from the command line and the TOML file it may name; reports all faults of them at once."""
-    settings = tyro.cli(
-        Settings, args=arguments, default=_defaults(arguments), prog="shard.py", config=(tyro.conf.FlagCreatePairsOff,)
-    )
-    if faults := [*find_faults(settings), *_needing_text(settings, _flags(arguments))]:
+    usual, config = _read_defaults(arguments), (tyro.conf.FlagCreatePairsOff,)
+    settings = tyro.cli(Settings, args=arguments, default=usual, prog="shard.py", config=config)
+    if faults := [*find_faults(settings), *_list_needing_text(settings, _find_flags(arguments))]:
         raise UserError("\n".join(faults))
     return settings
 
 
-def _needing_text(s: Settings, given: set[str]) -> list[str]:
+def _list_needing_text(s: Settings, given: set[str]) -> list[str]:
     """Lists what is asked of documents that are in pieces already, though it needs their text, as flag or in a file."""
     if not s.origins:
         return []
@@ -34,13 +34,13 @@ def _needing_text(s: Settings, given: set[str]) -> list[str]:
     return [f"{spell_flag(name)} needs the text: {why[name]}" for name in asked]
 
 
-def _flags(arguments: list[str]) -> set[str]:
+def _find_flags(arguments: list[str]) -> set[str]:
     """Finds the flags among the words of a command line."""
     return {argument.partition("=")[0].replace("_", "-") for argument in arguments}
 
 
-def _defaults(arguments: list[str]) -> Settings:
-    """Gives the settings that the command line changes: those of the file that --config names, where it names one."""
+def _read_defaults(arguments: list[str]) -> Settings:
+    """Reads the settings that flags then replace: those of the file that --config names, if any."""
     path: str | None = None
     for at, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
@@ -48,7 +48,7 @@ def _defaults(arguments: list[str]) -> Settings:
             path = value if equals else next(iter(arguments[at + 1 :]), None)
     if path is None:
         return Settings()
-    anew: dict[str, Any] = {name: () for name in REPEATED if spell_flag(name) in _flags(arguments)}
+    anew: dict[str, Any] = {name: () for name in REPEATED if spell_flag(name) in _find_flags(arguments)}
     return read_config(Path(path)).model_copy(update=anew)
 
 
@@ -59,7 +59,9 @@ def read_config(path: Path) -> Settings:
 
 def _name_as_flags(raw: dict[str, Any]) -> dict[Key, str]:
     """Spells the keys of a file as the settings are called here; returns what is wrong with them."""
-    given = {"origins" if key == "from" else key.replace("-", "_"): value for key, value in raw.items()}
+    names = {key: "origins" if key == "from" else key.replace("-", "_") for key in raw}
+    given, twice = {names[key]: value for key, value in raw.items()}, Counter(names.values())
     raw.clear()
     raw |= {key: value for key, value in given.items() if key != "config"}
-    return {("config",): ": a file of settings cannot name another one"} if "config" in given else {}
+    faults: dict[Key, str] = {(name,): ": is there twice" for name, count in twice.items() if count > 1}
+    return faults | ({("config",): ": a file of settings cannot name another one"} if "config" in given else {})

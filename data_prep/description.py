@@ -15,7 +15,7 @@ from data_prep.readers.filters import add_up, describe_words
 from data_prep.readers.reader import Problems, replace_path
 from data_prep.readers.sources import SourceFile
 from data_prep.seals import UNUSED, name_language
-from data_prep.settings import BY_SOURCE, CUTTING, Settings
+from data_prep.settings import BY_SOURCE, CUTTING, Settings, spell_flag
 from data_prep.shards import CorpusFigures, Ingredients, RecordedSettings, SourceRecord, VocabularyFigures
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, spell_value
@@ -120,7 +120,7 @@ class Changes:
         """Lists the settings that differ."""
         theirs, ours = ({**UNUSED, **plan.settings.as_json()} for plan in (self.before, self.now))
         changes = [
-            f"  --{name.replace('_', '-')} was {spell_value(theirs.get(name))}, now {spell_value(ours[name])}"
+            f"  {spell_flag(name)} was {spell_value(theirs.get(name))}, now {spell_value(ours[name])}"
             for name, value in name_language(ours).items()
             if name_language(theirs).get(name) != value
         ]

@@ -167,8 +167,8 @@ def describe_disk_need(folder: Path, steps: list[StepForecast]) -> str:
 
 def format_size(number: float) -> str:
     """Spells a number of bytes in a unit that fits it."""
-    unit = next((unit for unit, factor in (("TB", 1e12), ("GB", 1e9)) if number >= factor), "MB")
-    return f"{number / {'TB': 1e12, 'GB': 1e9, 'MB': 1e6}[unit]:,.1f} {unit}"
+    factor, unit = next((one for one in ((1e12, "TB"), (1e9, "GB")) if number >= one[0]), (1e6, "MB"))
+    return f"{number / factor:,.1f} {unit}"
 
 
 def measure_costs(settings: Settings, given: Vocabulary | None, text: Text, folder: Path, console: Console) -> Costs:

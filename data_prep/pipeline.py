@@ -19,8 +19,9 @@ from rich.console import Console
 
 from data_prep import description
 from data_prep.choosing import MARKED, SPLIT, is_weighed_by_older
-from data_prep.common.capacity import num_cores
+from data_prep.common.capacity import room_for_workers
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import mpi_size
 from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
 from data_prep.examples.sifting import SHARES_TOO_SMALL
@@ -35,7 +36,7 @@ from data_prep.readers.reader import Problems
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
 from data_prep.seals import FIELDED, FILTERED_REPORT
-from data_prep.settings import Settings, join_values
+from data_prep.settings import Settings, join_values, spell_flag
 from data_prep.shards import FORMATS, KEPT_FORMAT, MANIFEST, PLAN, Ingredients, Manifest, VocabularyFigures
 from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
@@ -87,7 +88,8 @@ class Pipeline:
     def print_forecast(self) -> None:
         """Prints what a run will take; makes nothing."""
         given, (files, _) = self._given_vocabulary(), self._find_files()
-        text, workers = Text(files, self.origins), self.settings.workers or num_cores()
+        text, ranks = Text(files, self.origins), mpi_size()
+        workers = ranks if ranks > 1 else self.settings.workers or room_for_workers()[0]
         print_forecast(self.settings, given, text, self.folder, workers, self.console)
 
     def _say(self, line: str, style: str | None = None) -> None:
@@ -165,7 +167,7 @@ class Pipeline:
         self._say(f"{self.folder} is complete already; nothing to do")
         if manifest.kept and self.settings.no_documents:
             self._say("note: its documents stay, since it was made without --no-documents")
-        self.work.keep_documents(manifest.kept)
+        self.work.delete_other_documents(manifest.kept)
         self.work.remove()
         return manifest
 
@@ -186,7 +188,7 @@ class Pipeline:
         if (self.folder / PLAN).exists() and self.work.list_steps():  # then nothing but the same is continued
             before = self.work.read_plan()
             theirs, ours = before.settings.as_json(), plan.settings.as_json()
-            read_anew = [f"--{name}" for name in NAMED if theirs[name] != ours[name]]
+            read_anew = [spell_flag(name) for name in NAMED if theirs[name] != ours[name]]
             taken = {name: ours[name] for name in NAMED}
             if theirs["errors"] == "fail":  # what was read without a fault is the same under any policy
                 taken["errors"] = ours["errors"]
@@ -262,7 +264,7 @@ class Pipeline:
             versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         )
         manifest.write(self.folder)
-        work.keep_documents(manifest.kept)  # a start that finds the manifest does the rest
+        work.delete_other_documents(manifest.kept)  # a start that finds the manifest does the rest
         work.remove()
         return manifest
 

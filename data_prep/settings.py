@@ -1,4 +1,4 @@
-"""The settings of shard.py: what they mean, where they come from, and which of them cannot be."""
+"""The settings of shard.py: what they mean, and which values they cannot have."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Pairing = Literal["nsp", "none", "full-sentences"]
 
 
 def group_values(value: Any) -> Any:
-    """The values of a flag that may be given several times, grouped as on a command line; a file has one or a list."""
+    """Groups the values of a repeatable flag as a command line does; a file of settings has one value or a list."""
     if isinstance(value, str | list):
         return ((value,),) if isinstance(value, str) else (tuple(value),)
     return value

@@ -151,13 +151,13 @@ class Steps:
         return tokens
 
     def take(self, origins: Origins) -> Iterable[TokensRecord]:
-        """Finds the documents in pieces that other folders have, whole."""
+        """Checks the files of documents in the folders that --from names; returns a record of each."""
         if not origins.folders:
             return []
         return self.runner.run(TAKE, lambda: origins.make_tasks(self.folder, self.settings.errors))
 
     def keep(self, tokens: Iterable[TokensRecord], vocabulary: Vocabulary) -> Made:
-        """Makes nothing of documents in pieces but their vocabulary; what an earlier start made of them goes."""
+        """Leaves the documents in pieces as they are: writes the vocabulary, deletes shards of an earlier start."""
         require_text(tokens)
         self.runner.work.remove_shards(self.settings.lengths)
         for name in (DOCUMENTS, NEAR_REPORT):

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
             state, faults = UNFINISHED, list(find_faults_in_unfinished(folder, console))
         else:
             state, faults = FINE, list(find_faults_in_finished(folder, Manifest.read(folder), console))
-    except (UserError, PermissionError) as error:
+    except (UserError, OSError) as error:
         errors.print(f"error: {error}", markup=False)
         return DAMAGED if isinstance(error, DamageError) else UNUSABLE
     for fault in faults:

@@ -6,6 +6,7 @@ OUT/.cloze-work/
   STEP.jsonl               the records of the tasks of a step that are done: what each has written, a line for each
   STEP.finished            exists once all tasks of the step are done
   parts.arrow held-out.npy where the token documents are, and which of them are held out for validation
+  held-out-once.npy        the latter by the numbers that documents have before any is repeated
   copies.u8                which documents have the text of an earlier one, where such are left out
   near-parts.arrow near-copies.u8
                            where documents were when near copies were looked for, and which are some
@@ -36,7 +37,7 @@ from data_prep.common.files import FileRecord, read_json, replacing, writable, w
 from data_prep.shards import KEPT, PLAN, WORK, Counts, Ingredients, JsonObject, name_length_folder
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
-IN_PLANS = {"lengths", "duplicates", "cased"}
+IN_PLANS = {"lengths", "duplicates", "cased", "errors", "format", "text_field"}
 """Settings that every plan has."""
 
 
@@ -308,8 +309,8 @@ class WorkFolder:
         for step in steps:
             shutil.rmtree(self.path / step, ignore_errors=True)
 
-    def keep_documents(self, files: Iterable[FileRecord]) -> None:
-        """Deletes the documents in pieces that are not in some files: what an earlier start left, or all."""
+    def delete_other_documents(self, files: Iterable[FileRecord]) -> None:
+        """Deletes the files of documents in pieces but for these: what an earlier start left, or all if none stays."""
         kept = {self.out / file.path for file in files}
         for path in (self.out / KEPT).rglob("*"):
             if path.is_file() and path not in kept:

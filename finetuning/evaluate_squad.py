@@ -59,8 +59,9 @@ def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
     if unknown:
         notes.append(f"{given}: {_name_ids(unknown)} no question of {data} has: left out")
     if squad.version == "1.1":
-        if null_odds:
-            raise UserError(f"--null-odds: {data} is SQuAD 1.1, where every question has an answer: leave it out")
+        if null_odds or wanted.na_prob_thresh is not None:
+            flag = "--null-odds" if null_odds else "--na-prob-thresh"
+            raise UserError(f"{flag}: {data} is SQuAD 1.1, where every question has an answer: leave it out")
         if missing:
             notes.append(f"{given}: no answer for {_name_ids(missing)}: counted as wrong")
         return evaluate_1(squad.questions, predictions), notes
@@ -86,10 +87,10 @@ def _name_ids(ids: Sequence[str]) -> str:
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
     wanted = tyro.cli(Evaluate, args=arguments, prog="evaluate_squad.py", config=(tyro.conf.FlagCreatePairsOff,))
-    return run_curable(lambda: tell(wanted))
+    return run_curable(lambda: print_figures(wanted))
 
 
-def tell(wanted: Evaluate) -> None:
+def print_figures(wanted: Evaluate) -> None:
     """Prints the figures, with notes, and writes them where that is asked for."""
     sources = [path for path in (wanted.data, wanted.predictions, wanted.null_odds) if path is not None]
     with making([wanted.out], "evaluate_squad.py", sources, wanted.replace) if wanted.out else nullcontext():

@@ -77,19 +77,19 @@ class Cutter:
         return self.vocabulary.encoder()
 
     def cut_texts(self, texts: Sequence[str]) -> Ragged:
-        """The ids of the pieces of every text."""
+        """Cuts every text, and returns the ids of its pieces."""
         with self._lock:  # it remembers words
             pieces = self._fast.encode_texts(texts)
         return Ragged(pieces.ids, pieces.ends)
 
     def cut_words(self, words: Sequence[str]) -> Ragged:
-        """The ids of the pieces of the words of a list, each with the blank that a text has before it."""
+        """Cuts every word, with the blank that a text has before it, and returns the ids of its pieces."""
         return self.cut_texts([f" {word}" for word in words] if self.vocabulary.has_blanks else words)
 
     def cut_with_offsets(self, texts: Sequence[str]) -> tuple[Ragged, Ragged]:
-        """The ids of the pieces of every text, and where every piece begins and ends in it, counted in characters.
+        """Cuts every text; returns the ids of its pieces, and where every piece begins and ends, in characters.
 
-        Several times as slow as `cut`.
+        Several times as slow as `cut_texts`.
         """
         encodings = self._pipeline.encode_batch(list(texts), add_special_tokens=False)
         ids = Ragged.from_rows([np.array(encoding.ids, np.int32) for encoding in encodings])

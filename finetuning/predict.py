@@ -6,8 +6,8 @@
     python finetuning/predict.py runs/mini/squad1/model questions.jsonl --tsv --out answers.tsv
 
 A row is a line of text, columns that are parted by tabs, a JSON object with named fields, or a row of CSV or Parquet.
-In a .csv or .tsv the first line names the columns; elsewhere it may. Every row gets an answer, in the same order, an
-empty line too.
+In a .csv or .tsv the first line names the columns; before rows of several texts parted by tabs it may. Every row gets
+an answer, in the same order, an empty line too.
 """
 
 import sys
@@ -262,12 +262,18 @@ def flatten_answer(answer: Answer) -> dict[str, str]:
             continue
         if isinstance(value, dict):
             taken = {*answer, *found}
-            found |= {f"{name}.{label}" if label in taken else str(label): str(each) for label, each in value.items()}
-        elif isinstance(value, list):
-            found[name] = " ".join(map(str, value))
+            named = {f"{name}.{label}" if label in taken else str(label): each for label, each in value.items()}
+            found |= {column: format_value(each) for column, each in named.items()}
         else:
-            found[name] = "" if value is None else str(value)
+            found[name] = format_value(value)
     return found
+
+
+def format_value(value: Any) -> str:
+    """Formats a value of a column: a list as words, nothing for None."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 if __name__ == "__main__":

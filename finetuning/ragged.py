@@ -41,13 +41,11 @@ class Ragged:
 
     @property
     def starts(self) -> Array:
-        return np.concatenate([[0], self.ends[:-1]]).astype(np.int64)[: len(self.ends)]
+        return np.asarray(self.ends - self.lengths)
 
     @property
     def lengths(self) -> Array:
-        lengths: Array = self.ends.copy()
-        lengths[1:] -= self.ends[:-1]
-        return lengths
+        return np.asarray(np.diff(self.ends, prepend=0))
 
     def row(self, number: int) -> Array:
         return self.values[self.ends[number - 1] if number else 0 : self.ends[number]]

@@ -22,9 +22,9 @@ OPENING = """\
 # What a fine-tuning recipe can say
 
 A recipe is a TOML file, or one of those in [finetuning/recipes](../finetuning/recipes) by its name: `--recipe glue`.
-There the numbers are with their sources. Every value can be given anew on the command line, by its dotted name:
-`--seed 7`, `--spans.stride 64`, `--search.learning_rates "[5e-5, 3e-5]"`. What is not given has the default; what
-cannot be is refused before anything begins, all faults at once.
+Comments there name the source of each number. The command line overrides every value by its dotted name: `--seed 7`,
+`--spans.stride 64`, `--search.learning_rates "[5e-5, 3e-5]"`. A key that is not given has its default. Invalid values
+are refused before anything begins, all faults at once.
 """
 
 

@@ -63,7 +63,8 @@ class Begun(JsonRecord):
     model: dict[str, Any] = {}
     """A checksum of the initial model."""
     data: dict[str, str] = {}
-    """Row count and checksum of every split."""
+    """Row count and checksum of train and of every scored split, and the scale of scores; without training, of splits
+    without labels too."""
     batches: str = ""
     """The name of the rule that draws batches; empty without training, and in older runs."""
     threads: list[int] = []
@@ -132,7 +133,7 @@ class TaskResult(SplitScores):
     spread: list[float] | None = None
     """The lowest and the highest score."""
     data: dict[str, str] = {}
-    """Row count and checksum of every split."""
+    """As in the begun.json of its runs."""
     unanswered: list[str] = []
     """Splits that were added or changed after the best run."""
     degenerate: list[str] = []

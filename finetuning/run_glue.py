@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import read_json
 from finetuning.files.splits import find_glue
-from finetuning.results import PREDICTIONS
+from finetuning.results import PREDICTIONS, RESULTS
 from finetuning.session.flags import Suite, TuningFlags, find_data
 from finetuning.session.session import run
 from finetuning.tasks.glue import TASKS, open_glue, write_submission
@@ -81,12 +82,15 @@ class RunGlue(TuningFlags):
             raise UserError("\n".join(["left out, so that the tables are of the other tasks:", *self.faults]))
 
     def _write_submission(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
-        """Writes the answers to the test splits, with those of earlier runs, to the zip for the leaderboard."""
+        """Writes the answers to the test splits, with those of earlier commands for the same model, to the zip for the
+        leaderboard."""
         zipped = out / SUBMISSION
         if not self.submission and not any(task.test for task in tasks):
             return
+        of_model = read_json(out / RESULTS)  # tasks that another model has answered in this folder are not sent
+        folders = [out / name / PREDICTIONS for name in TASKS if name in of_model]
         try:
-            write_submission([out / name / PREDICTIONS for name in TASKS], zipped, fill=self.submission)
+            write_submission(folders, zipped, fill=self.submission)
         except UserError as error:
             if self.submission:
                 raise

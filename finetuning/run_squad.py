@@ -41,8 +41,8 @@ class RunSquad(TuningFlags):
     version: Literal["1.1", "2.0"] = "1.1"
     """1.1: every question has an answer; 2.0: some have none."""
     data: Path | None = None
-    """Folder with train-v1.1.json and dev-v1.1.json, or those of 2.0, or the Parquet files of the Hugging Face hub
-    (default: data/squad, then squad in the folder that CLOZE_DATA names)."""
+    """Folder with train-v1.1.json and dev-v1.1.json, or those of 2.0, or train-v1.1.parquet and the like, as fetch.py
+    names the files of the hub (default: data/squad, then squad in the folder that CLOZE_DATA names)."""
     train: Path | None = None
     """The file to train on, instead of that of the folder."""
     dev: Path | None = None

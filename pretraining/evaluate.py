@@ -94,17 +94,19 @@ def evaluate(wanted: Evaluate) -> None:
     faults = ["--data, --fill or --continue: none is given"] if given == (None, None, None) else []
     numbers = {name: getattr(wanted, name) for name in ("length", "examples", "best", "pieces")}
     faults += [f"--{name} {value}: at least 1" for name, value in numbers.items() if value is not None and value < 1]
+    of_data = [name for name in ("length", "examples") if wanted.data is None and numbers[name] is not None]
+    faults += [f"--{name}: only with --data; leave it out" for name in of_data]
     faults += [f"--seed {wanted.seed}: from 0 to 2**63 - 1"] if not 0 <= wanted.seed < 2**63 else []
     faults += [f"--temperature {wanted.temperature:g}: at least 0"] if not 0 <= wanted.temperature < math.inf else []
     if faults:
         raise UserError("\n".join(faults))
     if wanted.out is None:
-        tell(wanted, find_answers(wanted))
+        print_answers(wanted, find_answers(wanted))
         return
     with making([wanted.out], "evaluate.py", [wanted.data] if wanted.data else [], wanted.replace):
         found = find_answers(wanted)
         write_json(wanted.out, _as_json(*found))
-    tell(wanted, found)
+    print_answers(wanted, found)
 
 
 def find_answers(wanted: Evaluate) -> Answers:
@@ -128,7 +130,7 @@ def _as_json(scores: ShardScores | None, fillings: list[list[Filling]], continua
     return found if continuation is None else {**found, "continuation": continuation}
 
 
-def tell(wanted: Evaluate, found: Answers) -> None:
+def print_answers(wanted: Evaluate, found: Answers) -> None:
     """Prints the answers, for people or as JSON."""
     scores, fillings, continuation = found
     if wanted.json:

@@ -53,10 +53,10 @@ class Export:
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
     wanted = tyro.cli(Export, args=arguments, prog="export.py", config=(tyro.conf.FlagCreatePairsOff,))
-    return run_curable(lambda: tell(wanted))
+    return run_curable(lambda: export_and_print(wanted))
 
 
-def tell(wanted: Export) -> None:
+def export_and_print(wanted: Export) -> None:
     """Exports the model, and prints what was written."""
     dtype = getattr(torch, wanted.dtype)
     vocabulary, replace = wanted.vocabulary, wanted.replace

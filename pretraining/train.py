@@ -52,12 +52,15 @@ from pretraining.planning.machines import check_fit, check_names, check_numbers,
 from pretraining.planning.plan import build_plan
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
-from pretraining.processes.stopping import time_limit
+from pretraining.processes.stopping import parse_time_limit
 from pretraining.training.origin import OriginFinder, check_data, read_recorded_base
 from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
 from pretraining.training.request import Branch, Request
 from pretraining.training.run import run_training
+
+FOR_PLANS = ("ranks", "gpu", "gpus_per_node", "network", "gpu_memory", "pieces_per_second")
+"""The options that --check alone reads."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         *_, (recipe, manifest, _) = check_all(
             lambda: check_numbers(**{name: getattr(wanted, name) for name in names}),
             lambda: check_names(wanted.gpu, wanted.network),
+            lambda: parse_time_limit(wanted.time_limit),
             lambda: wanted.branch and Branch.parse(wanted.branch).find(),
             lambda: read_all(wanted, overrides, max(1, ranks)),
         )
@@ -160,6 +164,8 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     """Reads the recipe and what is known of the data; every fault of them and of the command, its `words`, at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
+    for_plans = [name.replace("_", "-") for name in FOR_PLANS if getattr(wanted, name) is not None]
+    faults += [f"--{name}: only with --check; leave it out" for name in for_plans]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
     if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):
@@ -170,7 +176,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         faults.append(f"--init {wanted.init}: not with --branch, which has the weights of a run; leave one of them out")
     if branch is not None and out is not None and out.resolve() == branch.run.resolve():
         faults.append(f"--branch {branch}: is the run in --out {out} itself; name another --out")
-    limit = time_limit(wanted.time_limit)
+    limit = parse_time_limit(wanted.time_limit)
     found = find_kind()
     try:
         recipe, manifest, origin = read_all(wanted, overrides, world.size, found)

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -193,6 +194,18 @@ def straight_toy(shared_toy: Toy) -> dict[str, Any]:
 
 
 @pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of the test's own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("no right to mount")
+    yield folder
+    for mounted in (folder / "run" / "checkpoints", folder):  # which one test mounts
+        subprocess.run(["umount", "-l", mounted], capture_output=True)
+
+
+@pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of this process."""
     import torch.distributed as dist
@@ -200,6 +213,14 @@ def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def unpaired_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards without pairs, which every architecture reads."""
+    from support.shards import make_shards
+
+    return made_once(tmp_path_factory.getbasetemp(), "unpaired", lambda folder: make_shards(folder, pairs="none"))
 
 
 @pytest.fixture(scope="session")

@@ -137,7 +137,7 @@ def try_all(settings: OwnPart, say: Callable[[str], None]) -> dict[str, Any]:
 
     from benchmarks.contests import OURS
     from benchmarks.sides import open_sides
-    from benchmarks.throughput import SIDES
+    from benchmarks.throughput import MASKED, SIDES
     from benchmarks.training_sides import Contest
     from data_prep.common.launchers import World
     from pretraining.engine.precision import choose_dtype
@@ -145,7 +145,9 @@ def try_all(settings: OwnPart, say: Callable[[str], None]) -> dict[str, Any]:
 
     device = choose_device("auto", World())
     shape, read = Contest.parse(settings.contest).open(settings.shards)
-    ways = {name: (side, choose_dtype("auto", device)) for name, side in SIDES.items() if name.startswith(OURS)}
+    others = {f"{OURS}, {architecture}" for architecture in MASKED}  # other models, no other ways
+    ours = {name: side for name, side in SIDES.items() if name.startswith(OURS) and name not in others}
+    ways = {name: (side, choose_dtype("auto", device)) for name, side in ours.items()}
     if device.type == "cuda":
         ways["fp16"] = SIDES[OURS], torch.float16
     found: dict[str, dict[str, Any]] = {}

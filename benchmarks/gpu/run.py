@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the parts of `make gpu`, writes the results of each as soon as it ends, and prints which goals were met.
 
-    python benchmarks/gpu/run.py --out build/gpu --parts tests throughput
+    python benchmarks/gpu/run.py --out build/gpu --parts tests peer
     python benchmarks/gpu/run.py --out build/gpu --minutes 9
     python benchmarks/gpu/run.py --out build/gpu --keep
 

@@ -34,7 +34,7 @@ from benchmarks.processes import Child
 from benchmarks.reproduce import Reproduce, conclude
 from benchmarks.reproduction.commands import CellLister
 from benchmarks.reproduction.declaration import ScaleName, load_table
-from benchmarks.reproduction.running import Ledger
+from benchmarks.reproduction.running import LAST_LINES, Ledger
 from benchmarks.reproduction.summing import TableSummary
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
@@ -45,8 +45,7 @@ CARRIED = ("glue/STS-B", "glue/SST-2", "glue/MRPC", "glue/RTE", "pairs")
 ARCHIVE = "data.tar.xz"
 MOST = 40
 """Size limit in MiB: a lent machine takes 64 with the tree and few wheels (make gpu-wheels HAS=…)."""
-LAST_LINES = 3
-"""The number of last lines that are shown of a share that failed."""
+
 ENDING = 45.0
 """Seconds at the end of the minutes for runs to save and stop, and for the table."""
 

@@ -86,16 +86,16 @@ class TrainerRun:
         lines = read_all_records(self.folder / METRICS)
         return [line for line in lines if line["kind"] == "step" and line["time"] > self.begun]
 
-    def wait_until(self, told: str, what: Callable[[], bool]) -> None:
-        """Waits until a condition holds. Raises UserError if that takes too long."""
-        if not self.wait_for(what, PATIENCE):
-            raise UserError(f"after {PATIENCE:.0f} s nothing shows that the run {told}")
+    def wait_until(self, description: str, condition: Callable[[], bool]) -> None:
+        """Waits until a condition holds. Raises UserError with its description if that takes too long."""
+        if not self.wait_for(condition, PATIENCE):
+            raise UserError(f"after {PATIENCE:.0f} s nothing shows that the run {description}")
 
-    def wait_for(self, what: Callable[[], bool], seconds: float) -> bool:
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Waits for a condition; returns False after `seconds`. Raises UserError if the run ends."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if what():
+            if condition():
                 return True
             if self.child.process.poll() is not None:
                 self.child.end()
@@ -131,9 +131,10 @@ def summarise_speed(steps: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 def train_twice(training: TrainerRun, seconds: float) -> dict[str, Any]:
     """Trains for half of the time, kills the run after a checkpoint, and continues it for the other half."""
-    first = train_for(training, seconds / 2)
+    train_for(training, seconds / 2)
     training.wait_until("has saved", lambda: bool(list_finished(training.folder)))
     training.kill()
+    first = training.steps()
     saved = parse_step(list_finished(training.folder)[-1])
     second = train_for(training, seconds / 2)
     before = {step["step"]: step["loss"] for step in first}

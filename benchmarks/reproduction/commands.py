@@ -107,29 +107,29 @@ class CellLister:
             # Fresh weights have no pre-training, and are fine-tuned once.
             for row in (each for each in self._declared.rows if seed == 1 or not each.fresh):
                 for name in self._declared.list_columns(row):
-                    if command := self._command(row, name, seed):
+                    if command := self._build_command(row, name, seed):
                         yield TableCell(row.name, name, seed, command)
 
-    def _command(self, row: Row, name: str, seed: int) -> Command | None:
+    def _build_command(self, row: Row, name: str, seed: int) -> Command | None:
         """Returns the command that fills a cell; None if there is none."""
         column = self._declared.measured[name]
         if column.entry == "perplexity":
-            return None if row.fresh else self.train(row, seed)
+            return None if row.fresh else self._build_training_command(row, seed)
         if column.entry == "pairs":
-            return None if row.fresh or row.backward else self._pairs(row, column, seed)
-        return self._tune(row, name, seed)
+            return None if row.fresh or row.backward else self._build_pairs_command(row, column, seed)
+        return self._build_tuning_command(row, name, seed)
 
-    def shards(self, row: Row) -> Command:
+    def _build_shards_command(self, row: Row) -> Command:
         """Returns the command that makes the data of a row."""
         scale = self._scale
         label = " ".join(("text", *(word.strip("-") for word in row.shards)))
         text = ("--docs", *scale.text) if scale.text else ()
         return Command("shards", label, SHARD, merge_words(*text, *scale.shards, *row.shards))
 
-    def train(self, row: Row, seed: int) -> Command:
+    def _build_training_command(self, row: Row, seed: int) -> Command:
         """Returns the command that pre-trains the model of a row."""
         row = self._declared.table.find_row(row.model) if row.model else row
-        scale, shards = self._scale, self.shards(row)
+        scale, shards = self._scale, self._build_shards_command(row)
         often = str(scale.save_every or scale.keep_every)
         kept = ("--checkpoints.every", often, "--checkpoints.keep_every", str(scale.keep_every))
         usual = merge_words("--recipe", scale.recipe, "--data", shards.folder, *scale.train, *kept)
@@ -142,17 +142,17 @@ class CellLister:
 
     def _model(self, row: Row, seed: int) -> tuple[str, Command]:
         """Returns the value of `--model` for a row, and the command that makes the model."""
-        trained = self.train(row, seed)
+        trained = self._build_training_command(row, seed)
         step = self._scale.find_checkpoint(row.part)
         return (f"{trained.folder}/checkpoints/step-{step:08}" if step else trained.folder), trained
 
-    def _pairs(self, row: Row, column: TableColumn, seed: int) -> Command:
+    def _build_pairs_command(self, row: Row, column: TableColumn, seed: int) -> Command:
         model, trained = self._model(row, seed)
         words = merge_words("--model", model, *column.words, *self._scale.pairs)
         label = f"pairs of {trained.label}{describe_place(row)}"
         return Command("pairs", label, name_script("pairs"), words, (trained,), "blimp", column)
 
-    def _tune(self, row: Row, name: str, seed: int) -> Command:
+    def _build_tuning_command(self, row: Row, name: str, seed: int) -> Command:
         """Returns the command that fine-tunes the model of a row for a column."""
         column, scale = self._declared.columns[name], self._scale
         model, trained = self._model(row, seed)
@@ -160,7 +160,7 @@ class CellLister:
         needs: tuple[Command, ...] = (trained,)
         own = self._words(row, name)
         if row.backward:
-            other = self.train(self._declared.table.find_row(row.backward), seed)
+            other = self._build_training_command(self._declared.table.find_row(row.backward), seed)
             own, needs = [*own, "--backward", other.folder], (*needs, other)
         if column.entry == "task":
             task = Command("task", "demo task", "finetuning/fetch.py", ("demo",))

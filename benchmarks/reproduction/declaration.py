@@ -126,8 +126,7 @@ class Table(Section):
     """The paper's columns."""
     beside: Names = ("blimp",)
     """Columns beside the paper's, for all rows with a pre-trained model."""
-    seeds: Positive | None = None
-    """Pre-trainings of each row (default: by the scale)."""
+
     rows: Annotated[tuple[Row, ...], Field(strict=False, min_length=1)]
     """Rows."""
     claims: Annotated[tuple[Claim, ...], Field(strict=False)] = ()
@@ -169,10 +168,8 @@ class Scale(Section):
     """Steps between the checkpoints that are kept, for scores along the run."""
     save_every: Positive | None = None
     """Steps between checkpoints (default: the same)."""
-    seeds: Positive = 1
-    """Pre-trainings of each row."""
     seeds_of: dict[str, Positive] = Field(default_factory=dict)
-    """The same for single tables, by their names."""
+    """Pre-trainings of each row for single tables, by their names (default: 1)."""
     restarts: Positive
     """Fine-tunings of each model."""
     restarts_of: dict[str, Positive] = Field(default_factory=dict)
@@ -188,7 +185,7 @@ class Scale(Section):
     stand_ins: dict[str, str] = Field(default_factory=dict)
     """Stand-ins for columns of the paper, or of one table, as in table5.squad; empty to omit a column."""
     minutes: dict[str, float] = Field(default_factory=dict)
-    """Minutes of runs on 2 cores: shards, train, pairs, and fine-tunings by column."""
+    """Minutes of runs on 2 cores: `task`, `shards`, `train`, and those of fine-tunings and minimal pairs by column."""
 
     def find_checkpoint(self, part: float) -> int:
         """Returns the step of the checkpoint nearest to a part of the run; 0 for the end."""
@@ -234,7 +231,7 @@ class Declared(NamedTuple):
     @property
     def seeds(self) -> int:
         """Pre-trainings of each row."""
-        return self.scale.seeds_of.get(self.name, self.table.seeds or self.scale.seeds)
+        return self.scale.seeds_of.get(self.name, 1)
 
     @property
     def restarts(self) -> int:

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.measure import DATA
+from benchmarks.measure import find_data_folder
 from benchmarks.reproduction.declaration import Declared, TableColumn
 from data_prep.common.errors import UserError
 from data_prep.common.files import sha256
@@ -41,7 +41,7 @@ def checksum_inputs(script: str, words: Sequence[str], reads: TableColumn | None
     whose files it needs. Missing files have none."""
     found = {f"recipe {path.stem}": checksum_recipe(path) for path in find_recipes(script, words)}
     if script == SHARD:
-        places = {word: Path(word.replace("{data}", str(DATA))) for word in words}
+        places = {word: Path(word.replace("{data}", str(find_data_folder()))) for word in words}
         found |= {f"text {word}": checksum for word, place in places.items() if (checksum := checksum_text(place))}
     with suppress(UserError):
         found |= {name: checksum_file(path) for name, path in (find_files(reads) if reads else {}).items()}

@@ -34,7 +34,7 @@ class CellResult(JsonRecord):
     spread: float | None = None
     """The standard deviation of the values."""
     error: float | None = None
-    """The standard error of the mean over items."""
+    """The standard error of a value over items, as the mean over the values."""
     notes: list[str] = Field(default_factory=list)
     """Errors, and commands still to do."""
 

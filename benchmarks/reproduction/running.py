@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
-from benchmarks.measure import DATA, ROOT, find_commit, name_hardware, read_results
+from benchmarks.measure import ROOT, find_commit, find_data_folder, name_hardware, read_results
 from benchmarks.processes import follow
 from benchmarks.reproduction.commands import Command, TableCell, order_commands
 from benchmarks.reproduction.declaration import Declared
@@ -49,7 +49,8 @@ class Ledger:
         own = f"{table}-{root.name}"
         for path in sorted(results.glob(f"*-{root.name}.json"), key=lambda path: (path.stem == own, path)):
             try:
-                runs = TableResult.read(path).runs if read_results(path)["benchmark"] == BENCHMARK else {}
+                found = read_results(path)
+                runs = TableResult.model_validate(found, strict=False).runs if found["benchmark"] == BENCHMARK else {}
             except (UserError, ValidationError) as error:
                 self.damaged.append(f"{path}: damaged, and passed over: {str(error).splitlines()[0]}")
             else:
@@ -91,15 +92,16 @@ class Ledger:
         now = find_commit()
         found = (self.find(command)[1] for command in commands)
         others = Counter(outcome.commit or "unknown" for outcome in found if outcome and outcome.commit != now)
-        told = ", ".join(f"{count} runs at {name}" for name, count in others.items())
+        told = ", ".join(f"{count} run{'s' * (count > 1)} at {name}" for name, count in others.items())
         return [f"made at another commit than this: {told}"] if told else []
 
     def median_minutes(self) -> dict[str, float]:
         """Returns the median minutes of commands on this hardware, in all tables of the scale, by label."""
         notes = (read_outcome(path) for path in (self._root / NOTES).glob("*/*.json"))
         found: dict[str, list[float]] = {}
+        here = name_hardware()
         for outcome in (*filter(None, notes), *self._kept.values()):
-            if outcome.code == 0 and outcome.hardware == name_hardware():
+            if outcome.code == 0 and outcome.hardware == here:
                 found.setdefault(strip_seed(outcome.label), []).append(outcome.seconds / 60)
         return {made: median(each) for made, each in found.items()}
 
@@ -184,7 +186,7 @@ class CommandRunner:
         python = [sys.executable]
         if command.kind == "train" and self._ranks > 1:
             python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self._ranks)]
-        script, *words = command.build_words(self._root, DATA)
+        script, *words = command.build_words(self._root, find_data_folder())
         return [*python, str(ROOT / script), *words]
 
 

@@ -16,7 +16,7 @@ def smallest_type(largest: int) -> np.dtype[Any]:
 
 
 def ranges(starts: Array, lengths: Array) -> Array:
-    """Joins ranges of numbers: from every start on, as many as its length says; they gather stretches of an array."""
+    """Joins the ranges start, start + 1, …, start + length - 1: indices that gather stretches of an array."""
     ends = np.cumsum(lengths)
     numbers: Array = np.repeat(starts - (ends - lengths), lengths)
     numbers += np.arange(len(numbers))

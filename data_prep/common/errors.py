@@ -65,6 +65,6 @@ class LostError(UnreachedError):
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 1, 2, 3, … (12 of them)`."""
+    """Names ranks in a message: `rank 3`, or `ranks 1, 2, 3, … (12 of them)`."""
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")

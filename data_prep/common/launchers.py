@@ -53,7 +53,7 @@ class World:
 
 
 def find_world(environment: Mapping[str, str]) -> World:
-    """What the launcher says about this process; one process without a launcher.
+    """Finds the place of this process among its ranks, as the launcher says it; without a launcher it is alone.
 
     The innermost launcher counts: torchrun may run under srun, and mpirun starts its helpers with srun.
     """
@@ -102,7 +102,7 @@ def missing_tasks(environment: Mapping[str, str], world: World) -> int:
 
 
 def _number(environment: Mapping[str, str], *names: str, default: int | None = None) -> int:
-    """The whole number in the first of these variables that is set; an error says what is wrong with them."""
+    """Reads the whole number in the first of these variables that is set; UserError where there is none."""
     name = next((name for name in names if environment.get(name)), None)
     if name is None:
         if default is not None:

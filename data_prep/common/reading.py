@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +74,7 @@ def read_settings(
     for override in given:
         if fault := put(raw, override, form.rivals):
             faults.append(fault)
+    faults += find_rivals(given, form.rivals)
     differing = add(raw)
     settings, unreadable = _validate(form, raw, [override.key for override in given if override.bare])
     found = [(key, f"{dotted(key)}{fault}") for key, fault in (unreadable | differing).items()]
@@ -93,11 +94,9 @@ def read_settings(
 
 def find_recipe(path: Path, folder: Path | None) -> Path:
     """The file of a recipe: one of this path, or one of the folder that is given by its bare name, such as `demo`."""
-    if folder is None:
+    if folder is None or path.is_file() or len(path.parts) != 1 or path.suffix not in ("", ".toml"):
         return path
     ours = {own.stem: own for own in sorted(folder.glob("*.toml"))}
-    if path.is_file() or len(path.parts) != 1 or path.suffix not in ("", ".toml"):
-        return path
     if path.stem in ours:
         return ours[path.stem]
     near = difflib.get_close_matches(path.stem, ours, 1)
@@ -202,6 +201,15 @@ def put(raw: dict[str, Any], override: Override, rivals: Mapping[str, tuple[str,
     else:
         return _no_place(table, override.key, len(override.key) - 1)
     return None
+
+
+def find_rivals(given: Sequence[Override], rivals: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Finds values of the command line that another one of it takes the place of."""
+    keys = [override.key for override in given if override.value != "" and override.key[0] != FOREIGN]
+    for number, key in enumerate(keys):
+        for rival in rivals.get(str(key[-1]), ()):
+            if (other := (*key[:-1], rival)) in keys[:number]:
+                yield f"--{dotted(other)}: --{dotted(key)} is given too; keep one of them"
 
 
 def _no_place(table: Any, key: Key, depth: int) -> str:

@@ -9,31 +9,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.common import hashing
 from data_prep.common.compiled import compiled
+from data_prep.vocabulary.tokens import INCREMENT, scramble
 
-GOLDEN = np.uint64(hashing.GOLDEN)
 BITS_32, BITS_11 = np.uint64(32), np.uint64(11)
 LOW_32 = np.uint64(2**32 - 1)
-
-mix_bits = compiled(hashing.scramble_bits)
 
 
 @compiled
 def begin_stream(seed, length, duplicate, document):
     """Begins the stream of a document; returns it as an array of its one word of state, which the draws change."""
     state = np.empty(1, np.uint64)
-    state[0] = mix_bits(np.uint64(seed) + GOLDEN)
+    state[0] = scramble(np.uint64(seed) + INCREMENT)
     for part in (length, duplicate, document):
-        state[0] = mix_bits((state[0] ^ np.uint64(part)) + GOLDEN)
+        state[0] = scramble((state[0] ^ np.uint64(part)) + INCREMENT)
     return state
 
 
 @compiled
 def draw_bits(state):
     """Draws 64 random bits."""
-    state[0] += GOLDEN
-    return mix_bits(state[0])
+    state[0] += INCREMENT
+    return scramble(state[0])
 
 
 @compiled

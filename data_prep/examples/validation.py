@@ -10,8 +10,8 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
-from data_prep.examples.streams import mix_bits
 from data_prep.settings import count_held_out
+from data_prep.vocabulary.tokens import scramble
 
 Digests: TypeAlias = Callable[[], Iterable[Array]]  # goes through the digests of all documents, part by part
 MOST_COPIES = 4  # copies of a text that are held out together even if fewer documents are wanted
@@ -87,8 +87,8 @@ def _numbers(digests: Digests, chosen: Array, salt: np.uint64) -> Array:
 @compiled
 def _ranks(digests, seed):
     """Puts the digests in another order for every seed."""
-    salt = mix_bits(seed)
+    salt = scramble(seed)
     ranks = np.empty(digests.size, np.uint64)
     for document in range(digests.size):
-        ranks[document] = mix_bits(digests[document] ^ salt)
+        ranks[document] = scramble(digests[document] ^ salt)
     return ranks

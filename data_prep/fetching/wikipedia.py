@@ -48,7 +48,7 @@ class Wikipedia(FetchOptions):
             if part.name != name + ".part":
                 client.console.print(f"{part}: unfinished, of another date: continue it with --date, or delete it")
         item = Item(f"{base}/{date}/{name}", folder / name, checksum, hint)
-        return fetch_text(client, folder, [item], self.language)
+        return fetch_text(client, folder, [item], self.language.lower())
 
 
 def find_dumps(listing: str, wiki: str, date: str) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rich.markup import escape
 from rich.table import Table
 
 from data_prep.seals import FILTERED_REPORT
@@ -28,7 +29,7 @@ def make_figures_table(manifest: Manifest) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     for row in (*_corpus_rows(manifest), *map(_set_row, manifest.figures)):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     for use in find_use_of_text(manifest):
         own, lost = (100 * count / use.text for count in (use.own, use.lost_parted))
         table.add_row(

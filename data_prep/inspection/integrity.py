@@ -29,7 +29,7 @@ from data_prep.work import WorkFolder
 
 Faults = Iterator[str]
 CONSUMED = ("examples-", "merged-", "unique", "distinct", "limited")
-"""How the names of steps begin whose files are deleted one by one as later steps take their place."""
+"""Beginnings of the names of steps whose files are deleted one by one, once a later step has replaced them."""
 
 
 def find_faults_in_finished(folder: Path, manifest: Manifest, console: Console) -> Faults:
@@ -227,8 +227,10 @@ def _misplaced_special(flat: FlatExamples, special: Special) -> str | None:
     if wrong.any():
         return f"example {np.argmax(wrong)} does not read [CLS] A [SEP] B [SEP]"
     masked = flat.labels == special.sep
+    if not masked.any():
+        return None
     row = np.searchsorted(np.cumsum(flat.num_masked), np.argmax(masked), side="right")
-    return f"example {row} masks a position that it must not" if masked.any() else None
+    return f"example {row} masks a position that it must not"
 
 
 def _mask_fault(flat: FlatExamples, vocabulary_size: int) -> str | None:

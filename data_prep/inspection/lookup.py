@@ -23,6 +23,7 @@ from data_prep.common.errors import DamageError, UserError
 from data_prep.origins import Origin, find_origins_of_folder
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, PLAN, Manifest, ShardSet, example_schema, is_unfinished
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
+from data_prep.vocabulary.tokens import make_token_schema
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import Record, WorkFolder
 
@@ -76,14 +77,14 @@ class Example:
 
 def find_example(wanted: Wanted) -> tuple[Example, Vocabulary]:
     """Reads an example and the vocabulary that its pieces are of; raises UserError where there is no such example."""
-    example, cased = _in_work_folder(wanted) if is_unfinished(wanted.data) else _in_shards(wanted)
+    example, cased = _read_unshuffled(wanted) if is_unfinished(wanted.data) else _read_finished(wanted)
     vocabulary = load_vocabulary(wanted.data, cased)
     if max([*example.pieces, *example.labels.values()], default=0) >= len(vocabulary):
         raise DamageError(f"{wanted.data}: example {wanted.index} has a piece beyond its {vocabulary.file}")
     return example, vocabulary
 
 
-def _in_shards(wanted: Wanted) -> tuple[Example, bool]:
+def _read_finished(wanted: Wanted) -> tuple[Example, bool]:
     """Reads an example of a finished folder, and whether its text keeps case."""
     folder, row = wanted.data, wanted.index
     manifest = Manifest.read(folder)
@@ -126,7 +127,7 @@ def read_example(batch: pa.RecordBatch, row: int, length: int, path: Path) -> Ex
     return Example(**values, labels={mask["position"]: mask["piece"] for mask in batch["masked"][row].as_py()})
 
 
-def _in_work_folder(wanted: Wanted) -> tuple[Example, bool]:
+def _read_unshuffled(wanted: Wanted) -> tuple[Example, bool]:
     """Reads an example of an unfinished folder, before the global shuffle, and whether its text keeps case."""
     folder, row = wanted.data, wanted.index
     work = WorkFolder(folder)
@@ -135,8 +136,9 @@ def _in_work_folder(wanted: Wanted) -> tuple[Example, bool]:
         raise DamageError(f"{folder / PLAN}: settings.lengths is empty: it was edited or is damaged")
     length = min(settings.lengths) if wanted.length is None else wanted.length
     number = settings.duplicates if wanted.validation else wanted.duplicate
-    records = sorted(work.read_records(f"examples-{length}"), key=lambda record: record.path)
-    places = [_place_of(record, number) for record in records]
+    filled = (record for record in work.read_records(f"examples-{length}") if record.files)
+    records = sorted(filled, key=lambda record: record.path)
+    places = [_find_place(record, number) for record in records]
     files = [(folder / path, at) for path, at in places if (folder / path).exists()]  # those of shards are gone
     for path, at in files:
         reader = map_batches(path)
@@ -154,7 +156,7 @@ def _in_work_folder(wanted: Wanted) -> tuple[Example, bool]:
     )
 
 
-def _place_of(record: Record, set_index: int) -> tuple[str, int]:
+def _find_place(record: Record, set_index: int) -> tuple[str, int]:
     """Finds the file and the record batch of a set among the examples of a part: one file has all, or each has one."""
     if 0 <= set_index < len(record.files) > 1:
         return record.files[set_index].path, 0
@@ -223,7 +225,7 @@ class MarkedPiece(NamedTuple):
     text: str
     """The piece that the model reads, without what marks its place in a word."""
     is_close: bool
-    """Whether the piece that is shown first continues the word before it."""
+    """Whether the original piece continues the word before it."""
 
     @property
     def spelling(self) -> str:
@@ -296,12 +298,13 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
     manifest = Manifest.read(folder)
     origins = list(find_origins_of_folder(folder, str(folder)))
     found = list(_find_rows(_map_documents(origins), title=wanted))
-    if not found and wanted.isdecimal():
-        found = _by_number(folder, manifest, origins, int(wanted))
+    is_number = not found and wanted.isdecimal()
+    if is_number:
+        found = _find_by_number(folder, manifest, origins, int(wanted))
     if not found:
         raise UserError(f"--document {wanted}: {folder} has no document of just this title")
     documents = [_read_document(*place) for place in found[:MOST_LISTED]]
-    if len(found) > 1 and not wanted.isdecimal():
+    if len(found) > 1 and not is_number:
         names = "\n".join(f"  {document.source} {document.id}" for document in documents)
         more = f"\n  and {len(found) - MOST_LISTED:,} more" if len(found) > MOST_LISTED else ""
         raise UserError(f"--document {wanted}: {len(found):,} documents have this title; give a number\n{names}{more}")
@@ -314,7 +317,7 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
 Place = tuple[Path, str, int]  # a file of documents, its source, and a row of it
 
 
-def _by_number(folder: Path, manifest: Manifest, origins: list[Origin], number: int) -> list[Place]:
+def _find_by_number(folder: Path, manifest: Manifest, origins: list[Origin], number: int) -> list[Place]:
     """Finds the document of a number, by the table of documents if some were left out, cut or repeated."""
     if manifest.figures and not 0 <= number < manifest.num_documents:
         raise UserError(f"--document {number}: {folder} has {manifest.num_documents:,} documents, from 0")
@@ -326,17 +329,23 @@ def _by_number(folder: Path, manifest: Manifest, origins: list[Origin], number: 
             number -= batch.num_rows
         return []
     row = read_document_row(folder, number)
+    if not row:
+        raise DamageError(f"{folder / DOCUMENTS}: no row {number:,}; its manifest says {manifest.num_documents:,} rows")
     wanted = {name: row[name] for name in ("id", "title")}
     files = ((path, source, batch) for path, source, batch in _map_documents(origins) if source == row["source"])
     return list(_find_rows(files, **wanted))
 
 
 def _map_documents(origins: list[Origin]) -> Iterator[tuple[Path, str, pa.RecordBatch]]:
-    """Goes through the files of documents, in the order of the corpus."""
+    """Goes through the files of documents, in the order of the corpus; raises DamageError where one is damaged."""
     for origin in origins:
+        schema = make_token_schema(origin.manifest.vocabulary_size)
         for record in origin.manifest.kept:
             path = record.find(origin.folder)
-            yield path, record.source, map_batches(path).get_batch(0)
+            batch = read_batch(map_batches(path), 0, path)
+            if batch.schema != schema:
+                raise DamageError(f"{path}: its columns are not those of documents in pieces")
+            yield path, record.source, batch
 
 
 def _find_rows(files: Iterable[tuple[Path, str, pa.RecordBatch]], **wanted: str) -> Iterator[Place]:

@@ -87,14 +87,14 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     columns = _columns(span.path, options)
     if rows_are_sentences(span.path, options.text_field):
         for place, batch in _batches(span, [options.text_field]):
-            texts = (_text(row[options.text_field], span, where, options) for where, row in batch)
+            texts = (_decode_text(row[options.text_field], span, where, options) for where, row in batch)
             yield Document(f"{path.name}:{place}", "", [line for text in texts for line in paragraphs(text or "", "")])
         return
     id_field = next((field for field in ID_FIELDS if field in columns), None)
     wanted = [field for field in dict.fromkeys((options.text_field, "title", id_field)) if field in columns]
     for _, batch in _batches(span, [str(field) for field in wanted]):
         for where, row in batch:
-            text = _text(row[options.text_field], span, where, options)
+            text = _decode_text(row[options.text_field], span, where, options)
             if text is None:
                 continue
             if set(columns) >= WIKI_FIELDS:
@@ -141,7 +141,7 @@ def _values(column: pa.Array) -> list[Any]:
     return values
 
 
-def _text(value: bytes | None, span: Span, where: str, options: Options) -> str | None:
+def _decode_text(value: bytes | None, span: Span, where: str, options: Options) -> str | None:
     """Decodes the text of a row, where none is an empty one; returns None where the row is to be left out."""
     group, _, row = where.partition(":")
     place = f"{span.path}: row group {group}, row {row}"
@@ -201,13 +201,13 @@ def _open(path: str) -> pq.ParquetFile | RecordBatches:
     """Opens a file, once for all its row groups in a row; raises UnreadableError where it is not whole."""
     try:
         status = os.stat(path)
-        return _opened(path, status.st_size, status.st_mtime_ns)
+        return _open_version(path, status.st_size, status.st_mtime_ns)
     except FAULTS as error:
         raise UnreadableError(f"{path}: not a whole file: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(path: str, size: int, modified: int) -> pq.ParquetFile | RecordBatches:
+def _open_version(path: str, size: int, modified: int) -> pq.ParquetFile | RecordBatches:
     """Opens a Parquet or Arrow file as it is now; not mapped: a fault of the disk would be the end of the process."""
     with open(path, "rb") as start:
         if is_arrow(start.read(8)):
@@ -228,11 +228,11 @@ def num_row_groups(path: str) -> int:
     """Counts the row groups of a file, which are looked up once."""
     with readable(path, UnreadableError):
         status = os.stat(path)
-    return _counted(path, status.st_size, status.st_mtime_ns)
+    return _count_row_groups(path, status.st_size, status.st_mtime_ns)
 
 
 @functools.cache
-def _counted(path: str, size: int, modified: int) -> int:
+def _count_row_groups(path: str, size: int, modified: int) -> int:
     """Counts the row groups of a file as it is now."""
     return int(_open(path).num_row_groups)
 

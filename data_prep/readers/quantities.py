@@ -94,7 +94,7 @@ def convert(given: Arguments) -> str | None:
 
 def value(given: Arguments) -> str | None:
     """Writes a measured number with its uncertainty, power of ten and unit."""
-    number, *errors = [place.lstrip("+") for place in given.places() if place] or [""]
+    number, *errors = [place.lstrip("+") for place in given.places() if place.strip("+")] or [""]
     if not number and not given.first("e"):
         return None
     if errors and number:

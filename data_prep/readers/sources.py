@@ -156,15 +156,13 @@ def _take_once(files: list[SourceFile], problems: Problems) -> list[SourceFile]:
     first: dict[tuple[object, ...], SourceFile] = {}
     for file in files:  # a file system may give a number twice
         first.setdefault(_identify(file), file)
-    again = [
-        f"{file.path} is named twice" if file.path == other.path else f"{file.path} is {other.path} by another name"
-        for file in files
-        if (other := first[_identify(file)]) is not file
-    ]
+    again = [(file, other) for file in files if (other := first[_identify(file)]) is not file]
     if again and problems.policy != "skip":
+        file, other = again[0]
+        fault = "is named twice" if file.path == other.path else f"is {other.path} by another name"
         cure = "each text counts once; --errors skip leaves the other names out"
-        raise UserError(f"--docs: {again[0]} ({len(again):,} in all); {cure}")
-    problems.skipped += again
+        raise UserError(f"--docs: {file.path} {fault} ({len(again):,} in all); {cure}")
+    problems.skipped += [f"{file.path}: another name of {other.source}/{other.name}" for file, other in again]
     return list(first.values())
 
 

@@ -28,12 +28,12 @@ CHARGE = re.compile(r"\d*[+−-]\Z")
 def expand(pieces: list[str]) -> str | None:
     """Writes a template, given what stands between its braces; None where its text is not known."""
     name = _name(pieces[0].partition("|")[0])
-    function, colon, _ = name.partition(":")
-    writer = FUNCTIONS.get(function) if colon else TABLE.get(name) or _of_family(name)
+    is_function = ":" in name and name not in TABLE
+    writer = FUNCTIONS.get(name.partition(":")[0]) if is_function else TABLE.get(name) or _of_family(name)
     if writer is None:
         return None
     head, *parts = "".join(pieces).split("|")
-    return writer(Arguments([head.partition(":")[2], *parts] if colon else parts))
+    return writer(Arguments([head.partition(":")[2], *parts] if is_function else parts))
 
 
 def _name(text: str) -> str:

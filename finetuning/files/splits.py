@@ -135,8 +135,8 @@ NER_FILES = {
 
 
 def find_swag(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:
-    """Finds the files of SWAG by split; a folder's only CSV is train, of which a share is scored. UserError where a
-    needed split is missing."""
+    """Finds the files of SWAG by split. A folder's only CSV under another name is train, of which a share is scored.
+    UserError where a needed split is missing."""
     alone = sorted(folder.glob("*.csv"))
     if len(alone) == 1 and not find_splits(folder, SWAG_FILES):
         return {"train": alone}

@@ -58,7 +58,7 @@ class Sentence:
 
 
 def read_sentences(paths: Sequence[Path], fields: Fields, tagged: bool) -> list[Sentence]:
-    """Reads the files of a split; `tagged` refuses words without tags."""
+    """Reads the files of a split; `tagged` refuses words without tags, which otherwise all or none of a file have."""
     sentences: list[Sentence] = []
     for path in paths:
         kind = {".parquet": _read_parquet, ".jsonl": _read_json_lines, ".json": _read_json_lines}.get(
@@ -68,7 +68,8 @@ def read_sentences(paths: Sequence[Path], fields: Fields, tagged: bool) -> list[
         real = [sentence for sentence in found if not sentence.parts_documents]
         if not real:
             raise UserError(f"{path}: no sentence in the file")
-        if tagged and (bare := [sentence for sentence in real if sentence.tags is None]):
+        bare = [sentence for sentence in real if sentence.tags is None]
+        if bare and (tagged or len(bare) < len(real)):
             columns = f"no field {' or '.join(fields.tags)}" if kind else "one column alone"
             raise UserError(f"{bare[0].name_place(0)}: {columns}: every word needs its tag here")
         sentences += found

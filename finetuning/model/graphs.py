@@ -21,7 +21,7 @@ from finetuning.model.heads import TaskBatch
 from pretraining.architectures.weights import Kind
 
 TEXTS, LENGTHS = (1, 8), (32, 64, 128, 384)
-"""The most texts of a graph, and the most pieces of a text."""
+"""The sizes of graphs: numbers of texts, and of pieces of a text. A batch takes the smallest that it fits into."""
 SPARE = 512
 """Pieces that may fill up a batch beside as many as its own: they take less time than the start of the kernels."""
 Compute = Callable[[TaskBatch], Tensor]
@@ -119,9 +119,7 @@ class Graphs:
     def capture(self, batch: TaskBatch) -> Callable[[], Tensor]:
         """Captures what computes a batch; the result computes its logits again, from what is then in its tensors."""
         graph: Any = torch.cuda.CUDAGraph()
-        here: Any = torch.cuda.stream(
-            torch.cuda.current_stream()
-        )  # a capture that fails would leave another one current
+        here: Any = torch.cuda.stream(torch.cuda.current_stream())  # a capture that fails leaves another one current
         with here, torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             logits = self.compute(batch)
         self.pool = graph.pool()

@@ -47,9 +47,9 @@ def summarize_model(model: StoredModel) -> BaseSummary:
     found, folder = model.summary(), model.folder.resolve()
     if model.head is None or model.on_hub or folder.name != MODEL:
         return found
-    task, out = folder.parents[:2]
-    named = out.parent if out.parents[1].name == RUNS else out
-    return replace(found, name=f"{named.name}-{task.name}")
+    task, out = folder.parent, folder.parent.parent
+    named = out.parent if out.parent.parent.name == RUNS else out
+    return replace(found, name=f"{named.name}-{task.name}") if named.name else found
 
 
 def read_fine_tuned(model: StoredModel, wanted: TaskHead | None = None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -121,7 +121,8 @@ def order_outputs(
 def find_order(wanted: TaskHead, head: TaskHead, name: str) -> tuple[list[int] | None, tuple[str, ...]]:
     """Finds the order of a fine-tuned model's outputs that matches a task's labels by name, ignoring case.
 
-    None if they are in order. Generic names of transformers (LABEL_0) are taken in the task's order, with a note.
+    None for a head without labels, and for generic names of transformers (LABEL_0), which are taken in the task's
+    order, with a note.
     """
     if head.kind != wanted.kind:
         raise UserError(f"{name}: was fine-tuned for {head.kind}, but this task asks for {wanted.kind}")

@@ -44,5 +44,5 @@ class ServedModel:
     def _compute(self, batch: TaskBatch) -> Tensor:
         model, encoder = self.model, self.encoder
         if model.sees_one:
-            return model.apply_head(encoder.one(batch, model.sequence_places(batch)), batch)
-        return model.apply_head(model.select_states(encoder.all(batch), batch), batch)
+            return model.apply_head(encoder.compute_one(batch, model.sequence_places(batch)), batch)
+        return model.apply_head(model.select_states(encoder.compute_all(batch), batch), batch)

@@ -70,7 +70,7 @@ def _write_fine_tuned(tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[
         task.name,
         summarize_model(base.model),
         pretrained=not base.from_scratch,
-        items={"train": len(task.train), **{name: len(items) for name, items in task.dev.items()}},
+        items={"train": len(task.describe_split("train")), **tuner.state.kept.items},
         scores=tuner.state.kept.scores,
         settings={name: getattr(settings, name) for name in TOLD},
     )

@@ -6,7 +6,7 @@
 
 All runs of the task map the files into memory; the first that needs them writes them while others wait. The schema has
 a fingerprint of the encoders, the pieces of all items and this format: a file with another one, or a damaged file, is
-reported and rewritten. If the files would exceed the limit or the free space, activations are computed in every epoch.
+reported and rewritten. If the files would exceed the limit or cannot be written, every epoch computes activations anew.
 """
 
 from __future__ import annotations

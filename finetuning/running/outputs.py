@@ -16,7 +16,7 @@ from data_prep.common.errors import SharedError, UserError
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import toml_value
 from finetuning.inputs import Items
-from finetuning.model.heads import Output, TaskBatch, TaskModel
+from finetuning.model.heads import TaskBatch, TaskModel
 from finetuning.model.models import read_fine_tuned
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, ModelScores
@@ -59,14 +59,9 @@ def name_shortage(cure: str = "take a smaller --micro_batch, or a shorter --leng
 
 def compute_outputs(engine: Engine, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
     """Computes the logits of splits with a model in training."""
-
-    def forward(batch: TaskBatch) -> Tensor:
-        output: Output = engine.forward(batch)
-        return output.logits
-
     engine.deepspeed.eval()
     try:
-        return compute_all_logits(forward, kind, splits, context)
+        return compute_all_logits(lambda batch: engine.forward(batch).logits, kind, splits, context)
     finally:
         engine.deepspeed.train()
 

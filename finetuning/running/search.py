@@ -66,8 +66,8 @@ def list_runs(task: Task, settings: FineTuning, folder: Path, model: dict[str, A
     runs = []
     for name, own in (list_run_settings(settings) if trains else {"scored": settings}).items():
         begun = Begun(settings=select_deciding_settings(own), model=model, data=data, batches=RULE if trains else "")
-        if name not in earlier:  # it has another name if fewer settings were searched when it was begun
-            name = names.get(json.dumps(begun.settings, sort_keys=True), name)
+        # It has another name if more or fewer settings were searched when it was begun.
+        name = names.get(json.dumps(begun.settings, sort_keys=True), name)
         runs.append(Run(task, own, folder / name, begun, trains))
     require_same(folder, {run.name: run.begun for run in runs})
     return runs

@@ -281,7 +281,7 @@ def _list_charts(task: Task, folder: Path, result: TaskResult) -> Iterator[tuple
         yield "curves", lambda: draw_curves(metrics, best, metric, task.name)
         yield "lengths", partial(_draw_long_items, task)
     if len(metrics) > 1:
-        shown, items = {name: runs[name] for name in metrics}, len(next(iter(task.dev.values())))
+        shown, items = {name: runs[name] for name in metrics}, result.items.get(result.first_split, 1)
         yield "grid", partial(draw_grid, shown, best, f"{task.name}: {metric}", items)
     for split in task.dev if best is not None else ():
         yield f"answers_{split}", partial(_draw_answers, task, folder / PREDICTIONS, split)

@@ -11,12 +11,12 @@ from finetuning.settings import FineTuning
 from pretraining.checkpoint.models import StoredModel
 
 
-def refuse_without_class(flag: str, name: str | None) -> None:
-    """Refuses a model with a BiLSTM, which can be asked but not trained further or scored again."""
+def refuse_without_class(name: str | None) -> None:
+    """Refuses a `--model` with a BiLSTM, which can be asked but not trained further or scored again."""
     if name is not None and has_no_class(Path(name)):
         raise UserError(
-            f"{flag} {name}: a model with a BiLSTM is scored in its own training; predict.py asks it more, and nothing "
-            "begins with it: name the model that it was trained on"
+            f"--model {name}: a model with a BiLSTM is scored in its own training; predict.py asks it more, and "
+            "nothing begins with it: name the model that it was trained on"
         )
 
 

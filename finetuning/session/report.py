@@ -48,7 +48,7 @@ def build_plan(
     common = make_table("how", "")
     for field, name in VARIED.items():
         values = dict.fromkeys(getattr(own, field) for own in every)
-        common.add_row(name, ", ".join(f"{value:g}" for value in values))
+        common.add_row(name, ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values))
     common.add_row("warm-up", f"{settings.warmup:.0%} of the steps, then {settings.decay}")
     common.add_row("length", f"{settings.length} pieces")
     common.add_row("precision", settings.precision.dtype)
@@ -83,7 +83,7 @@ def describe_outcome(result: RunResult) -> str:
 
 def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
     """Moves the best run's model and predictions beside the runs, and writes the results of the task; `data` identifies
-    the items of every split."""
+    the items that its runs were begun with."""
     remove_worse_models(folder)
     runs = read_results(folder)
     for name in runs:  # of a run that was killed when it had its results

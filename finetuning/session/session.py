@@ -56,7 +56,7 @@ from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending
 from pretraining.processes.group import agree, choose_device, connect, disconnect, gather, shared_errors
-from pretraining.processes.stopping import Control, time_limit
+from pretraining.processes.stopping import Control, parse_time_limit
 from pretraining.processes.watchdog import Watch
 from pretraining.reporting.metrics_file import METRICS
 
@@ -112,7 +112,7 @@ class Session:
 
     def _read(self, device: Literal["cpu", "cuda"]) -> None:
         """Reads the model, the settings and the tasks; raises UserError on any fault."""
-        refuse_without_class("--model", self.flags.model)
+        refuse_without_class(self.flags.model)
         self.model = find_model(self.flags.model, self.flags.sees)
         self.backward = find_model(self.flags.backward) if self.flags.backward else None
         recipe = self._read_settings(device)
@@ -174,7 +174,7 @@ class Session:
     def _work(self, device: torch.device) -> None:
         """Does all runs, and concludes."""
         with contextlib.ExitStack() as stack:
-            control = stack.enter_context(Control(self.world, time_limit(self.flags.time_limit)))
+            control = stack.enter_context(Control(self.world, parse_time_limit(self.flags.time_limit)))
             with shared_errors():
                 agree(self.settings.model_dump(mode="json"), "the settings")
                 watch = Watch(self.world, run=self.out, device=device)

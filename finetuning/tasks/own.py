@@ -25,6 +25,7 @@ from data_prep.common.sections import Section
 from data_prep.readers.tables import TextTable, read_table
 from finetuning.files.splits import name_files
 from finetuning.files.tag_files import Fields
+from finetuning.results import AVERAGES
 from finetuning.tasks import scores
 from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import (
@@ -120,8 +121,8 @@ def _check_keys(own: OwnTask) -> Checks:
     """Checks combinations of keys."""
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
     yield own.second != own.text, f'second = "{own.second}": is the column of text too; a pair has two texts'
-    is_free = own.name != LOCK and not own.name.endswith(".json")
-    yield is_free, f"name: {own.name} may be a file beside the folders of tasks; take another"
+    is_free = own.name not in (LOCK, AVERAGES) and not own.name.endswith(".json")
+    yield is_free, f"name: {own.name} has another meaning in the folder of results; take another"
     yield (
         not own.dev or "held_out" not in own.model_fields_set,
         "held_out: there is a dev file, which is scored instead",

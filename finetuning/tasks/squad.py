@@ -42,8 +42,6 @@ def open_squad(
     """
     learned = _read(train, version) if train else ()
     asked = _read(dev, version) if dev else ()
-    if held_out and dev:
-        raise UserError(f"a dev file, {dev}, and articles of train held out in its place: choose one")
     notes = [name_files({split: [path] for split, path in (("train", train), (DEV, dev)) if path})]
     if held_out:
         count = len(learned)
@@ -191,7 +189,8 @@ class SquadTask(Task):
         odds = {name: each.odds for name, each in answers.items()}
         texts = {name: each.text() for name, each in answers.items()}
         scores = {each.id: rules.score_answer("2.0", each, texts[each.id])[1] for each in self.questions}
-        _, threshold = rules.best_threshold(scores, {each.id: bool(each.golds) for each in self.questions}, texts, odds)
+        answered = {each.id: bool(each.golds) for each in self.questions}
+        _, threshold = rules.find_best_threshold(scores, answered, texts, odds)
         return float(np.nextafter(min(odds.values()), -np.inf)) if threshold is None else threshold
 
     def score(self, split: str, outputs: Ragged) -> Figures:

@@ -57,19 +57,19 @@ class SquadFile(NamedTuple):
     questions: tuple[Question, ...]
 
 
-def normalise(text: str) -> str:
-    """What is compared of an answer: no capitals, ASCII punctuation, articles, nor white space beyond a blank."""
+def normalize_answer(text: str) -> str:
+    """Normalizes an answer: lower case, no ASCII punctuation, no articles, words separated by a blank."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
 def exact_match(gold: str, prediction: str) -> int:
-    """1 where two answers are the same but for what `normalise` drops, else 0."""
-    return int(normalise(gold) == normalise(prediction))
+    """Returns 1 if two answers are equal when normalized, else 0."""
+    return int(normalize_answer(gold) == normalize_answer(prediction))
 
 
 def token_f1(version: Version, gold: str, prediction: str) -> float:
-    """F1 over the words that two answers share. Two empty answers share all in 2.0 and nothing in 1.1."""
-    golds, words = normalise(gold).split(), normalise(prediction).split()
+    """Computes F1 of the words of two answers. For two empty answers it is 1 in version 2.0 and 0 in 1.1."""
+    golds, words = normalize_answer(gold).split(), normalize_answer(prediction).split()
     if version == "2.0" and not (golds and words):
         return float(golds == words)
     shared = sum((Counter(golds) & Counter(words)).values())
@@ -80,10 +80,10 @@ def token_f1(version: Version, gold: str, prediction: str) -> float:
 
 
 def score_answer(version: Version, question: Question, prediction: str) -> tuple[float, float]:
-    """Exact match and F1 of a prediction, each with the gold answer that it fits best."""
+    """Computes exact match and F1 of a prediction, each against the gold answer that it fits best."""
     texts = [gold.text for gold in question.golds]
     if version == "2.0":
-        texts = [text for text in texts if normalise(text)] or [""]
+        texts = [text for text in texts if normalize_answer(text)] or [""]
     return (
         max(exact_match(text, prediction) for text in texts),
         max(token_f1(version, text, prediction) for text in texts),
@@ -91,7 +91,7 @@ def score_answer(version: Version, question: Question, prediction: str) -> tuple
 
 
 def evaluate_1(questions: Iterable[Question], predictions: Mapping[str, str]) -> Numbers:
-    """The percentages of the official script of 1.1, in which a question without a prediction counts as wrong."""
+    """Computes the percentages of the official script of 1.1, where a question without a prediction counts as wrong."""
     scores = [
         score_answer("1.1", question, predictions[question.id]) if question.id in predictions else (0.0, 0.0)
         for question in questions
@@ -106,7 +106,7 @@ def evaluate_2(
     odds: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> Numbers:
-    """The figures of the official script of 2.0: percentages, totals, and with `odds` the best thresholds.
+    """Computes the figures of the official script of 2.0: percentages, totals, and with `odds` the best thresholds.
 
     Every question needs a prediction. `odds` says how sure it is that a question has no answer: above the threshold
     its prediction counts as empty.
@@ -119,28 +119,29 @@ def evaluate_2(
     for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
         found |= _average_scores([scores[name] for name in scores if answered[name] is wanted], prefix)
     for number, name in enumerate(("exact", "f1") if odds is not None else ()):
-        best, at = best_threshold({key: raw[key][number] for key in raw}, answered, predictions, odds or {})
+        best, at = find_best_threshold({key: raw[key][number] for key in raw}, answered, predictions, odds or {})
         found |= {f"best_{name}": 100.0 * best, f"best_{name}_thresh": 0.0 if at is None else at}
     return found
 
 
 def _average_scores(scores: Sequence[tuple[float, ...]], prefix: str) -> Numbers:
-    """The percentages of some questions, and how many they are; nothing where there is none."""
+    """Computes the mean scores of some questions as percentages, and their number; nothing for no questions."""
     if not scores:
         return {}
     exact, f1 = (100.0 * sum(values) / len(scores) for values in zip(*scores, strict=True))
     return {f"{prefix}exact": exact, f"{prefix}f1": f1, f"{prefix}total": len(scores)}
 
 
-def best_threshold(
+def find_best_threshold(
     scores: Mapping[str, float],
     answered: Mapping[str, bool],
     predictions: Mapping[str, str],
     odds: Mapping[str, float],
 ) -> tuple[float, float | None]:
-    """The best mean score that emptying the predictions with greater odds than a threshold gives, and the threshold.
+    """Finds the threshold of the odds, above which predictions are emptied, with the best mean score; returns the score
+    and the threshold.
 
-    It is None where emptying all of them is best. Equal odds keep their order, as in the official script.
+    The threshold is None if it is best to empty all of them. Equal odds keep their order, as in the official script.
     """
     ranked = sorted((name for name in odds if name in scores), key=lambda name: odds[name])
     gains = [scores[name] if answered[name] else -1.0 if predictions[name] else 0.0 for name in ranked]

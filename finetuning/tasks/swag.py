@@ -37,7 +37,8 @@ class Endings(SentenceItems):
 
 
 def open_swag(folder: Path, setup: Setup) -> SentenceTask:
-    """Reads train.csv, val.csv and test.csv of a folder, or its only CSV, of which a share is then scored."""
+    """Reads train.csv, val.csv and test.csv of a folder; or its only CSV, under another name, of which a share is
+    scored."""
     files = find_swag(folder, setup.trained is not None)
     notes = [name_files(files)] if "dev" in files else []
     items = {

@@ -36,7 +36,7 @@ MOST_PADDED = 1 << 15
 would take gigabytes."""
 
 
-class Product:
+class ServedProduct:
     """Multiplies with the weight of a linear layer as it lies, on any device."""
 
     def __init__(self, linear: Linear) -> None:
@@ -51,7 +51,7 @@ class Product:
         return gelu(self(x), self.bias)
 
 
-class PackedProduct(Product):
+class PackedProduct(ServedProduct):
     """Multiplies with the weight in the order that oneDNN chooses."""
 
     def __init__(self, linear: Linear) -> None:
@@ -65,7 +65,7 @@ class PackedProduct(Product):
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none"))
 
 
-class QuantisedProduct(Product):
+class QuantisedProduct(ServedProduct):
     """Multiplies with the weight in 8 bits, with a scale for each output and one for each row of the input.
 
     So the result for a text does not depend on the other texts of its batch.
@@ -98,12 +98,12 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
 
 
-def make_product(linear: Linear) -> Product:
+def make_product(linear: Linear) -> ServedProduct:
     """Makes the fastest product with the weight of a linear layer, in its own type."""
-    return PackedProduct(linear) if can_pack(linear.weight) else Product(linear)
+    return PackedProduct(linear) if can_pack(linear.weight) else ServedProduct(linear)
 
 
-MakeProduct = Callable[[Linear], Product]
+MakeProduct = Callable[[Linear], ServedProduct]
 """Makes the product with the weight of a linear layer."""
 
 
@@ -127,7 +127,7 @@ class ServedLayer:
         return _finish_block(self.outer, self.inner.with_gelu(x), self.norm, x)
 
 
-def _finish_block(outer: Product, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
+def _finish_block(outer: ServedProduct, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
     """Computes the end of a block: its last product, residual connection and layer norm."""
     return cast(Tensor, norm(outer(inner), outer.bias, x, KEEPS))
 
@@ -146,7 +146,7 @@ class LastLayer(ServedLayer):
         self.query, self.key, self.value = weight.view(3, self.heads, -1, weight.shape[1])  # (heads, size, H) each
         self.query_bias, _, self.value_bias = bias.view(3, self.heads, 1, -1)  # (heads, 1, size) each
 
-    def one(self, x: Tensor, batch: Batch, places: Tensor, seen: Tensor) -> Tensor:
+    def compute_one(self, x: Tensor, batch: Batch, places: Tensor, seen: Tensor) -> Tensor:
         """Computes the next hidden states of the pieces at these places among all, one of every sequence: (s, H).
 
         `seen` is (s,): the number of pieces of its sequence, from the first on, that each of them sees.
@@ -185,24 +185,24 @@ def split_runs(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 class LayerByLayer:
     """Layers that run one after another, on any device and in any numbers; `OneCall` has the same methods."""
 
-    def __init__(self, shape: Shape, layers: deque[Layer], sees_one: bool, making: MakeProduct) -> None:
+    def __init__(self, shape: Shape, layers: deque[Layer], sees_one: bool, make: MakeProduct) -> None:
         """Empties `layers` one by one: memory never holds the weights of all layers beside their packed copies."""
         self.shape = shape
         self.layers: list[ServedLayer] = []
         while len(layers) > 1:
-            self.layers.append(ServedLayer(layers.popleft(), making))
-        self.last = (LastLayer if sees_one else ServedLayer)(layers.popleft(), making)
+            self.layers.append(ServedLayer(layers.popleft(), make))
+        self.last = (LastLayer if sees_one else ServedLayer)(layers.popleft(), make)
 
-    def all(self, x: Tensor, batch: Batch) -> Tensor:
+    def compute_all(self, x: Tensor, batch: Batch) -> Tensor:
         """Computes the last hidden states of all pieces, (n, H), from the output of the embeddings."""
         n = len(x)
         return self.last(*self._run_lower_layers(x, batch))[:n]
 
-    def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
+    def compute_one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
         assert isinstance(self.last, LastLayer)
         seen = places + 1 - batch.starts[:-1] if self.shape.one_way else batch.starts.diff()
-        return self.last.one(self._run_lower_layers(x, batch)[0], batch, places, seen)
+        return self.last.compute_one(self._run_lower_layers(x, batch)[0], batch, places, seen)
 
     def _run_lower_layers(self, x: Tensor, batch: Batch) -> tuple[Tensor, Layout]:
         """Computes the input of the last layer, with the rows of zeros that the layout needs."""
@@ -218,7 +218,7 @@ def serve_layers(encoder: Encoder, sees_one: bool, in_bytes: bool) -> ServedLaye
     """Packs the layers of an encoder, and takes them out of it; the arguments are those of `ServedEncoder`."""
     layers = deque(cast(Layer, layer) for layer in encoder.layers)
     encoder.layers = nn.ModuleList()
-    way, making = find_way(encoder, in_bytes), QuantisedProduct if in_bytes else make_product
+    way, make = find_way(encoder, in_bytes), QuantisedProduct if in_bytes else make_product
     if way is None:
-        return LayerByLayer(encoder.shape, layers, sees_one, making)
+        return LayerByLayer(encoder.shape, layers, sees_one, make)
     return OneCall(encoder.shape, layers, way)

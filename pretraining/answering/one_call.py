@@ -102,13 +102,13 @@ class OneCall:
         vars(self).update(state)
         self.find_weights()
 
-    def all(self, x: Tensor, batch: Batch) -> Tensor:
+    def compute_all(self, x: Tensor, batch: Batch) -> Tensor:
         """Computes the last hidden states of all pieces, (n, H); overwrites x if it is fp32."""
         states = x.float()
         self._answer(states, batch, None, None)
         return states.to(x.dtype)
 
-    def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
+    def compute_one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
         out = torch.empty(len(places), x.shape[1])
         self._answer(x.float(), batch, places, out)
@@ -125,15 +125,15 @@ class OneCall:
         kernels.call(self.kernel, x, *where, *sizes, int(shape.one_way), shape.epsilon)
 
 
-def _pack_layer(layer: Layer, packed: Callable[[Linear], tuple[Tensor, ...]]) -> list[Tensor]:
+def _pack_layer(layer: Layer, pack: Callable[[Linear], tuple[Tensor, ...]]) -> list[Tensor]:
     """Packs the weights of a layer, in the order in which the kernels read them."""
     attention, feed_forward = layer.attention, layer.feed_forward
     return [
-        *packed(attention.qkv),
-        *packed(attention.output),
+        *pack(attention.qkv),
+        *pack(attention.output),
         *_copy_norm(attention.norm),
-        *packed(feed_forward.inner),
-        *packed(feed_forward.output),
+        *pack(feed_forward.inner),
+        *pack(feed_forward.output),
         *_copy_norm(feed_forward.norm),
     ]
 

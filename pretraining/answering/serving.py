@@ -25,10 +25,10 @@ KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 class ServedLayers(Protocol):
     """The layers of an encoder, for inference. They read an oriented batch, and the output of its embeddings."""
 
-    def all(self, x: Tensor, batch: Batch) -> Tensor:
+    def compute_all(self, x: Tensor, batch: Batch) -> Tensor:
         """Computes the last hidden states of all pieces, (n, H)."""
 
-    def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
+    def compute_one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
 
 
@@ -46,18 +46,18 @@ class ServedEncoder:
         self.layers = None if serve is None else serve(encoder, sees_one, in_bytes)
         assert self.layers is not None or not in_bytes
 
-    def all(self, batch: Batch) -> Tensor:
+    def compute_all(self, batch: Batch) -> Tensor:
         """Computes the last hidden states, (n, H)."""
         if self.layers is None:
             return self.encoder.encode(batch)
-        return self.encoder.restore_order(self.layers.all(self._embed(batch), batch), batch)
+        return self.encoder.restore_order(self.layers.compute_all(self._embed(batch), batch), batch)
 
-    def one(self, batch: Batch, places: Tensor) -> Tensor:
+    def compute_one(self, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
         if self.layers is None:
             return self.encoder.encode(batch, places)
         places = batch.reverse_places()[places] if self.encoder.shape.learns.sees == "after" else places
-        return self.layers.one(self._embed(batch), batch, places)
+        return self.layers.compute_one(self._embed(batch), batch, places)
 
     def _embed(self, batch: Batch) -> Tensor:
         return cast(Tensor, self.encoder.embeddings(self.encoder.orient(batch), KEEPS))

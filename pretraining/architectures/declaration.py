@@ -5,7 +5,7 @@ An architecture defines an encoder: its sizes and settings, its weights and thei
 its form in transformers. A file has an `ARCHITECTURE`, whose class derives from `Architecture`; the file's name is the
 name in recipes (`model.architecture = "bert"`) and checkpoints. Sizes of its own are a dataclass that derives from
 `Shape`, with settings of the same names in a class that derives from `ModelSettings`. A layer is a module that is
-called as `Layer` in `model/encoder.py` is. Nothing here loads PyTorch: modules are those of `model/`, which `build`
+called as `FinalLayer` in `model/bert.py` is. Nothing here loads PyTorch: modules are those of `model/`, which `build`
 and its like import.
 """
 
@@ -369,7 +369,7 @@ def serve_encoder(encoder: Encoder, sees_one: bool, in_bytes: bool = False) -> S
     return ServedEncoder(encoder, find_architecture(encoder.shape.architecture).find_server(), sees_one, in_bytes)
 
 
-def list_sizes() -> dict[str, tuple[int, int]]:
-    """Lists the published sizes of all architectures, the smallest first."""
-    every = {size: numbers for kind in architectures().values() for size, numbers in kind.sizes.items()}
-    return dict(sorted(every.items(), key=lambda item: item[1]))
+def list_sizes() -> list[str]:
+    """Lists the names of the published sizes of all architectures, the smallest first."""
+    every = sorted((numbers, name) for kind in architectures().values() for name, numbers in kind.sizes.items())
+    return list(dict.fromkeys(name for _, name in every))

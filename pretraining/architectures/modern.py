@@ -50,7 +50,7 @@ class ModernSettings(ModelSettings):
     window: Positive = 128
     """modern: pieces that a piece sees in a layer of local attention, half of them on each side."""
     global_every: Positive = 3
-    """modern: attention is global in every such layer, from the first on."""
+    """modern: attention is global in every n-th layer, from the first on."""
     global_base: Base = 160_000.0
     """modern: base of rotary positions in layers of global attention."""
     local_base: Base = 10_000.0

@@ -16,6 +16,7 @@ from pretraining.engine.engine import Engine
 from pretraining.model import cpu_kernels
 from pretraining.processes.context import Context
 from pretraining.processes.cores import CoreWatch
+from pretraining.processes.environment import HeapLimit
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.meter import Meter
@@ -70,7 +71,7 @@ class Loop:
 
 
 class GarbageCollection:
-    """Within a loop, runs Python's garbage collector at the same steps on all ranks.
+    """Within a loop, runs Python's garbage collector at the same steps on all ranks, and limits the heap.
 
     Otherwise each rank collects at steps of its own, for up to half a second, while the others wait.
     """
@@ -79,12 +80,13 @@ class GarbageCollection:
     """steps"""
 
     def __enter__(self) -> GarbageCollection:
-        self._is_frozen = False
+        self._is_frozen, self._heap = False, HeapLimit()
         return self
 
     def after_step(self, step: int) -> None:
         """Collects garbage after the first step and after each 1,000th. Objects that are alive after the first step are
         frozen: later collections ignore them."""
+        self._heap.after_step()
         if not self._is_frozen:
             gc.collect()
             gc.freeze()

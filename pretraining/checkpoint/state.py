@@ -36,6 +36,8 @@ class RunState:
     """steps done of this phase"""
     phase_seconds: float = 0.0
     """seconds trained in this phase"""
+    kept_step: int = 0
+    """`phase_step` of the last checkpoint that a rollback goes back to; 0 where the phase has none yet"""
     step: int = 0
     """steps done in all phases"""
     examples_seen: int = 0
@@ -63,7 +65,7 @@ class RunState:
 
     def begin_phase(self, number: int) -> None:
         """Moves to the beginning of a phase."""
-        self.phase, self.phase_step, self.phase_seconds = number, 0, 0.0
+        self.phase, self.phase_step, self.phase_seconds, self.kept_step = number, 0, 0.0, 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class RunRecord:
         section = record.caller
         try:
             return cls(
-                state=RunState(**section["progress"]),
+                state=RunState(**{"kept_step": section["progress"]["phase_step"], **section["progress"]}),
                 recipe=Recipe.model_validate(section["recipe"]),
                 data=DataSummary(**section["data"]),
                 scores=EvaluationRecord.from_figures(section["metrics"]) if section["metrics"] else None,

@@ -46,6 +46,7 @@ USED_BY = {
     "power": ("polynomial",),
     "final": ("linear", "polynomial", "cosine", "wsd"),
     **dict.fromkeys(("decay_share", "decay_steps"), ("wsd",)),
+    "decay_from": ("linear", "polynomial", "cosine"),
 }
 """Settings of a schedule, with the kinds of decay that use them."""
 TRACKERS = {"wandb": "wandb", "comet": "comet_ml"}
@@ -212,6 +213,12 @@ def _find_phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[st
             if value not in (Phase.model_fields[name].default, None) and phase.decay not in users:
                 fault = f"{at}.{name} = {show_value(value)}: means nothing with {at}.decay = {show_value(phase.decay)}"
                 yield f"{fault}; remove it, or take {' or '.join(map(show_value, users))}"
+    in_shares = phase.warmup_steps is None and phase.decay_steps is None
+    if phase.decay == "wsd" and in_shares and phase.warmup + phase.decay_share > 1:
+        yield (
+            f"{at}.warmup = {phase.warmup:g}: and {at}.decay_share = {phase.decay_share:g} exceed the whole schedule; "
+            "give less"
+        )
     for steps, share in (("warmup_steps", "warmup"), ("decay_steps", "decay_share")):
         if getattr(phase, steps) is not None and recipe.schedule_owners()[number] == number:
             yield from _find_stretch_faults(recipe, number, steps, share)
@@ -231,9 +238,16 @@ def _find_stretch_faults(recipe: Recipe, number: int, in_steps: str, in_share: s
     spanned = [follower for follower, owner in enumerate(recipe.schedule_owners()) if owner == number]
     total = sum(counts[follower] for follower in spanned)
     names = " and ".join(f"phases.{follower}.steps" for follower in spanned)
-    stretches = [getattr(phase, name) or 0 for name in ("warmup_steps", "decay_steps")]
-    if total and given < total < sum(stretches) and in_steps == "decay_steps":
-        yield f"{at}: and phases.{number}.warmup_steps = {stretches[0]} exceed the {total} steps of {names}; give fewer"
+    risen = "warmup" if phase.warmup_steps is None else "warmup_steps"
+    warmup = round(total * phase.warmup) if phase.warmup_steps is None else phase.warmup_steps
+    if in_steps == "decay_steps" and given < total < given + warmup:
+        beside = f"phases.{number}.{risen} = {show_value(getattr(phase, risen))}"
+        yield f"{at}: and {beside} exceed the {total} steps of {names}; give fewer"
+    if in_steps == "warmup_steps" and phase.decay == "wsd" and phase.decay_steps is None:
+        falling = round(total * phase.decay_share)
+        if given < total < given + falling:
+            beside = f"phases.{number}.decay_share = {phase.decay_share:g}"
+            yield f"{at}: and {beside} exceed the {total} steps of {names}; give fewer"
     if total and given >= total:
         yield f"{at}: the schedule has {total} steps in all ({names}); give fewer than these"
 

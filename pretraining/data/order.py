@@ -46,12 +46,12 @@ def permute(index: Array, size: int | Array, key: Array) -> Array:
 def _shift(place: Array, rows: Array, columns: Array, keys: Array) -> Array:
     row, column = np.divmod(place, columns)
     for number in range(ROUNDS):
-        row = _add(row, _below(rows, column ^ keys, 2 * number), rows)
-        column = _add(column, _below(columns, row ^ keys, 2 * number + 1), columns)
+        row = _add(row, _hash_below(rows, column ^ keys, 2 * number), rows)
+        column = _add(column, _hash_below(columns, row ^ keys, 2 * number + 1), columns)
     return row * columns + column
 
 
-def _below(limits: Array, words: Array, number: int) -> Array:
+def _hash_below(limits: Array, words: Array, number: int) -> Array:
     """Hashes each word to a number below its limit."""
     hashes = scramble_bits(words + np.uint64(GOLDEN * (number + 1) & BITS_64))
     below: Array = ((hashes >> np.uint64(32)) * limits) >> np.uint64(32)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pretraining.engine.buckets import Bucket
 from pretraining.engine.exchange import Exchange
-from pretraining.processes.bells import Door, system
+from pretraining.processes.bells import Door, identify_system
 from pretraining.processes.group import gather, host_group, place, wait_for_all
 
 WHOLE = -1
@@ -126,7 +126,7 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     rank, ranks = place()
     if ranks == 1 or dist.get_backend(host_group()) != "gloo":  # a group that is pretended says nothing
         return None
-    if len(systems := {*gather(system())}) > 1 or None in systems:
+    if len(systems := {*gather(identify_system())}) > 1 or None in systems:
         return None
     spare = ranks * ALIGNED * len(parameters)  # what DeepSpeed may add at the ends of its flat tensors
     sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare

@@ -4,8 +4,8 @@
       config.json              the sizes, as transformers' BertConfig names them
       model.safetensors        the weights of BertForPreTraining, of BertForMaskedLM where the model has no
                                next-sentence head, or of a model that was fine-tuned; read also in parts, or from
-                               pytorch_model.bin; files written here contain their checksum, and those of all other
-                               files except the model card, which people may edit
+                               pytorch_model.bin; files written here contain their checksum, and those of the other
+                               files but the model card, which people may edit, and those of sentence-transformers
       vocab.txt  tokenizer.json  tokenizer_config.json
       README.md                the model card
       modules.json  1_Pooling/ how sentence-transformers makes the vector of a sentence of it: the mean of its pieces

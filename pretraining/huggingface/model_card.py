@@ -6,7 +6,6 @@ Settings of speed, safety and logging are left out.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -200,7 +199,7 @@ def make_model_card(
 def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance) -> str:
     """Makes the card of a fine-tuned model in a folder; `length`: longest sequence in pieces."""
     use, says = USES[head.kind]
-    theirs, parameters = is_theirs(shape, head), sum(math.prod(weight.size) for weight in list_weights(shape, head))
+    theirs, parameters = is_theirs(shape, head), count_parameters(list_weights(shape, head))
     labels = {"labels": ", ".join(head.labels)} if head.labels else {}
     scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
     return _render(

@@ -96,9 +96,8 @@ class Padded(Layout):
             self.inside = self.inside & ((at <= at[:, None]) | both[:, None, None, None])
         if window is not None:
             self.inside = self.inside & ((at - at[:, None]).abs() <= window)
-            self.inside |= (at >= starts.diff()[:, None])[
-                :, None, :, None
-            ]  # no row of padding sees nothing: that is NaN
+            padding = at >= starts.diff()[:, None]
+            self.inside |= padding[:, None, :, None]  # a row that saw nothing would become NaN
 
     def attend(self, qkv: Tensor, bias: Tensor | None, heads: int, dropout: Dropout) -> Tensor:
         s, length = self.rows.shape
@@ -128,10 +127,12 @@ class Group:
 
     @property
     def sight(self) -> tuple[int, ...]:
-        """What a piece sees; how many pieces have scores with the same ones, and with how many: for our kernels."""
-        window, size = (WHOLE, self.length) if self.window is None or self.whole else (self.window, GRAIN)
-        width = self.length if self.whole else GRAIN + window * (1 if self.one_way else 2)
-        return int(self.one_way), WHOLE if self.window is None else self.window, size, width
+        """The arguments of our kernels: whether pieces see one way, the window, the rows of a band, and the columns of
+        their scores."""
+        window = WHOLE if self.window is None else self.window
+        if self.whole:
+            return int(self.one_way), window, self.length, self.length
+        return int(self.one_way), window, GRAIN, GRAIN + window * (1 if self.one_way else 2)
 
     def take_bands(self, x: Tensor) -> Tensor:
         """Takes the rows that each GRAIN of rows sees, zeros outside of a sequence, of x (s * heads, length, size):

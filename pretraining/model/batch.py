@@ -28,11 +28,11 @@ class Batch:
     starts: Tensor  # (s + 1,) int32: where each sequence begins; the last is n
     lengths: tuple[int, ...]  # of the sequences, on the host: kernels are chosen by it without asking the GPU
     examples: Array  # (s, 2) int64: shard and row of each sequence: dropout is drawn by them, messages name them
-    one_way: int = field(default=0, kw_only=True)  # of a model that sees both ways: in the first so many, only before
+    one_way: int = field(default=0, kw_only=True)  # in so many first sequences a piece sees only those before it
 
     def pin(self: AnyBatch) -> AnyBatch:
         """Copies the batch to pinned memory, from which a GPU copies asynchronously."""
-        return self._with_tensors(Tensor.pin_memory)
+        return self._move_tensors(Tensor.pin_memory)
 
     def to(self: AnyBatch, device: torch.device | str) -> AnyBatch:
         """Copies the batch to a device; the host does not wait for the copy to a GPU."""
@@ -40,11 +40,11 @@ class Batch:
         if device.type == "cpu":
             return self
         batch = self.pin() if device.type == "cuda" and not self.pieces.is_pinned() else self
-        return batch._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        return batch._move_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def _with_tensors(self: AnyBatch, moved: Callable[[Tensor], Tensor]) -> AnyBatch:
+    def _move_tensors(self: AnyBatch, move: Callable[[Tensor], Tensor]) -> AnyBatch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors: dict[str, Any] = {name: moved(each) for name, each in values.items() if isinstance(each, Tensor)}
+        tensors: dict[str, Any] = {name: move(each) for name, each in values.items() if isinstance(each, Tensor)}
         return replace(self, **tensors)
 
     def reverse_places(self) -> Tensor:

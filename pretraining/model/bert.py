@@ -49,12 +49,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None) -> Tensor:
         attends_sums = layout.attends_sums(x)
-        qkv, past = self.qkv(x, attends_sums is not None)
+        qkv, residual = self.qkv(x, attends_sums is not None)
         heads = len(self.mesh.select_heads(self.heads))
         context = (attends_sums or layout.attend)(qkv, self.qkv.bias, heads, dropouts.attention)
         if chosen is not None:
-            context, past = context.index_select(0, chosen), past.index_select(0, chosen)
-        return self.norm(self.output(context), self.output.bias, past, dropouts.context)
+            context, residual = context.index_select(0, chosen), residual.index_select(0, chosen)
+        return self.norm(self.output(context), self.output.bias, residual, dropouts.context)
 
 
 class FeedForward(nn.Module):
@@ -67,9 +67,9 @@ class FeedForward(nn.Module):
         self.norm = AddAndNorm(shape.hidden, shape.epsilon)
 
     def forward(self, x: Tensor, dropout: Dropout) -> Tensor:
-        inner, past = self.inner(x)
+        inner, residual = self.inner(x)
         inner = gelu(inner, self.inner.bias)
-        return self.norm(self.output(inner), self.output.bias, past, dropout)
+        return self.norm(self.output(inner), self.output.bias, residual, dropout)
 
 
 class Layer(nn.Module):

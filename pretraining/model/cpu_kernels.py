@@ -126,7 +126,8 @@ def _functions() -> dict[str, Any]:
     try:
         library = _load_library(compiler)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        reason = error.stderr.strip()[-500:] if isinstance(error, subprocess.CalledProcessError) else error
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error).encode()
+        reason = said.decode(errors="replace").strip()[-500:]
         warnings.warn(
             f"{MAIN_SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2
         )
@@ -192,22 +193,25 @@ def _is_whole(library: Path) -> bool:
 
 def _install(compiler: str, library: Path) -> None:
     """Builds a library with its checksum at the end, and renames it into place: ranks may build at the same time, and a
-    crash leaves no part of it."""
+    crash leaves no part of it. The compiler writes to temporary files: in a full home it would only fail, with no
+    OSError here."""
+    with tempfile.TemporaryDirectory(prefix="cloze-") as work:
+        content = _build(compiler, Path(work)).read_bytes()
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
-        built = _build(compiler, Path(work))
-        with built.open("rb+") as file:
-            file.write(hashlib.sha256(file.read()).digest())
+        whole = Path(work) / library.name
+        with whole.open("wb") as file:
+            file.write(content + hashlib.sha256(content).digest())
             file.flush()
             os.fsync(file.fileno())
-        built.chmod(0o700)
-        built.replace(library)
+        whole.chmod(0o700)
+        whole.replace(library)
 
 
 def _build(compiler: str, work: Path) -> Path:
     """Compiles and links separately: linking with -fopenmp would load a second OpenMP beside that of PyTorch."""
     compiled, library = work / "kernels.o", work / "kernels.so"
     for step in ([*FLAGS, "-c", str(MAIN_SOURCE), "-o", str(compiled)], ["-shared", str(compiled), "-o", str(library)]):
-        subprocess.run([*_split_command(compiler), *step], capture_output=True, text=True, check=True)
+        subprocess.run([*_split_command(compiler), *step], capture_output=True, check=True)
     return library
 
 

@@ -86,7 +86,8 @@ def _norm_forward(
 def _norm_backward(
     masks: Masks, past: Tensor | None, grad: Tensor, total: Tensor, means: Tensor, scales: Tensor, weight: Tensor
 ) -> Gradients:
-    """Computes the gradients from that of the norm, and from that of the sum where it has others (`past`)."""
+    """Computes the gradients from that of the norm and, if given, from `past`: the gradient that the sum gets from
+    elsewhere."""
     grad_residual = torch.empty_like(total)
     grad_x = grad_residual if past is not None and not masks[2] else torch.empty_like(total)
     grad_weight, grad_shift, grad_bias = (torch.empty_like(weight) for _ in range(3))

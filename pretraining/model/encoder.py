@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data_prep.common.errors import UserError
-from pretraining.mesh.cuts import Cut, Division
-from pretraining.mesh.mesh import ALONE, Mesh, Shares, take_shares
+from pretraining.mesh.cuts import Cut
+from pretraining.mesh.mesh import ALONE, Declared, Mesh, Shares, take_shares
 from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Padded, lay_out
@@ -160,17 +160,11 @@ def require_own_masks(hidden: Dropout, attention: Dropout, layout: Layout) -> No
         )
 
 
-class WeightOfModel(Protocol):
+class WeightOfModel(Declared, Protocol):
     """The facts of a declared weight that a model asks for."""
 
     @property
-    def ours(self) -> str: ...
-
-    @property
     def role(self) -> Role: ...
-
-    @property
-    def division(self) -> Division: ...
 
 
 class Trainable(nn.Module):

@@ -346,7 +346,7 @@ def loss_in_chunks(
     return torch.stack(losses).sum(), torch.stack(right).sum()
 
 
-def _with_slopes(
+def _compute_slopes(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the sum of the losses of some predictions, the number of right ones, and the gradient of their logits,
@@ -376,7 +376,7 @@ def _loss_in_chunks(
     grad_hidden = torch.empty_like(hidden)
     grad_weight, grad_bias = (torch.zeros_like(each, dtype=wide) for each in (weight, bias))
     for rows, answers, out in zip(*(each.split(at_once) for each in (hidden, labels, grad_hidden)), strict=True):
-        loss, correct, slopes = _with_slopes(rows, weight, bias, answers, vocabulary, mesh)
+        loss, correct, slopes = _compute_slopes(rows, weight, bias, answers, vocabulary, mesh)
         total, right = total + loss, right + correct
         torch.mm(slopes, weight, out=out)
         if weight.dtype == wide:

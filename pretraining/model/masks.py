@@ -19,7 +19,8 @@ from pretraining.model.rows import Draw, Rows
 MARKS = 3
 """The number of [CLS] and [SEP] in an example, which are never chosen."""
 PLACE, LONG_PLACE = np.uint32(12), np.uint32(16)
-"""The bits of a place in an example, and in one of more than 4,096 pieces, which decide between two equal numbers."""
+"""The low bits of a rank hold the place: so many of them, and so many in examples of more than 4,096 pieces. Of two
+equal random numbers, the earlier place ranks first."""
 HIGH, LOW = np.uint64(32), np.uint64(2**32 - 1)
 NEVER = np.uint32(2**32 - 1)
 """The rank of pieces that are never chosen."""

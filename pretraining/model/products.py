@@ -92,18 +92,20 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
-        ctx.set_materialize_grads(False)  # the past may be unused
+        ctx.set_materialize_grads(False)  # the residual may be unused
         return F.linear(x, weight, bias), x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_past: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_residual: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None]:
         if grad is None:
-            return grad_past, None, None
+            return grad_residual, None, None
         x, weight = ctx.saved_tensors
         of_x, of_weight, _ = ctx.needs_input_grad
         grad_weight = weight_gradient(grad, x) if of_weight else None
-        return _add_product(grad_past, grad, weight) if of_x else None, grad_weight, None
+        return _add_product(grad_residual, grad, weight) if of_x else None, grad_weight, None
 
 
 def _add_product(gradient: Tensor | None, slope: Tensor, weight: Tensor) -> Tensor:

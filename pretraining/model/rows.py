@@ -118,6 +118,6 @@ class Window:
 
     def count(self, places: Array, counts: Array) -> Array:
         """Counts the places that every example keeps."""
-        before = np.cumsum([0, *self.holds(places, counts)])
+        before = np.append(0, np.cumsum(self.holds(places, counts)))
         ends = np.cumsum(counts)
         return before[ends] - before[ends - counts]

@@ -9,9 +9,9 @@ from torch import Tensor
 from pretraining.mesh.mesh import Mesh
 
 
-def find_answers(logits: Tensor, labels: Tensor, vocabulary: int, first: int) -> tuple[Tensor, Tensor]:
-    """Finds which answers are among this rank's pieces, from `first` on, (m,), and their columns, (m, 1); the logits of
-    the padding become those of what is impossible."""
+def locate_labels(logits: Tensor, labels: Tensor, vocabulary: int, first: int) -> tuple[Tensor, Tensor]:
+    """Finds which labels are among this rank's pieces, which begin with piece `first`, (m,), and their columns, (m, 1).
+    Sets the logits of the vocabulary's padding to minus infinity."""
     logits[:, max(0, vocabulary - first) :] = -torch.inf
     own = (labels >= first) & (labels < first + logits.shape[1])
     return own, ((labels - first) * own)[:, None]
@@ -19,7 +19,7 @@ def find_answers(logits: Tensor, labels: Tensor, vocabulary: int, first: int) ->
 
 def share_log_probabilities(logits: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
     """Computes the log-probabilities of the labels, (m,), from this rank's logits, which it overwrites."""
-    own, places = find_answers(logits, labels, vocabulary, mesh.tensor_rank * logits.shape[1])
+    own, places = locate_labels(logits, labels, vocabulary, mesh.tensor_rank * logits.shape[1])
     largest = mesh.reduce(logits.max(1)[0], dist.ReduceOp.MAX)
     answers = torch.where(own, logits.gather(1, places)[:, 0], 0.0)
     sums, answers = mesh.reduce(torch.stack([logits.sub_(largest[:, None]).exp_().sum(1), answers])).unbind()
@@ -34,7 +34,7 @@ def share_loss(logits: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh) -> t
     logit, and whether a logit as large as the largest comes before the answer.
     """
     first = mesh.tensor_rank * logits.shape[1]
-    own, places = find_answers(logits, labels, vocabulary, first)
+    own, places = locate_labels(logits, labels, vocabulary, first)
     tops, at = logits.max(1)
     largest = mesh.reduce(tops.clone(), dist.ReduceOp.MAX)
     answers = torch.where(own, logits.gather(1, places)[:, 0], 0.0)

@@ -1,5 +1,5 @@
-"""Both in one model (GPT-BERT): some sequences are read left to right, the others have masks, and one head predicts
-both. With pairs, the sequences with masks also learn whether B follows A.
+"""Masked pieces and left to right in one model (GPT-BERT): some sequences are read left to right, the others have
+masks, and one head predicts the pieces of either. With pairs, the sequences with masks also learn whether B follows A.
 
 A masked piece is predicted as the next piece is: from the state of the piece before it. Which sequences are read left
 to right follows from their random keys, so that it is the same on any ranks. In a batch they come first.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class HybridLosses(NamedTuple):
-    """The sums over a batch of a model that learns both."""
+    """The sums over a batch with sequences of either kind."""
 
     masked: Tensor
     """cross-entropy of the masked pieces"""
@@ -52,7 +52,7 @@ AnyLosses = HybridLosses | Losses | MaskedLosses
 
 
 class HybridSettings(MaskedSettings):
-    """The settings of both: those of masked pieces, and how many sequences have no masks."""
+    """The settings of masked pieces, and how many sequences are read left to right instead."""
 
     causal_share: Annotated[float, Field(ge=0, lt=1)] = 0.0625
     """hybrid: share of the sequences that are read left to right; the others have masks. Its part of the loss, too."""

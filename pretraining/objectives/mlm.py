@@ -54,15 +54,16 @@ class MaskedSettings(ObjectiveSettings):
     next_sentences: bool = True
     """mlm, hybrid: learn also whether B follows A, where the data has pairs. Without it the same pairs are read."""
     masks: Literal["static", "dynamic"] = "static"
-    """mlm, hybrid: the masks of the data, or `dynamic`: others in every epoch, of single pieces, drawn from the same
-    text. A validation has those of the data in any case."""
+    """mlm, hybrid, rtd: the masks of the data, or `dynamic`: others in every epoch, of single pieces, drawn from the
+    same text. A validation has those of the data in any case."""
     rate: MaskShare = 0.15
-    """mlm, hybrid, dynamic masks: share of the pieces that is predicted, of a length in which [CLS] and [SEP] count."""
+    """mlm, hybrid, rtd, dynamic masks: share of the pieces that is predicted, of a length in which [CLS] and [SEP]
+    count."""
     last_rate: MaskShare | None = None
-    """mlm, hybrid, dynamic masks: this share at the last step, to which it moves evenly over all steps (default: it
-    stays)."""
+    """mlm, hybrid, rtd, dynamic masks: this share at the last step, to which it moves evenly over all steps (default:
+    it stays)."""
     split: Annotated[tuple[Share, Share, Share], Field(strict=False)] = (0.8, 0.1, 0.1)
-    """mlm, hybrid, dynamic masks: of the predicted pieces, the shares that become [MASK], become a random piece,
+    """mlm, hybrid, rtd, dynamic masks: of the predicted pieces, the shares that become [MASK], become a random piece,
     stay."""
 
 

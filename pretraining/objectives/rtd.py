@@ -2,7 +2,8 @@
 the text with these predictions whether it was replaced.
 
 The generator reads the embeddings of the model, and its decoder is the table of pieces. Its pieces are drawn from its
-distribution by numbers that follow from the seed, the step and the example alone. No gradient passes through the draw.
+distribution by numbers that follow from the seed, the phase and the example's place in the order of all epochs. No
+gradient passes through the draw.
 """
 
 from __future__ import annotations
@@ -236,9 +237,6 @@ class ReplacedPieces(MaskedPieces):
 
     def describe_heads(self, shape: Shape) -> str:  # noqa: ARG002
         return "head of replaced pieces, which says of every piece whether it was replaced"
-
-    def auto_class(self, shape: Shape) -> str:  # noqa: ARG002
-        return self.loads_as
 
     def loading_remark(self, shape: Shape) -> str:  # noqa: ARG002
         return "The generator, which replaced pieces in pre-training, is no part of it."

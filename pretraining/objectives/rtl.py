@@ -26,7 +26,7 @@ class RightToLeft(LeftToRight):
         earlier."""
         import numpy as np
 
-        chosen = np.delete(np.arange(len(rows.pieces)), [*rows.starts, *(rows.starts + 1)])
+        chosen = np.delete(np.arange(len(rows.pieces)), np.concatenate([rows.starts, rows.starts + 1]))
         return chosen, chosen - 1
 
     def describe_heads(self, shape: Shape) -> str:  # noqa: ARG002

@@ -33,37 +33,42 @@ class LambDeclaration(Optimizer):
     traffic = 46  # as Adam, and the update is written and read once more
 
     def limit(self, settings: OptimizerSettings) -> float:
-        return 0.0 if lamb_settings(settings).normalize else settings.clip
+        return 0.0 if cast_settings(settings).normalize else settings.clip
 
     def faults(self, settings: OptimizerSettings, place: Placement) -> Iterator[str]:
-        limits = lamb_settings(settings).trust_limits
+        own = cast_settings(settings)
+        limits = own.trust_limits
         if limits is not None and not 0 <= limits[0] < limits[1]:
             yield f"optimizer.trust_limits = {show_value(list(limits))}: the smallest ratio, then the largest"
         at = 'optimizer.kernels = "apex"'
-        if lamb_settings(settings).kernels != "apex" or place.found is None:
+        if own.kernels != "apex" or place.found is None:
             return
         if place.device == "cpu" or place.found == "cpu":
             yield f'{at}: needs a GPU (parallel.device = "{place.device}"); take "auto"'
         elif place.offload != "none":
             yield f'{at}: moves weights on a GPU, and parallel.offload = "{place.offload}"; take "auto"'
-        elif fault := apex_fault():
+        elif fault := find_apex_fault():
             yield f'{at}: {fault}, or take "auto"'
 
     def facts(self, settings: OptimizerSettings) -> list[str]:
-        limits, adam = lamb_settings(settings).trust_limits, super().facts(settings)
-        facts = [f"trust ratios from {limits[0]:g} to {limits[1]:g}"] if limits else []
-        facts += ["trust ratios for biases and norms too"] if lamb_settings(settings).trust_all else []
-        facts += ["gradients divided by their norm"] if lamb_settings(settings).normalize else []
-        return [*adam, *facts]
+        own = cast_settings(settings)
+        facts = super().facts(settings)
+        if own.trust_limits:
+            facts.append("trust ratios from {:g} to {:g}".format(*own.trust_limits))
+        if own.trust_all:
+            facts.append("trust ratios for biases and norms too")
+        if own.normalize:
+            facts.append("gradients divided by their norm")
+        return facts
 
 
-def lamb_settings(settings: OptimizerSettings) -> LambSettings:
+def cast_settings(settings: OptimizerSettings) -> LambSettings:
     """Casts a recipe's settings, which have those of all optimizers."""
     assert isinstance(settings, LambSettings)
     return settings
 
 
-def apex_fault() -> str | None:
+def find_apex_fault() -> str | None:
     """Says why NVIDIA apex's kernels cannot be loaded, with the cure; None where they can."""
     try:
         importlib.import_module("amp_C")

@@ -40,7 +40,7 @@ class MuonDeclaration(Optimizer):
     whole_matrices = True
 
     def facts(self, settings: OptimizerSettings) -> list[str]:
-        matrices = f"matrices of layers by momentum {muon_settings(settings).momentum:g}, all else by Adam"
+        matrices = f"matrices of layers by momentum {cast_settings(settings).momentum:g}, all else by Adam"
         return [matrices, *super().facts(settings)]
 
     def update(
@@ -53,7 +53,7 @@ class MuonDeclaration(Optimizer):
         settings: OptimizerSettings,
     ) -> Tensor:
         if role.kind == "matrix":
-            beta = muon_settings(settings).momentum
+            beta = cast_settings(settings).momentum
             momentum = state["exp_avg"].lerp_(gradient, 1 - beta)
             ahead = gradient.lerp(momentum, beta)  # Nesterov's
             return orthogonalize(ahead).mul(USUAL * math.sqrt(max(weight.shape)))
@@ -63,7 +63,7 @@ class MuonDeclaration(Optimizer):
         return (average / first).div_((square / second).sqrt_().add_(settings.epsilon))
 
 
-def muon_settings(settings: OptimizerSettings) -> MuonSettings:
+def cast_settings(settings: OptimizerSettings) -> MuonSettings:
     """Casts a recipe's settings, which have those of all optimizers."""
     assert isinstance(settings, MuonSettings)
     return settings

@@ -88,7 +88,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Network:
+class NodeNetwork:
     """The network between nodes."""
 
     name: str
@@ -107,7 +107,7 @@ class Cluster:
     per_node: int = 1
     link: float = math.inf
     """bytes a second between the ranks of a node, in each direction"""
-    network: Network | None = None
+    network: NodeNetwork | None = None
     """the network between nodes"""
     jitter: float = SLOWEST
 
@@ -209,7 +209,7 @@ class MicroBatch:
         return self.sums * 2 * cluster.select_tensor_ranks(self.tensor).scatter_seconds(self.sum_bytes)
 
 
-class Exchange(NamedTuple):
+class StepTraffic(NamedTuple):
     """The bytes that ranks exchange in a step, and those that their optimizers read and write."""
 
     parameters: float
@@ -224,7 +224,7 @@ class Exchange(NamedTuple):
     """whether gradients are joined during the backward pass"""
 
     @classmethod
-    def for_stage(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Exchange:
+    def for_stage(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> StepTraffic:
         """Describes the engine's exchange: ZeRO 1 joins gradients during the last backward pass, except in fp16."""
         stage = zero if dtype == "fp32" else max(zero, 1)
         size = 4 if dtype == "fp32" else 2
@@ -271,7 +271,7 @@ class StepTime(NamedTuple):
         return sum(self)
 
 
-def estimate_step(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> StepTime:
+def estimate_step(cluster: Cluster, work: MicroBatch, exchange: StepTraffic, accumulation: int) -> StepTime:
     """Estimates the time of a step of `accumulation` micro-batches on every rank."""
     one = work.seconds(cluster.device)
     compute = accumulation * one
@@ -287,9 +287,9 @@ def estimate_step(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumu
 def find_efficiency(
     cluster: Cluster,
     work: MicroBatch,
-    exchange: Exchange,
+    exchange: StepTraffic,
     accumulation: int,
-    whole: tuple[MicroBatch, Exchange] | None = None,
+    whole: tuple[MicroBatch, StepTraffic] | None = None,
 ) -> float:
     """Finds the throughput of a rank as a share of that of a single rank with the whole batch, and with the `whole`
     model where ranks share one."""

@@ -17,7 +17,7 @@ from data_prep.shards import Manifest
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Dtype, Phase, Recipe, list_divisors
 from pretraining.mesh.cuts import find_crossing
-from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, Device, Network
+from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, Device, NodeNetwork
 from pretraining.planning.memory import Room
 from pretraining.planning.plan import STAGES, Plan, Target, name_numbers, plan_phase
 
@@ -89,7 +89,7 @@ def find_gpu(name: str) -> Gpu:
     return GPUS[name.lower()]
 
 
-def find_network(name: str) -> Network:
+def find_network(name: str) -> NodeNetwork:
     """Finds the network of this name, such as hdr200x8: a kind of port, and the ports of a node (default: one)."""
     match = re.fullmatch(r"(\w+?)(?:x(\d{1,2}))?", name.lower())
     kind, count = (match[1], int(match[2] or 1)) if match else ("", 0)
@@ -99,7 +99,7 @@ def find_network(name: str) -> Network:
             "after an x, as in hdr200x8"
         )
     bandwidth, latency = LINKS[kind]
-    return Network(name.lower(), count * bandwidth, latency)
+    return NodeNetwork(name.lower(), count * bandwidth, latency)
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
@@ -107,7 +107,9 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     return f", did you mean {close[0]}?" if close else ""
 
 
-def make_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Network, tf32: bool = False) -> Cluster:
+def make_cluster(
+    gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: NodeNetwork, tf32: bool = False
+) -> Cluster:
     """Makes a cluster of nodes with these GPUs, at the speed that encoders reach."""
     products = gpu.products
     if dtype == "fp32":
@@ -205,16 +207,14 @@ def plan_sizes(target: Target) -> list[Plan]:
     the plans that fit."""
     own, tensor = target.cluster, target.tensor
     assert own is not None
-    sizes = {
-        (1, 1) if tensor == 1 else (-(-tensor // own.per_node), min(tensor, own.per_node)),
-        (own.nodes, own.per_node),
-    }
+    fewest = own.select_tensor_ranks(tensor)
+    sizes = {(fewest.nodes, fewest.per_node), (own.nodes, own.per_node)}
     sizes |= {(2**power, own.per_node) for power in range(14) if 2**power * own.per_node <= MOST_RANKS}
     found = []
     for nodes, per_node in sorted(sizes, key=math.prod):
         cluster = replace(own, nodes=nodes, per_node=per_node)
-        ranks = cluster.ranks // tensor
-        if ranks and not any(phase.batch % ranks for phase in target.recipe.phases):
+        ranks, rest = divmod(cluster.ranks, tensor)
+        if ranks and not rest and not any(phase.batch % ranks for phase in target.recipe.phases):
             other = replace(target, ranks=ranks, cluster=cluster)
             found.append(find_fastest(other, target.recipe.parallel.zero))
     return [plan for plan in found if plan.fits]
@@ -234,17 +234,19 @@ def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
 def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> Iterator[str]:
     """Lists options: the next numbers of nodes that divide all batches, or the largest batches below those of the
     recipe that these nodes divide, if none has fewer sequences than ranks."""
+    tensor = recipe.parallel.tensor
     fitting = [
         count
-        for count in list_divisors(recipe.phases[0].batch)
-        if all(phase.batch * recipe.parallel.tensor % (count * per_node) == 0 for phase in recipe.phases)
+        for count in range(1, MOST_RANKS // per_node + 1)
+        if count * per_node % tensor == 0
+        and not any(phase.batch % (count * per_node // tensor) for phase in recipe.phases)
     ]
     below = max((count for count in fitting if count < nodes), default=None)
-    above = min((count for count in fitting if count > nodes and count * per_node <= MOST_RANKS), default=None)
+    above = min((count for count in fitting if count > nodes), default=None)
     yield from (f"--nodes {count}" for count in (below, above) if count is not None)
     if below is above is None:
         yield f"another --gpus-per-node, since with {per_node} no number of nodes fits,"
-    ranks = nodes * per_node // recipe.parallel.tensor
+    ranks = nodes * per_node // tensor
     batches = [phase.batch // ranks * ranks for phase in recipe.phases]
     if all(batches):
         yield " ".join(f"--phases.{number}.batch {batch}" for number, batch in enumerate(batches))

@@ -35,7 +35,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from pretraining.architectures.declaration import find_architecture
-from pretraining.architectures.weights import count_parameters as count_numbers
+from pretraining.architectures.weights import count_parameters
 from pretraining.config.settings import Dtype, Offload, list_divisors
 from pretraining.mesh.cuts import VOCABULARY_SHARE
 from pretraining.model.shape import Shape
@@ -98,7 +98,7 @@ def plan_memory(
     """
     optimizer = optimizer or optimizers()[DEFAULT]
     size, stage = (4, zero) if dtype == "fp32" else (2, max(zero, 1))
-    parameters = count_parameters(shape, tensor)
+    parameters = count_rank_parameters(shape, tensor)
     part = parameters / ranks
     options = zero_options or {}
     live = min(parameters, _read_number(options, "stage3_max_live_parameters", LIVE))
@@ -133,12 +133,12 @@ def _plan_gradients(
 
 
 @cache
-def count_parameters(shape: Shape, tensor: int = 1) -> int:
+def count_rank_parameters(shape: Shape, tensor: int = 1) -> int:
     """Counts the parameters of a rank, including the padding of the vocabulary; `tensor` ranks share a model."""
     padded = replace(shape, vocabulary=pad_vocabulary(shape, tensor))
     kind, heads = find_architecture(shape.architecture), find_objective(shape).heads(shape)
     declared = [*kind.weights(padded), *(each for name in heads for each in kind.heads(padded).get(name, []))]
-    divided = count_numbers(weight for weight in declared if weight.cut != "whole")
+    divided = count_parameters(weight for weight in declared if weight.cut != "whole")
     return num_parameters(padded) - divided * (tensor - 1) // tensor
 
 

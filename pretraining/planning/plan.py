@@ -19,7 +19,7 @@ from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning import cost, memory
 from pretraining.planning.amount import SequenceStatistics, measure_phase, most_predictions, warn_of_disproportion
-from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime
+from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
 STAGES = (0, 1, 2, 3)
 """The ZeRO stages."""
@@ -64,7 +64,7 @@ class Target:
     @property
     def shape(self) -> Shape:
         """The sizes of the model in the phase in which it has most parameters."""
-        return max(map(self.shape_in, self.recipe.phases), key=memory.count_parameters)
+        return max(map(self.shape_in, self.recipe.phases), key=memory.count_rank_parameters)
 
     def shape_in(self, phase: Phase) -> Shape:
         """Computes the sizes of the model in a phase, with its heads."""
@@ -118,12 +118,12 @@ class Target:
         whole = self.find_work(phase, zero, micro_batch, 1)
         return cost.estimate_step(*arguments), cost.find_efficiency(*arguments, whole)
 
-    def find_work(self, phase: Phase, zero: int, micro_batch: int, tensor: int) -> tuple[MicroBatch, Exchange]:
+    def find_work(self, phase: Phase, zero: int, micro_batch: int, tensor: int) -> tuple[MicroBatch, StepTraffic]:
         """Finds the work of a micro-batch and the exchange of a step on a rank, of `tensor` that share a model."""
         shape, average = self.shape_in(phase), self.statistics(phase)
         recompute, traffic = self.recipe.compute.checkpoint_activations, find_optimizer(self.recipe.optimizer).traffic
         work = MicroBatch.from_average(shape, self.dtype, micro_batch, average, recompute, tensor)
-        return work, Exchange.for_stage(memory.count_parameters(shape, tensor), zero, self.dtype, traffic)
+        return work, StepTraffic.for_stage(memory.count_rank_parameters(shape, tensor), zero, self.dtype, traffic)
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,9 @@ class Door(NamedTuple):
             raise OSError(f"{self.path}: another file")
 
 
-def system() -> str | None:
-    """Boot id and PID namespace: ranks with the same value agree on what /proc/PID means. None where it is unknown."""
+def identify_system() -> str | None:
+    """Returns boot id and PID namespace, None where they are unknown. Ranks with the same value agree on what /proc/PID
+    means."""
     with suppress(OSError):
         return BOOT.read_text() + os.readlink("/proc/self/ns/pid")
     return None
@@ -128,7 +129,7 @@ def hang_bells(rank: int, ranks: int, gather: Callable[[Any], list[Any]], patien
         for other in range(ranks):
             if other != rank:
                 pipes[other] = os.pipe()
-    told = gather((system(), {other: Door.from_file(write) for other, (_, write) in pipes.items()}))
+    told = gather((identify_system(), {other: Door.from_file(write) for other, (_, write) in pipes.items()}))
     rung: dict[int, int] = {}
     with suppress(OSError, KeyError):
         for other in pipes:

@@ -72,8 +72,9 @@ def is_failure(error: BaseException | None) -> bool:
 
 
 def judge_error(error: BaseException | None, run: Path | None) -> BaseException | None:
-    """An error, as that of a GPU where it is one, with what it means. The run's folder then names the node that the
-    next start leaves out; twice for one error is as once."""
+    """Returns the DeviceError for an error of a GPU, which says whether the machine or the program is at fault; returns
+    any other error as it is. Notes the fault in the run's folder, and the node that the next start leaves out if the
+    machine is at fault; a second call for the same error adds nothing."""
     found = error if isinstance(error, DeviceError) else None
     if found is None and isinstance(error, RuntimeError) and is_failure(error):
         found = DeviceError(error)

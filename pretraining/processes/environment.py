@@ -39,7 +39,7 @@ badly, and segments of fixed sizes fill with gaps."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 NEVER, PAD = -1, 1 << 26
 HUGE_PAGE, MADV_HUGEPAGE = 1 << 21, 14  # the latter of mman.h
-MOST_HEAP = 1 << 34
+MOST_HEAP, LEAST_LIMIT = 1 << 34, 1 << 31
 PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 """Says with a 2 that memory counts as taken when it is asked for."""
@@ -55,21 +55,20 @@ def prepare_process(small_steps: bool = False) -> None:
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = GROWING
     warnings.filterwarnings("ignore", message="`torch.distributed.", category=FutureWarning)  # DeepSpeed's calls
-    warnings.formatwarning = _in_a_line
+    warnings.formatwarning = _format_warning
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return  # not glibc
     for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, PAD)):
         mallopt(option, value)
-    if _gives_huge_pages() and _address_space_is_free():
-        _ask_for_huge_pages(min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2, MOST_HEAP))
+    _ask_for_huge_pages()
 
 
-def _in_a_line(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning of ours as commands print all of theirs; one of a library with its place."""
+    """Formats a warning of this project in one line, as commands print theirs, and one of a library with its place."""
     ours = Path(filename).is_relative_to(ROOT) and not Path(filename).is_relative_to(sys.prefix)
     return f"warning: {printable(str(message))}\n" if ours else _with_place(message, category, filename, lineno, line)
 
@@ -92,10 +91,14 @@ def _address_space_is_free() -> bool:
     return False
 
 
-def _ask_for_huge_pages(size: int) -> None:
-    """Lets the first so many bytes of the heap lie on huge pages: looking up where small ones lie takes 5 to 10% of a
-    step (base, on 2 cores with AMX). The heap grows by them, and Linux is told of it. It gives memory when that is
-    first written; `calloc` writes all of its own at once, since the heap is not new to it any more."""
+def _ask_for_huge_pages() -> None:
+    """Lets the next bytes of the heap, half of the machine's memory, lie on huge pages: looking up where small ones lie
+    takes 5 to 10% of a step (base, on 2 cores with AMX). The heap grows by them, and Linux is told of it. It gives
+    memory when that is first written; `calloc` writes all of its own at once, since the heap is not new to it any
+    more."""
+    if not (_gives_huge_pages() and _address_space_is_free()):
+        return
+    size = min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2, MOST_HEAP)
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes, libc.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -105,6 +108,35 @@ def _ask_for_huge_pages(size: int) -> None:
     aligned = -(-begin // HUGE_PAGE) * HUGE_PAGE
     libc.madvise(aligned, begin + size - aligned, MADV_HUGEPAGE)
     libc.free(begin)
+
+
+class HeapLimit:
+    """Gives freed memory back to Linux where the heap has grown to twice what a step needs.
+
+    Every micro-batch has its own number of pieces, so a block that one has left fits the next one badly, and small
+    blocks that stay, such as what oneDNN remembers of a product, divide the rest: left to right, a mini with 128
+    pieces reached 11 GB, of which a step needs 1.
+    """
+
+    def __init__(self) -> None:
+        self._most: int | None = None
+
+    def after_step(self) -> None:
+        """Takes the memory after the first step, and after each step that follows a return, as what a step needs."""
+        held = read_own_memory()
+        if self._most is None:
+            self._most = max(LEAST_LIMIT, 2 * held)
+        elif held > self._most:
+            self._most = None
+            with suppress(OSError, AttributeError):  # not glibc
+                ctypes.CDLL(None).malloc_trim(0)
+                _ask_for_huge_pages()
+
+
+def read_own_memory() -> int:
+    """Reads how many bytes of memory this process has for itself, on Linux without files that it maps."""
+    found = psutil.Process().memory_info()
+    return int(found.rss - getattr(found, "shared", 0))
 
 
 def begin_rank(small_steps: bool = False) -> None:

@@ -338,7 +338,7 @@ def find_greatest(own: Tensor, group: Any = None) -> Tensor:
     last, everyone has heard of everyone; of some twice, which changes no maximum. On one machine they ring their bells.
     """
     group = dist.group.WORLD if group is None else group
-    if group is host_group() and (brought := _brought(own)) is not None:
+    if group is host_group() and (brought := _collect_by_bells(own)) is not None:
         return brought.amax(0)
     rank, ranks, distance = group.rank(), group.size(), 1
     while distance < ranks:
@@ -355,13 +355,13 @@ def add_up(own: Tensor, group: Any = None) -> Tensor:
     """Returns the sum of the tensors of a group's ranks, by default of all: the same bits on each rank. May overwrite
     `own`."""
     everyone = dist.get_world_size(group) == dist.get_world_size()
-    if everyone and own.device.type == "cpu" and (brought := _brought(own)) is not None:
+    if everyone and own.device.type == "cpu" and (brought := _collect_by_bells(own)) is not None:
         return brought.sum(0)
     dist.all_reduce(own, group=group)
     return own
 
 
-def _brought(own: Tensor) -> Tensor | None:
+def _collect_by_bells(own: Tensor) -> Tensor | None:
     """Collects the tensors of all ranks by their bells, in the order of ranks; None where these do not ring."""
     told = _bells.ring(own.numpy().tobytes())
     return None if told is None else torch.frombuffer(bytearray(b"".join(told)), dtype=own.dtype).view(-1, *own.shape)

@@ -59,8 +59,8 @@ def write_secret(path: Path, one_machine: bool) -> None:
 
 
 def read_secret(path: Path, any_mode: bool = False) -> bytes:
-    """The secret of the environment, or of the file; nothing where that is not there, is not this user's, or others may
-    read it, unless it may have `any_mode`."""
+    """Reads the secret from the environment, or else from the file. Returns nothing if there is no such file, if it
+    belongs to another user, or if others may read it; `any_mode` accepts a file that others may read."""
     if given := os.environ.get(SECRET):
         return given.encode()
     with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:

@@ -179,11 +179,11 @@ def list_signals() -> list[signal.Signals]:
     return [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
 
 
-def time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float | None:
-    """Understands a time limit, in seconds from the start of the process: `90m`, `2h`, and as Slurm writes it `30:00`,
-    `12:00:00`, `1-12:00:00`; `auto` is the end of the Slurm job, if there is one."""
+def parse_time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float | None:
+    """Parses a time limit; returns it in seconds from the start of the process. Forms: `90m`, `2h`, and those of Slurm:
+    `30:00`, `12:00:00`, `1-12:00:00`; `auto` is the end of the Slurm job, if there is one."""
     if text == "auto":
-        return _until(environment.get("SLURM_JOB_END_TIME", ""))
+        return _parse_job_end(environment.get("SLURM_JOB_END_TIME", ""))
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
         return float(match[1]) * UNITS[match[2]]
     if match := re.fullmatch(r"(\d+):(\d\d)", text):  # Slurm's minutes and seconds
@@ -202,12 +202,13 @@ def ask_job_end() -> JobEnd | None:
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # in seconds since 1970, whatever the time zone
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, env=environment, capture_output=True, timeout=ANSWER_SECONDS, check=True)
-        return _until(done.stdout.decode(errors="replace").strip())
+        return _parse_job_end(done.stdout.decode(errors="replace").strip())
     return None
 
 
-def _until(moment: str) -> JobEnd | None:
-    """From the start of the process to a moment that is given in seconds since 1970; None where it is no such."""
+def _parse_job_end(moment: str) -> JobEnd | None:
+    """Parses a moment in seconds since 1970; returns the seconds to it from the start of the process, or None if the
+    text is no such moment."""
     if not re.fullmatch(r"\d{1,12}", moment, re.ASCII):
         return None
     return JobEnd(int(moment) - time.time() + time.monotonic() - STARTED)

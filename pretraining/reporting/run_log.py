@@ -265,7 +265,7 @@ def _drop_infinite(value: float | None) -> float | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def cut_metrics(path: Path, first_step: int, last_steps: Mapping[str, int] | None = None) -> None:
+def cut_metrics(path: Path, first_step: int, last_steps: Mapping[str, int] = {}) -> None:
     """Removes the lines of `first_step` and later steps, which will be logged again; of the kinds in `last_steps`, also
     those after the given step."""
     if not path.exists():
@@ -273,12 +273,11 @@ def cut_metrics(path: Path, first_step: int, last_steps: Mapping[str, int] | Non
     with readable(path):
         lines = path.read_bytes().split(b"\n")
     torn = lines.pop()  # what follows the last newline: an unfinished line
-    last = {} if last_steps is None else last_steps
     kept = []
     for number, line in enumerate(lines, 1):
         if line:
             kind, step = _parse_kind_and_step(path, number, line)
-            kept += [line] if step < first_step and step <= last.get(kind, step) else []
+            kept += [line] if step < first_step and step <= last_steps.get(kind, step) else []
     if torn or len(kept) < len(lines):
         with replacing(path) as file:
             file.writelines(line + b"\n" for line in kept)

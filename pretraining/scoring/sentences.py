@@ -199,7 +199,7 @@ class Scorer:
             vocabulary, shift = self.vocabulary, find_objective(self.model.shape).shift
             batch, numbers = mask_copies(sentences, part, vocabulary.continues, vocabulary.special.mask, shift)
         batch, model, served = batch.to(self.device), self.model, self._served
-        states = model.encode(batch, batch.chosen) if served is None else served.one(batch, batch.chosen)
+        states = model.encode(batch, batch.chosen) if served is None else served.compute_one(batch, batch.chosen)
         found = model.head(PIECE_HEAD).log_probabilities(states, model.embeddings.word.weight, batch.labels)
         return numbers, found.double().cpu().numpy()
 

@@ -39,6 +39,7 @@ def begin_branch(request: Request, branch: Branch) -> tuple[Request, Saved]:
     """
     found = read_branch_point(branch)
     state = reopen_phase(found.run.state, found.run.recipe, request.recipe)
+    state = replace(state, kept_step=state.phase_step)
     began = BranchSummary(branch.name, found.record.step)
     run = replace(found.run, state=state, branch=began, leapt=None)  # it is the user's choice, leapt or not
     request = continue_run(request, replace(found, run=run), branch)

@@ -26,8 +26,8 @@ HOW = ("data", "parallel", "compute", "evaluation", "logging", "checkpoints", "g
 """Sections of a recipe that change how a run is done, not what is trained."""
 NOT_SET = "not set"
 BASE_MODEL, LICENCE = "base_model", "card.licence"
-FOLDERS = ("--out", "--init", "--base_model", "--base-model")
-"""Options of a command for the model a run begins with and for the folder of the run."""
+FOLDERS = ("--out", "--branch", "--init", "--base_model", "--base-model")
+"""Options of a command for the run or model that a run begins with, and for its own folder."""
 
 
 def continue_run(request: Request, latest: Saved, branch: Branch | None = None) -> Request:
@@ -168,7 +168,7 @@ def _suggest_new_run(latest: Saved, request: Request, names: Collection[str] = (
     sizes = [name for name, _, _ in latest.record.shape.differences(request.shape) if name != "pairs"]
     if sizes or not has_vocabulary(latest.run, request):
         return "name a new folder"
-    new = next(path for path in map("{}-{}".format, [request.out] * 99, count(2)) if not Path(path).exists())
+    new = next(path for path in (f"{request.out}-{number}" for number in count(2)) if not Path(path).exists())
     words, typed = ["--init", str(request.out), "--out", new], find_options(request.command, FOLDERS)
     branch = shlex.join(["--branch", *words[1:]])
     trained = len(latest.run.recipe.phases)

@@ -50,7 +50,7 @@ class Exported:
     left_out: str = ""
     """heads and files of the source that were not written, and why"""
     remark: str = ""
-    """a use in transformers that is of no avail, although transformers loads the model"""
+    """a warning of a use in transformers that cannot work, although transformers loads the model; empty if none"""
     warning: str = ""
     """a doubt about the licence; empty where there is none"""
 

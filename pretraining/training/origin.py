@@ -20,7 +20,7 @@ from data_prep.vocabulary.kinds.declaration import find_kind
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel, find_model_folder
-from pretraining.checkpoint.record import CheckpointRecord, list_finished, read_record
+from pretraining.checkpoint.record import CheckpointRecord, is_finished, list_finished, read_record
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.huggingface.folders import list_sentence_files
 from pretraining.huggingface.weights import count_segments, list_row_names
@@ -117,7 +117,8 @@ def read_recorded_base(out: Path) -> str | None:
 
 
 def _read_newest(out: Path) -> CheckpointRecord | None:
-    for checkpoint in reversed(list_finished(out)):
+    """Reads the newest readable record of a run, or that of a checkpoint's folder itself; None if there is none."""
+    for checkpoint in [out] if is_finished(out) else reversed(list_finished(out)):
         with suppress(UserError):
             return read_record(checkpoint)
     return None

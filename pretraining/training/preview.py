@@ -33,7 +33,7 @@ def plan_run(
     `gpu_memory`, in GB: plan for other GPUs with this memory. `here`: plan for this machine, so that its measured speed
     counts.
     """
-    device = torch.device(find_kind())
+    device = torch.device("cpu" if recipe.parallel.device == "cpu" else find_kind())
     elsewhere = device.type == "cpu" and (gpu_memory is not None or not here)
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
     if dtype == "auto":

@@ -129,7 +129,8 @@ class Trainer(Loop):
         copied = None if self.state.phase_step else phase.copy_positions(self.engine, self.state.known_positions)
         if copied is not None:
             self.log.say(copied)
-        self.batch_saved = self.batch_kept = phase.batch_number(self.state.phase_step)
+        self.batch_saved = phase.batch_number(self.state.phase_step)
+        self.batch_kept = phase.batch_number(self.state.kept_step)
         self.meter.begin()
         with phase.batches(self.state) as steps:
             self.evaluate_what_a_stop_left(phase)
@@ -370,7 +371,7 @@ class Trainer(Loop):
         self.state.phase_seconds = phase.clock.seconds
         self.batch_saved, leapt = phase.batch_number(self.state.phase_step), self.guard.find_leap()
         if leapt is None:  # a rollback goes back to this one
-            self.batch_kept = self.batch_saved
+            self.batch_kept, self.state.kept_step = self.batch_saved, self.state.phase_step
         self.write_checkpoint(self.state.step, self.make_section(leapt))
 
     def make_section(self, leapt: float | None) -> RunRecord:

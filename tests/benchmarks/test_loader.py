@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from rich.console import Console
 from support.processes import run_program
-from support.shards import make_shards
+from support.training import Place
 
 from benchmarks import loader
 from benchmarks.loader import Loader
@@ -17,14 +17,8 @@ from benchmarks.measure import read_results
 from data_prep.shards import Manifest
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of lengths 32 and 64."""
-    return make_shards(tmp_path_factory.mktemp("shards"))
-
-
-def test_ranks_and_ways_to_mask_are_measured(shards: Path, tmp_path: Path) -> None:
-    settings = Loader(shards, length=32, sequences=4, ranks=(1, 3), steps=2, out=tmp_path / "found.json")
+def test_ranks_and_ways_to_mask_are_measured(shared: Place, tmp_path: Path) -> None:
+    settings = Loader(shared.data, length=32, sequences=4, ranks=(1, 3), steps=2, out=tmp_path / "found.json")
     said = io.StringIO()
     loader.measure(settings, Console(file=said, width=100))
     found = read_results(tmp_path / "found.json")
@@ -36,19 +30,18 @@ def test_ranks_and_ways_to_mask_are_measured(shards: Path, tmp_path: Path) -> No
     assert "dynamic" in said.getvalue()
 
 
-def test_of_what_is_read_a_rank_counts_its_own_pieces(shards: Path) -> None:
-    manifest = Manifest.read(shards)
-    dataset = loader.open_dataset(shards, manifest, 32, 2, "static")
+def test_of_what_is_read_a_rank_counts_its_own_pieces(shared: Place) -> None:
+    manifest = Manifest.read(shared.data)
+    dataset = loader.open_dataset(shared.data, manifest, 32, 2, "static")
     pieces, seconds = loader.make_reader(dataset, 4, 2)()
     assert 4 * 3 <= pieces <= 4 * 32, "four sequences, and not the eight of both ranks"
     assert seconds > 0
 
 
 @pytest.mark.slow
-def test_optimizers_take_turns(tmp_path: Path) -> None:
-    shards = make_shards(tmp_path / "shards")
+def test_optimizers_take_turns(shared: Place, tmp_path: Path) -> None:
     words = ["--size", "tiny", "--optimizers", "lamb", "--rounds", "2", "--dtype", "fp32", "--length", "32"]
-    words += ["--shards", str(shards), "--out", str(tmp_path / "found.json")]
+    words += ["--shards", str(shared.data), "--out", str(tmp_path / "found.json")]
     done = run_program("benchmarks/optimizers.py", words, ROOT, 120)
     assert done.code == 0, done.output + done.errors
     adam, lamb = read_results(tmp_path / "found.json")["rows"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 from support.mistakes import mistake_of
-from support.shards import make_shards
+from support.training import Place
 
 from benchmarks import inference, loader, optimizers, throughput
 
@@ -38,17 +38,11 @@ MISTAKES = {
 }
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of lengths 32 and 64."""
-    return make_shards(tmp_path_factory.mktemp("shards"))
-
-
 @pytest.mark.parametrize("command", MISTAKES)
 def test_a_mistake_is_told_in_one_line(
-    command: str, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry, *words = command.replace("SHARDS", str(shards)).split()
+    entry, *words = command.replace("SHARDS", str(shared.data)).split()
     line, *cure = mistake_of(*ENTRIES[entry], [*words, "--out", str(tmp_path / "out.json")], capsys).splitlines()
     assert line.startswith("error: ")
     assert MISTAKES[command] in line

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from support.commands import has_ended
+from support.commands import has_ended, wait_for
 
 from benchmarks import processes
 from benchmarks.gpu.run import run_limited
@@ -75,7 +74,4 @@ def test_a_command_does_not_outlive_who_runs_it() -> None:
         assert not has_ended(command)
         runner.send_signal(signal.SIGTERM)
         assert runner.wait(60) == 143
-    deadline = time.monotonic() + 10
-    while not has_ended(command) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert has_ended(command)
+    wait_for(lambda: has_ended(command), 10)

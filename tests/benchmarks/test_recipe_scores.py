@@ -13,7 +13,7 @@ from support.commands import assert_refusal
 
 from benchmarks import recipe_scores
 from benchmarks.measure import read_results
-from benchmarks.recipe_scores import RecipeScores, measure, training_of
+from benchmarks.recipe_scores import RecipeScores, measure, summarise_training
 from benchmarks.tables import summarise_results
 from data_prep.common.files import write_json
 from pretraining.config.overrides import RECIPES
@@ -121,13 +121,13 @@ def test_a_command_that_fails_is_named_with_its_error(
 def test_the_time_of_a_training_is_that_of_all_its_steps(tmp_path: Path) -> None:
     """As it went, and at the usual speed of each phase: a machine that does something else makes some steps slow."""
     write_log(tmp_path)
-    found = training_of(tmp_path)
+    found = summarise_training(tmp_path)
     assert found["minutes"] == pytest.approx((50 * 0.5 + 50 * 0.5 + 50 * 3.0 + 10 * 1.0) / 60, abs=0.05)
     assert found["minutes_at_the_median_speed_of_each_phase"] == pytest.approx(160 * 0.75 / 60, abs=0.05)
 
 
 def test_a_run_without_validation_is_told_without_one_and_one_without_steps_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(STEPS[1]) + "\n")
-    assert training_of(tmp_path)["held_out"] == {}
+    assert summarise_training(tmp_path)["held_out"] == {}
     (tmp_path / "metrics.jsonl").write_text("")
-    assert_refusal("has no steps", training_of, tmp_path)
+    assert_refusal("has no steps", summarise_training, tmp_path)

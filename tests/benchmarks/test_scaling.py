@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT
 from support.commands import assert_refusal
 from support.processes import run_program
-from support.shards import make_shards
+from support.training import Place
 
 from benchmarks.scaling import Scaling, choose_batches, main, open_silent_group
 from benchmarks.scaling_report import SILENT, Note, conclude, draw_scaling, find_points, read_notes
@@ -123,11 +123,12 @@ def test_notes_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_command(tmp_path: Path) -> None:
-    shards, out = make_shards(tmp_path / "data"), tmp_path / "found" / "scaling.json"
+def test_the_whole_command(shared: Place, tmp_path: Path) -> None:
+    out = tmp_path / "found" / "scaling.json"
     sizes = ["--model.size", "tiny", "--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]
-    options = ["--data", str(shards), "--out", str(out), "--processes", "1", "2", "--tensor", "1", "2", "--rounds", "1"]
-    done = run_program("benchmarks/scaling.py", [*sizes, *options, "--compute.threads", "1"], ROOT, 300)
+    options = ["--data", str(shared.data), "--out", str(out), "--processes", "1", "2", "--tensor", "1", "2"]
+    more = ["--rounds", "1", "--compute.threads", "1"]
+    done = run_program("benchmarks/scaling.py", [*sizes, *options, *more], ROOT, 300)
     assert done.code == 0, done.errors
     found = json.loads(out.read_text())
     assert (found["benchmark"], found["model"]["size"], found["zero"]) == ("scaling", "tiny", 1)

@@ -19,7 +19,7 @@ from conftest import ROOT
 from rich.console import Console
 from support.pretraining_reference import SMALL, random_batch
 from support.processes import Done, run_program
-from support.shards import make_shards
+from support.training import Place
 
 from benchmarks import sides, throughput, training_sides
 from benchmarks.measure import read_results
@@ -50,12 +50,6 @@ def test_the_plain_peer_has_none_of_our_settings() -> None:
     """transformers looks for packages by their names, and must find none of our scripts."""
     plain = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     subprocess.run([sys.executable, "-c", MAKES_THE_PEER], env=plain, cwd=ROOT, check=True)
-
-
-@pytest.fixture(scope="module")
-def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of lengths 32 and 64."""
-    return make_shards(tmp_path_factory.mktemp("shards"))
 
 
 PEERS = {
@@ -123,11 +117,11 @@ def test_a_loop_goes_on_for_one_turn_at_a_time() -> None:
 
 
 @pytest.mark.slow
-def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) -> None:
+def test_a_contest_is_measured_kept_and_told(shared: Place, tmp_path: Path) -> None:
     out = tmp_path / "found.json"
 
     def measured(*words: str) -> Done:
-        usual = ("--shards", str(tiny_shards), "--peer", "none", "--out", str(out), "--contests")
+        usual = ("--shards", str(shared.data), "--peer", "none", "--out", str(out), "--contests")
         return run_program("benchmarks/throughput.py", (*usual, *words), ROOT, 90)
 
     done = measured("tiny-32-2", "--rounds", "2", "--profile", str(tmp_path / "profile"))
@@ -153,30 +147,28 @@ def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) 
     assert (table.rows[0][0], table.head[-1]) == ("modern tiny at 32, 2 sequences", "cloze, bert")
 
 
-def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contest_without_memory_goes_on_with_half(shared: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(contest: Contest, *_: object) -> dict[str, Any]:
         if contest.sequences > 2:
             raise NoMemoryError("peer: no memory for such a step")
         return {"ran": contest.sequences}
 
     monkeypatch.setattr(throughput, "run_contest", run)
-    bench = make_bench(tiny_shards, "cloze")
+    bench = make_bench(shared.data, "cloze")
     assert throughput.run_smaller(Contest.parse("tiny-32-8"), bench, print)[1] == {"ran": 2}
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_kept_before_the_next_side_begins(
-    tiny_shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_measured_is_kept_before_the_next_side_begins(shared: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(throughput.SIDES, "broken", SideSpec(partial(failing, UserError("no such side"))))
     monkeypatch.setattr(throughput, "measure_flops", lambda *_: 1e9)
-    bench, keeps = make_bench(tiny_shards, "cloze", "broken", rounds=1, apart=True), list[dict[str, Any]]()
+    bench, keeps = make_bench(shared.data, "cloze", "broken", rounds=1, apart=True), list[dict[str, Any]]()
     with pytest.raises(SideFailedError, match="no such side"):
         throughput.run_contest(Contest.parse("tiny-32-2"), bench, keeps.append)
     assert [[*found["sides"]] for found in keeps] == [["cloze"]]
 
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
 
 
 def test_a_contest_is_read_from_its_words() -> None:
@@ -195,9 +187,9 @@ def test_what_is_none_is_refused_with_the_form(text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "theirs"), PEERS.items())
-def test_both_sides_learn_the_same_by_every_architecture(name: str, theirs: str, tiny_shards: Path) -> None:
+def test_both_sides_learn_the_same_by_every_architecture(name: str, theirs: str, shared: Place) -> None:
     """Their class, with the same weights and without dropout, has the same loss on the batch that it is given."""
-    shape, read = Contest.parse(f"{name}:tiny-32-3").open(tiny_shards)
+    shape, read = Contest.parse(f"{name}:tiny-32-3").open(shared.data)
     peer, batch = TheirTraining(shape, CPU, torch.float32), read(0)
     assert type(peer.model).__name__ == theirs
     peer.take(batch)
@@ -209,15 +201,15 @@ def test_both_sides_learn_the_same_by_every_architecture(name: str, theirs: str,
 
 
 @pytest.mark.usefixtures("leaves_group")
-def test_another_architecture_of_the_same_size_takes_the_same_batches(tiny_shards: Path) -> None:
-    shape, read = Contest.parse("modern:tiny-32-2").open(tiny_shards)
+def test_another_architecture_of_the_same_size_takes_the_same_batches(shared: Place) -> None:
+    shape, read = Contest.parse("modern:tiny-32-2").open(shared.data)
     bert = OurTraining(shape, CPU, torch.float32, other="bert")
     own = bert.get_shape()
     assert (own.architecture, own.layers, own.hidden) == ("bert", shape.layers, shape.hidden)
     assert own.learns == shape.learns
     bert.take(read(0))
     bert.step()
-    shape, _ = Contest.parse("gpt:tiny-32-2").open(tiny_shards)
+    shape, _ = Contest.parse("gpt:tiny-32-2").open(shared.data)
     with pytest.raises(UserError, match='"modern": its pieces see'):
         OurTraining(shape, CPU, torch.float32, other="modern")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import run_main
 from support.marks import slow
 from support.nodes import ADDRESSES, node_names, two_nodes
 from support.processes import ROOT, Done, Run, rank_environment, start, wait_for
@@ -274,27 +275,25 @@ def test_nodes_share_a_model_only_if_asked(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("leaves_group")
-def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: io.FileIO("/dev/full", "w"))
-    assert preflight.main(["--data", str(place.data), "--out", str(place.folder / "run")]) == Code.CURE
-    assert "cannot be written: No space left on device\nmake room" in capsys.readouterr().err
+    assert "cannot be written: No space left on device\nmake room" in run_main(
+        preflight.main, "--data", place.data, "--out", place.folder / "run", code=2
+    )
 
 
-def test_values_that_cannot_be(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_values_that_cannot_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--data", str(place.data), "--out", str(place.folder / "run")]
     for wrong in (*(["--patience", each] for each in ("0", "-1", "nan", "inf")), ["--phases.0.batch", "24"]):
-        assert preflight.main([*words, *wrong]) == Code.CURE
-        assert capsys.readouterr().err.startswith(f"error: {' '.join(wrong)}: ")
+        assert run_main(preflight.main, *words, *wrong, code=2).startswith(f"error: {' '.join(wrong)}: ")
     recipe = [*words, "--recipe", str(place.recipe), "--phases.1.length", "32", "--time-limit", "1h"]  # as a job's own
-    assert preflight.main(recipe) == Code.DONE
-    capsys.readouterr()
+    run_main(preflight.main, *recipe)
     slurm = {"STEP_ID": "0", "STEP_NUM_TASKS": "2", "PROCID": "0", "NODEID": "7", "STEP_TASKS_PER_NODE": "1(x2)"}
     for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert preflight.main(words) == Code.CURE
-    assert capsys.readouterr().err.startswith("error: SLURM_NODEID=7: ")
+    assert run_main(preflight.main, *words, code=2).startswith("error: SLURM_NODEID=7: ")
 
 
 # Two machines

@@ -70,6 +70,7 @@ def test_a_folder_without_runs_and_options_that_make_no_sense_are_refused(run: P
         assert said.startswith(f"error: {none}: no ")
         assert "name the folder that train.py had as --out" in said
         none.mkdir(exist_ok=True)
+    assert run_main(main, none, "--charts", code=2).startswith(f"error: {none}: no run of pre-training")
     for more in (["--every", 0], ["--json"]):
         assert run_main(main, run, "--watch", *more, code=2).startswith("error: ")
 

@@ -87,30 +87,29 @@ def refuse(data: Path, name: str = MANIFEST, message: str = "", looking: int = 2
         assert message in said
 
 
-def look_aside(data: Path, memory: int = 3 * GB) -> tuple[list[int], str]:
-    """Runs both with bounded memory in processes that may crash; returns their codes and all that was said."""
-    codes, report = [], data.parent / "said"
-    report.write_text("")
-    for main in (show.main, verify.main):
-        child = os.fork()
-        if not child:
-            code, said = 99, ""
-            try:
-                own = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())  # of the tests before
-                room = memory + 1024 * int(own[1] if own else 0)
-                resource.setrlimit(resource.RLIMIT_DATA, (room, room))
-                code, said = look(main, data)
-            except BaseException as error:
-                said = f"Traceback: {error!r}"
-            report.write_text(report.read_text() + said)
-            os._exit(code)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    return codes, report.read_text()
+def look_aside(data: Path) -> tuple[list[int], str]:
+    """Runs both in a process with bounded memory that may crash; returns their codes and all that was said."""
+    report = data.parent / "said"
+    report.unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        try:
+            own = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())  # of the tests before
+            room = 3 * GB + 1024 * int(own[1] if own else 0)
+            resource.setrlimit(resource.RLIMIT_DATA, (room, room))
+            report.write_text(json.dumps([look(main, data) for main in (show.main, verify.main)]))
+        except BaseException as error:
+            report.write_text(json.dumps([(99, f"Traceback: {error!r}")] * 2))
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    codes, said = zip(*json.loads(report.read_text()), strict=True)
+    return [*codes], "".join(said)
 
 
-def refuse_aside(data: Path, name: str, memory: int = 3 * GB) -> None:
+def refuse_aside(data: Path, name: str) -> None:
     """Asserts that both name a file and what is wrong with it, with bounded memory."""
-    codes, said = look_aside(data, memory)
+    codes, said = look_aside(data)
     assert set(codes) <= {1, 2}, said
     assert said.count(f"{data / name}: ") >= 2
     assert "Traceback" not in said

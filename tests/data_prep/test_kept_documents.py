@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,8 +17,11 @@ from support.marks import slow
 from support.sharding import interrupted_at, tree, write_sources
 
 from data_prep import origins, shard, show, verify
+from data_prep.arrow_files import write_batches
 from data_prep.common.errors import UserError
-from data_prep.shards import KEPT, MANIFEST, Manifest
+from data_prep.inspection.lookup import find_document
+from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, KEPT, MANIFEST, Manifest
+from data_prep.vocabulary.source import read_vocabulary
 from data_prep.work import WorkFolder
 from pretraining.config.overrides import RECIPES, load_recipe_and_data
 
@@ -194,7 +199,7 @@ def test_a_run_goes_on_that_is_killed_when_all_is_made(
     kept: list[str], docs: list[str], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, out = ["--docs", *docs, *ASKED, "--vocab-size", "400", *kept], tmp_path / "out"
-    for place, name in ((Manifest, "write"), (WorkFolder, "keep_documents")):
+    for place, name in ((Manifest, "write"), (WorkFolder, "delete_other_documents")):
         with monkeypatch.context() as patched:
             patched.setattr(place, name, Mock(side_effect=KeyboardInterrupt))
             make(out, *words, code=130)
@@ -280,3 +285,23 @@ def test_a_document_is_shown_by_its_title_and_by_its_number(docs: list[str], mad
         assert shown(folder, told[1]).startswith(f"{told[2]}: ")
     run_main(show.main, made, "--document", "Nobody", code=2)
     assert "has 480 documents, from 0" in run_main(show.main, made, "--document", "480", code=2)
+    write_batches(fewer, DOCUMENTS, DOCUMENTS_SCHEMA, [])
+    assert f"{DOCUMENTS}: no row 3; " in run_main(show.main, fewer, "--document", "3", code=2)
+
+
+def test_damaged_documents_are_shown_or_named(moved: Path) -> None:
+    path = moved / Manifest.read(moved).kept[0].path
+    whole = path.read_bytes()
+    for at in range(0, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with suppress(UserError, OSError):  # any other error would be a traceback
+            _ = [*find_document(moved, "Article 8")[0].lines(read_vocabulary(moved))]
+
+
+def test_a_title_of_digits_that_several_documents_have_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        rows = [{"title": title, "text": f"All of {name}, {title}. It goes on."} for title in ("1984", *"pqrstuvwxyz")]
+        (tmp_path / name / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = make(tmp_path / "out", "--docs", tmp_path / "a", tmp_path / "b", *ASKED, "--vocab-size", "200")
+    assert "2 documents have this title; give a number" in run_main(show.main, folder, "--document", "1984", code=2)

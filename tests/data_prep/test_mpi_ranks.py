@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import ROOT, write_wiki
-from support.commands import start, wait_for
+from support.commands import has_ended, start, wait_for
 from support.marks import slow
 from support.sharding import command
 
@@ -80,7 +80,7 @@ class Ranks:
         output, errors = self.process.communicate(timeout=seconds + 20)
         assert time.monotonic() - before < seconds
         codes = [int(file.read_text()) for file in sorted(self.folder.glob("code-*"))]
-        wait_for(lambda: not any(member.is_running() and member.status() != "zombie" for member in self.family), 5)
+        wait_for(lambda: all(has_ended(member.pid) for member in self.family))
         return codes, output + errors
 
 

@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import write_wiki
-from support.commands import kill_group, run_main, wait_for
+from support.commands import has_ended, kill_group, run_main, wait_for
 from support.marks import slow
 from support.sharding import begin, command, tree
 
@@ -27,6 +26,10 @@ from data_prep.work import WorkFolder
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes text enough for several tasks in every step."""
     return write_wiki(tmp_path_factory.mktemp("corpus") / "wiki", documents=6000, files=12)
+
+
+LONG = ("--duplicates", "60")
+"""A run that goes on for longer than a test takes, however busy the machine is."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def test_kills_change_no_byte(corpus: Path, expected: dict[str, str], tmp_path: 
 
 
 def test_a_worker_killed_from_outside_is_named(corpus: Path, tmp_path: Path) -> None:
-    process = begin(corpus, tmp_path / "out")
+    process = begin(corpus, tmp_path / "out", *LONG)
     [main] = psutil.Process(process.pid).children()
     workers = [worker for server in main.children() for worker in server.children()]
     assert workers
@@ -98,8 +101,8 @@ def test_ctrl_c_leaves_what_is_done_and_tells_a_way_on(corpus: Path, expected: d
 
 
 def test_a_second_run_into_a_folder_is_refused_and_no_worker_outlives_the_first(corpus: Path, tmp_path: Path) -> None:
-    first = begin(corpus, tmp_path / "out")
-    second = subprocess.run(command(corpus, tmp_path / "out"), capture_output=True, text=True, check=False)
+    first = begin(corpus, tmp_path / "out", *LONG)
+    second = subprocess.run(command(corpus, tmp_path / "out", *LONG), capture_output=True, text=True, check=False)
     assert second.returncode == 2
     [main] = psutil.Process(first.pid).children()
     assert f"another run is at work here (process {main.pid} on" in second.stderr
@@ -107,29 +110,18 @@ def test_a_second_run_into_a_folder_is_refused_and_no_worker_outlives_the_first(
     assert len(family) >= 3
     first.kill()
     first.communicate()
-    wait_for(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family), 20)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mounts a file system of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    wait_for(lambda: all(has_ended(member.pid) for member in family))
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_named_and_a_run_goes_on(corpus: Path, expected: dict[str, str], small_disk: Path) -> None:
-    out = small_disk / "out"
+def test_a_full_disk_is_named_and_a_run_goes_on(corpus: Path, expected: dict[str, str], disk: Path) -> None:
+    out = disk / "out"
+    subprocess.run(["mount", "-o", "remount,size=1m", disk], check=True)
     full = subprocess.run(command(corpus, out, "--workers", "2"), capture_output=True, text=True, check=False)
     assert full.returncode == 2
     assert "cannot be written: No space left on device" in full.stderr
     assert "Traceback" not in full.stderr
-    subprocess.run(["mount", "-o", "remount,size=100m", small_disk], check=True)
+    subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
     subprocess.run(command(corpus, out, "--workers", "2"), check=True, capture_output=True)
     assert tree(out) == expected
 

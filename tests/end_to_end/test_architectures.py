@@ -13,8 +13,6 @@ from support.commands import run_main
 from support.faults import stop_at
 from support.finetuning import Toy, Tune, write_task
 from support.marks import slow
-from support.shards import make_shards
-from support.sharing import made_once
 from support.training import (
     CUT,
     FEW,
@@ -67,10 +65,9 @@ FIGURES = ("masked_loss", "piece_loss")
 
 
 @pytest.fixture(scope="module")
-def unpaired(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def unpaired(shared: Place, unpaired_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Shards without pairs: only BERT of these has a head for them."""
-    data = made_once(tmp_path_factory.getbasetemp(), "unpaired", lambda folder: make_shards(folder, pairs="none"))
-    return dataclasses.replace(shared, data=data, folder=tmp_path_factory.mktemp("architectures"))
+    return dataclasses.replace(shared, data=unpaired_data, folder=tmp_path_factory.mktemp("architectures"))
 
 
 def train_once(place: Place, name: str, *more: str, ranks: int = 2) -> Path:

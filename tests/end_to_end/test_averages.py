@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.commands import run_main
 from support.damage import flip
 from support.training import (
     CUT,
@@ -44,7 +45,7 @@ def averaged(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_average_is_the_mean_and_is_compared_with_the_last(
-    place: Place, straight: Path, averaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Place, straight: Path, averaged: Path, tmp_path: Path
 ) -> None:
     assert_same(averaged, straight)
     steps = (6, 7, 8)
@@ -59,8 +60,7 @@ def test_an_average_is_the_mean_and_is_compared_with_the_last(
         sum(records(averaged, "evaluation")[-1][f"{name}_loss"] for name in ("masked", "next"))
     )
     words = [str(averaged / AVERAGED), "--data", str(place.data), "--length", "64", "--examples", "25", "--json"]
-    assert evaluate.main(words) == 0
-    figures = json.loads(capsys.readouterr().out)["figures"]
+    figures = json.loads(run_main(evaluate.main, *words))["figures"]
     assert found["loss"] == pytest.approx(figures["masked_loss"] + figures["next_loss"], rel=1e-5)
     card = (averaged / AVERAGED / "README.md").read_text()
     assert "the mean of those after steps 6, 7, 8" in card
@@ -88,19 +88,17 @@ def test_a_finished_run_that_has_lost_its_average_makes_it_again(place: Place, a
     assert "there is no average of the last checkpoints" in said.errors + said.output
 
 
-def test_what_has_no_average_is_refused(
-    place: Place, averaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_has_no_average_is_refused(place: Place, averaged: Path, tmp_path: Path) -> None:
     assert_refused(place.command("few", "--checkpoints.keep", "2", "--checkpoints.average", "3"), "keep 3")
     for words, reason in (
         (["--average", "9"], "there are 8 checkpoints"),
         (["--average", "1"], "take 2 or more"),
         (["--average", "2", "--checkpoint", "step-00000008"], "give one of them"),
     ):
-        assert exporting.main([str(averaged), "--out", str(tmp_path / "out"), *words]) == 2
-        assert reason in capsys.readouterr().err
-    assert exporting.main([str(averaged / AVERAGED), "--out", str(tmp_path / "out"), "--average", "2"]) == 2
-    assert "folder of transformers" in capsys.readouterr().err
+        assert reason in run_main(exporting.main, averaged, "--out", tmp_path / "out", *words, code=2)
+    assert "folder of transformers" in run_main(
+        exporting.main, averaged / AVERAGED, "--out", tmp_path / "out", "--average", "2", code=2
+    )
 
 
 @pytest.mark.slow
@@ -112,13 +110,12 @@ def test_weights_are_averaged_that_no_rank_has_whole(place: Place, other_data: P
 
 
 @pytest.mark.slow
-def test_checkpoints_of_another_objective_are_not_averaged(
-    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoints_of_another_objective_are_not_averaged(place: Place, tmp_path: Path) -> None:
     """Under ZeRO 3, and of the last phase alone, whose model has other heads."""
     words = [*SAVES, "--checkpoints.average", "9", "--phases.0.objective", "ltr", "--parallel.zero", "3"]
     assert_well(train(place.command("phases", *words)))
     run = place.folder / "phases"
     assert json.loads((run / AVERAGE).read_text())["steps"] == [6, 7, 8]
-    assert exporting.main([str(run), "--out", str(tmp_path / "out"), "--average", "4"]) == 2
-    assert "there are 3 checkpoints" in capsys.readouterr().err
+    assert "there are 3 checkpoints" in run_main(
+        exporting.main, run, "--out", tmp_path / "out", "--average", "4", code=2
+    )

@@ -24,6 +24,7 @@ from support.training import (
     assert_same,
     assert_same_curve,
     assert_well,
+    everything,
     launch,
     records,
     state,
@@ -40,12 +41,6 @@ from pretraining.training.skips import read_skips
 STABLE = [*SAVES, "--phases.0.decay", "constant", "--phases.0.warmup_steps", "2"]
 """a run whose learning rate stays at its highest"""
 HOLD = "import fcntl, sys\nfile = open(sys.argv[1], 'a')\nfcntl.lockf(file, fcntl.LOCK_EX)\nprint()\ninput()"
-
-
-def everything(run: Path) -> dict[Path, bytes]:
-    """All files of a run, with their content, but for those that tell of its last start."""
-    files = (path for path in run.rglob("*") if path.is_file() and path.name not in (LOCK, ENDED))
-    return {path: path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("step", [3, slow(5)])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.commands import run_main
 from support.processes import ROOT
 from support.recipes import completing
 from support.training import Place
@@ -33,44 +34,39 @@ def test_the_plan_of_every_recipe(path: Path, ranks: int, capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("leaves_group")
-def test_an_open_micro_batch_is_an_estimate_and_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_open_micro_batch_is_an_estimate_and_said_to_be() -> None:
     """For GPUs elsewhere, as on a login node, in bf16 where the recipe leaves it open; or for this machine."""
     command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks", "8"]
     for memory, micro_batch in (("16", 64), ("80", 512)):
-        assert entry.main([*command, "--gpu-memory", memory]) == 0
-        printed = capsys.readouterr().out
+        printed = run_main(entry.main, *command, "--gpu-memory", memory)
         assert f"65,536 = ~{micro_batch} x ~{8192 // micro_batch} x 8" in printed
         assert f'a micro-batch with ~ is "auto", an estimate for a GPU of {memory} GB' in printed
         assert "bf16 on 8 ranks" in printed
     if not torch.cuda.is_available():
-        assert entry.main([*command, "--pieces-per-second", "1e6"]) == 0
-        assert "an estimate for a CPU and " in capsys.readouterr().out
+        assert "an estimate for a CPU and " in run_main(entry.main, *command, "--pieces-per-second", "1e6")
 
 
 @pytest.mark.usefixtures("leaves_group")
-def test_the_plan_with_data(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_with_data(place: Place) -> None:
     command = ["--recipe", str(place.recipe), "--data", str(place.data), "--check"]
-    assert entry.main(command) == 0
-    first = capsys.readouterr().out
+    first = run_main(entry.main, *command)
     assert "vocabulary 229; fp32 on 1 rank, ZeRO 1, adamw" in first
     assert "no --data" not in first
-    assert entry.main([*command, "--precision.dtype", "fp16", "--ranks", "3"]) == 0  # for another machine
-    assert "fp16 on 3 ranks" in capsys.readouterr().out
-    assert entry.main([*command, "--ranks", "5"]) == 2
-    assert "does not divide by 5 ranks" in capsys.readouterr().err
+    assert "fp16 on 3 ranks" in run_main(entry.main, *command, "--precision.dtype", "fp16", "--ranks", "3"), "elsewhere"
+    assert "does not divide by 5 ranks" in run_main(entry.main, *command, "--ranks", "5", code=2)
 
 
 @pytest.mark.usefixtures("leaves_group")
-def test_named_gpus_give_the_hours_of_a_run_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_gpus_give_the_hours_of_a_run_elsewhere() -> None:
     """A login node without them does not measure itself, and says what it has assumed."""
     command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks", "64"]
-    assert entry.main([*command, "--gpu", "h100-80"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(run_main(entry.main, *command, "--gpu", "h100-80").split())
     assert "65,536 = ~512 x ~2 x 64" in printed
     assert "hours for 8 nodes of 8 h100-80 with 80 GB, joined by ndr400x8; bf16; 53% of a GPU" in printed
     assert re.search(r"in all 8,601 85.3 B [12] h \d\d m", printed)
-    assert entry.main([*command, "--gpu", "v100-32", "--gpus-per-node", "16", "--network", "edr100x8"]) == 0
-    assert "4 nodes of 16 v100-32 with 32 GB, joined by edr100x8; fp16" in " ".join(capsys.readouterr().out.split())
+    assert "4 nodes of 16 v100-32 with 32 GB, joined by edr100x8; fp16" in " ".join(
+        run_main(entry.main, *command, "--gpu", "v100-32", "--gpus-per-node", "16", "--network", "edr100x8").split()
+    )
     for words, said in (
         (["--gpu", "h100"], "--gpu h100: unknown, did you mean h100-80?"),
         (["--ranks", "-3"], "--ranks -3: at least 1"),
@@ -78,18 +74,15 @@ def test_named_gpus_give_the_hours_of_a_run_elsewhere(capsys: pytest.CaptureFixt
         (["--gpu-memory", "-1", "--gpus-per-node", "0"], "--gpus-per-node 0: at least 1\n--gpu-memory -1: "),
         (["--gpu", "h100-80", "--gpus-per-node", "7"], "--gpus-per-node 7: 64 ranks do not divide into nodes of 7"),
     ):
-        assert entry.main([*command, *words]) == 2
-        assert said in capsys.readouterr().err
+        assert said in run_main(entry.main, *command, *words, code=2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is measured")
 @pytest.mark.usefixtures("leaves_group")
-def test_a_login_node_says_nothing_of_other_machines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_login_node_says_nothing_of_other_machines() -> None:
     command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks"]
-    assert entry.main([*command, "64"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(run_main(entry.main, *command, "64").split())
     assert "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu" in printed
     assert "TFLOP/s" not in printed
     assert " h " not in printed
-    assert entry.main([*command, "1"]) == 0
-    assert "hours from a matrix throughput of" in capsys.readouterr().out
+    assert "hours from a matrix throughput of" in run_main(entry.main, *command, "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.commands import run_main
 from support.training import RECIPE, Place, assert_same_curve, assert_well, records, train
 
 from data_prep.common.toml_text import read_toml
@@ -33,8 +34,7 @@ def test_lengths_that_the_data_lacks_are_trained_and_said_to_be_cut(shorter: Pla
 
 
 @pytest.mark.usefixtures("leaves_group")
-def test_the_plan_says_it_too(shorter: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main(["--recipe", str(shorter.recipe), "--data", str(shorter.data), "--check"]) == 0
-    printed = capsys.readouterr().out
+def test_the_plan_says_it_too(shorter: Place) -> None:
+    printed = run_main(entry.main, "--recipe", shorter.recipe, "--data", shorter.data, "--check")
     assert "24 of 32" in printed
     assert "48 of 64" in printed

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,18 +14,6 @@ from support.processes import wait_for
 from support.training import ENDLESS, Place, assert_ended, assert_well, launch, train
 
 from pretraining.checkpoint.record import FOLDER, list_finished
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of the test's own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True).returncode:
-        pytest.skip("no right to mount")
-    yield folder
-    for mounted in (folder / "run" / FOLDER, folder):
-        subprocess.run(["umount", "-l", mounted], capture_output=True)
 
 
 def test_a_read_only_disk_at_the_start(place: Place, disk: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import wait_for
+from support.commands import has_ended, wait_for
 from support.finetuning import Toy, call, fine_tune, kill_at, launch, outcome, results, slow_steps
 from support.processes import ROOT, run_launcher
 from support.training import assert_ended, assert_well
@@ -197,11 +197,18 @@ def long_grid(shared_toy: Toy) -> dict[str, Any]:
     return outcome(shared_toy.folder / "long")
 
 
-def workers(out: Path, process: subprocess.Popen[str]) -> list[int]:
-    """Who is at work on runs besides the command itself."""
-    locks = [path.read_text() for path in out.glob("toy/*/lock")]
-    pids = {int(found[1]) for lock in locks if (found := re.match(r"process (\d+) on", lock))}
-    return sorted(pid for pid in pids - {process.pid} if Path(f"/proc/{pid}").exists())
+def find_worker(out: Path, process: subprocess.Popen[str]) -> int:
+    """Waits until the worker of a command has a run."""
+    found: set[int] = set()
+
+    def is_there() -> bool:
+        owners = (re.match(r"process (\d+) on", path.read_text()) for path in out.glob("toy/*/lock"))
+        found.update({int(owner[1]) for owner in owners if owner} - {process.pid})
+        return bool(found)
+
+    wait_for(is_there, 100)
+    [worker] = found
+    return worker
 
 
 @pytest.mark.slow
@@ -223,8 +230,7 @@ def test_runs_side_by_side_are_those_one_after_another(
 def test_a_killed_worker(toy: Toy, long_grid: dict[str, Any], ended: list[subprocess.Popen[str]]) -> None:
     """What it had begun, the command does itself."""
     ended.append(start(toy, "out", *LONG))
-    wait_for(lambda: workers(toy.folder / "out", ended[0]), 100)
-    os.kill(workers(toy.folder / "out", ended[0])[0], signal.SIGKILL)
+    os.kill(find_worker(toy.folder / "out", ended[0]), signal.SIGKILL)
     ended[0].communicate(timeout=200)
     assert ended[0].returncode == 0
     assert outcome(toy.folder / "out") == long_grid
@@ -238,13 +244,12 @@ def test_workers_end_with_their_command(
     """They save first, and the same command goes on with all."""
     ended.append(start(toy, "out", *LONG))
     out = toy.folder / "out"
-    wait_for(lambda: workers(out, ended[0]), 100)
-    (worker,) = workers(out, ended[0])
+    worker = find_worker(out, ended[0])
     os.kill(ended[0].pid, number)
     _, errors = ended[0].communicate(timeout=100)
     assert ended[0].returncode == {15: 75, 9: -9}[number]
     assert "Traceback" not in errors
-    wait_for(lambda: not Path(f"/proc/{worker}").exists())
+    wait_for(lambda: has_ended(worker))
     assert_well(fine_tune(toy.command("out", *GRID, *LONG)))
     assert outcome(out) == long_grid
 
@@ -263,22 +268,15 @@ def test_mpirun(toy: Toy, straight_toy: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk(toy: Toy) -> None:
+def test_a_full_disk(toy: Toy, disk: Path) -> None:
     """Nothing half-written is left under its own name, and the same command goes on where there is room."""
     assert_well(fine_tune(toy.command("straight"), 2))
-    disk = toy.folder / "disk"
-    disk.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("no right to mount")
-    try:
-        for size, more in ((60, []), (300, ["--checkpoints.every", "2"])):  # too small for a model, for a checkpoint
-            subprocess.run(["mount", "-o", f"remount,size={size}k", disk], check=True)
-            errors = assert_ended(launch(toy.command("disk/out", *more), 2), 2, "No space left on device")
-            assert "error: " in errors
-            assert not list(disk.rglob("model.safetensors"))
-            assert not list(disk.glob("out/toy/*/results.json"))
-        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        assert_well(fine_tune(toy.command("disk/out"), 2))
-        assert outcome(disk / "out") == outcome(toy.folder / "straight")
-    finally:
-        subprocess.run(["umount", "-l", disk], capture_output=True)
+    for size, more in ((60, []), (300, ["--checkpoints.every", "2"])):  # too small for a model, for a checkpoint
+        subprocess.run(["mount", "-o", f"remount,size={size}k", disk], check=True)
+        errors = assert_ended(launch(toy.command(disk / "out", *more), 2), 2, "No space left on device")
+        assert "error: " in errors
+        assert not list(disk.rglob("model.safetensors"))
+        assert not list(disk.glob("out/toy/*/results.json"))
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+    assert_well(fine_tune(toy.command(disk / "out"), 2))
+    assert outcome(disk / "out") == outcome(toy.folder / "straight")

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from support.base_models import write_bert
+from support.commands import run_main
 from support.faults import stop_at
 from support.finetuning import Toy, fine_tune, results
-from support.shards import make_shards
-from support.sharing import made_once
 from support.training import (
     CUT,
     Place,
@@ -47,16 +46,14 @@ WAYS = {
     "ZeRO 3": ["--parallel.zero", "3", *CUT],
     "modern": ["--model.architecture", "modern", "--model.window", "8"],
     "roberta": ["--model.architecture", "roberta"],
-    "pairs": [],
     "pairs, ZeRO 3": ["--parallel.zero", "3", *CUT],
 }
 
 
 @pytest.fixture(scope="module")
-def place_of_all(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place_of_all(shared: Place, unpaired_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Shards without pairs, which every architecture reads."""
-    data = made_once(tmp_path_factory.getbasetemp(), "unpaired", lambda folder: make_shards(folder, pairs="none"))
-    return dataclasses.replace(shared, data=data, folder=tmp_path_factory.mktemp("hybrid"))
+    return dataclasses.replace(shared, data=unpaired_data, folder=tmp_path_factory.mktemp("hybrid"))
 
 
 @pytest.mark.slow
@@ -72,11 +69,10 @@ def test_a_run_learns_both_and_goes_on_bit_for_bit(way: str, place_of_all: Place
     lines, scores = records(straight), records(straight, "evaluation")
     for figure in ("masked_loss", "piece_loss"):
         assert scores[-1][figure] < scores[0][figure]
-    for line in (*lines, *scores):
+    assert {"next_loss" in line for line in (*lines, *scores)} == {"pairs" in way}
+    for line in lines:
         of_masked = line["masked_loss"] + line.get("next_loss", 0.0)
-        assert ("next_loss" in line) == ("pairs" in way)
-        both = (1 - SHARE) * of_masked + SHARE * line["piece_loss"]
-        assert line["loss" if "loss" in line else "masked_loss"] in (pytest.approx(both), line["masked_loss"])
+        assert line["loss"] == pytest.approx((1 - SHARE) * of_masked + SHARE * line["piece_loss"])
     stopped = place.command(f"stopped {way}", *more)
     assert_ended(launch(stopped, fault=partial(stop_at, 3)), Code.STOPPED)
     assert_well(train(stopped))
@@ -102,7 +98,7 @@ def model(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bert(tmp_path_factory.mktemp("models") / "both", shared.data, objective="hybrid", causal_share=SHARE)
 
 
-def test_it_is_exported_to_be_read_either_way(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_exported_to_be_read_either_way(model: Path, tmp_path: Path) -> None:
     """By transformers: with masks the logits before one are those of what it hides, and left to right all are."""
     for sees in ("both", "before"):
         assert export.main([str(model), "--out", str(tmp_path / sees), "--sees", sees]) == 0
@@ -115,20 +111,20 @@ def test_it_is_exported_to_be_read_either_way(model: Path, tmp_path: Path, capsy
     }
     assert "fill-mask pipeline of transformers reads them at the `[MASK]`" in (tmp_path / "both/README.md").read_text()
     assert "AutoModelForCausalLM" in (tmp_path / "before/README.md").read_text()
-    capsys.readouterr()
     for source, sees in (("both", "before"), ("before", "both")):
-        assert export.main([str(tmp_path / source), "--out", str(tmp_path / "no"), "--sees", sees]) == 2
-        assert f"--sees {sees}: a BERT of {tmp_path / source} predicts" in " ".join(capsys.readouterr().err.split())
+        assert f"--sees {sees}: a BERT of {tmp_path / source} predicts" in " ".join(
+            run_main(export.main, tmp_path / source, "--out", tmp_path / "no", "--sees", sees, code=2).split()
+        )
     content = json.loads((tmp_path / "either/config.json").read_text())
     (tmp_path / "either/config.json").write_text(json.dumps({**content, "cloze": {"objective": "gone"}}))
-    assert evaluate.main([str(tmp_path / "either"), "--fill", "a [MASK]"]) == 2
-    assert "export it anew" in capsys.readouterr().err
+    assert "export it anew" in run_main(evaluate.main, tmp_path / "either", "--fill", "a [MASK]", code=2)
 
 
 @torch.inference_mode()
-def test_masks_are_filled_in_from_the_piece_before(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate.main([str(model), "--fill", "the [MASK] of the river", "--best", "3", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["fillings"]
+def test_masks_are_filled_in_from_the_piece_before(model: Path) -> None:
+    (found,) = json.loads(run_main(evaluate.main, model, "--fill", "the [MASK] of the river", "--best", "3", "--json"))[
+        "fillings"
+    ]
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     inputs = tokenizer("the [MASK] of the river", return_tensors="pt")
     at = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
@@ -139,13 +135,12 @@ def test_masks_are_filled_in_from_the_piece_before(model: Path, capsys: pytest.C
     assert evaluate.main([str(model), "--fill", "a [MASK]", "--sees", "before"]) == 2
 
 
-def test_shards_are_scored_either_way(model: Path, shared: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shards_are_scored_either_way(model: Path, shared: Place) -> None:
     """Both at once, and each alone with bits per character; every example counts once."""
     found = {}
     for sees in ("", "both", "before"):
         words = [str(model), "--data", str(shared.data), "--length", "32", "--examples", "24", "--json"]
-        assert evaluate.main([*words, *(["--sees", sees] if sees else [])]) == 0
-        found[sees] = json.loads(capsys.readouterr().out)
+        found[sees] = json.loads(run_main(evaluate.main, *words, *(["--sees", sees] if sees else [])))
     assert {each["examples"] for each in found.values()} == {24}
     assert found[""]["predictions"] == found["both"]["predictions"] + found["before"]["predictions"]
     for sees, figure in (("both", "masked_loss"), ("before", "piece_loss")):

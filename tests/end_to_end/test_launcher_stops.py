@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.marks import slow
 from support.processes import LAUNCHERS, ROOT, free_port, wait_for
-from support.training import COMMAND, Place, assert_same, records, train_straight
+from support.training import COMMAND, Place, assert_same, assert_well, records, train, train_straight
 
 from data_prep.common.files import read_json
 from pretraining.checkpoint.record import FOLDER, list_finished
@@ -120,19 +120,11 @@ def demo(shared: Place) -> Path:
     return train_straight(shared, "demo", *DEMO)
 
 
-def finish(place: Place, run: Path, wanted: Path) -> None:
-    """Starts the same command again, plainly on two ranks, and compares its end with the straight run's."""
-    from support.training import assert_well, train
-
-    assert "continues after step" in assert_well(train(place.command(run, *DEMO)))
-    assert_same(run, wanted)
-
-
-@pytest.mark.parametrize("number", [slow(1), slow(4)])
-def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, demo: Path, number: int) -> None:
+@pytest.mark.slow
+def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, demo: Path) -> None:
     """It kills its processes half a second later, whether they have saved or not."""
     going = launched(MPIRUN, place.command("run", *DEMO))
-    going.reach(number)
+    going.reach(1)
     os.kill(going.pid, signal.SIGTERM)
     assert going.wait() != 0
     ended = read_json(going.run / ENDED)
@@ -143,21 +135,21 @@ def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, d
     )
     assert list_finished(going.run)[-1].name == f"step-{done:08}"
     assert "\x1b" not in going.seen, "no panel, no colours"
-    if number == 1:
-        finish(place, going.run, demo)
-
-
-@pytest.mark.slow
-def test_mpirun_passes_sigusr1_on_and_the_exit_code_back(launched: Any, place: Place) -> None:
-    going = launched(MPIRUN, place.command("run", *DEMO))
-    going.reach(2)
-    os.kill(going.pid, signal.SIGUSR1)
-    assert going.wait() == 75
-    assert f"stopped by a signal after step {len(records(going.run))}, and saved" in going.seen
+    assert "continues after step" in assert_well(train(place.command("run", *DEMO)))
+    assert_same(going.run, demo)
 
 
 PLAIN = sys.executable
 ENDLESS = ["--phases.0.steps", "5000"]
+
+
+@pytest.mark.slow
+def test_mpirun_passes_sigusr1_on_and_the_exit_code_back(launched: Any, place: Place) -> None:
+    going = launched(MPIRUN, place.command("run", *ENDLESS))
+    going.reach(2)
+    os.kill(going.pid, signal.SIGUSR1)
+    assert going.wait() == 75
+    assert f"stopped by a signal after step {len(records(going.run))}, and saved" in going.seen
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.commands import run_main
 from support.damage import flip
 from support.faults import slow_save
 from support.processes import start
@@ -73,27 +74,21 @@ MISTAKES = {
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the messages of a machine without GPU")
 @pytest.mark.parametrize("words", MISTAKES)
 @pytest.mark.usefixtures("leaves_group")
-def test_mistakes_are_told_with_their_cure(
-    words: str, place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_told_with_their_cure(words: str, place: Place, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     names = {"tmp": tmp_path, "data": place.data}
     arguments = ["--recipe", str(place.recipe), "--data", str(place.data), *words.format(**names).split()]
-    if "file/run" in words:  # it comes after the ranks have met
-        errors = assert_ended(launch(arguments, 1), 2)
-    else:
-        assert entry.main(arguments) == 2
-        errors = capsys.readouterr().err
+    met = "file/run" in words  # what is told after the ranks have met
+    errors = assert_ended(launch(arguments, 1), 2) if met else run_main(entry.main, *arguments, code=2)
     assert MISTAKES[words].format(**names) in errors
     assert errors.count("error: ") == 1
     assert "Traceback" not in errors
 
 
 @pytest.mark.usefixtures("leaves_group")
-def test_all_mistakes_at_once(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_at_once(place: Place) -> None:
     words = ["--phases.0.batch", "10", "--precision.dtype", "fp17", "--model.layer", "3", "--data", "/nowhere"]
-    assert entry.main(["--recipe", str(place.recipe), *words]) == 2
-    errors = capsys.readouterr().err
+    errors = run_main(entry.main, "--recipe", place.recipe, *words, code=2)
     for mistake in ("--out: is missing", "--phases.0.batch = 10", "--precision.dtype = ", "--model.layer:", "/nowhere"):
         assert mistake in errors
 
@@ -176,9 +171,8 @@ def test_a_folder_tells_of_the_last_command(place: Place) -> None:
 
 
 @pytest.mark.usefixtures("leaves_group")
-def test_a_slurm_job_without_srun_is_warned_of(
-    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slurm_job_without_srun_is_warned_of(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    assert entry.main(["--recipe", str(place.recipe), "--data", "/nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("warning: Slurm reserved 4 tasks, and this is one process alone")
+    assert run_main(entry.main, "--recipe", place.recipe, "--data", "/nowhere", code=2).startswith(
+        "warning: Slurm reserved 4 tasks, and this is one process alone"
+    )

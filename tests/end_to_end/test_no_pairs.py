@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from support.pretraining_reference import pad_batch
-from support.shards import make_shards
 from support.training import (
     FEW,
     Place,
@@ -39,10 +38,9 @@ TRACES = re.compile(r"next|sentence|nsp|pooler|seq_relationship", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
-def unpaired(shared: Place) -> Place:
+def unpaired(shared: Place, unpaired_data: Path) -> Place:
     """Shards without pairs, and "straight", a run of two ranks on them."""
-    data = make_shards(shared.folder / "unpaired", pairs="none")
-    place = dataclasses.replace(shared, data=data, folder=shared.folder / "unpaired runs")
+    place = dataclasses.replace(shared, data=unpaired_data, folder=shared.folder / "unpaired runs")
     said = assert_well(train(place.command("straight", *LOGS)))
     (place.folder / "said").write_text(said)
     return place

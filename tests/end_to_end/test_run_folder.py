@@ -23,6 +23,7 @@ from support.training import (
     assert_refused,
     assert_well,
     contents,
+    everything,
     launch,
     records,
     stopped_at,
@@ -105,12 +106,6 @@ def test_what_must_stay_is_refused_by_name(place: Place, straight: Path) -> None
         told = f"error: --out {run}: cannot go on with this recipe\n  {message}"
         assert_refused(place.command(run, *words.split()), told, "\ngive what was, or name a new folder\n")
     assert {path: contents(path) for path in list_finished(run)} == there
-
-
-def everything(run: Path) -> dict[Path, bytes]:
-    """All files of a run but for those that tell of its last start."""
-    changing = ("lock", "ended.json")
-    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name not in changing}
 
 
 def test_a_finished_run_that_is_started_again_writes_nothing(place: Place, straight: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.commands import run_main
 from support.training import CUT, Place, assert_refused, assert_same, assert_well, records, train
 from support.transformers_models import PIECES, leave_out_checksums, their_model
 
@@ -33,13 +34,13 @@ from pretraining.scoring.sentences import Scorer
 TENSORBOARD = ["--logging.tensorboard", "true"]
 
 
-def write_pairs(path: Path, count: int = 30, **more: str) -> Path:
+def write_pairs(path: Path) -> Path:
     """Pairs of sentences of letters, in paradigms of unlike sizes."""
     draw = np.random.default_rng(0)
     rows = []
-    for number in range(count):
+    for number in range(30):
         good, bad = (" ".join("".join(draw.choice([*"abcde"], 3)) for _ in range(5)) for _ in range(2))
-        rows.append({"paradigm": f"p{number % 2}", "phenomenon": "x", "good": good, "bad": bad, **more})
+        rows.append({"paradigm": f"p{number % 2}", "phenomenon": "x", "good": good, "bad": bad})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -97,7 +98,7 @@ def test_the_answers_do_not_depend_on_ranks_nor_on_zero(run: Path, shared: Place
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sees != "both"])
 def test_a_model_of_one_direction_is_scored_from_its_run_and_its_export(
-    name: str, shared: Place, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, shared: Place, pairs: Path, tmp_path: Path
 ) -> None:
     assert_well(train(shared.command(name, "--objective.name", name, "--evaluation.pairs", pairs), 1))
     run = shared.folder / name
@@ -106,15 +107,12 @@ def test_a_model_of_one_direction_is_scored_from_its_run_and_its_export(
         out = tmp_path / model.name
         assert run_pairs.main(["--model", str(model), "--pairs", str(pairs), "--out", str(out)]) == 0
         assert json.loads((out / "results.json").read_text())["accuracy"] == expected["pairs_accuracy"]
-        capsys.readouterr()
         words = [str(model), "--data", str(shared.data), "--length", "64", "--examples", "25", "--json"]
-        assert evaluate.main(words) == 0
-        found = json.loads(capsys.readouterr().out)
+        found = json.loads(run_main(evaluate.main, *words))
         for figure, value in found["figures"].items():
             assert value == pytest.approx(expected[figure], rel=1e-4)
         assert found["bits_per_character"] > 0
-        assert evaluate.main([str(model), "--fill", "a [MASK]"]) == 2
-        assert "has never seen a [MASK]" in capsys.readouterr().err
+        assert "has never seen a [MASK]" in run_main(evaluate.main, model, "--fill", "a [MASK]", code=2)
 
 
 @pytest.mark.slow
@@ -131,27 +129,23 @@ def test_pairs_that_are_not_there_are_told_before_any_work(place: Place) -> None
     assert_refused(command, "no column 'bad'")
 
 
-def test_pairs_that_say_nothing_are_told_before_any_work(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_that_say_nothing_are_told_before_any_work(place: Place) -> None:
     path = place.folder / "pairs.tsv"
     path.write_text(f"good\tbad\na\ta\n{'a ' * 70}\tb\n")
     check = place.command("run", "--evaluation.pairs", path, "--check")
     assert_refused(check[:-1], "none of its 2 pairs")
     assert_refused(check, "none of its 2 pairs")
     path.write_text(path.read_text() + "a\tb\n")
-    assert train_entry.main(check) == 0
-    said = capsys.readouterr().out
+    said = run_main(train_entry.main, *check)
     assert "pairs that are asked at the ends of phases: 3" in said
     assert "two equal sentences: 1" in said
     assert "more than 64 pieces in a sentence: 1" in said
 
 
-def test_a_checkpoint_scores_on_shards_what_its_run_has_scored(
-    run: Path, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_scores_on_shards_what_its_run_has_scored(run: Path, shared: Place, tmp_path: Path) -> None:
     out = tmp_path / "scores.json"
     words = [str(run), "--data", str(shared.data), "--length", "64", "--examples", "25", "--json", "--out", str(out)]
-    assert evaluate.main(words) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_main(evaluate.main, *words))
     assert json.loads(out.read_text()) == found
     expected = records(run, "evaluation")[-1]
     for name, value in found["figures"].items():
@@ -161,9 +155,7 @@ def test_a_checkpoint_scores_on_shards_what_its_run_has_scored(
     assert found["predictions"] <= found["characters"]
 
 
-def test_the_length_is_one_that_the_model_was_trained_on(
-    run: Path, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_length_is_one_that_the_model_was_trained_on(run: Path, shared: Place, tmp_path: Path) -> None:
     """Its tokenizer says which; of shards of 32 and 64 none is so short in the last case."""
     folder = tmp_path / "model"
     shutil.copytree(run / "export", folder)
@@ -172,17 +164,15 @@ def test_the_length_is_one_that_the_model_was_trained_on(
     words = [str(folder), "--data", str(shared.data), "--examples", "8"]
     for trained, more, length in ((64, [], 64), (40, [], 32), (40, ["--length", "48"], 48), (20, [], 20)):
         (folder / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": trained}))
-        assert evaluate.main([*words, *more]) == 0
-        said = capsys.readouterr().out
+        said = run_main(evaluate.main, *words, *more)
         assert f"8 examples of length {length} " in said
         assert (f"was trained on, {trained} pieces" in said) == (length > trained)
     for length in (7, 65):
-        assert evaluate.main([*words, "--length", str(length)]) == 2
-        assert "take 8 to 64" in capsys.readouterr().err
+        assert "take 8 to 64" in run_main(evaluate.main, *words, "--length", length, code=2)
 
 
 def test_where_nothing_is_predicted_nothing_is_scored(
-    run: Path, shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where examples lose all of their masks when they are cut."""
 
@@ -192,23 +182,20 @@ def test_where_nothing_is_predicted_nothing_is_scored(
 
     monkeypatch.setattr(validation, "validation_batches", without_masks)
     out = tmp_path / "scores.json"
-    assert evaluate.main([str(run), "--data", str(shared.data), "--examples", "9", "--out", str(out)]) == 0
-    assert "no piece to predict" in capsys.readouterr().out
+    assert "no piece to predict" in run_main(evaluate.main, run, "--data", shared.data, "--examples", "9", "--out", out)
     assert json.loads(out.read_text())["figures"] == {}
 
 
-def test_shards_of_another_vocabulary_are_refused(
-    shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_of_another_vocabulary_are_refused(shared: Place, tmp_path: Path) -> None:
     their_model().save_pretrained(tmp_path)
     WordPiece(PIECES, cased=False).write(tmp_path)
-    assert evaluate.main([str(tmp_path), "--data", str(shared.data)]) == 2
-    assert "another vocabulary" in capsys.readouterr().err
+    assert "another vocabulary" in run_main(evaluate.main, tmp_path, "--data", shared.data, code=2)
 
 
-def test_a_mask_is_filled(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate.main([str(run), "--fill", "a [MASK] b [MASK]", "--best", "3", "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)["fillings"]
+def test_a_mask_is_filled(run: Path) -> None:
+    first, second = json.loads(run_main(evaluate.main, run, "--fill", "a [MASK] b [MASK]", "--best", "3", "--json"))[
+        "fillings"
+    ]
     assert len(first) == len(second) == 3
     assert first[0]["probability"] >= first[1]["probability"]
     for words, told in (
@@ -217,8 +204,7 @@ def test_a_mask_is_filled(run: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([], "none is given"),
         (["--fill", "[MASK]", "--best", "0"], "--best 0"),
     ):
-        assert evaluate.main([str(run), *words]) == 2
-        assert told in capsys.readouterr().err
+        assert told in run_main(evaluate.main, run, *words, code=2)
 
 
 @pytest.mark.usefixtures("known_rate")
@@ -250,14 +236,11 @@ def test_pairs_go_on_where_they_were_stopped(
 
 
 @pytest.mark.usefixtures("known_rate")
-def test_what_is_wrong_with_pairs_is_told(
-    run: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_with_pairs_is_told(run: Path, pairs: Path, tmp_path: Path) -> None:
     own, out = tmp_path / "own.tsv", tmp_path / "out"
     own.write_text(f"good\tbad\na b\ta b\nb\tc\n{'a ' * 70}\tb\n\u200b\tb\n")
     command = ["--model", str(run), "--pairs", str(own), "--out", str(out)]
-    assert run_pairs.main(command) == 0
-    said = capsys.readouterr().out
+    said = run_main(run_pairs.main, *command)
     assert "two equal sentences: 1;" in said
     assert "more than 64 pieces in a sentence: 1;" in said
     assert "no piece in a sentence: 1;" in said
@@ -271,17 +254,13 @@ def test_what_is_wrong_with_pairs_is_told(
         ([*command[:2], "--pairs", str(pairs), *command[4:]], "scores of other pairs"),
         ([*command[:3], str(tmp_path / "none.jsonl"), *command[4:]], "no such file"),
     ):
-        assert run_pairs.main(words) == 2
-        assert told in capsys.readouterr().err
+        assert told in run_main(run_pairs.main, *words, code=2)
 
 
 @pytest.mark.usefixtures("known_rate")
-def test_a_folder_of_another_model_is_refused(
-    run: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_another_model_is_refused(run: Path, pairs: Path, tmp_path: Path) -> None:
     first = list_finished(run)[0]
     command = ["--pairs", str(pairs), "--out", str(tmp_path / "out"), "--model"]
     assert run_pairs.main([*command, str(first)]) == 0
     shutil.rmtree(tmp_path / "out" / "parts", ignore_errors=True)
-    assert run_pairs.main([*command, str(run)]) == 2
-    assert "scores of another model" in capsys.readouterr().err
+    assert "scores of another model" in run_main(run_pairs.main, *command, run, code=2)

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from support.nodes import kill_all, set_cable, two_nodes
+from support.nodes import kill_all, list_processes, send_all, set_cable, two_nodes
 from support.processes import LAUNCHERS, wait_for
 from support.sharing import made_once
 from support.training import Place, assert_same, assert_same_curve, records, train_straight
@@ -139,7 +140,10 @@ def test_the_same_command_goes_on_when_a_dead_machine_is_back(
     with machines(place) as nodes:
         started = start(nodes, words, place, *LONG, *ONE_THREAD)
         metrics = run / "metrics.jsonl"
-        wait_for(lambda: metrics.exists() and len(records(run)) >= 5, 150)
+        wait_for(lambda: metrics.exists() and records(run), 150)
+        processes = list_processes(nodes[victim])
+        wait_for(lambda: len(records(run)) >= 3)
+        send_all(signal.SIGSTOP, processes)  # while the machine dies, the run might be done
         if power_cut:
             set_cable(nodes[victim], "down")
         kill_all(nodes[victim])

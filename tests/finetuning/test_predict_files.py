@@ -112,6 +112,8 @@ def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
         "probabilities.label": "0.3",
         "b": "0.7",
     }
+    answer = {"input": {"note": None, "tokens": ["a", "b"]}, "label": "1"}
+    assert predict.flatten_answer(answer) == {"note": "", "tokens": "a b", "label": "1"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.training import FEW, Place, records
 
 BAG = ("--model.architecture", "bag", "--model.segments", "2")
 """The data has pairs."""
-TRAIN, SAVES = "pretraining/train.py", ("--checkpoints.every", "3", "--checkpoints.keep", "9")
+TRAIN = "pretraining/train.py"
 PARAMETERS = 229 * 32 + 2 * (32 * 32 + 3 * 32)
 """Of the pieces and two layers; the head reads the table of pieces."""
 

@@ -39,10 +39,10 @@ def downloads(site: Site, file: str) -> int:
     return sum(request.path.endswith(f"/{file}") and request.sent > 0 for request in site.requests)
 
 
-def publish_dataset(site: Site, cdn: Site, dataset: str, files: dict[str, bytes], revision: str = "") -> None:
+def publish_dataset(site: Site, cdn: Site, dataset: str, files: dict[str, bytes]) -> None:
     """Publishes a data set as the hub shows it, with the files on another server."""
     api, commit = f"/api/datasets/{dataset}", hashlib.sha1(dataset.encode()).hexdigest()
-    site.replies[api + (f"/revision/{revision}" if revision else "")] = {"id": dataset, "sha": commit}
+    site.replies[api] = {"id": dataset, "sha": commit}
     site.replies[f"{api}/tree/{commit}"] = [{"type": "directory", "path": "folder", "oid": "0"}] + [
         {
             "type": "file",

@@ -42,12 +42,22 @@ def node_names(nodes: Sequence[Sequence[str]]) -> list[str]:
     return [node[3] for node in nodes]
 
 
+def list_processes(node: Sequence[str]) -> list[int]:
+    """Lists the processes of a machine."""
+    listed = subprocess.run(["ip", "netns", "pids", node[3]], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def send_all(number: int, processes: Sequence[int]) -> None:
+    """Sends a signal to processes, of which some may have ended."""
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def kill_all(node: Sequence[str]) -> None:
     """Kills all processes of a machine."""
-    listed = subprocess.run(["ip", "netns", "pids", node[3]], capture_output=True, text=True, check=True)
-    for pid in listed.stdout.split():
-        with suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
+    send_all(signal.SIGKILL, list_processes(node))
 
 
 def set_cable(node: Sequence[str], state: str) -> None:

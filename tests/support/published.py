@@ -23,7 +23,7 @@ from pretraining.model.shape import ARCHITECTURE
 from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
-from pretraining.planning.cost import OF_DATASHEET, REACH, Exchange, MicroBatch, estimate_step
+from pretraining.planning.cost import OF_DATASHEET, REACH, MicroBatch, StepTraffic, estimate_step
 from pretraining.planning.machines import GPUS, find_network, make_cluster
 
 FILE = ROOT / "benchmarks" / "published.toml"
@@ -82,7 +82,7 @@ def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float
     dtype, tf32 = dtype_of(row), row.get("precision") == "tf32"
     cluster = make_cluster(GPUS[row["gpu"]], dtype, row["gpus"] // per_node, per_node, network, tf32)
     size = 2 if dtype == "fp16" else 4
-    exchange = Exchange(parameters_of(row), 0, size, optimizers()["lamb"].traffic, gradient_bytes=size, hides=False)
+    exchange = StepTraffic(parameters_of(row), 0, size, optimizers()["lamb"].traffic, gradient_bytes=size, hides=False)
     work = work_of(row, length)
     slower = replace(work, flops=pace * work.flops, traffic=pace * work.traffic)
     return estimate_step(cluster, slower, exchange, accumulation).total

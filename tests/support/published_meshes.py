@@ -15,9 +15,9 @@ from pretraining.architectures.declaration import find_architecture
 from pretraining.model.shape import Shape
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
-from pretraining.planning.cost import Exchange, MicroBatch, estimate_step
+from pretraining.planning.cost import MicroBatch, StepTraffic, estimate_step
 from pretraining.planning.machines import GPUS, find_network, make_cluster
-from pretraining.planning.memory import count_parameters
+from pretraining.planning.memory import count_rank_parameters
 
 LENGTH, VOCABULARY, PER_NODE, MICRO_BATCH = 1024, 51_200, 16, 8
 FIGURES = ("efficiency", "speedup", "flops", "seconds")
@@ -60,12 +60,12 @@ def count_flops(row: Row) -> float:
 
 
 @lru_cache
-def find_work(shape: Shape, tensor: int) -> tuple[MicroBatch, Exchange]:
+def find_work(shape: Shape, tensor: int) -> tuple[MicroBatch, StepTraffic]:
     """Finds the work of a micro-batch on a rank, and what it exchanges in a step."""
     average = measure_sequences(shape.change_learning(sees="both"), LENGTH, None)
     work = MicroBatch.from_average(shape, "fp16", MICRO_BATCH, average, True, tensor, fused_attention=False)
-    parameters, traffic = count_parameters(shape, tensor), optimizers()["adamw"].traffic
-    return work, Exchange(parameters, 0, 2, traffic, gradient_bytes=2, hides=False)
+    parameters, traffic = count_rank_parameters(shape, tensor), optimizers()["adamw"].traffic
+    return work, StepTraffic(parameters, 0, 2, traffic, gradient_bytes=2, hides=False)
 
 
 def step_seconds(row: Row, pace: float = 1.0) -> float:

@@ -68,9 +68,9 @@ def command(corpus: Path, out: Path, *more: str) -> list[str]:
     return [sys.executable, SHARD, "--docs", str(corpus), "--out", str(out), *SETTINGS, *more]
 
 
-def begin(corpus: Path, out: Path) -> subprocess.Popen[str]:
+def begin(corpus: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     """Starts a run and waits until it has read some documents."""
-    process = start(command(corpus, out, "--workers", "2"))
+    process = start(command(corpus, out, "--workers", "2", *more))
     wait_for(lambda: WorkFolder(out).read_records("documents"))
     return process
 

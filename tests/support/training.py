@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from support.processes import ROOT, Done, Run, spawn, start
 from torch import Tensor
 
+from data_prep.common.codes import ENDED
+from data_prep.common.locks import LOCK
 from pretraining.checkpoint.record import FOLDER, list_finished
 
 COMMAND = ROOT / "pretraining" / "train.py"
@@ -234,6 +236,12 @@ def stopped_at(source: Path, run: Path, step: int) -> Path:
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)
     return run
+
+
+def everything(run: Path) -> dict[Path, bytes]:
+    """All files of a run, with their content, but for those that tell of its last start."""
+    files = (path for path in run.rglob("*") if path.is_file() and path.name not in (LOCK, ENDED))
+    return {path: path.read_bytes() for path in files}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

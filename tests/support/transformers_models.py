@@ -43,9 +43,9 @@ def their_model(kind: Any = BertForPreTraining, **settings: Any) -> Any:
     return model.eval()
 
 
-def their_weights(kind: Any = BertForPreTraining) -> dict[str, Tensor]:
+def their_weights() -> dict[str, Tensor]:
     """As they would be saved: without the copy of the decoder."""
-    state = {name: weight.detach().clone() for name, weight in their_model(kind).state_dict().items()}
+    state = {name: weight.detach().clone() for name, weight in their_model().state_dict().items()}
     return {name: weight for name, weight in state.items() if not name.startswith("cls.predictions.decoder.")}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ class Cut(NamedTuple):
 
     name: str
     by_number: list[int]
-    """Words of one piece, of two and so on; the last are those of more."""
+    """How many words have one piece, two and so on; the last number counts those of MOST_NUMBER pieces or more."""
     unknown: int
     pieces: int
     """Pieces of all these words."""
@@ -65,12 +66,12 @@ class Words(NamedTuple):
     total: Cut
     by_source: list[Cut]
     frequent: int
-    """How often a word is there at least, of those that are listed."""
+    """The least number of times that a word must occur to be listed."""
     most_cut: list[CutWord]
 
 
 class _Found(NamedTuple):
-    """The words of some text: where each begins among its pieces, how many it has, and which word are unknown."""
+    """The words of a text: the place of the first piece of each, its number of pieces, and whether it is unknown."""
 
     pieces: Array
     starts: Array
@@ -123,7 +124,7 @@ def count_word_cuts(folder: Path, kept: KeptDocuments, vocabulary: Vocabulary) -
     found = _Found.from_pieces(np.concatenate(list(texts.values())), vocabulary, spelling)
     total = found.count_cuts("all")
     least = max(LEAST, total.words // ONE_OF)
-    most_cut = [word for word, _ in zip(found.most_cut(vocabulary, least), range(MOST_WORDS), strict=False)]
+    most_cut = list(islice(found.most_cut(vocabulary, least), MOST_WORDS))
     by_source = [_Found.from_pieces(text, vocabulary, spelling).count_cuts(source) for source, text in texts.items()]
     return Words(documents, total, by_source, least, most_cut)
 

@@ -225,7 +225,7 @@ class WordPieceKind(TokenizerKind):
             raise UserError(
                 f"{folder}: {_describe_difference(pieces, others)}: copy both again from where the model comes from"
             )
-        normalizer = read_part(tokenizer, "normalizer", folder / TOKENIZER) or {}
+        normalizer = read_part(tokenizer, "normalizer", folder / TOKENIZER)
         said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
         tables = (config, said) if config.get("tokenizer_class") in GENERAL else (said, config)  # the last one wins
         says = {name: value for table in tables for name, value in table.items() if value is not None}

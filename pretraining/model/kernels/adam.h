@@ -38,7 +38,7 @@ void adamw(T* rounded, float* weight, const float* gradient, float* first, float
     const int64_t blocks = (count + block - 1) / block;
     const Adam adam(beta1, beta2, correction1, correction2, epsilon);
     const float factor = float(scale), left = float(kept), step = float(rate);
-#pragma omp parallel for num_threads(threads_for(blocks, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(blocks, threads)) schedule(static)
     for (int64_t index = 0; index < blocks; ++index) {
         const int64_t begin = index * block, end = std::min(count, begin + block);
 #pragma omp simd

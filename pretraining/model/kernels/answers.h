@@ -48,8 +48,8 @@ inline int64_t scratch_of_head(int64_t length, int64_t size) {
     return rounded * size + length * size + MOST_ROWS * rounded;
 }
 
-// Of one head: the means of the values of the pieces that each query sees, of which the first sees so many; the next one
-// sees one more where `one_way`
+// Attention of one head: for each query, the mean of the values of the pieces that it sees, weighted by softmax. The
+// first query sees the first `first_seen` pieces of the sequence; where `one_way`, each later one sees one more.
 void attend_head(const float* query, int64_t query_stride, int64_t queries, int64_t first_seen, int64_t one_way,
                  const float* key, const float* value, int64_t stride, int64_t length, int64_t size, float* out,
                  int64_t out_stride, float* scratch) {
@@ -156,8 +156,8 @@ void finish_layer(const ServedLayer<Rows>& layer, float* x, const Between<Rows>&
     add_and_norm(room.ended, x, layer.last_norm, layer.last_norm_bias, epsilon, x, rows, hidden);
 }
 
-// How many sequences from this one on have no more rows together than asked for; at least one
-inline int64_t sequences_with(int64_t rows, const int32_t* starts, int64_t from, int64_t sequences) {
+// Counts the sequences from this one on that have at most `rows` rows together; at least one.
+inline int64_t count_sequences(int64_t rows, const int32_t* starts, int64_t from, int64_t sequences) {
     int64_t to = from + 1;
     while (to < sequences && starts[to + 1] - starts[from] <= rows) ++to;
     return to - from;
@@ -181,7 +181,7 @@ void answer(float* x, const ServedLayer<Rows>* layers, const int32_t* starts, co
     {
         for (int64_t l = 0; l < depth; ++l)
             for (int64_t from = 0, count; from < sequences; from += count) {
-                count = sequences_with(rows_at_once, starts, from, sequences);
+                count = count_sequences(rows_at_once, starts, from, sequences);
                 const bool few = places && l + 1 == depth;
                 float* rows = x + starts[from] * hidden;
                 const Sequences<Number> some{room.qkv - starts[from] * 3 * hidden, nullptr, starts + from,

@@ -10,7 +10,7 @@ namespace {
 template <class T>
 void split_heads(const T* flat, const T* bias, const int32_t* starts, const int32_t* lengths, T* out, int64_t parts,
                  int64_t sequences, int64_t heads, int64_t length, int64_t size, int64_t threads) {
-#pragma omp parallel for collapse(3) num_threads(threads_for(parts* sequences* heads, threads)) schedule(static)
+#pragma omp parallel for collapse(3) num_threads(limit_threads(parts* sequences* heads, threads)) schedule(static)
     for (int64_t p = 0; p < parts; ++p)
         for (int64_t s = 0; s < sequences; ++s)
             for (int64_t h = 0; h < heads; ++h) {
@@ -27,11 +27,11 @@ void split_heads(const T* flat, const T* bias, const int32_t* starts, const int3
             }
 }
 
-// The other way; where `grad_bias` is given, the sums over all pieces are added to it
+// The inverse of `split_heads`; where `grad_bias` is given, the sums over all pieces are added to it
 template <class T>
 void merge_heads(const T* heads_first, const int32_t* starts, const int32_t* lengths, T* flat, float* grad_bias,
                  int64_t parts, int64_t sequences, int64_t heads, int64_t length, int64_t size, int64_t threads) {
-#pragma omp parallel for collapse(2) num_threads(threads_for(parts* heads, threads)) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(limit_threads(parts* heads, threads)) schedule(static)
     for (int64_t p = 0; p < parts; ++p)
         for (int64_t h = 0; h < heads; ++h) {
             const int64_t column = (p * heads + h) * size;
@@ -47,8 +47,8 @@ void merge_heads(const T* heads_first, const int32_t* starts, const int32_t* len
         }
 }
 
-// Which pieces of its sequence the i-th of n sees: those up to a distance of `window` on each side; one way, none behind
-// itself
+// The pieces that the i-th of the n pieces of a sequence sees, from `begin` up to `end`: those at a distance of at most
+// `window` on each side; with `one_way`, none after itself.
 struct Sight {
     int64_t window;
     bool one_way;
@@ -71,8 +71,8 @@ struct Sequences {
     int64_t longest() const { return *std::max_element(lengths, lengths + count); }
 };
 
-// Scores of `rows` pieces at a time with `width` others each, from the first on that one of them would see in a sequence
-// without a beginning; or of all pieces with all.
+// The layout of scores: `rows` pieces at a time have scores with the same `width` pieces, which begin `window` before
+// the first of them, even if that is before the sequence. Without a window, all pieces have scores with all.
 struct Bands {
     Sight sight;
     int64_t rows, width;
@@ -99,7 +99,7 @@ template <class T>
 void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, const uint32_t* keys, int64_t site,
                      double probability, double scale, T* dropped, int64_t one_way, int64_t window, int64_t rows,
                      int64_t width, int64_t sequences, int64_t heads, int64_t length, int64_t threads) {
-#pragma omp parallel num_threads(threads_for(sequences* heads, threads))
+#pragma omp parallel num_threads(limit_threads(sequences* heads, threads))
     {
         const Dropout dropout(probability, site);
         const Bands bands(one_way, window, rows, width);
@@ -141,13 +141,13 @@ void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, c
     }
 }
 
-// What was kept of the shares, once more
+// Computes again what dropout kept of the shares.
 template <class T>
 void redo_dropout(const T* shares, const int32_t* starts, const int32_t* lengths, const uint32_t* keys, int64_t site,
                   double probability, T* dropped, int64_t one_way, int64_t window, int64_t rows, int64_t width,
                   int64_t sequences, int64_t heads, int64_t length, int64_t threads) {
     const Bands bands(one_way, window, rows, width);
-#pragma omp parallel for num_threads(threads_for(sequences* heads, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(sequences* heads, threads)) schedule(static)
     for (int64_t b = 0; b < sequences * heads; ++b) {
         const Dropout dropout(probability, site);
         const int64_t s = b / heads, n = lengths[s];
@@ -172,7 +172,7 @@ void softmax_backward(T* grad, const T* shares, const T* dropped, const int32_t*
                       int64_t length, int64_t threads) {
     const Bands bands(one_way, window, rows, width);
     const float factor = float(scale);
-#pragma omp parallel for num_threads(threads_for(sequences* heads, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(sequences* heads, threads)) schedule(static)
     for (int64_t b = 0; b < sequences * heads; ++b) {
         const int64_t n = lengths[b / heads];
         for (int64_t i = 0; i < n; ++i) {

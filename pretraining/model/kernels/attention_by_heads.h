@@ -5,8 +5,8 @@
 //
 // Blocks of scores in which no piece sees another are not computed: with a window, time grows with length times window.
 //
-// What is no number stays visible. Within its sequence it may reach pieces that do not see it: where pieces look one way
-// or no further than a window, those of the same blocks of 32, since nothing times what is no number is none.
+// NaN stays visible. Within its sequence it may reach pieces that do not see its own piece: where pieces see one way or
+// a window, those of the same blocks of 32, since 0 times NaN is NaN.
 
 #pragma once
 
@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t AHEAD = 16;  // how many rows before it is read memory is asked for a row
 constexpr int64_t LINE = 32;   // numbers that memory gives at once
 
-inline int64_t padded(int64_t length) { return (length + BLOCK - 1) / BLOCK * BLOCK; }
+inline int64_t round_up(int64_t length) { return (length + BLOCK - 1) / BLOCK * BLOCK; }
 
 // Part of a row of scores or shares
 struct Columns {
@@ -32,14 +32,14 @@ struct Columns {
 // Makes a row of scores ready for vectors of sixteen: outside of what is seen, to the end of its block, scores are so low
 // that they weigh next to nothing, until their shares are set to zero. Returns where the block ends.
 inline int64_t open_row(float* scores, Columns seen, float outside = -INFINITY) {
-    const int64_t end = padded(seen.end);
+    const int64_t end = round_up(seen.end);
     std::fill(scores, scores + seen.begin, outside);
     std::fill(scores + seen.end, scores + end, outside);
     return end;
 }
 
-// The highest score of a row, and the logarithm of the sum of the exponentials of what each score lies below it. Apart
-// they hold for huge scores too, in whose sum the logarithm would be lost.
+// The highest score of a row, and the logarithm of the sum of exp(score - highest). They are kept apart: added to a
+// huge score, the logarithm would be rounded away.
 struct Spread {
     float highest, log_sum;
 };
@@ -61,7 +61,7 @@ inline std::pair<float, float> share_row(float* scores, Columns seen, float scal
     const float sum = _mm512_reduce_add_ps(sums);
     for (int64_t j = 0; j < end; j += SIXTEEN) {
         const __m512 share = _mm512_mul_ps(load_sixteen(scores + j), _mm512_set1_ps(1.0f / sum));
-        store_sixteen(kept + j, dropout.drops() ? kept_of(share, dropout, key, column + uint32_t(j)) : share);
+        store_sixteen(kept + j, dropout.drops() ? drop_sixteen(share, dropout, key, column + uint32_t(j)) : share);
     }
     return {largest, sum};
 }
@@ -77,7 +77,7 @@ inline void share_row_backward(float* scores, float* grad, Columns seen, float s
         const __m512 away = _mm512_sub_ps(load_sixteen(scores + j), _mm512_set1_ps(spread.highest));
         const __m512 share = exponential(_mm512_fmsub_ps(away, _mm512_set1_ps(scale), _mm512_set1_ps(spread.log_sum)));
         __m512 factor = _mm512_set1_ps(1.0f);
-        if (dropout.drops()) factor = kept_of(factor, dropout, key, column + uint32_t(j));
+        if (dropout.drops()) factor = drop_sixteen(factor, dropout, key, column + uint32_t(j));
         const __m512 slope = _mm512_mul_ps(load_sixteen(grad + j), factor);
         store_sixteen(kept + j, _mm512_mul_ps(share, factor));
         store_sixteen(scores + j, share);
@@ -134,16 +134,16 @@ class Head {
     uint32_t row_key(int64_t i) const { return all.dropout.drops() ? all.dropout.key(all.keys[start + i]) : 0; }
 
     // How many rows of a block lie within the sequence
-    int64_t rows_from(int64_t first) const { return std::min(BLOCK, n - first); }
+    int64_t count_rows(int64_t first) const { return std::min(BLOCK, n - first); }
 
     // Where the block begins that holds the first piece that the rows of a block see: the first column of their scores
     int64_t origin(int64_t first) const { return all.sight.begin(first) / BLOCK * BLOCK; }
 
     // How many pieces some rows of a block see together, from their origin on
-    int64_t seen_from(int64_t first, int64_t rows) const { return all.sight.end(first + rows - 1, n) - origin(first); }
+    int64_t count_seen(int64_t first, int64_t rows) const { return all.sight.end(first + rows - 1, n) - origin(first); }
 
     // The most columns of a block of rows of scores that are computed, in whole blocks
-    int64_t find_band() const { return std::min(length, BLOCK + 2 * padded(std::min(length, all.sight.window))); }
+    int64_t find_band() const { return std::min(length, BLOCK + 2 * round_up(std::min(length, all.sight.window))); }
 
     // The columns of what a row of a block sees: nothing, where it lies behind the sequence
     Columns seen(int64_t first, int64_t i) const {
@@ -163,17 +163,17 @@ class Head {
     void score(const std::vector<bfloat16>& left, const std::vector<uint32_t>& columns, int64_t first, int64_t rows,
                float* out) {
         const Panels right{columns.data() + origin(first) * size / 2, size};
-        multiply<Blocks>(left.data() + first * size, size, right, out, band, rows, seen_from(first, rows), size);
+        multiply<Blocks>(left.data() + first * size, size, right, out, band, rows, count_seen(first, rows), size);
     }
 
     // sums = shares or slopes of some rows of a block with what they see of right (length, size)
     void sum_over_keys(const std::vector<bfloat16>& left, const std::vector<uint32_t>& right, int64_t first, int64_t rows) {
         multiply<Blocks>(left.data(), band, Panels{right.data(), length}.from(origin(first)), sums.data(), size, rows,
-                         size, seen_from(first, rows));
+                         size, count_seen(first, rows));
     }
 
     void share_backward(int64_t first, const Spread* spreads) {
-        const int64_t from = origin(first), end = padded(seen_from(first, rows_from(first)));
+        const int64_t from = origin(first), end = round_up(count_seen(first, count_rows(first)));
         for (int64_t r = 0; r < BLOCK; ++r) {
             const int64_t i = first + r, at = r * band;
             if (i < n)
@@ -194,15 +194,15 @@ class Head {
     void sum_over_queries(const std::vector<bfloat16>& turned, const std::vector<uint32_t>& right) {
         for (int64_t j = 0; j < n; j += BLOCK) {
             const int64_t from = all.sight.one_way ? j : origin(j);
-            const int64_t to = std::min(n, padded(j + BLOCK + std::min(n, all.sight.window)));
+            const int64_t to = std::min(n, round_up(j + BLOCK + std::min(n, all.sight.window)));
             multiply<Blocks>(turned.data() + j * band + from - origin(j), band, Panels{right.data(), length}.from(from),
-                             sums.data() + j * size, size, rows_from(j), size, to - from);
+                             sums.data() + j * size, size, count_rows(j), size, to - from);
         }
     }
 
    public:
     Head(const Sequences<bfloat16>& all, bool backward) : all(all), size(all.size), hidden(all.heads * all.size) {
-        const int64_t longest = length = padded(all.longest()), whole = longest * size, widest = find_band();
+        const int64_t longest = length = round_up(all.longest()), whole = longest * size, widest = find_band();
         for (auto* each : {&queries, &keys, &values}) each->resize(whole);
         for (auto* each : {&key_columns, &value_rows}) each->resize(whole / 2);
         kept.resize(BLOCK * widest);
@@ -219,7 +219,7 @@ class Head {
     // Goes to a head, by its number among those of all sequences.
     void open(int64_t number) {
         const int64_t sequence = number / all.heads;
-        head = number % all.heads, start = all.starts[sequence], n = all.lengths[sequence], length = padded(n);
+        head = number % all.heads, start = all.starts[sequence], n = all.lengths[sequence], length = round_up(n);
         band = find_band();
         const bfloat16 *flat = all.qkv + start * 3 * hidden + head * size;
         int64_t part = 0;
@@ -240,7 +240,7 @@ class Head {
                 const auto [highest, sum] = share_row(scores.data() + at, seen(first, i), all.scale, all.dropout,
                                                       row_key(i), column(first), kept.data() + at);
                 if (spreads) spreads[(start + i) * all.heads + head] = {highest, std::log(sum)};
-                clear_outside(seen(first, i), padded(seen_from(first, rows)), kept.data() + at);
+                clear_outside(seen(first, i), round_up(count_seen(first, rows)), kept.data() + at);
             }
             sum_over_keys(kept, value_rows, first, rows);
             put(rows, out + (first - from) * hidden, hidden, nullptr);
@@ -260,7 +260,7 @@ class Head {
         pair_rows(queries.data(), length, size, query_rows.data());
         pair_rows(grads.data(), length, size, grad_rows.data());
         for (int64_t first = 0; first < n; first += BLOCK) {
-            const int64_t rows = rows_from(first);
+            const int64_t rows = count_rows(first);
             score(queries, key_columns, first, rows, scores.data());
             score(grads, value_columns, first, rows, grad_scores.data());
             share_backward(first, spreads);
@@ -275,7 +275,7 @@ class Head {
 };
 
 // Of a sequence, whose heads lie side by side in memory, if there are enough for all threads
-inline int64_t heads_at_once(int64_t count, int64_t heads, int64_t threads) {
+inline int64_t count_heads_at_once(int64_t count, int64_t heads, int64_t threads) {
     return std::max<int64_t>(1, std::min(heads, count * heads / (4 * threads)));
 }
 
@@ -283,11 +283,11 @@ inline int64_t heads_at_once(int64_t count, int64_t heads, int64_t threads) {
 template <class Blocks, class Function>
 inline void for_each_head(const Sequences<bfloat16>& all, bool backward, int64_t threads, const Function& compute) {
     const int64_t heads = all.count * all.heads;
-#pragma omp parallel num_threads(threads_for(heads, threads))
+#pragma omp parallel num_threads(limit_threads(heads, threads))
     {
         [[maybe_unused]] const Blocks blocks{};
         Head<Blocks> head(all, backward);
-#pragma omp for schedule(dynamic, heads_at_once(all.count, all.heads, threads))
+#pragma omp for schedule(dynamic, count_heads_at_once(all.count, all.heads, threads))
         for (int64_t number = 0; number < heads; ++number) {
             head.open(number);
             compute(head, number);

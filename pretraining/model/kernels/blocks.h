@@ -97,7 +97,7 @@ class Tiles {
     Tiles(const Tiles&) = delete;
     Tiles& operator=(const Tiles&) = delete;
 
-    // What `Lanes` has by that name
+    // As `Lanes::multiply_block`.
     static void multiply_block(const bfloat16* left, int64_t left_width, const uint32_t* panel, float* out,
                                int64_t out_width, int64_t, int64_t terms) {
         asm volatile("" ::: "memory");  // GCC up to 13 does not know that tiles are read from memory

@@ -25,7 +25,7 @@ inline void gelu_tanh(float value, float& result, float& slope) {
 
 using Activation = void (*)(float, float&, float&);
 
-// Both for each bfloat16 there is, the slope in the upper half: looking up is faster than computing.
+// The activation of every bfloat16 number, and in the upper half its slope: looking up is faster than computing.
 template <Activation ACTIVATION>
 std::vector<uint32_t> activate_each_bfloat16() {
     std::vector<uint32_t> table(1 << 16);
@@ -79,13 +79,13 @@ inline void activate_row(bfloat16* x, const bfloat16* bias, bfloat16* out, int64
 // out = gelu(x + bias); x becomes the slope there, which is all that the backward pass needs
 template <class T>
 void gelu_forward(T* x, const T* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i) activate_row<gelu>(x + i * width, bias, out + i * width, width);
 }
 
 template <class T>
 void gelu_tanh_forward(T* x, const T* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i) activate_row<gelu_tanh>(x + i * width, bias, out + i * width, width);
 }
 
@@ -93,7 +93,7 @@ void gelu_tanh_forward(T* x, const T* bias, T* out, int64_t rows, int64_t width,
 template <class T>
 void gelu_backward(const T* grad, const T* slope, T* grad_x, T* grad_bias, int64_t rows, int64_t width,
                    int64_t threads) {
-    threads = threads_for(rows, threads);
+    threads = limit_threads(rows, threads);
     ColumnSums sums(threads, width);
 #pragma omp parallel num_threads(threads)
     {
@@ -112,7 +112,7 @@ void gelu_backward(const T* grad, const T* slope, T* grad_x, T* grad_bias, int64
 // out (rows, width) = gelu of the left half of x (rows, 2 width), times the right half
 template <class T>
 void geglu_forward(const T* x, T* out, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
         const T *left = x + i * 2 * width, *right = left + width;
         T* to = out + i * width;
@@ -127,7 +127,7 @@ void geglu_forward(const T* x, T* out, int64_t rows, int64_t width, int64_t thre
 
 template <class T>
 void geglu_backward(const T* grad, const T* x, T* grad_x, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
         const T *left = x + i * 2 * width, *right = left + width, *from = grad + i * width;
         T *to_left = grad_x + i * 2 * width, *to_right = to_left + width;
@@ -147,7 +147,7 @@ template <class T>
 void rotate(T* x, const int64_t* positions, const float* turns, double direction, int64_t rows, int64_t heads,
             int64_t size, int64_t threads) {
     const int64_t half = size / 2;
-#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
         const float *cosines = turns + positions[i] * size, *sines = cosines + half;
         for (int64_t h = 0; h < 2 * heads; ++h) {
@@ -167,7 +167,7 @@ template <class T>
 void norm_forward(T* x, const T* bias, const T* residual, const T* weight, const T* shift, const uint32_t* keys,
                   int64_t site, double probability, double epsilon, T* out, float* means, float* scales, int64_t rows,
                   int64_t width, int64_t threads) {
-#pragma omp parallel num_threads(threads_for(rows, threads))
+#pragma omp parallel num_threads(limit_threads(rows, threads))
     {
         const Dropout dropout(probability, site);
         std::vector<float> row(width);
@@ -196,13 +196,13 @@ void norm_forward(T* x, const T* bias, const T* residual, const T* weight, const
     }
 }
 
-// From the gradient of the norm, and from what the sum gets besides it where `past` is given: that of the residual, of x
-// (through dropout), and the sums for weight, shift and bias
+// From the gradient of the norm and, where it is given, from `past`, the gradient that the sum gets from elsewhere: the
+// gradients of the residual and of x (through dropout), and those of weight, shift and bias, summed over rows.
 template <class T>
 void norm_backward(const T* grad, const T* past, const T* sum, const float* means, const float* scales, const T* weight,
                    const uint32_t* keys, int64_t site, double probability, T* grad_residual, T* grad_x,
                    T* grad_weight, T* grad_shift, T* grad_bias, int64_t rows, int64_t width, int64_t threads) {
-    threads = threads_for(rows, threads);
+    threads = limit_threads(rows, threads);
     ColumnSums sums(threads, 3 * width);
 #pragma omp parallel num_threads(threads)
     {
@@ -250,7 +250,7 @@ void norm_backward(const T* grad, const T* past, const T* sum, const float* mean
 template <class T>
 void dropout_rows(const T* x, const uint32_t* keys, int64_t site, double probability, T* out, int64_t rows,
                   int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
         const Dropout dropout(probability, site);
         const uint32_t key = dropout.key(keys[i]);

@@ -14,7 +14,7 @@ template <class T>
 void add_gradient(const T* gradient, float* sum, int64_t count, int64_t adds, int64_t threads) {
     constexpr int64_t block = 1 << 14;
     const int64_t blocks = (count + block - 1) / block;
-#pragma omp parallel for num_threads(threads_for(blocks, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(blocks, threads)) schedule(static)
     for (int64_t index = 0; index < blocks; ++index) {
         const int64_t begin = index * block, end = std::min(count, begin + block);
         if (adds)
@@ -30,7 +30,7 @@ void add_squares(const float* numbers, double* sum, int64_t count, int64_t threa
     constexpr int64_t block = 1 << 14;
     const int64_t blocks = (count + block - 1) / block;
     std::vector<double> sums(blocks);
-#pragma omp parallel for num_threads(threads_for(blocks, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(blocks, threads)) schedule(static)
     for (int64_t index = 0; index < blocks; ++index) {
         const int64_t begin = index * block, end = std::min(count, begin + block);
         double squares = 0;

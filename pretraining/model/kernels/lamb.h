@@ -19,9 +19,9 @@ void lamb_stretch(float* weight, float* gradient, float* first, float* second, d
     const float decayed = float(decay), factor = float(scale);
     std::vector<double> sums(2 * blocks);
     float amount = 0;
-#pragma omp parallel num_threads(threads_for(blocks, threads))
+#pragma omp parallel num_threads(limit_threads(blocks, threads))
     {
-        const int64_t from = blocks * this_thread() / threads_here(), to = blocks * (this_thread() + 1) / threads_here();
+        const int64_t from = blocks * find_thread() / count_threads(), to = blocks * (find_thread() + 1) / count_threads();
         for (int64_t index = from; index < to; ++index) {
             const int64_t end = std::min(count, (index + 1) * block);
             for (int64_t begin = index * block; begin < end; begin += few) {

@@ -10,7 +10,7 @@ namespace {
 template <class T>
 void cross_entropy(T* logits, const T* bias, const int64_t* labels, float* losses, uint8_t* correct, int64_t rows,
                    int64_t width, int64_t stride, int64_t gradient, int64_t threads) {
-#pragma omp parallel num_threads(threads_for(rows, threads))
+#pragma omp parallel num_threads(limit_threads(rows, threads))
     {
         std::vector<float> buffer(width);
         float* row = buffer.data();

@@ -54,7 +54,7 @@ inline void store(bfloat16& place, float value) {  // to nearest, ties to even; 
 }
 
 // Every bit of the result depends on every bit of x (Wellons' lowbias32).
-inline uint32_t scrambled(uint32_t x) {
+inline uint32_t scramble(uint32_t x) {
     x ^= x >> 16;
     x *= 0x7FEB352Du;
     x ^= x >> 15;
@@ -72,7 +72,7 @@ class Dropout {
     // `site` has in its upper half the number of the first head, where a rank computes some heads of a layer: columns of
     // attention begin with that of their head among all.
     Dropout(double probability, int64_t site)
-        : site(scrambled(uint32_t(site) + 0x9E3779B9u)),
+        : site(scramble(uint32_t(site) + 0x9E3779B9u)),
           shift((uint32_t(site >> 32) << 16) * 0x9E3779B9u),
           threshold(uint32_t(probability * 4294967296.0)),
           scale(float(1 / (1 - probability))) {}
@@ -80,11 +80,11 @@ class Dropout {
     bool drops() const { return threshold > 0; }
 
     // The key of a row at this site.
-    uint32_t key(uint32_t row_key) const { return scrambled(row_key ^ site) + shift; }
+    uint32_t key(uint32_t row_key) const { return scramble(row_key ^ site) + shift; }
 
-    // 0 or the scale.
+    // The factor of an element: 0 where it is dropped, else 1 / (1 - probability).
     inline float operator()(uint32_t key, uint32_t column) const {
-        return scrambled(column * 0x9E3779B9u + key) < threshold ? 0.0f : scale;
+        return scramble(column * 0x9E3779B9u + key) < threshold ? 0.0f : scale;
     }
 };
 
@@ -119,9 +119,9 @@ inline void normal(float x, float& below, float& density) {
     density = 0.39894228f * bell;
 }
 
-int threads_for(int64_t rows, int64_t threads) { return int(std::max<int64_t>(1, std::min(rows, threads))); }
+int limit_threads(int64_t rows, int64_t threads) { return int(std::max<int64_t>(1, std::min(rows, threads))); }
 
-int this_thread() {
+int find_thread() {
 #ifdef _OPENMP
     return omp_get_thread_num();
 #else
@@ -129,8 +129,8 @@ int this_thread() {
 #endif
 }
 
-// There may be fewer than were asked for.
-int threads_here() {
+// The threads of this parallel region, of which there may be fewer than were asked for.
+int count_threads() {
 #ifdef _OPENMP
     return omp_get_num_threads();
 #else
@@ -145,7 +145,7 @@ class ColumnSums {
 
    public:
     ColumnSums(int64_t threads, int64_t width) : width(width), sums(threads * width, 0.0f) {}
-    float* mine() { return sums.data() + this_thread() * width; }
+    float* mine() { return sums.data() + find_thread() * width; }
     template <class T>
     void write(T* out, int64_t offset, int64_t count) const {
         for (int64_t j = 0; j < count; ++j) {

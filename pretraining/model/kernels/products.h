@@ -110,8 +110,8 @@ struct Bytes {
         return {bytes, scales};
     }
 
-    // Not yet by the scale of a row. Never a part of its caller: a compiler, which may take factors in another order,
-    // would do so with some numbers of rows and not with others.
+    // Multiplies without the scales of the rows. Not inlined: a compiler may reorder factors, and would do so for some
+    // numbers of rows and not for others.
     template <int64_t ROWS>
     __attribute__((noinline)) void multiply_rows(int64_t begin, int64_t width, const Weight& weight, int64_t column,
                                                  float* out, int64_t out_stride) const {
@@ -156,7 +156,7 @@ struct Bytes {
 // (columns, width) -> panels, and less what a row of zeros gives; widths are multiples of 4
 void pack_bytes(const float*, const int8_t* weight, int8_t* panels, int32_t* zeros, int64_t columns, int64_t width,
                 int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(columns / PANEL, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(columns / PANEL, threads)) schedule(static)
     for (int64_t column = 0; column < columns; column += PANEL)
         for (int64_t j = 0; j < PANEL; ++j) {
             int32_t sum = 0;
@@ -201,7 +201,7 @@ struct Halves {
 
 // (columns, width) -> panels; widths are multiples of 2
 void pack_halves(const bfloat16* weight, bfloat16* panels, int64_t columns, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(columns / PANEL, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(columns / PANEL, threads)) schedule(static)
     for (int64_t column = 0; column < columns; column += PANEL)
         for (int64_t j = 0; j < PANEL; ++j)
             for (int64_t k = 0; k < width; ++k)
@@ -211,7 +211,7 @@ void pack_halves(const bfloat16* weight, bfloat16* panels, int64_t columns, int6
 
 // (columns, width) -> panels; columns are multiples of a panel
 void pack_floats(const float* weight, float* panels, int64_t columns, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(columns / PANEL, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(columns / PANEL, threads)) schedule(static)
     for (int64_t column = 0; column < columns; column += PANEL)
         for (int64_t k = 0; k < width; ++k)
             for (int64_t j = 0; j < PANEL; ++j)
@@ -256,7 +256,7 @@ template <class End = Plainly, class Rows, class T>
 void multiply(const Rows& x, int64_t rows, int64_t width, const typename Rows::Weight& weight, int64_t first,
               int64_t last, T* out, int64_t out_stride) {
     const int64_t panels = (last - first) / PANEL, blocks = row_blocks(rows);
-    const int64_t groups = std::min(blocks, (2 * int64_t(threads_here()) + panels - 1) / panels);
+    const int64_t groups = std::min(blocks, (2 * int64_t(count_threads()) + panels - 1) / panels);
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < panels * groups; ++task) {
         const int64_t column = task / groups * PANEL, group = task % groups;

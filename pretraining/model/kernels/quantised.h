@@ -6,7 +6,7 @@
 
 namespace {
 
-// bytes = 128 + x / scale; the scale is a 127th of the largest number, and none where one of them is none
+// bytes = 128 + x / scale; the scale is a 127th of the largest absolute value, and NaN where a number is NaN
 template <class T>
 float quantise_row(const T* x, uint8_t* bytes, int64_t width) {
     float largest = 0;
@@ -25,14 +25,14 @@ float quantise_row(const T* x, uint8_t* bytes, int64_t width) {
 
 template <class T>
 void quantise_rows(const T* x, uint8_t* bytes, float* scales, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i) scales[i] = quantise_row(x + i * width, bytes + i * width, width);
 }
 
 // x = x * the scale of its row
 template <class T>
 void rescale_rows(T* x, const float* scales, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+#pragma omp parallel for num_threads(limit_threads(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
         const float scale = scales[i];
 #pragma omp simd

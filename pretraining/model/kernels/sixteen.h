@@ -48,7 +48,7 @@ inline __m512 gelu(__m512 x) {
     return _mm512_mul_ps(x, _mm512_fmadd_ps(near, p, _mm512_set1_ps(0.5f)));
 }
 
-inline __m512i scrambled(__m512i x) {
+inline __m512i scramble(__m512i x) {
     const auto mix = [](__m512i value, int bits) {
         return _mm512_xor_si512(value, _mm512_srl_epi32(value, _mm_cvtsi32_si128(bits)));
     };
@@ -57,12 +57,12 @@ inline __m512i scrambled(__m512i x) {
     return mix(x, 16);
 }
 
-// Of sixteen columns, what dropout keeps of their values
-inline __m512 kept_of(__m512 values, const Dropout& dropout, uint32_t key, uint32_t column) {
+// Applies dropout to the values of sixteen columns.
+inline __m512 drop_sixteen(__m512 values, const Dropout& dropout, uint32_t key, uint32_t column) {
     const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i columns = _mm512_add_epi32(_mm512_set1_epi32(int32_t(column)), steps);
     const __m512i mixed = _mm512_mullo_epi32(columns, _mm512_set1_epi32(int32_t(0x9E3779B9u)));
-    const __m512i hashes = scrambled(_mm512_add_epi32(mixed, _mm512_set1_epi32(int32_t(key))));
+    const __m512i hashes = scramble(_mm512_add_epi32(mixed, _mm512_set1_epi32(int32_t(key))));
     const __mmask16 keeps = _mm512_cmpge_epu32_mask(hashes, _mm512_set1_epi32(int32_t(dropout.threshold)));
     // multiplied, so that NaN stays what it is where it is dropped too
     return _mm512_mul_ps(values, _mm512_maskz_mov_ps(keeps, _mm512_set1_ps(dropout.scale)));

@@ -48,7 +48,7 @@ inline void turn_block(const bfloat16* x, int64_t width, bfloat16* out, int64_t 
 void turn(const bfloat16* x, bfloat16* out, int64_t rows, int64_t width, int64_t threads) {
     constexpr int64_t side = 64;
     const int64_t down = (rows + side - 1) / side, across = (width + side - 1) / side;
-#pragma omp parallel for collapse(2) num_threads(threads_for(down* across, threads)) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(limit_threads(down* across, threads)) schedule(static)
     for (int64_t block_column = 0; block_column < across; ++block_column)
         for (int64_t block_row = 0; block_row < down; ++block_row) {
             const int64_t row = block_row * side, column = block_column * side;

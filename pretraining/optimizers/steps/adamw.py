@@ -19,7 +19,7 @@ SETTLED = 1 << 30
 class AdamW(FlatOptimizer):
     """Adam with decoupled decay; without bias correction where the settings say so."""
 
-    keeps_zeros = True  # it multiplies gradients in their place, by the scale; ours leaves them alone
+    keeps_zeros = True  # PyTorch's step scales gradients in place; our kernel does not write them
 
     def _is_ours(self, weights: Tensor) -> bool:
         """Whether our kernel can move these weights: on a CPU, where the host knows the scale."""

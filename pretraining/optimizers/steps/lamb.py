@@ -21,7 +21,7 @@ from pretraining.mesh.mesh import Shares
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
-from pretraining.optimizers.lamb import apex_fault, lamb_settings
+from pretraining.optimizers.lamb import cast_settings, find_apex_fault
 from pretraining.optimizers.steps.adamw import SETTLED, adam, find_adam_factors
 from pretraining.optimizers.steps.flat import WHOLE, FlatOptimizer, FlatTensor, add_over_group
 
@@ -55,7 +55,7 @@ class Lamb(FlatOptimizer):
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         super().__init__(kind, groups, settings)
-        self.lamb = lamb_settings(settings)
+        self.lamb = cast_settings(settings)
         self._amp_c = load_apex(self.lamb.kernels)
         self._tables: dict[int, SlotTable] = {}
         """slot tables by the id of their flat tensor"""
@@ -255,7 +255,7 @@ def load_apex(wanted: Literal["auto", "apex", "torch"]) -> Any:
     """Loads apex's module of kernels; None for "torch", and for "auto" where it is missing."""
     if wanted == "torch":
         return None
-    fault = apex_fault()
+    fault = find_apex_fault()
     if fault is not None and wanted == "apex":
         raise UserError(f'optimizer.kernels = "apex": {fault}, or take "auto"')
     return None if fault else importlib.import_module("amp_C")
@@ -276,7 +276,7 @@ def compute_by_apex(
     decays = torch.full((len(weights),), decay, device=device)
     step = int(steps) - 1 if settings.bias_correction else SETTLED  # the kernel counts from 0
     tensors = [gradients, weights, first, second, updates]
-    # A norm of 0 against a limit of 1 clips nothing, since gradients come clipped. The kernel's caller reads it itself.
+    # A norm of 0 against a limit of 1 clips nothing: gradients come clipped. apex reads this norm on the host.
     options = (step, *settings.betas, settings.epsilon, torch.zeros(1), 1.0)
     amp_c.multi_tensor_lamb_stage1_cuda(CHUNK, overflowed, tensors, decays, *options)
     norms = [amp_c.multi_tensor_l2norm(CHUNK, overflowed, [tensors], True)[1] for tensors in (weights, updates)]

@@ -117,12 +117,19 @@ def test_another_recipe_makes_all_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(before), len(kept)) == (13, 2)
 
 
+def test_a_complete_table_of_another_recipe_replaces_the_earlier_one(place: Place) -> None:
+    before, checksum = place.complete("table5"), inputs.checksum_recipe
+    place.patch.setattr(inputs, "checksum_recipe", lambda path: f"another {checksum(path)}")
+    assert {*before.runs} != {*place.complete("table5").runs}
+    assert not (place.folder / "table5-demo-partial.json").exists()
+
+
 def test_another_text_makes_all_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for name, text in (("one", "text"), ("same", "text"), ("other", "another text")):
         (tmp_path / name / "wiki").mkdir(parents=True)
         (tmp_path / name / "wiki" / "wiki_00").write_text(text)
-        monkeypatch.setattr(inputs, "DATA", tmp_path / name)
+        monkeypatch.setenv("CLOZE_DATA", str(tmp_path / name))
         found.append(names_of("mini"))
     assert found[0] == found[1]
     assert found[0].isdisjoint(found[2])

@@ -23,7 +23,6 @@ continue_in_child()
 
 def main():
     hear_signals()
-    print(os.getpid(), flush=True)
     try:
         BODY
     except KeyboardInterrupt:
@@ -33,12 +32,13 @@ def main():
 
 leave(main)
 """
+READY = "print(os.getpid(), flush=True); "
 DEAF = "sum(range(10**12))"  # holds Python's lock, and its handlers back, for hours
 
 
 def begin(body: str) -> tuple[subprocess.Popen[str], int]:
     """Starts a command; returns it with the number of its child that does the work."""
-    process = start([sys.executable, "-c", PROGRAM.replace("BODY", body)])
+    process = start([sys.executable, "-c", PROGRAM.replace("BODY", body if READY in body else READY + body)])
     assert process.stdout is not None
     return process, int(process.stdout.readline())
 
@@ -58,8 +58,8 @@ def test_what_python_cannot_interrupt_ends_within_three_seconds(number: signal.S
     assert has_ended(worker)
 
 
-FAULT = """try:
-            time.sleep(100)
+FAULT = f"""try:
+            {READY}time.sleep(100)
         except KeyboardInterrupt:
             raise SystemError("returned a result with an exception set")"""
 
@@ -74,7 +74,6 @@ FAULT = """try:
 )
 def test_what_can_be_interrupted_ends_with_130(body: str, polite: bool, said: str) -> None:
     process, _ = begin(body)
-    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, "polite" in output, errors) == (130, polite, said)
@@ -97,7 +96,7 @@ def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once()
 def test_a_process_that_ignores_signals_as_under_nohup_goes_on_and_ends() -> None:
     ignore = "\n".join(f"signal.signal(signal.{name}, signal.SIG_IGN)" for name in ("SIGINT", "SIGHUP", "SIGCHLD"))
     code = f"import os, signal, sys\n{ignore}\nos.execv(sys.executable, sys.argv[1:])"
-    program = PROGRAM.replace("BODY", "time.sleep(1)\n        print('done', flush=True)")
+    program = PROGRAM.replace("BODY", f"{READY}time.sleep(1)\n        print('done', flush=True)")
     process = start([sys.executable, "-c", code, sys.executable, "-c", program])
     assert process.stdout is not None
     process.stdout.readline()

@@ -15,7 +15,7 @@ pytest_plugins = ["support.website_fixtures"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def publish(site: Site, wiki: str, date: str, content: bytes, listed: bytes | None = None, latest: bool = True) -> str:
+def publish(site: Site, wiki: str, date: str, content: bytes, listed: bytes | None = None) -> str:
     """Publishes a dump with its list of checksums, as the official site has them; returns the name of the file."""
     name = f"{wiki}-{date}-pages-articles-multistream.xml.bz2"
     site.put(f"/{wiki}/{date}/{name}", content)
@@ -24,7 +24,7 @@ def publish(site: Site, wiki: str, date: str, content: bytes, listed: bytes | No
         f"{hashlib.sha1(listed or content).hexdigest()}  {name}",
         f"{hashlib.sha1(b'whole').hexdigest()}  {wiki}-{date}-pages-articles.xml.bz2",
     ]
-    for folder in [date, "latest"] if latest else [date]:
+    for folder in (date, "latest"):
         site.put(f"/{wiki}/{folder}/{wiki}-{folder}-sha1sums.txt", ("\n".join(lines) + "\n").encode())
     return name
 

@@ -114,8 +114,8 @@ def test_a_place_in_later_streams_says_from_where_it_counts(tmp_path: Path) -> N
 IN_A_STREAM = 7
 
 
-def json_lines(count: int, seed: int = 1) -> list[bytes]:
-    draw = random.Random(seed)
+def json_lines(count: int) -> list[bytes]:
+    draw = random.Random(1)
     return [b'{"text": "%s", "id": "%d"}\n' % (draw.randbytes(60).hex().encode(), n) for n in range(count)]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common.errors import UserError
+from data_prep.description import collect_faults
 from data_prep.readers.reader import Problems
 from data_prep.readers.sources import AS_OTHERS, AS_SAID, BY_CONTENT, BY_NAME, find_files, group_sources, make_bundles
 from data_prep.settings import map_by_source
@@ -237,7 +238,8 @@ def test_files_that_are_named_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert message("x").startswith("--docs: x/e.txt is x/b.txt by another name (1 in")
         problems = Problems("skip")
         assert [file.path for file in find_files(["x"], problems=problems)] == ["x/a.txt", "x/b.txt", "x/c/d.txt"]
-        assert problems.skipped == ["x/e.txt is x/b.txt by another name"]
+        assert problems.skipped == ["x/e.txt: another name of x/b.txt"]
+        assert collect_faults([], problems).skipped == ["x/e.txt: another name of x/b.txt"]
         (folder / "e.txt").unlink()
     with gzip.open(folder / "part.json.gz", "wb"):
         (folder / "blank.jsonl").write_bytes(b"\xef\xbb\xbf\n\n")

@@ -25,6 +25,7 @@ def written(text: str) -> str:
 
 
 TEMPLATES = {
+    "{{H:title|a note|shown}} / {{val|5|+}}": "shown / 5",
     # languages
     "{{lang|fr|Le Monde}} / {{Lang|fr|''Le Monde''}} / {{ lang_\n|fr| Le\nMonde }}": "Le Monde / Le Monde / Le Monde",
     "{{Template:lang|fr|x}} / {{lang|zh|text=中国}} / {{lang|fr|[[Le Monde|the ''World'']]}}": "x / 中国 / the World",

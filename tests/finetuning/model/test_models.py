@@ -9,6 +9,8 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,11 +26,19 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
-from finetuning.model.models import find_model, find_newest_export, list_notes, order_outputs, read_fine_tuned
+from finetuning.model.models import (
+    find_model,
+    find_newest_export,
+    list_notes,
+    order_outputs,
+    read_fine_tuned,
+    summarize_model,
+)
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import list_checkpoints, read_record, write_record
 from pretraining.huggingface.folders import read_encoder, write_fine_tuned
+from pretraining.huggingface.model_card import BaseSummary
 from pretraining.huggingface.verify import make_probe
 from pretraining.huggingface.weights import name_class
 
@@ -176,6 +186,16 @@ def find_together(folder: Path, name: str | None, world: World) -> None:
     read_settings_anew(folder)
     model = find_model(name)
     sys.stdout.write(f"{world.rank} {model.name} {len(model.encoder)} {model.summary().hub_model}\n")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("/runs/mini/glue/sst2/model", "mini-sst2"), ("/data/sst2/model", "data-sst2"), ("/model", "x")],
+)
+def test_a_fine_tuned_model_is_named_after_its_task_wherever_it_lies(folder: str, name: str) -> None:
+    base, head = BaseSummary("x", False, None, None, 0, []), TaskHead("classes", ("a", "b"))
+    model: Any = SimpleNamespace(summary=lambda: base, folder=Path(folder), head=head, on_hub=False)
+    assert summarize_model(model).name == name
 
 
 def test_ranks_find_the_same(straight: Path, tmp_path: Path) -> None:

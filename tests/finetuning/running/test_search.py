@@ -106,6 +106,10 @@ def test_a_run_keeps_its_name_when_more_is_searched(shared_toy: Toy, tmp_path: P
     searched = FineTuning.model_validate({"search": {"batches": [8, 16]}})
     names = [run.name for run in list_runs(task, searched, tmp_path, {}, trains=True)]
     assert names == ["lr3e-05-batch8-seed1", alone.name]
+    for run in list_runs(task, searched, tmp_path, {}, trains=True):
+        run.begun.write(run.folder / BEGUN)
+    [fewer] = list_runs(task, FineTuning(batch=8), tmp_path, {}, trains=True)
+    assert fewer.name == names[0]
 
 
 def test_a_setting_that_there_was_not_yet_had_its_default(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         ('kind = "score"\nlabels = ["a", "b"]', ['labels: kind = "score" has none']),
         ('kind = "classes"\nlabels = ["a"]', ["labels: one class leaves nothing to decide"]),
         ('kind = "classes"\nname = "a/b"', ["name = "]),
-        ('kind = "classes"\nname = "results.json"', ["name: results.json may be a file"]),
+        ('kind = "classes"\nname = "results.json"', ["name: results.json has another meaning"]),
         ('kind = "classes"\ndev = "b.csv"\nheld_out = 0.5', ["held_out: there is a dev file"]),
     ],
 )

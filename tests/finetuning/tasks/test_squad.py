@@ -213,7 +213,6 @@ def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "d.json", [item("a", "q", ["z"])])
     assert open_squad("1.1", path, None, Setup(cutter(), SHAPE)).dev == {}, "nothing is where no share is named"
     assert "train has 1, and it takes 2" in refusal(open_squad, "1.1", path, None, Setup(cutter(), SHAPE), held_out=0.1)
-    assert "choose one" in refusal(task_of, path, held_out=0.1)
     two = write_squad(tmp_path / "e.json", [article(t, [("z", [item(t, "q", ["z"])])]) for t in "ab"])
     assert "a share of 1.5" in refusal(open_squad, "1.1", two, None, Setup(cutter(), SHAPE), held_out=1.5)
 

@@ -24,7 +24,7 @@ from finetuning.tasks.squad_rules import (
     evaluate_1,
     evaluate_2,
     exact_match,
-    normalise,
+    normalize_answer,
     read_by_id,
     read_squad,
     token_f1,
@@ -54,12 +54,12 @@ def plain_normalise(text: str) -> str:
     ],
 )
 def test_what_is_compared_of_an_answer(text: str, kept: str) -> None:
-    assert normalise(text) == kept
+    assert normalize_answer(text) == kept
 
 
 @given(st.lists(st.sampled_from(["the", "a", "an", "An", "cat", "été", "-", "’", " ", "\u00a0", ".", "x1", "_", "İ"])))
 def test_normalising_is_what_a_second_statement_says(parts: list[str]) -> None:
-    assert normalise("".join(parts)) == plain_normalise("".join(parts))
+    assert normalize_answer("".join(parts)) == plain_normalise("".join(parts))
 
 
 @pytest.mark.parametrize(
@@ -330,6 +330,8 @@ def test_version_1_counts_and_names_what_is_missing(typed: Typed, first: Path, t
     assert figures == {"exact_match": 50.0, "f1": 50.0}
     assert "no answer for 1 id (b): counted as wrong" in said
     assert "4 ids (z1, z2, z3, …) no question of" in said
+    code, _, said = typed(first, predictions, "--na-prob-thresh", "0.5")
+    assert (code, "--na-prob-thresh: " in said) == (2, True)
 
 
 def test_version_2_with_odds_has_best_thresholds(typed: Typed, second: Path, tmp_path: Path) -> None:

@@ -111,5 +111,5 @@ def test_answers_are_the_states_of_the_model(name: str, tmp_path: Path) -> None:
     pair = Pair.make(name, tmp_path)
     batch, places = pair.batch(), pair.ours.sequence_places(pair.batch())
     states, served = pair.ours.encode(batch), serve_encoder(pair.ours, sees_one=True)
-    torch.testing.assert_close(served.all(batch), states, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(served.one(batch, places), states[places], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(served.compute_all(batch), states, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(served.compute_one(batch, places), states[places], atol=1e-5, rtol=1e-5)

@@ -11,12 +11,18 @@ import torch
 from torch import nn
 
 from finetuning.model.heads import TaskModel
-from pretraining.architectures.declaration import architectures, find_architecture
+from pretraining.architectures.declaration import architectures, find_architecture, list_sizes
 from pretraining.architectures.weights import KINDS, Kind, TaskHead, Weight, count_products
 from pretraining.config.settings import list_divisors
 from pretraining.huggingface.weights import export_weights, import_weights, list_weights
 from pretraining.model.shape import PIECE_HEAD, Learning, Shape
 from pretraining.objectives.declaration import build_model, find_objective, num_parameters, objectives
+
+
+def test_sizes_are_listed_from_the_smallest_on() -> None:
+    sizes = architectures()["bert"].sizes
+    assert [name for name in list_sizes() if name in sizes] == list(sizes)
+
 
 SMALL = {"layers": 3, "hidden": 64, "heads": 2, "intermediate": 96, "positions": 40}
 

@@ -23,7 +23,7 @@ from pretraining import train
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Objective
 from pretraining.objectives.declaration import configure_objective
-from pretraining.optimizers.lamb import apex_fault
+from pretraining.optimizers.lamb import find_apex_fault
 
 SIZE = 'a whole number of at least 1 is needed, or "auto"'
 STATIC = 'static masks are in the data already; take objective.masks = "dynamic", or make other data with shard.py …'
@@ -176,11 +176,11 @@ def test_the_command_for_apex_builds_what_the_image_has() -> None:
 
 def test_apex_is_nvidias_with_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amp_C", SimpleNamespace())
-    assert apex_fault() is None
+    assert find_apex_fault() is None
     monkeypatch.setitem(sys.modules, "amp_C", None)
-    assert apex_fault() == f"apex is not installed; {BUILD}"
+    assert find_apex_fault() == f"apex is not installed; {BUILD}"
     monkeypatch.setattr(importlib.metadata, "version", {"apex": "0.9.10.dev0"}.__getitem__)
-    assert "(0.9.10.dev0) has no amp_C: it is another project of that name" in str(apex_fault())
+    assert "(0.9.10.dev0) has no amp_C: it is another project of that name" in str(find_apex_fault())
 
 
 ANEW = ["--objective.masks", "dynamic"]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from support import lamb_reference as lamb
 from support import twice
 from support.marks import slow
+from support.mesh import collect_weights
 from support.pretraining_reference import SMALL, gradient, gradients, random_batch
 from support.processes import run_program
 from support.training import run_connected
@@ -63,21 +64,17 @@ def mean_loss(losses: Losses, batch: PretrainingBatch, ranks: int) -> Tensor:
     return MLM.loss(losses, batches)
 
 
-def weights(engine: Engine) -> dict[str, Tensor]:
-    return {name: weight.clone() for name, weight in engine.weights()}
-
-
 def one_step(engine: Engine, repeats: int = 1) -> dict[str, Tensor]:
     """The gradients of this rank's batch, done so many times and divided by it: how far the step moves the weights."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     batch = random_batch(LENGTHS[rank], QUIET.vocabulary, seed=rank, first=10 * rank)
-    before, marks = weights(engine), list[int]()
+    before, marks = collect_weights(engine), list[int]()
     for index in range(repeats):
         loss = mean_loss(engine.forward(batch), batch, ranks) / repeats
         engine.backward(loss, last=index == repeats - 1, mark=lambda: marks.append(1))
     assert len(marks) == repeats, "in a backward pass without a mark, a rank that hangs is not told from others"
     engine.step(STRETCH * EPSILON)
-    after = weights(engine)
+    after = collect_weights(engine)
     return {name: (before[name] - after[name]) / STRETCH for name in before}
 
 
@@ -86,7 +83,7 @@ def on_all_stages() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for dtype, zero in ALL:
         engine = make_engine(dtype, zero)
-        found[f"{dtype} {zero} weights"] = weights(engine)
+        found[f"{dtype} {zero} weights"] = collect_weights(engine)
         found[f"{dtype} {zero}"] = one_step(engine), float(engine.gradient_norm or math.nan)
         engine = make_engine(dtype, zero, clip=CLIP)
         found[f"{dtype} {zero} repeated, clipped"] = one_step(engine, REPEATS), float(engine.gradient_norm or math.nan)

@@ -154,7 +154,7 @@ def added(buckets: list[Bucket], step: int) -> None:
 
 
 HINDRANCES: list[Callable[[pytest.MonkeyPatch], None]] = [
-    lambda patched: patched.setattr(neighbours, "system", lambda: "another machine"),
+    lambda patched: patched.setattr(neighbours, "identify_system", lambda: "another machine"),
     lambda patched: patched.delattr(os, "memfd_create"),  # a system without such rooms
     lambda patched: patched.setattr(Door, "path", property(lambda _: __file__)),  # leads to a file of somebody else
 ]

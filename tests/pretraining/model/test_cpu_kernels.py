@@ -97,6 +97,19 @@ def test_a_library_that_others_may_have_planted_is_not_loaded(
     assert library.stat().st_ino == inode
 
 
+def test_the_compiler_writes_nothing_into_the_home(builds: list[Path], tmp_path: Path) -> None:
+    """Of a full one it would only say that it failed, and nothing would be built elsewhere."""
+    assert kernels._load_library(COMPILER).kernels
+    [work] = builds
+    assert not work.is_relative_to(tmp_path / "cloze")
+
+
+def test_the_words_of_a_compiler_that_fails_are_told_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "env no-such-compiler")
+    with pytest.warns(UserWarning, match="will be slow: env: "):
+        assert kernels._functions.__wrapped__() == {}
+
+
 def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spaced = tmp_path / "my tools" / "wrapper"
     spaced.parent.mkdir()

@@ -226,7 +226,7 @@ def test_without_training_no_gradient_is_made(monkeypatch: pytest.MonkeyPatch) -
     wanted = masked_loss(hidden, weight, bias, labels, 300)[0].detach()
     calling = Mock(wraps=kernels.call)
     monkeypatch.setattr(kernels, "call", calling)
-    monkeypatch.setattr(operations, "_with_slopes", pytest.fail)
+    monkeypatch.setattr(operations, "_compute_slopes", pytest.fail)
     with torch.no_grad():
         found = [
             masked_loss(hidden, weight, bias, labels, 300)[0],

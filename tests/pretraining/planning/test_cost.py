@@ -13,9 +13,9 @@ from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
-from pretraining.planning.cost import Cluster, Exchange, MicroBatch, estimate_step, find_efficiency
+from pretraining.planning.cost import Cluster, MicroBatch, StepTraffic, estimate_step, find_efficiency
 from pretraining.planning.machines import GPUS, find_network, make_cluster
-from pretraining.planning.memory import count_parameters
+from pretraining.planning.memory import count_rank_parameters
 
 names = st.sampled_from(sorted(GPUS))
 kinds = st.sampled_from(["10gbe", "100gbe", "edr100x4", "hdr200", "hdr200x8", "ndr400x8"])
@@ -32,8 +32,10 @@ def work(size: str = "large", length: int = 128, sequences: int = 64) -> MicroBa
     return MicroBatch.from_average(shape, "bf16", sequences, measure_sequences(shape, length, None))
 
 
-def sharing(zero: int = 1, size: str = "large", dtype: Any = "bf16") -> Exchange:
-    return Exchange.for_stage(count_parameters(make_shape(size, 30522)), zero, dtype, optimizers()["lamb"].traffic)
+def sharing(zero: int = 1, size: str = "large", dtype: Any = "bf16") -> StepTraffic:
+    return StepTraffic.for_stage(
+        count_rank_parameters(make_shape(size, 30522)), zero, dtype, optimizers()["lamb"].traffic
+    )
 
 
 @given(names, kinds, stages, powers, powers, st.floats(1.0, 10.0))

@@ -9,15 +9,14 @@ import pytest
 
 from data_prep.common.errors import UserError
 from pretraining.architectures.declaration import architectures, make_shape
-from pretraining.architectures.weights import count_parameters as count_numbers
+from pretraining.architectures.weights import count_parameters
 from pretraining.config.overrides import load_recipe
 from pretraining.config.settings import Recipe
 from pretraining.mesh.cuts import find_crossing
-from pretraining.model.shape import Shape
 from pretraining.planning.amount import measure_sequences
 from pretraining.planning.cost import BUCKET_BYTES, WITHIN, MicroBatch
 from pretraining.planning.machines import GPUS, check_fit, find_network, make_cluster, make_target
-from pretraining.planning.memory import count_parameters, pad_vocabulary, plan_activations, plan_memory
+from pretraining.planning.memory import count_rank_parameters, pad_vocabulary, plan_activations, plan_memory
 from pretraining.planning.plan import build_plan
 
 GPT = make_shape("8b", 50257, "gpt")
@@ -32,10 +31,10 @@ def read(*words: str) -> Recipe:
 @pytest.mark.parametrize("architecture", architectures())
 def test_shares_are_of_all_weights_that_are_cut(architecture: str) -> None:
     shape = make_shape("small" if architecture == "gpt" else "base", 1024, architecture)
-    alone, shared = count_parameters(shape), count_parameters(shape, 4)
+    alone, shared = count_rank_parameters(shape), count_rank_parameters(shape, 4)
     kind = architectures()[architecture]
     whole = [weight for weight in kind.weights(shape) if weight.cut == "whole"]
-    assert alone / 4 < shared < alone / 4 + count_numbers(whole) + 4 * shape.hidden**2
+    assert alone / 4 < shared < alone / 4 + count_parameters(whole) + 4 * shape.hidden**2
 
 
 def test_a_vocabulary_is_padded_for_all_shares() -> None:
@@ -53,8 +52,8 @@ def test_what_norms_and_dropout_read_is_whole_on_all_ranks() -> None:
     assert [per_layer(tensor) for tensor in (1, 2, 8)] == [16, 10, 5.5]
 
 
-def make_work(tensor: int, recompute: bool = False, shape: Shape = GPT) -> MicroBatch:
-    return MicroBatch.from_average(shape, "fp16", 8, measure_sequences(shape, 1024, None), recompute, tensor)
+def make_work(tensor: int, recompute: bool = False) -> MicroBatch:
+    return MicroBatch.from_average(GPT, "fp16", 8, measure_sequences(GPT, 1024, None), recompute, tensor)
 
 
 def test_a_layer_has_two_sums_forward_two_backward_and_two_more_if_it_is_computed_again() -> None:
@@ -79,7 +78,7 @@ def test_ranks_with_other_parts_share_the_ports_of_a_node() -> None:
 
 def test_a_mesh_needs_a_share_of_the_memory() -> None:
     alone, shared = plan_memory(GPT, "fp16", 64, 1), plan_memory(GPT, "fp16", 64, 1, tensor=8)
-    assert shared.device == pytest.approx(alone.device * count_parameters(GPT, 8) / count_parameters(GPT))
+    assert shared.device == pytest.approx(alone.device * count_rank_parameters(GPT, 8) / count_rank_parameters(GPT))
     listed = [memory.zero for memory in build_plan(make_target(read(), None, "v100-32", 8, 8)).memories]
     assert listed == [0, 1, 2], "ranks that share a model take no ZeRO 3"
 

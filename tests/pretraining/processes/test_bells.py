@@ -78,8 +78,8 @@ def have_too_many_open(patched: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "is elsewhere": lambda patched: patched.setattr(bells, "system", lambda: "another"),
-    "knows no system": lambda patched: patched.setattr(bells, "system", lambda: None),
+    "is elsewhere": lambda patched: patched.setattr(bells, "identify_system", lambda: "another"),
+    "knows no system": lambda patched: patched.setattr(bells, "identify_system", lambda: None),
     "is locked out": lambda patched: patched.setattr(bells.Door, "path", property(lambda _: "/proc/1/fd/99999")),
     # processes have other numbers there, so that a path leads to a file of somebody else, which stays as it is
     "is led astray": lambda patched: patched.setattr(bells.Door, "path", property(lambda _: os.environ["ASTRAY"])),

@@ -83,6 +83,32 @@ def test_the_heap_asks_for_huge_pages_where_nobody_pays_for_it(words: tuple[str,
     assert (sum(sizes) > 1 << 30) is (not words), asked
 
 
+GROWN = """
+import numpy as np
+from pretraining.processes import environment
+environment.prepare_process()
+environment.LEAST_LIMIT = 1 << 27
+limit, held = environment.HeapLimit(), [environment.read_own_memory()]
+limit.after_step()
+blocks = [np.ones(12_000) for _ in range(8_000)]  # 768 MB
+del blocks[1::2]
+held.append(environment.read_own_memory())
+limit.after_step()
+held.append(environment.read_own_memory())
+print(*held, float(np.sum(blocks[-1])))
+"""
+"""A process whose heap has grown to more than twice what it had, and half of which is free, between blocks in use."""
+
+
+def test_a_heap_that_has_grown_gives_back_what_is_free() -> None:
+    place = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", GROWN], env=place, capture_output=True, text=True, check=True)
+    first, grown, after, last = map(float, done.stdout.split())
+    assert grown - first > 700e6
+    assert grown - after > 300e6
+    assert last == 12_000
+
+
 def lines(ticks: int) -> str:
     """What /proc/stat says of cores that were at work for so long."""
     cores = "".join(f"cpu{core} {ticks} 0 0 500 0 0 0 0 0 0\n" for core in os.sched_getaffinity(0))

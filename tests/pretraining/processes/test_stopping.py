@@ -17,7 +17,7 @@ import torch.distributed as dist
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.processes import stopping
-from pretraining.processes.stopping import STOPPING, Control, Decision, EndAtOnce, time_limit
+from pretraining.processes.stopping import STOPPING, Control, Decision, EndAtOnce, parse_time_limit
 
 pytestmark = pytest.mark.usefixtures("leaves_group", "alone")
 
@@ -37,17 +37,17 @@ LIMITS = {
 
 
 def test_how_a_time_limit_is_written() -> None:
-    assert {text: time_limit(text, {}) for text in LIMITS} == LIMITS
+    assert {text: parse_time_limit(text, {}) for text in LIMITS} == LIMITS
     for text in ("", "90", "m", "-2h", "2 h", "2w", "1:2:3", "1-12", "tomorrow", "1e3s", "nan", "12:00h"):
         with pytest.raises(UserError, match=f"--time-limit {text}: not understood"):
-            time_limit(text, {})
+            parse_time_limit(text, {})
 
 
 def test_the_end_of_the_slurm_job() -> None:
     for text in ("", "soon"):
-        assert time_limit("auto", {"SLURM_JOB_END_TIME": text}) is None
-    assert time_limit("auto", {}) is None
-    limit = time_limit("auto", {"SLURM_JOB_END_TIME": str(int(time.time()) + 1000)})
+        assert parse_time_limit("auto", {"SLURM_JOB_END_TIME": text}) is None
+    assert parse_time_limit("auto", {}) is None
+    limit = parse_time_limit("auto", {"SLURM_JOB_END_TIME": str(int(time.time()) + 1000)})
     assert limit is not None
     assert limit - (time.monotonic() - stopping.STARTED) == pytest.approx(1000, abs=60)
 
@@ -75,7 +75,7 @@ def test_an_end_of_the_slurm_job_that_was_moved(
         asked = '[ "$*" = "-h -j 7 -o %e" ] && [ "$SLURM_TIME_FORMAT" = %s ] || exit 3'
         (tmp_path / "squeue").write_text(f"#!/bin/sh\necho >> {tmp_path}/asked\n{asked}\n{says}\n")
         (tmp_path / "squeue").chmod(0o755)
-    limit = time_limit("auto", {"SLURM_JOB_END_TIME": str(int(time.time()))})
+    limit = parse_time_limit("auto", {"SLURM_JOB_END_TIME": str(int(time.time()))})
     with Control(World(), limit) as control:
         assert [control.decide(wrong=False, saving=0.1) for _ in range(2)] == [decision] * 2
     assert ("was moved by +60" in capsys.readouterr().out) == (decision == Decision.GO_ON)
@@ -103,8 +103,11 @@ PASSED_ON = [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
 
 @pytest.mark.parametrize("line", range(4))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_key_press_counts_once_whenever_it_comes_again(number: signal.Signals, line: int) -> None:
+def test_one_key_press_counts_once_whenever_it_comes_again(
+    number: signal.Signals, line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python runs the handler of a second signal between any two lines of that of the first."""
+    monkeypatch.setattr(stopping, "ECHO_SECONDS", 60.0)
     said: list[str] = []
     left = [line]
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.base_models import write_bert
-from support.commands import assert_refusal
+from support.commands import assert_refusal, run_main
 from support.training import Place
 from support.transformers_models import PIECES, SHAPE, our_weights, their_model, their_weights
 from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
@@ -221,13 +221,10 @@ def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sum_of_pieces])
-def test_every_objective_is_scored(
-    name: str, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_objective_is_scored(name: str, shared: Place, tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "model", shared.data, objective=name)
     words = [str(folder), "--data", str(shared.data), "--length", str(LENGTH), "--examples", str(EXAMPLES)]
-    assert evaluate.main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_main(evaluate.main, *words, "--json"))
     asked = nats_of(StoredModel.open(str(folder)), shared.data)
     loss = found["figures"]["masked_loss" if "masked_loss" in found["figures"] else "piece_loss"]
     assert found["predictions"] == len(asked)
@@ -239,17 +236,13 @@ def test_every_objective_is_scored(
     assert found["bits_per_character"] == pytest.approx(bits, rel=1e-5)
     assert sum(found["left_out"].values()) == len(asked) - len(plain)
     assert ("[SEP]" in found["left_out"]) == (objectives()[name].sees != "both")
-    assert evaluate.main(words) == 0
-    assert ("left out of the bits" in capsys.readouterr().out) == (len(plain) < len(asked))
+    assert ("left out of the bits" in run_main(evaluate.main, *words)) == (len(plain) < len(asked))
 
 
 @pytest.mark.parametrize("words", [["--fill", "a [MASK]"], ["--data", "shards"]])
-def test_a_gpu_that_is_not_there_is_told(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpu_that_is_not_there_is_told(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert evaluate.main([str(tmp_path), *words, "--device", "cuda"]) == 2
-    assert "a GPU was asked for" in capsys.readouterr().err
+    assert "a GPU was asked for" in run_main(evaluate.main, tmp_path, *words, "--device", "cuda", code=2)
 
 
 def test_masks_of_byte_level_pieces_are_filled_in_as_by_transformers(tmp_path: Path) -> None:
