@@ -33,6 +33,7 @@ MISTAKES = {
     "optimizers --rounds 0": "--rounds from 1 on",
     "throughput --shards benchmarks": "benchmarks: no shards there",
     "throughput --contests huge-128-2": "huge-128-2: no contest",
+    "throughput --contests tiny-32-2 tiny-32-4": "tiny-32 is given twice",
     "throughput --against bing": "--against bing: is none of",
     **({} if torch.cuda.is_available() else {"throughput --device cuda": "a GPU was asked for"}),
 }

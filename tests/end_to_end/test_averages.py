@@ -27,7 +27,7 @@ from pretraining import evaluate
 from pretraining import export as exporting
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import AVERAGE, AVERAGED, EXPORT, FOLDER, RECORD
+from pretraining.checkpoint.record import AVERAGE, AVERAGED, EXPORT, FOLDER, RECORD, list_finished
 from pretraining.huggingface.folders import read_folder
 
 AVERAGES = [*SAVES, "--checkpoints.average", "3"]
@@ -96,6 +96,8 @@ def test_what_has_no_average_is_refused(place: Place, averaged: Path, tmp_path: 
         (["--average", "2", "--checkpoint", "step-00000008"], "give one of them"),
     ):
         assert reason in run_main(exporting.main, averaged, "--out", tmp_path / "out", *words, code=2)
+    words = ["--out", tmp_path / "out", "--checkpoint", "step-00000999"]
+    assert "is the checkpoint of step" in run_main(exporting.main, list_finished(averaged)[0], *words, code=2)
     assert "folder of transformers" in run_main(
         exporting.main, averaged / AVERAGED, "--out", tmp_path / "out", "--average", "2", code=2
     )

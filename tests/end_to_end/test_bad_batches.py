@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 import torch
-from support.faults import BAD, Poison
+from support.faults import BAD, Poison, stop_at
 from support.marks import slow
 from support.training import (
     SAVES,
@@ -161,6 +161,26 @@ def test_a_loss_that_leaps(place: Place) -> None:
     wanted = without(place, "without", 22, *more, count=2)
     going = launch(place.command("run", *more), fault=Poison("leap", "batch", 22))
     assert_ended(going, 0, "warning: the loss leapt to ", " in the steps to 24; the run goes back")
+    assert_left_out(place.folder / "run", (22, 2))
+    assert_same(place.folder / "run", wanted)
+
+
+def leap_and_stop() -> None:
+    """A fault: the loss leaps in a step, and a signal stops the run after it."""
+    Poison("leap", "batch", 22)()
+    stop_at(23)
+
+
+@pytest.mark.slow
+def test_a_loss_that_leaps_before_a_stop(place: Place) -> None:
+    """The next start begins at the checkpoint of the leap, and leaves out the batches before it."""
+    more = ["--phases.0.steps", 26, "--guards.spike", 4, "--logging.every", 2]
+    more += ["--checkpoints.every", 11, "--checkpoints.keep_at", "[23]"]
+    wanted = without(place, "without", 22, *more, count=2)
+    assert_ended(launch(place.command("run", *more), fault=leap_and_stop), Code.STOPPED)
+    assert list_finished(place.folder / "run")[-1].name == "step-00000023"
+    again = launch(place.command("run", *more), fault=Poison("leap", "batch", 22))
+    assert_ended(again, 0, "; the run goes back")
     assert_left_out(place.folder / "run", (22, 2))
     assert_same(place.folder / "run", wanted)
 

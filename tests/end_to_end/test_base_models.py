@@ -23,6 +23,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.checkpoint.record import FOLDER
 from pretraining.config.overrides import load_recipe
 from pretraining.huggingface.folders import read_folder
 
@@ -57,6 +58,9 @@ def test_a_branch_has_the_base_model_of_its_run(adapting: Place, bert: Path) -> 
         again = dataclasses.replace(adapting, recipe=recipe)
         for _ in range(2):
             assert_well(train(again.command(name, *branch, *SAVES), 1))
+        checkpoint = adapting.folder / "run" / FOLDER / "step-00000005"
+        copy = shutil.copytree(checkpoint, adapting.folder / "copies" / name / checkpoint.name)
+        assert_well(train(again.command(f"{name}, copied", "--branch", copy, *SAVES), 1))
         card = (adapting.folder / name / "export" / "README.md").read_text()
         assert f"Its training began with the weights of {bert.name}. Its run is a branch of run after step 5." in card
 

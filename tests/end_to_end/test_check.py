@@ -77,6 +77,12 @@ def test_named_gpus_give_the_hours_of_a_run_elsewhere() -> None:
         assert said in run_main(entry.main, *command, *words, code=2)
 
 
+@pytest.mark.usefixtures("leaves_group")
+def test_what_is_for_plans_alone_is_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["--recipe", "demo", "--ranks", "64", "--gpu-memory", "80"]) == 2
+    assert "--ranks: only with --check; leave it out\n--gpu-memory: only with --check" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is measured")
 @pytest.mark.usefixtures("leaves_group")
 def test_a_login_node_says_nothing_of_other_machines() -> None:

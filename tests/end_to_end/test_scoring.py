@@ -203,6 +203,7 @@ def test_a_mask_is_filled(run: Path) -> None:
         (["--fill", "[MASK] " * 70], "64 positions"),
         ([], "none is given"),
         (["--fill", "[MASK]", "--best", "0"], "--best 0"),
+        (["--fill", "[MASK]", "--length", "64"], "--length: only with --data"),
     ):
         assert told in run_main(evaluate.main, run, *words, code=2)
 

@@ -58,6 +58,23 @@ def is_named(fault: str, expected: str) -> bool:
             "--phases.0.decay wsd --phases.0.warmup_steps 70 --phases.0.decay_steps 70",
             "--phases.0.decay_steps = 70: and phases.0.warmup_steps = 70 exceed the 120 steps of …; give fewer",
         ),
+        (
+            "--phases.0.decay wsd --phases.0.warmup 0.6 --phases.0.decay_steps 70",
+            "--phases.0.decay_steps = 70: and phases.0.warmup = 0.6 exceed the 120 steps of …; give fewer",
+        ),
+        (
+            "--phases.0.decay wsd --phases.0.warmup_steps 70 --phases.0.decay_share 0.6",
+            "--phases.0.warmup_steps = 70: and phases.0.decay_share = 0.6 exceed the 120 steps of …; give fewer",
+        ),
+        (
+            "--phases.0.decay wsd --phases.0.warmup 0.6 --phases.0.decay_share 0.6",
+            "--phases.0.warmup = 0.6: and phases.0.decay_share = 0.6 exceed the whole schedule; give less",
+        ),
+        (
+            "--phases.0.warmup_steps 30 --phases.0.warmup 0.1",
+            "--phases.0.warmup_steps: --phases.0.warmup is given too; keep one of them",
+        ),
+        ("--phases.0.decay wsd --phases.0.decay_from start", '--phases.0.decay_from = "start": … = "wsd"; …'),
         ("--phases.0.warmup_steps 120", "--phases.0.warmup_steps = 120: … (phases.0.steps and phases.1.steps); …"),
         ("--phases.1.power 2", "--phases.1.power = 2.0: … no learning_rate … or give phases.1.learning_rate"),
         ("--phases.1.name one", '--phases.1.name = "one": phases.0.name is the same'),
