@@ -204,7 +204,7 @@ def put(raw: dict[str, Any], override: Override, rivals: Mapping[str, tuple[str,
 
 
 def find_rivals(given: Sequence[Override], rivals: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Finds values of the command line that another one of it takes the place of."""
+    """Finds flags that another flag, which excludes them, follows on the command line."""
     keys = [override.key for override in given if override.value != "" and override.key[0] != FOREIGN]
     for number, key in enumerate(keys):
         for rival in rivals.get(str(key[-1]), ()):

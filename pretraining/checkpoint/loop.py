@@ -71,9 +71,8 @@ class Loop:
 
 
 class GarbageCollection:
-    """Within a loop, runs Python's garbage collector at the same steps on all ranks, and limits the heap.
-
-    Otherwise each rank collects at steps of its own, for up to half a second, while the others wait.
+    """Within a loop, runs Python's garbage collector at the same steps on all ranks: otherwise each rank
+    collects at steps of its own, for up to half a second, while the others wait. Limits the heap after each step, too.
     """
 
     EVERY = 1000

@@ -115,14 +115,15 @@ class HeapLimit:
 
     Every micro-batch has its own number of pieces, so a block that one has left fits the next one badly, and small
     blocks that stay, such as what oneDNN remembers of a product, divide the rest: left to right, a mini with 128
-    pieces reached 11 GB, of which a step needs 1.
+    pieces reached 11 GB, of which a step needs less than 1.
     """
 
     def __init__(self) -> None:
         self._most: int | None = None
 
     def after_step(self) -> None:
-        """Takes the memory after the first step, and after each step that follows a return, as what a step needs."""
+        """Gives free memory back if the process holds too much. A step is taken to need what the process holds after
+        the first step, or after the first one since memory was last given back."""
         held = read_own_memory()
         if self._most is None:
             self._most = max(LEAST_LIMIT, 2 * held)
