@@ -171,7 +171,7 @@ def test_the_field_with_the_text_may_be_corrected(docs: Path, out: Path) -> None
         path.write_text("".join(lines))
     interrupt("shards", docs, out, "--drop-copies")
     said = finish(docs, out, "--drop-copies", "--text-field", "body")
-    assert "changed since the run began: --text_field;" in said
+    assert "changed since the run began: --text-field;" in said
 
 
 def test_files_that_are_gone_are_missed_where_much_is_lost_and_other_settings_refused(docs: Path, out: Path) -> None:
