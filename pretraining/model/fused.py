@@ -334,7 +334,7 @@ def loss_in_chunks(
 
     In training, the forward pass of a chunk computes its gradients too: no logits are kept or computed again. The
     gradients of the decoder's weight and bias are added up over the chunks in fp32, and rounded to the type of the
-    weights at the end; the product of a chunk for the weight has that type before it is added.
+    weights at the end; what a chunk gives has that type before it is added.
     """
     if kernels.usable(hidden):
         at_once = min(at_once, max(64, CACHED // len(weight) // 64 * 64))
@@ -381,9 +381,11 @@ def _loss_in_chunks(
         torch.mm(slopes, weight, out=out)
         if weight.dtype == wide:
             grad_weight.addmm_(slopes.t(), rows)
+        elif kernels.usable(slopes):
+            kernels.call("add_gradient", slopes.t() @ rows, grad_weight, grad_weight.numel(), 1)
         else:
             grad_weight += slopes.t() @ rows
-        grad_bias += slopes.sum(0, dtype=wide)
+        grad_bias += slopes.sum(0)  # added up in fp32; with `dtype` PyTorch would first make a copy
         del slopes  # before the next logits are made
     return (total, right), (grad_hidden, grad_weight, grad_bias), partial(_scale_gradients, weight.dtype)
 

@@ -56,7 +56,7 @@ class MuonDeclaration(Optimizer):
             beta = cast_settings(settings).momentum
             momentum = state["exp_avg"].lerp_(gradient, 1 - beta)
             ahead = gradient.lerp(momentum, beta)  # Nesterov's
-            return orthogonalize(ahead).mul(USUAL * math.sqrt(max(weight.shape)))
+            return orthogonalize(ahead).float().mul_(USUAL * math.sqrt(max(weight.shape)))
         average = state["exp_avg"].lerp_(gradient, 1 - settings.betas[0])
         square = state["exp_avg_sq"].lerp_(gradient.square(), 1 - settings.betas[1])
         first, second = ((1 - beta**step) if settings.bias_correction else 1.0 for beta in settings.betas)
@@ -70,30 +70,21 @@ def cast_settings(settings: OptimizerSettings) -> MuonSettings:
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Approximates the nearest orthogonal matrix, with the same singular vectors.
+    """Approximates the nearest orthogonal matrix, with the same singular vectors, in the smaller dimension.
 
-    A round multiplies the matrix X by a + b XXᵀ + c (XXᵀ)². These factors are functions of the first XXᵀ, so they are
-    multiplied with one another first, in the smaller dimension, and with the matrix once.
+    To multiply the factors of all rounds first, and with the matrix once, takes fewer multiplications; but rounded to
+    16 bits their product, of numbers up to 480, turns directions whose singular values are large.
     """
     rows, columns = matrix.shape
     if rows > columns:
         return orthogonalize(matrix.T).T
-    matrix = matrix / matrix.norm().clamp(min=1e-7)
-    square = matrix @ matrix.T
-    product = factor = compute_polynomial(square)
-    for _ in range(ROUNDS - 1):
-        square = factor @ square @ factor
-        factor = compute_polynomial(square)
-        product = factor @ product
-    return product @ matrix
-
-
-def compute_polynomial(square: Tensor) -> Tensor:
-    """Computes the factor of a round, from the matrix times its transpose."""
     a, b, c = COEFFICIENTS
-    factor = square.addmm(square, square, beta=b, alpha=c)
-    factor.diagonal().add_(a)
-    return factor
+    matrix = matrix / matrix.norm().clamp(min=1e-7)
+    for _ in range(ROUNDS):
+        square = matrix @ matrix.T
+        factor = square.addmm(square, square, beta=b, alpha=c)
+        matrix = matrix.addmm(factor, matrix, beta=a)
+    return matrix
 
 
 OPTIMIZER = MuonDeclaration()

@@ -79,6 +79,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         """the ids of the flat tensors whose `rounded` the last step has written"""
         self.decays = True
         """whether the weights that move decay by their role, also where the recipe's decay is 0"""
+        self.dtype = torch.float32
+        """the type of matrix products in an `update`: that of the model's"""
 
     def prepare(
         self,
@@ -158,15 +160,17 @@ class ByParameter(FlatOptimizer):
         [step], found_inf = self.count_step([flat.tensor]), self.found_inf()
         state = self.get_state(flat.tensor)
         sources = {WEIGHT: flat.tensor, GRADIENT: gradients, **{name: state[name] for name in self.kind.state}}
+        rounding = torch.autocast(flat.tensor.device.type, self.dtype, enabled=self.dtype != torch.float32)
         for name in flat.sizes:
             parts = [part for part in flat.parts if part.name == name]
             for values in self._values(flat, name, parts, sources):
                 gradient = values.pop(GRADIENT)
                 before = {kind: value.clone() for kind, value in values.items() if found_inf is not None}
                 averages = {kind: value for kind, value in values.items() if kind != WEIGHT}
-                change = self.kind.update(
-                    self.roles[name], values[WEIGHT], gradient, averages, step.double(), self.settings
-                )
+                with rounding:
+                    change = self.kind.update(
+                        self.roles[name], values[WEIGHT], gradient, averages, step.double(), self.settings
+                    )
                 values[WEIGHT].mul_(1 - learning_rate * decay).sub_(change, alpha=learning_rate)
                 if found_inf is not None:
                     for kind, value in before.items():

@@ -86,6 +86,20 @@ def test_the_nearest_orthogonal_matrix_is_that_of_the_plain_iteration(shape: tup
     assert 0.65 < values.min() <= values.max() < 1.25
 
 
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float16, 0.02), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("shape", [(256, 64), (128, 128)])
+def test_in_16_bits_it_is_as_near_as_their_digits_allow(
+    shape: tuple[int, int], dtype: torch.dtype, digits: float
+) -> None:
+    """Also where a few directions have nearly all of the gradient, as they have in training."""
+    sides = [torch.linalg.qr(random(seed, (rows, min(shape))))[0] for seed, rows in enumerate(shape)]
+    matrix = sides[0] * torch.logspace(0, -3, min(shape)) @ sides[1].T
+    with torch.autocast("cpu", dtype):
+        found = orthogonalize(matrix)
+    assert found.dtype == dtype
+    assert (found - plainly(matrix)).norm() < digits * plainly(matrix).norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_nearest_orthogonal_matrix_does_not_depend_on_the_size(dtype: torch.dtype) -> None:
     """Down to where PyTorch's own does, which divides by the norm, or by 1e-7 where that is more."""
@@ -107,6 +121,7 @@ def on_all_stages() -> dict[Any, Any]:
     """What one rank finds."""
     found: dict[Any, Any] = {zero: moved(make_engine("fp32", zero, MUON)) for zero in range(4)}
     found |= {("offloaded", zero): moved(make_engine("fp32", zero, MUON, offload="optimizer")) for zero in (1, 2, 3)}
+    found |= {("bf16", zero): moved(make_engine("bf16", zero, MUON)) for zero in (1, 3)}
     return found
 
 
@@ -134,4 +149,7 @@ def test_it_is_muon_on_three_ranks() -> None:
     results, wanted = run_connected(3, on_all_stages, timeout=240), reference(3)
     assert error(first_weights(), wanted) > 1e-3, "nothing has moved"
     for result in results:
+        for zero in (1, 3):
+            rounded = error(result.pop(("bf16", zero)), wanted)
+            assert 1e-6 < rounded < 5e-5, "matrix products are in 16 bits, and nothing else"
         assert max(error(weights, wanted) for weights in result.values()) < 2e-5
