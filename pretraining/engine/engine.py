@@ -80,7 +80,9 @@ class Engine:
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits
         self.optimizer.prepare(self.flat_tensors, model.roles(), shapes, self.shares)
-        self.optimizer.gradient_norm, self.optimizer.dtype = self._norm_before_step, self.dtype
+        self.optimizer.gradient_norm = self._norm_before_step
+        if settings.parallel.offload == "none":  # a host may be slow in 16 bits
+            self.optimizer.dtype = self.dtype
         self._update_scale: Callable[[bool], None] = lambda _: None
         if self.dtype == torch.float16:
             self._put_off_growth()

@@ -119,7 +119,8 @@ class Optimizer(ABC):
         With `whole_matrices` all tensors have the shape of the parameter, otherwise they are flat stretches of it.
         `role` is that of the weight; of a weight with several parts, whole matrices are the parts one by one: query,
         key and value. The gradient is clipped already. `step` is a tensor on the device of the weights, and counts
-        from 1. Tensors are fp32, and matrix products are in the type of the model's, as under `torch.autocast`.
+        from 1. Tensors are fp32, and matrix products are in the type of the model's, as under `torch.autocast`;
+        in fp32 where the optimizer is offloaded.
         """
         raise NotImplementedError
 
