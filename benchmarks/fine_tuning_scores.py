@@ -150,13 +150,13 @@ def measure(wanted: FineTuningScores, console: Console) -> None:
     keeper = ResultsFile("fine_tuning_scores", ["torch", "deepspeed", *PEER], wanted.out, with_gpu=False)
     tasks: dict[str, Any] = keeper.earlier.get("tasks", {})
     checksum = Base(find_model(str(wanted.model))).identity["checksum"]
+    how = {"learning_rate": wanted.learning_rate, "epochs": wanted.epochs, "checksum": checksum}
+    for name in wanted.tasks:  # before any is trained
+        if name in tasks and not how.items() <= tasks[name].items():
+            raise UserError(f"{keeper.path}: has {name} of another model or settings; give another file as --out")
     for name in wanted.tasks:
         task = open_task(name, wanted.data, wanted.model, wanted.settings(0))
-        how = {"learning_rate": wanted.learning_rate, "epochs": wanted.epochs, "checksum": checksum}
-        earlier = tasks.get(name, {})
-        if earlier and not how.items() <= earlier.items():
-            raise UserError(f"{keeper.path}: has {name} of another model or settings; give another file as --out")
-        scores = earlier.get("scores", {})
+        scores = tasks.get(name, {}).get("scores", {})
         for seed in range(wanted.seeds):
             settings, own = wanted.settings(seed), scores.setdefault(str(seed), {})
             for side, score in ((OURS, score_ours), (THEIRS, score_theirs)):

@@ -38,7 +38,7 @@ from benchmarks.reproduction.commands import (
 )
 from benchmarks.reproduction.declaration import Declared, ScaleName, load_table
 from benchmarks.reproduction.inputs import find_lacking
-from benchmarks.reproduction.results import TableResult, build_tables, draw_curves
+from benchmarks.reproduction.results import build_tables, draw_curves
 from benchmarks.reproduction.running import BENCHMARK, SETTLED, CommandRunner, Ledger, count_ranks, strip_seed
 from benchmarks.reproduction.summing import TableSummary
 from benchmarks.tables import ResultTable, show
@@ -209,15 +209,15 @@ def make(wanted: Reproduce, console: Console) -> int:
         console.print(INTERRUPTED.strip())
         code = Code.INTERRUPTED
     if part is None:
-        result = TableSummary(table, cells, ledger).summarise()
-        done = sum(run.code == 0 for run in result.runs.values())
-        conclude(wanted, result, console, replaces=code == Code.DONE or done >= ledger.own_runs)
+        conclude(wanted, TableSummary(table, cells, ledger), code == Code.DONE and not lacks, console)
     return code
 
 
-def conclude(wanted: Reproduce, result: TableResult, console: Console, replaces: bool = True) -> None:
-    """Prints and writes the table: in place of an earlier one if it `replaces` that, and otherwise beside it."""
+def conclude(wanted: Reproduce, found: TableSummary, complete: bool, console: Console) -> None:
+    """Prints and writes the table: in place of an earlier one if it is complete or has as many runs, else beside it."""
+    result = found.summarise()
     show(console, build_tables(result))
+    replaces = complete or sum(run.code == 0 for run in result.runs.values()) >= found.ledger.own_runs
     path = wanted.results / f"{wanted.name}-{wanted.scale}{'' if replaces else PARTIAL}.json"
     path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True), replaces=True)
     console.print(f"kept in {path}", markup=False)

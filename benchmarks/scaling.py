@@ -230,9 +230,7 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
     most = max(counts)
     device = group.choose_device(settings.device, World(0, most, 0, most))
     threads = recipe.compute.threads or max(1, num_cores() // most)
-    for tensor in settings.tensor:
-        if all(count % tensor for count in counts):
-            raise UserError(f"--tensor {tensor}: divides none of --processes {' '.join(map(str, counts))}")
+    check_tensor(settings, counts, console)
     launches = [(count, threads, tensor) for count in counts for tensor in settings.tensor if count % tensor == 0]
     if device.type == "cpu":
         if most > num_cores():
@@ -245,6 +243,16 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
             own = ["--notes", str(path), "--compute.threads", str(each), "--parallel.tensor", str(tensor)]
             launch(processes, [*arguments, *own])
         return read_notes(path)
+
+
+def check_tensor(settings: Scaling, counts: Sequence[int], console: Console) -> None:
+    """Says which of --tensor divides no number of processes; UserError if these were given, or no other is left."""
+    useless = [tensor for tensor in settings.tensor if all(count % tensor for count in counts)]
+    if useless:
+        fault = f"--tensor {useless[0]}: divides none of the numbers of processes, {' '.join(map(str, counts))}"
+        if settings.processes or useless == [*settings.tensor]:
+            raise UserError(fault)
+        console.print(f"{fault}; left out", markup=False)
 
 
 def launch(processes: int, arguments: list[str]) -> None:

@@ -44,7 +44,7 @@ from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
-from pretraining.checkpoint.record import list_finished
+from pretraining.checkpoint.record import RECORD, list_finished
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
@@ -171,6 +171,8 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):
         place = "is" if out.resolve() == wanted.data.resolve() else "lies within"
         faults.append(f"--out {out}: {place} --data {wanted.data}, which a run must not change; name another --out")
+    if out is not None and (out / RECORD).exists():
+        faults.append(f"--out {out}: is a checkpoint; name the folder of its run, or a new one with --branch {out}")
     branch = None if wanted.branch is None else Branch.parse(wanted.branch)
     if branch is not None and wanted.init is not None:
         faults.append(f"--init {wanted.init}: not with --branch, which has the weights of a run; leave one of them out")

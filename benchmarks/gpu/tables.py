@@ -118,7 +118,7 @@ def run(settings: GpuTables, console: Console) -> int:
     results.mkdir(parents=True, exist_ok=True)
     wanted = Reproduce(table=TABLE, scale=settings.scale, out=root, results=results)
     ledger = Ledger(root / wanted.scale, results, table.name)
-    conclude(wanted, TableSummary(table, [*CellLister(table).list_cells()], ledger).summarise(), console)
+    conclude(wanted, TableSummary(table, [*CellLister(table).list_cells()], ledger), not (late or failed), console)
     console.print("\n".join([*failed, *[f"{len(late)} of {len(shares)} shares were not done in time"] * bool(late)]))
     return Code.MISTAKE if failed else Code.STOPPED if late else Code.DONE
 

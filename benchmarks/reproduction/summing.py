@@ -24,7 +24,7 @@ class TableSummary:
     """Summarises the outcomes of a table."""
 
     def __init__(self, declared: Declared, cells: Sequence[TableCell], ledger: Ledger) -> None:
-        self._declared, self._cells, self._ledger = declared, cells, ledger
+        self._declared, self._cells, self.ledger = declared, cells, ledger
         self._lacking = find_lacking(declared)
 
     def summarise(self) -> TableResult:
@@ -33,7 +33,7 @@ class TableSummary:
         rows = [row for row in d.table.rows if not row.hidden and (row in d.rows or row.paper)]
         made = {row.name: self._row(row) for row in rows}
         signals = {name: self._signal(name, column, made) for name, column in d.measured.items()}
-        outcomes = {command.name: outcome for command in commands if (outcome := self._ledger.find(command)[1])}
+        outcomes = {command.name: outcome for command in commands if (outcome := self.ledger.find(command)[1])}
         return TableResult(
             table=d.name,
             title=d.title,
@@ -46,7 +46,7 @@ class TableSummary:
             rows=list(made.values()),
             signals=signals,
             verdicts=list(self._verdicts(made, signals)),
-            notes=[*self._notes(), *self._ledger.describe_commits(commands)],
+            notes=[*self._notes(), *self.ledger.describe_commits(commands)],
             curve=d.table.curve,
             runs=outcomes,
         )
@@ -92,11 +92,11 @@ class TableSummary:
     def _scores(self, cell: TableCell) -> Iterator[tuple[Score | None, str]]:
         """Yields the scores of a cell, each with a note."""
         for need in cell.command.list_needs():
-            outcome = self._ledger.find(need)[1]
+            outcome = self.ledger.find(need)[1]
             if outcome is not None and not outcome.is_well:
                 yield None, describe_trouble(outcome)
                 return
-        standing, outcome = self._ledger.find(cell.command)
+        standing, outcome = self.ledger.find(cell.command)
         if outcome is None:
             yield None, f"{standing}: {cell.command.label}"
         elif not outcome.is_well:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,8 +170,9 @@ def find_checkpoint(run: Path, name: str | None = None) -> Path:
     if not os.path.isdir(run):
         raise UserError(f"{run}: {absence(run, 'folder')}")
     if (run / RECORD).exists():
-        if name is not None and parse_step(Path(name)) != (step := read_record(run).step):
-            raise UserError(f"{run}: is the checkpoint of step {step:,} itself, not {name}")
+        with suppress(DamageError):  # whoever reads it says so, with a cure
+            if name is not None and parse_step(Path(name)) != (step := read_record(run).step):
+                raise UserError(f"{run}: is the checkpoint of step {step:,} itself, not {name}")
         return run
     there = {path.name: path for path in list_finished(run)}
     if not there:

@@ -126,7 +126,7 @@ def _functions() -> dict[str, Any]:
     try:
         library = _load_library(compiler)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error).encode()
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error).encode(errors="replace")
         reason = said.decode(errors="replace").strip()[-500:]
         warnings.warn(
             f"{MAIN_SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2

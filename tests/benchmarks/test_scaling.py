@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from rich.console import Console
 from support.commands import assert_refusal
 from support.processes import run_program
 from support.training import Place
 
-from benchmarks.scaling import Scaling, choose_batches, main, open_silent_group
+from benchmarks.scaling import Scaling, check_tensor, choose_batches, main, open_silent_group
 from benchmarks.scaling_report import SILENT, Note, conclude, draw_scaling, find_points, read_notes
 from benchmarks.tables import summarise_scaling
+from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -54,6 +56,15 @@ def test_efficiencies_are_those_of_rounds() -> None:
     assert strong_2["communication"] == 0.25
     all_cores = find_points([*notes[:2], note(1, (0.6, 0), (1.1, 0), threads=2)])
     assert conclude(all_cores) == "efficiency by processes: weak 1: 100%, 2: 80%; strong 1: 100%, 2: 62%"
+
+
+def test_shares_that_no_number_of_processes_can_have_are_left_out_where_nobody_gave_the_numbers() -> None:
+    console = Console(record=True)
+    check_tensor(Scaling(tensor=(1, 2)), [1], console)
+    assert "--tensor 2: divides none" in console.export_text()
+    for settings in (Scaling(tensor=(2,)), Scaling(tensor=(1, 2), processes=(1,))):
+        with pytest.raises(UserError, match="--tensor 2: divides none"):
+            check_tensor(settings, [1], console)
 
 
 def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from support.training import (
 from data_prep.common.capacity import num_cores
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining import export as exporting
-from pretraining.checkpoint.record import list_finished
+from pretraining.checkpoint.record import RECORD, list_finished
 from pretraining.processes.ending import Code
 
 
@@ -42,6 +42,13 @@ def test_a_run_is_not_put_into_its_shards(tmp_path: Path) -> None:
     command = ["--recipe", "demo", "--data", str(tmp_path), "--out", str(tmp_path / "run")]
     assert_refused(command, f"--out {tmp_path / 'run'}: lies within --data {tmp_path}, which a run must not change")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_run_is_not_put_into_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text("{}")
+    command = ["--recipe", "demo", "--data", str(tmp_path / "data"), "--out", str(tmp_path)]
+    assert_refused(command, f"--out {tmp_path}: is a checkpoint; name the folder of its run")
+    assert [*tmp_path.iterdir()] == [tmp_path / RECORD]
 
 
 def test_a_folder_belongs_to_one_run(place: Place) -> None:

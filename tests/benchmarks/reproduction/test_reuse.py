@@ -124,6 +124,16 @@ def test_a_complete_table_of_another_recipe_replaces_the_earlier_one(place: Plac
     assert not (place.folder / "table5-demo-partial.json").exists()
 
 
+def test_a_table_without_its_data_replaces_no_complete_one(place: Place) -> None:
+    place.complete("table5")
+    before = (place.folder / "table5-demo.json").read_bytes()
+    place.patch.setattr(inputs, "checksum_recipe", lambda path: f"another {path}")
+    place.lacks = {"BLiMP"}
+    assert place.make("table5", StandIn()) == Code.DONE
+    assert (place.folder / "table5-demo.json").read_bytes() == before
+    assert (place.folder / "table5-demo-partial.json").exists()
+
+
 def test_another_text_makes_all_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for name, text in (("one", "text"), ("same", "text"), ("other", "another text")):
