@@ -40,6 +40,8 @@ STEPS = ("prepare", "pretrain", "finetune", "gather")
 OURS = ("CLOZE_", "SBATCH_")
 """Prefixes of the variables that the jobs or sbatch read."""
 OTHERS = ("squad", "swag", "ner")
+FOR_PLANS = r"--(ranks|gpu|gpus[-_]per[-_]node|network|gpu[-_]memory|pieces[-_]per[-_]second)(=|$)"
+"""Options of train.py that it reads with --check alone."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     recipe = wanted.recipe or site.get("CLOZE_RECIPE") or own[1]
     shards = wanted.shards or site.get("CLOZE_SHARDS") or f"data/{Path(text).name}"
     run = wanted.run or site.get("CLOZE_RUN") or f"runs/{Path(recipe).stem}"
-    named = wanted.tasks or site.get("CLOZE_TASKS", "").split()
+    named = read_tasks(wanted.tasks, site)
     names = find_tasks(named, site) if "finetune" in steps else named or list(GLUE)
     of_site = ("CLOZE_SEEDS", site.get("CLOZE_SEEDS", "5"))
     seeds = read_number(*(of_site if wanted.seeds is None else ("--seeds", wanted.seeds)))
@@ -191,10 +193,16 @@ def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str
         check_recipe(variables["pretrain"]["CLOZE_RECIPE"], words, site)
 
 
+def read_tasks(wanted: Sequence[str], site: Mapping[str, str]) -> Sequence[str]:
+    """Returns the tasks that are named, by --tasks or else for the site; none is named twice."""
+    flag, named = ("--tasks", wanted) if wanted else ("CLOZE_TASKS", site.get("CLOZE_TASKS", "").split())
+    if len({*named}) < len(named):
+        raise UserError(f"{flag} {' '.join(named)}: {max(named, key=named.count)} is named twice")
+    return named
+
+
 def find_tasks(named: Sequence[str], site: Mapping[str, str]) -> list[str]:
     """Returns the tasks to fine-tune on: those named, whose data must exist, or those of GLUE that are complete."""
-    if len({*named}) < len(named):
-        raise UserError(f"--tasks {' '.join(named)}: {max(named, key=named.count)} is named twice")
     unknown = [name for name in named if name not in (*GLUE, *OTHERS)]
     if unknown:
         raise UserError(f"--tasks {' '.join(unknown)}: there is {', '.join([*GLUE, *OTHERS])}")
@@ -225,6 +233,9 @@ def find_fault(name: str, site: Mapping[str, str]) -> str:
 
 def check_recipe(recipe: str, words: Sequence[str], site: Mapping[str, str]) -> None:
     """Checks the recipe and its overrides by train.py, if the Python of the jobs is available here."""
+    for word in words:
+        if re.match(FOR_PLANS, word):
+            raise UserError(f"{word}: only for train.py --check; leave it out")
     python = site.get("CLOZE_PYTHON", ".venv/bin/python")
     if site.get("CLOZE_IMAGE") or not shutil.which(python):
         print("the recipe is not checked here: the job does it", file=sys.stderr)

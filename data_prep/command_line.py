@@ -63,5 +63,9 @@ def _name_as_flags(raw: dict[str, Any]) -> dict[Key, str]:
     given, twice = {names[key]: value for key, value in raw.items()}, Counter(names.values())
     raw.clear()
     raw |= {key: value for key, value in given.items() if key != "config"}
-    faults: dict[Key, str] = {(name,): ": is there twice" for name, count in twice.items() if count > 1}
+    faults: dict[Key, str] = {
+        (name,): f": is there twice, as {' and '.join(key for key in names if names[key] == name)}"
+        for name, count in twice.items()
+        if count > 1
+    }
     return faults | ({("config",): ": a file of settings cannot name another one"} if "config" in given else {})

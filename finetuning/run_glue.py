@@ -87,7 +87,8 @@ class RunGlue(TuningFlags):
         zipped = out / SUBMISSION
         if not self.submission and not any(task.test for task in tasks):
             return
-        of_model = read_json(out / RESULTS)  # tasks that another model has answered in this folder are not sent
+        # Each task that is only scored has a model of its own; of trained ones those of another model are not sent.
+        of_model = TASKS if self.evaluate else read_json(out / RESULTS)
         folders = [out / name / PREDICTIONS for name in TASKS if name in of_model]
         try:
             write_submission(folders, zipped, fill=self.submission)

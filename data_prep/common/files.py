@@ -96,7 +96,9 @@ class FileRecord:
     def check(self, folder: Path) -> None:
         """Raises DamageError unless the file is in the folder, with the bytes that it was finished with."""
         path = self.find(folder)
-        if sha256(path) != self.sha256:
+        with readable(path, DamageError):
+            found = sha256(path)
+        if found != self.sha256:
             raise DamageError(
                 f"{path}: its SHA-256 is not that of its record: the content changed after it was written"
             )

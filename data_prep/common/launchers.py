@@ -102,7 +102,7 @@ def missing_tasks(environment: Mapping[str, str], world: World) -> int:
 
 
 def _number(environment: Mapping[str, str], *names: str, default: int | None = None) -> int:
-    """Reads the whole number in the first of these variables that is set; UserError where there is none."""
+    """Reads the whole number in the first of these variables that is set, else returns the default, if there is one."""
     name = next((name for name in names if environment.get(name)), None)
     if name is None:
         if default is not None:

@@ -307,7 +307,9 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
     if len(found) > 1 and not is_number:
         names = "\n".join(f"  {document.source} {document.id}" for document in documents)
         more = f"\n  and {len(found) - MOST_LISTED:,} more" if len(found) > MOST_LISTED else ""
-        raise UserError(f"--document {wanted}: {len(found):,} documents have this title; give a number\n{names}{more}")
+        raise UserError(
+            f"--document {wanted}: {len(found):,} documents have this title; give the number of one\n{names}{more}"
+        )
     vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
     if max((max(sentence, default=0) for sentence in documents[0].sentences), default=0) >= len(vocabulary):
         raise DamageError(f"{folder}: document {wanted} has a piece beyond its {vocabulary.file}")

@@ -162,6 +162,7 @@ def _take_once(files: list[SourceFile], problems: Problems) -> list[SourceFile]:
         fault = "is named twice" if file.path == other.path else f"is {other.path} by another name"
         cure = "each text counts once; --errors skip leaves the other names out"
         raise UserError(f"--docs: {file.path} {fault} ({len(again):,} in all); {cure}")
+    problems.names |= {file.path: f"{file.source}/{file.name}" for file, _ in again}
     problems.skipped += [f"{file.path}: another name of {other.source}/{other.name}" for file, other in again]
     return list(first.values())
 

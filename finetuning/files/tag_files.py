@@ -71,7 +71,10 @@ def read_sentences(paths: Sequence[Path], fields: Fields, tagged: bool) -> list[
         bare = [sentence for sentence in real if sentence.tags is None]
         if bare and (tagged or len(bare) < len(real)):
             columns = f"no field {' or '.join(fields.tags)}" if kind else "one column alone"
-            raise UserError(f"{bare[0].name_place(0)}: {columns}: every word needs its tag here")
+            cure = (
+                "every word needs its tag here" if tagged else "other sentences of the file have tags: tag all or none"
+            )
+            raise UserError(f"{bare[0].name_place(0)}: {columns}: {cure}")
         sentences += found
     return sentences
 

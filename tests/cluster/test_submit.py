@@ -245,6 +245,8 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
         (["--text", "nowhere"], "--text nowhere: no such file or folder"),
         (["--recipe", "recipe.toml", "--phases.0.stps", "3"], "did you mean phases.0.steps?"),
         (["--tasks", "rte", "rte"], "--tasks rte rte: rte is named twice"),
+        (["--from", "gather", "CLOZE_TASKS=rte rte"], "CLOZE_TASKS rte rte: rte is named twice"),
+        (["--recipe", "demo", "--gpu=h100-80"], "--gpu=h100-80: only for train.py --check"),
         (["--tasks", "squd"], "--tasks squd: there is cola"),
         (["--tasks", "swag"], "data/swag: not there; python finetuning/fetch.py swag"),
         (["--script", "pretrain_huge"], "there is no cluster/pretrain_huge.slurm"),

@@ -304,4 +304,6 @@ def test_a_title_of_digits_that_several_documents_have_is_refused(tmp_path: Path
         rows = [{"title": title, "text": f"All of {name}, {title}. It goes on."} for title in ("1984", *"pqrstuvwxyz")]
         (tmp_path / name / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder = make(tmp_path / "out", "--docs", tmp_path / "a", tmp_path / "b", *ASKED, "--vocab-size", "200")
-    assert "2 documents have this title; give a number" in run_main(show.main, folder, "--document", "1984", code=2)
+    assert "2 documents have this title; give the number of one" in run_main(
+        show.main, folder, "--document", "1984", code=2
+    )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 from support.commands import refusal
 
 from data_prep.common.errors import UserError
+from finetuning.results import PREDICTIONS, RESULTS
+from finetuning.run_glue import SUBMISSION, RunGlue
 from finetuning.tasks.glue import TASKS, TEST_ROWS, name_leaderboard_file, write_submission
 
 
@@ -18,13 +22,13 @@ def _few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TEST_ROWS, ("qqp", "test"), 390)
 
 
-def answers(folder: Path, leave_out: str = "") -> None:
+def answers(folder: Path, leave_out: str = "", place: str = "") -> None:
     """Answers to every test split, as many as the leaderboard wants."""
     for (name, split), count in TEST_ROWS.items():
         if (file := name_leaderboard_file(name, split)) != leave_out:
             lines = ["index\tprediction", *(f"{row}\tfrom the model" for row in range(count))]
-            (folder / name).mkdir(exist_ok=True)
-            (folder / name / file).write_text("\n".join(lines) + "\n")
+            (folder / name / place).mkdir(parents=True, exist_ok=True)
+            (folder / name / place / file).write_text("\n".join(lines) + "\n")
 
 
 def test_a_submission_has_all_files_of_the_leaderboard_and_the_same_bytes_every_time(tmp_path: Path) -> None:
@@ -51,6 +55,15 @@ def test_a_submission_that_lacks_a_task_is_refused_or_filled(tmp_path: Path) -> 
         assert archive.read("QQP.tsv") == (tmp_path / "qqp/QQP.tsv").read_bytes()
     assert (len(scores), set(scores[1:])) == (1380, {f"{row}\t0.000" for row in range(1379)})
     assert (len(classes), set(classes[1:])) == (3001, {f"{row}\tentailment" for row in range(3000)})
+
+
+def test_answers_of_models_that_are_only_scored_are_sent_together(tmp_path: Path) -> None:
+    """Each has replaced the results of the one before; where models are trained, those answers are another model's."""
+    answers(tmp_path, place=PREDICTIONS)
+    (tmp_path / RESULTS).write_text('{"rte": {}}')
+    for scores, complete in ((False, False), (True, True)):
+        RunGlue(task=("rte",), evaluate=scores).finish(tmp_path, [Mock(test={"test": ()})], Console(quiet=True))
+        assert (tmp_path / SUBMISSION).exists() == complete
 
 
 def test_a_submission_with_a_row_too_few_is_refused(tmp_path: Path) -> None:
