@@ -90,7 +90,7 @@ def test_parts_of_a_training_with_one_seed_are_told_apart_by_their_weights(
 ) -> None:
     stand_in = StandIn()
     make(tmp_path, monkeypatch, stand_in, "bert_mini_two_hours", share=0.1, times=3)
-    assert "--phases.0.steps 520 --phases.1.steps 470 --phases.2.steps 540" in stand_in.words["train.py"]
+    assert "--phases.0.steps 420 --phases.1.steps 380 --phases.2.steps 440" in stand_in.words["train.py"]
     found = read_results(tmp_path / "kept.json")
     assert len({each["weights_sha256"] for each in (found, *found["again"])}) == stand_in.trained == 3
     assert [each["stsb"] for each in found["again"]] == [found["stsb"]] * 2

@@ -38,7 +38,7 @@ def test_overrides_change_what_they_name(plain: Path) -> None:
 
 
 def test_a_flag_takes_the_place_of_what_it_excludes(plain: Path) -> None:
-    masks = [f"--objective.{name}=" for name in ("masks", "rate", "last_rate", "causal_share")]
+    masks = [f"--objective.{name}=" for name in ("masks", "rate", "last_rate")]
     recipe = load_recipe(Path("bert_mini_two_hours"), ["--objective.name", "ltr", *masks])
     assert recipe.objective.name == "ltr", "an empty value leaves out what the file says"
     recipe = load_recipe(plain, ["--phases.0.warmup_steps", "5"])

@@ -60,8 +60,7 @@ def manifest() -> Manifest:
 def plan(
     name: str, *, dtype: Dtype = "bf16", room: Room = GPU, manifest: Manifest | None = None, **options: Any
 ) -> Plan:
-    ranks = {"demo": 2, "bert_mini": 2, "bert_mini_two_hours": 1}.get(name, 8)
-    path = RECIPES / f"{name}.toml"
+    ranks, path = 8 if "mini" not in name and "demo" not in name else 2, RECIPES / f"{name}.toml"
     recipe = load_recipe(path, completing(path), ranks=ranks)
     return build_plan(Target(recipe, manifest, dtype, room, ranks, **options))
 
