@@ -246,7 +246,8 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
 
 
 def check_tensor(settings: Scaling, counts: Sequence[int], console: Console) -> None:
-    """Says which of --tensor divides no number of processes; UserError if these were given, or no other is left."""
+    """Prints which --tensor divides none of the numbers of processes. Raises UserError if the user gave these numbers,
+    or if no other --tensor is left."""
     useless = [tensor for tensor in settings.tensor if all(count % tensor for count in counts)]
     if useless:
         fault = f"--tensor {useless[0]}: divides none of the numbers of processes, {' '.join(map(str, counts))}"

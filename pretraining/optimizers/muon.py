@@ -70,10 +70,10 @@ def cast_settings(settings: OptimizerSettings) -> MuonSettings:
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Approximates the nearest orthogonal matrix, with the same singular vectors, in the smaller dimension.
+    """Approximates the nearest orthogonal matrix, with the same singular vectors.
 
-    To multiply the factors of all rounds first, and with the matrix once, takes fewer multiplications; but rounded to
-    16 bits their product, of numbers up to 480, turns directions whose singular values are large.
+    Each round multiplies the matrix. To multiply the factors of all rounds first would take less time, but their
+    product has numbers up to 480, and its rounding to 16 bits is an error as large as the result.
     """
     rows, columns = matrix.shape
     if rows > columns:

@@ -16,8 +16,9 @@ from conftest import ROOT, write_wiki
 from support.commands import run_main, write_program
 from support.training import RECIPE
 
-from cluster.submit import main
+from cluster.submit import FOR_PLANS, main
 from finetuning.files.splits import FOLDERS, list_splits, normalize_name
+from pretraining import train
 
 SBATCH = """\
 echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"
@@ -231,6 +232,10 @@ def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, submit: 
         assert (done.returncode, done.stdout) == (2, "")
         assert "error: cluster/site.env: ends the shell" in done.stderr
         assert shown in done.stderr
+
+
+def test_options_for_plans_alone_are_those_of_train() -> None:
+    assert FOR_PLANS == train.FOR_PLANS
 
 
 def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: Submit) -> None:

@@ -80,7 +80,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.decays = True
         """whether the weights that move decay by their role, also where the recipe's decay is 0"""
         self.dtype = torch.float32
-        """the type of matrix products in an `update`: that of the model's, or fp32 where it is offloaded"""
+        """the type of matrix products in an `update`: the model's, or fp32 for an offloaded optimizer"""
 
     def prepare(
         self,
