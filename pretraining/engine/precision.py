@@ -28,7 +28,7 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
         if device.type == "cuda":
             wanted = "bf16" if devices.has_bf16() else "fp16"
         else:
-            wanted = "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
+            wanted = "bf16" if devices.cpu_has_bf16() else "fp32"
     if wanted == "fp16" and device.type == "cpu":
         raise UserError('precision.dtype = "fp16": not on a CPU; take "bf16", "fp32" or "auto"')
     if wanted == "bf16" and device.type == "cuda" and not devices.has_bf16():
