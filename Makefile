@@ -88,7 +88,7 @@ recipes-page: .venv/installed-dev
 
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py
-	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/throughput.py --contests mini-128-64 base-128-32 mini-512-16 base-512-4
 	$(BIN)/python benchmarks/scaling.py --tensor 1 2
 	$(BIN)/python benchmarks/report.py
 

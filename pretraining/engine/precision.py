@@ -36,6 +36,15 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
     return DTYPES[wanted]
 
 
+def explain_slowness(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Says what a CPU without products of bf16 costs; None for other devices."""
+    if device.type != "cpu" or devices.cpu_has_bf16():
+        return None
+    if dtype == torch.bfloat16:
+        return "this processor emulates bf16, @A times as slow as fp32; take precision.dtype = \"fp32\""
+    return "this processor has no AVX512-BF16 or AMX: it computes in fp32, and a step takes @B times as long as with them"
+
+
 def name_dtype(dtype: torch.dtype) -> Dtype:
     """Returns the name of a type in recipes."""
     return next(name for name, known in DTYPES.items() if known == dtype)
