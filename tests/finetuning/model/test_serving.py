@@ -4,7 +4,6 @@ encoders that look one way, where one piece stands for a text."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -149,8 +148,11 @@ def test_a_folder_says_it_and_is_refused_where_nobody_else_computes_it(kind: str
     vocabulary, checks = WordPiece(PIECES, cased=False), list[tuple[str, float]]()
     out = tmp_path / "out"
     card = make_task_card(shape, head, out, 16, TaskProvenance("toy", BaseSummary("base", on_hub=False)))
-    verify = partial(verify_fine_tuned, shape=shape, head=head, state=weights, logits_of=compute_logits)
-    write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16, check=lambda at: checks.extend(verify(at)))
+
+    def verify(folder: Path) -> None:
+        checks.extend(verify_fine_tuned(folder, shape, head, weights, compute_logits, vocabulary.special))
+
+    write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16, check=verify)
     read, read_head, state = read_fine_tuned(out)
     assert (read, read_head) == (shape.encoder, head)
     assert same(state, weights)
