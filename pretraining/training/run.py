@@ -89,6 +89,7 @@ def run_training(
             if world.rank == 0:
                 patience = LEAVE_SECONDS if REQUEUED in os.environ else 0.0
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY, patience=patience))
+            group.gather(None)  # by now, the lock is that of this start
             ending.record_in(request.out)
             context = Context(world, device, console, control, watch)
             latest = find_latest(request, context)

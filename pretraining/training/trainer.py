@@ -30,7 +30,7 @@ from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import measure_flops
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
-from pretraining.training.guards import BatchCheck, DivergedError, Finding, Guard, choose_first
+from pretraining.training.guards import CURE, BatchCheck, DivergedError, Finding, Guard, choose_first
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import StartingPoint
 from pretraining.training.phases import TrainingPhase
@@ -236,7 +236,7 @@ class Trainer(Loop):
             self.stop(phase, decision)
         self.evaluate(phase, ends=True)
         self.state.begin_phase(phase.number + 1)
-        leapt = self.guard.find_leap()
+        leapt = self.find_leap()
         self.guard.begin_phase()
         self.write_checkpoint(self.state.step, self.make_section(leapt))
         if self.is_done and self.request.recipe.checkpoints.average:
@@ -375,10 +375,17 @@ class Trainer(Loop):
         """Saves a checkpoint within a phase."""
         self.show_progress(phase, "saving")
         self.state.phase_seconds = phase.clock.seconds
-        self.batch_saved, leapt = phase.batch_number(self.state.phase_step), self.guard.find_leap()
+        self.batch_saved, leapt = phase.batch_number(self.state.phase_step), self.find_leap()
         if leapt is None:  # a rollback goes back to this one
             self.batch_kept, self.state.kept_step = self.batch_saved, self.state.phase_step
         self.write_checkpoint(self.state.step, self.make_section(leapt))
+
+    def find_leap(self) -> float | None:
+        """Returns the loss if it has leapt, which bars the checkpoint from rollbacks, and warns of it."""
+        leapt, step = self.guard.find_leap(), self.state.step
+        if leapt is not None and self.context.world.rank == 0:
+            self.context.warn(f"step {step:,}: saved when the loss had leapt to {leapt:.3g}; {CURE}")
+        return leapt
 
     def make_section(self, leapt: float | None) -> RunRecord:
         """Makes the section of a checkpoint's record on the progress of the run."""
