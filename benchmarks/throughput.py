@@ -66,7 +66,7 @@ ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 FIRST_SECONDS, SECONDS = 25.0, 120.0
 """The most seconds that the steps of the first contest take, and of each other one, unless contests are given."""
-TRIAL = 16
+TRIAL = 8
 """The share of a contest's sequences, as a divisor, by which its time is estimated."""
 AGAIN = "cloze, again"
 """Our side once more after all others, with `apart`: shows how the device itself has changed meanwhile."""
@@ -222,7 +222,8 @@ class ContestRun:
 
     def _choose_batches(self, sides: Mapping[str, Side]) -> None:
         """Reads the batches of the contest, whose sequences are halved until all steps fit into the time."""
-        bench, trial = self._bench, replace(self._contest, sequences=max(1, self._contest.sequences // TRIAL))
+        bench, asked = self._bench, self._contest
+        trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
         steps = WARM_UP + bench.settings.rounds
         if bench.seconds < math.inf:
             _, read = trial.open(bench.shards)
@@ -231,6 +232,9 @@ class ContestRun:
             each = steps * sum(map(sum, spent.values())) / trial.sequences
             while self._contest.sequences > trial.sequences and each * self._contest.sequences > bench.seconds:
                 self._contest = self._contest.halved()
+            if self._contest != asked:
+                fewer = f"{asked}: {self._contest.sequences} sequences, for steps of {bench.seconds:.0f} s in all"
+                bench.console.print(f"{fewer}; --contests {asked} takes all")
         _, read = self._contest.open(bench.shards)
         self._batches = [read(step) for step in range(steps)]
 
