@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from conftest import ROOT
 from support.commands import assert_refusal
 from torch.utils import deterministic
 
@@ -21,7 +24,7 @@ from pretraining import devices
 from pretraining.config.settings import Compute, Precision
 from pretraining.devices import explain_absence, explain_unused, has_flash, has_tf32, require_code
 from pretraining.engine import precision as arithmetic
-from pretraining.engine.precision import choose_dtype, set_arithmetic
+from pretraining.engine.precision import choose_dtype, explain_slowness, set_arithmetic
 from pretraining.model import cpu_kernels
 from pretraining.processes.group import choose_device
 
@@ -62,6 +65,26 @@ def pretend_gpu(
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, *H200)
+
+
+def test_what_a_processor_without_bf16_costs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(devices, "cpu_has_bf16", lambda has_bf16=has_bf16: has_bf16)
+        chosen = choose_dtype("auto", CPU)
+        told = [str(explain_slowness(dtype, CPU)) for dtype in (chosen, torch.bfloat16)]
+        assert chosen == (torch.bfloat16 if has_bf16 else torch.float32)
+        assert has_bf16 == (told == ["None", "None"]) == ("no fast bf16" not in told[0])
+        assert has_bf16 == ("emulates bf16" not in told[1])
+    assert explain_slowness(torch.float16, GPU) is None
+
+
+@pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE"])
+def test_products_that_onednn_may_not_use_are_not_there(limit: str) -> None:
+    """A sum of bytes that stops at 16 bits would be wrong without a word."""
+    code = "from pretraining import devices; print(devices.cpu_has_bytes())"
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": limit}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_gpus_compute_in_the_best_type_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from support.recipes import TAKE_WHAT_FITS, completing
 
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
-from pretraining import train
+from pretraining import devices, train
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
@@ -28,6 +28,8 @@ from pretraining.planning.amount import measure_sequences
 from pretraining.planning.memory import Room, plan_memory
 from pretraining.planning.plan import Plan, Target, build_plan
 from pretraining.planning.table import render_plan
+from pretraining.processes import cores
+from pretraining.training import preview
 
 RECIPES = ROOT / "pretraining/recipes"
 GPU = Room(80e9)
@@ -293,6 +295,18 @@ def test_hours_are_those_of_the_gpu_that_is_named(capsys: pytest.CaptureFixture[
     assert code == 0, text
     assert "8 nodes of 8 h100-80" in text
     assert re.search(r"from \d+ h \d+ m to \d+ h \d+ m: published runs", " ".join(text.split()))
+
+
+def test_what_makes_hours_long_here_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "MUCH", -1.0)  # any waiting is much
+    monkeypatch.setattr(devices, "cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(preview, "measure_flops", lambda *_: 1e11)
+    code, text = check("--ranks 1 --parallel.device cpu", capsys)
+    assert code == 0, text
+    assert "no fast bf16" in text
+    assert "another program is at work" in " ".join(text.split())
 
 
 def test_what_does_not_fit_is_a_mistake_with_its_cures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from pretraining.objectives.mlm import Losses
 from pretraining.objectives.reports import report_figures
 from pretraining.reporting import hardware
 from pretraining.reporting import meter as metrics
+from pretraining.reporting import hardware
 from pretraining.reporting.hardware import measure_flops, read_peak_memory, read_total_memory
 from pretraining.reporting.meter import Meter, Speed, Stopwatch
 from pretraining.reporting.records import StepRecord
@@ -181,6 +182,22 @@ def test_the_matrix_rate_is_that_of_matrix_products() -> None:
     """A number that some computer could have, not one a thousand times off."""
     for dtype in (torch.float32, torch.bfloat16):
         assert 1e8 < measure_flops(CPU, dtype, budget=0.0) < 1e15
+
+
+def test_the_matrix_rate_is_the_best_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a program that computes beside for a moment does not lower it."""
+    rates = iter([2.0, 2.0, 9.0, 8.0, *[2.0] * 100])
+    monkeypatch.setattr(hardware, "_measure_product", lambda *_: next(rates))
+    assert measure_flops(CPU, torch.float32) == 9.0
+
+
+def test_a_use_of_more_than_all_is_unknown() -> None:
+    clock = Clock()
+    meter = Meter(CPU, SUMS, COUNTS, ceiling=1000.0, watch=Stopwatch(clock=clock))
+    meter.add(sums(10.0, 2.0, 1, 3), predictions=2, sequences=4, pieces=300, padded=500, flops=40_000.0)
+    meter.step(1e-4)
+    clock.now += 10.0
+    assert meter.flush()[1].flops_utilisation is None
 
 
 SCRIPT = """
