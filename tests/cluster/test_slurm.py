@@ -238,6 +238,14 @@ def test_a_node_whose_daemons_died_and_came_back_keeps_no_job(site: Site) -> Non
     site.slurm.wait(job, "COMPLETED", seconds=120)
 
 
+def test_a_run_that_is_over_ends_its_job_although_srun_waits(site: Site, straight: Path) -> None:
+    """The rank of a node trains on without its slurmstepd, and nobody tells srun of its end."""
+    job = site.begin("orphaned", 20, CLOZE_WATCH_SECONDS="2", CLOZE_END_SECONDS="10")
+    os.kill(site.slurm.processes(f"slurmstepd: [{job}.0]")[0], signal.SIGKILL)
+    site.ends_well(job, "orphaned", straight, restarts=(0,))
+    assert "the run is over, and srun does not end" in site.log(job)
+
+
 def test_the_time_limit_saves_and_goes_on(site: Site, straight: Path) -> None:
     """Slurm counts whole minutes, most of which the ranks spend standing still together. Its signal may come long
     before the end, and comes but once, however often a job is started: the run itself looks at the clock too."""
