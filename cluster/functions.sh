@@ -245,7 +245,7 @@ end_in() {
     code=${said:-$((code > 128 ? LOST : code))}
   fi
   [[ $code =~ ^(0|$STOPPED|$LOST)$ || -z $(missing) ]] || { await_storage && code=$LOST; }
-  note "$folder" end "\"code\": $code"
+  note "$folder" end "\"code\": $code" || say "$folder cannot be written: the job ends with $code, which nothing there says"
   if [[ -n $staged && $code != "$LOST" ]]; then on_nodes rm -rf "$staged"; fi
   if [[ $code == "$STOPPED" || $code == "$LOST" ]]; then requeue "$folder"; fi
   exit "$code"

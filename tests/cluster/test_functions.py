@@ -231,6 +231,13 @@ def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
     assert "gone" not in log
 
 
+def test_an_end_that_the_folder_does_not_take_is_in_the_log(job: Job) -> None:
+    """As of a folder that became read-only."""
+    assert "runs/any cannot be written: the job ends with 2" in job.end(
+        2, TRAIN="rm runs/any/jobs.jsonl; mkdir runs/any/jobs.jsonl; exit 2"
+    )
+
+
 def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job) -> None:
     """A watch that does not wait would end each step at once, as one that is gone."""
     for word in ("CLOZE_WATCH_SECONDS=0.0", "CLOZE_WATCH_SECONDS=1m", "CLOZE_STORAGE_SECONDS=5m"):

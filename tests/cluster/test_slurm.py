@@ -320,6 +320,7 @@ def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
 
 def test_a_wrong_account_is_refused_at_once(site: Site) -> None:
     """Slurm says it; of a chain nothing stays in the queue."""
+    (site.folder / "runs" / "any").mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "cluster/submit.py", "pipeline", "--from", "finetune", "--run", "runs/any"]
     chain = site.slurm.run(*command, where=site.folder, SBATCH_ACCOUNT="nobody")
     assert chain.returncode == 2
