@@ -16,15 +16,15 @@ if __name__ == "__main__":
 import json
 import os
 import re
-from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import tyro
 from rich.console import Console
 
-from cluster.submit import CLUSTER, ChainJob, read_number
+from cluster.submit import CLUSTER, OTHERS, ChainJob, read_number
 from data_prep.common.errors import UserError, check_all
 from data_prep.common.terminal import run_curable
 
@@ -67,11 +67,11 @@ def check_preparation(lengths: list[int], job: ChainJob) -> None:
 
 def check_pretraining(lengths: Collection[int] | None, job: ChainJob) -> None:
     """Checks words and recipe for the ranks of the job and the lengths of its shards; None: the shards are there."""
-    from pretraining.train import read_arguments, read_plan
+    from pretraining.train import Train, read_plan
 
     shards = ["--data", job.variables["CLOZE_SHARDS"]] if lengths is None else []
-    wanted, overrides = read_arguments(["--recipe", job.variables["CLOZE_RECIPE"], *shards, *job.words])
-    ranks = count_ranks(job)
+    words, ranks = ["--recipe", job.variables["CLOZE_RECIPE"], *shards, *job.words], count_ranks(job)
+    wanted, overrides = tyro.cli(Train, args=words, prog="train.py", return_unknown_args=True, **FLAGS)
     try:
         recipe, _ = read_plan(wanted, overrides, ranks)
     except UserError as error:
@@ -79,36 +79,29 @@ def check_pretraining(lengths: Collection[int] | None, job: ChainJob) -> None:
         raise UserError(f"{error}{told if 'rank' in str(error) else ''}".replace("--data", "--shards")) from None
     longest = max(phase.length for phase in recipe.phases)
     if lengths and longest > max(lengths):
-        there, needed = (" ".join(map(str, sorted(each))) for each in (lengths, {*lengths, longest}))
-        raise UserError(f"--for-prepare: --lengths {there}: the recipe has a phase of {longest}; --lengths {needed}")
+        needed = " ".join(map(str, sorted({*lengths, longest})))
+        raise UserError(
+            f"--for-prepare: the recipe has a phase of {longest}, and no shards are as long: --lengths {needed}"
+        )
 
 
 def count_ranks(job: ChainJob) -> int:
     """Counts the ranks of a job on the fewest nodes that it takes, by its script, the environment and its options."""
     words = re.findall(r"^#SBATCH (\S+)", (CLUSTER / f"{job.script}.slurm").read_text(), re.MULTILINE)
     words += [f"--gpus-per-node={os.environ[name]}" for name in ("SBATCH_GPUS_PER_NODE",) if name in os.environ]
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--nodes", "-N", default="1")
-    parser.add_argument("--gpus-per-node", default="0")
-    given, _ = parser.parse_known_args([*words, *job.options])
-    nodes, own = re.match(r"\d+", given.nodes), "CLOZE_RANKS_PER_NODE"
-    gpus = sum(map(int, re.findall(r"(?:^|[:,])(\d+)(?=,|$)", given.gpus_per_node)))
-    return int(nodes[0] if nodes else 1) * read_number(own, os.environ.get(own) or str(gpus or 1))
+    given, own = " ".join(["--nodes=1 --gpus-per-node=1", *words, *job.options]), "CLOZE_RANKS_PER_NODE"
+    nodes = re.findall(r"(?:--nodes[= ]|(?<!\S)-N ?)(\d+)", given)[-1]
+    gpus = re.findall(r"(?:^|[:,])(\d+)(?=,|$)", re.findall(r"--gpus-per-node[= ](\S+)", given)[-1])
+    return int(nodes) * read_number(own, os.environ.get(own) or str(sum(map(int, gpus)) or 1))
 
 
 def check_tuning(job: ChainJob) -> None:
     """Checks the words of fine-tuning, for the command of each task."""
-    from finetuning.run_glue import RunGlue
-    from finetuning.run_ner import RunNer
-    from finetuning.run_squad import RunSquad
-    from finetuning.run_swag import RunSwag
     from finetuning.settings import load_settings
 
-    others = {"squad": RunSquad, "swag": RunSwag, "ner": RunNer}
-    for kind in dict.fromkeys(others.get(task, RunGlue) for task in job.variables["CLOZE_TASKS"].split()):
-        flags, overrides = tyro.cli(
-            kind, args=job.words, prog=f"{kind.__module__}.py", return_unknown_args=True, **FLAGS
-        )
+    for name in dict.fromkeys(task if task in OTHERS else "glue" for task in job.variables["CLOZE_TASKS"].split()):
+        kind = getattr(import_module(f"finetuning.run_{name}"), f"Run{name.title()}")
+        flags, overrides = tyro.cli(kind, args=job.words, prog=f"run_{name}.py", return_unknown_args=True, **FLAGS)
         load_settings(flags.recipe or flags.suite().recipe, [*flags.overrides(), *overrides])
 
 

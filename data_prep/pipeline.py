@@ -93,7 +93,7 @@ class Pipeline:
             description.Changes(Manifest.read(self.folder), plan).refuse(self.folder)
         else:
             self.work.refuse_foreign()
-            self._compare_with_begun(plan)
+            self._check_plan(plan, keep=False)
 
     def print_forecast(self) -> None:
         """Prints what a run will take; makes nothing."""
@@ -190,47 +190,39 @@ class Pipeline:
         ):
             self._warn(note)
 
-    def _check_plan(self, plan: Ingredients) -> None:
-        """Keeps the plan; refuses to go on from what was done with other settings.
+    def _check_plan(self, plan: Ingredients, keep: bool = True) -> None:
+        """Keeps the plan, unless told not to; refuses to go on from what was done with other settings.
 
         Where files of the text were repaired, added or taken away, only what comes of them is done anew.
         """
-        begun = self._compare_with_begun(plan)
-        if begun is not None:
-            changes, read_anew = begun
+        if (self.folder / PLAN).exists() and self.work.list_steps():  # then nothing but the same is continued
+            before = self.work.read_plan()
+            theirs, ours = before.settings.as_json(), plan.settings.as_json()
+            read_anew = [spell_flag(name) for name in NAMED if theirs[name] != ours[name]]
+            taken = {name: ours[name] for name in NAMED}
+            if theirs["errors"] == "fail":  # what was read without a fault is the same under any policy
+                taken["errors"] = ours["errors"]
+            before = before.model_copy(update={"settings": before.settings.model_copy(update=taken)})
+            changes = description.Changes(before, plan)
+            if changes.list_settings():
+                changes.refuse(self.folder)
+            if self.work.is_finished(SPLIT) and (gone := changes.list_missing()):
+                raise UserError(
+                    f"{self.folder}: {len(gone)} of the files that it was begun with are gone, such as {gone[0]}\n"
+                    "bring them back, or start anew in another --out: all examples would be others without them"
+                )
+            if not keep:
+                return
             self.console.print(f"continuing in {self.folder}", markup=False)
-            names, before = changes.list_sources(), changes.before
+            names = changes.list_sources()
             moved = [one.folder for one in plan.origins if one.folder not in {old.folder for old in before.origins}]
             drawn = ["how --weight draws"] if is_weighed_by_older(self.work) else []
             lost = {task for task, _, record in self.work.journal(TAKE.name, TAKE.kind).read() if record.lost}
             again = self.origins.find_files_to_take_again(self.folder, self.settings.errors, lost)
             if names is not None or read_anew or moved or again or drawn:
                 self._take_changes([*(names or []), *read_anew, *moved, *again, *drawn])
-        self.work.write_plan(plan)
-
-    def _compare_with_begun(self, plan: Ingredients) -> tuple[description.Changes, list[str]] | None:
-        """Compares a plan with that of the folder, if it has any work; UserError if the folder cannot go on by it.
-
-        Also returns the flags that only have the text read anew.
-        """
-        if not ((self.folder / PLAN).exists() and self.work.list_steps()):
-            return None
-        before = self.work.read_plan()
-        theirs, ours = before.settings.as_json(), plan.settings.as_json()
-        read_anew = [spell_flag(name) for name in NAMED if theirs[name] != ours[name]]
-        taken = {name: ours[name] for name in NAMED}
-        if theirs["errors"] == "fail":  # what was read without a fault is the same under any policy
-            taken["errors"] = ours["errors"]
-        before = before.model_copy(update={"settings": before.settings.model_copy(update=taken)})
-        changes = description.Changes(before, plan)
-        if changes.list_settings():
-            changes.refuse(self.folder)
-        if self.work.is_finished(SPLIT) and (gone := changes.list_missing()):
-            raise UserError(
-                f"{self.folder}: {len(gone)} of the files that it was begun with are gone, such as {gone[0]}\n"
-                "bring them back, or start anew in another --out: all examples would be others without them"
-            )
-        return changes, read_anew
+        if keep:
+            self.work.write_plan(plan)
 
     def _take_changes(self, names: list[str]) -> None:
         """Goes back to the first step, whose tasks keep what they read of files that are as they were."""

@@ -105,7 +105,9 @@ class Train:
 def main(arguments: list[str]) -> int:
     """Returns the exit code; `Code` says what it means."""
     arguments = [word for word in arguments if not re.fullmatch(r"--local[_-]rank=\d+", word)]  # deepspeed adds it
-    wanted, overrides = read_arguments(arguments)
+    wanted, overrides = tyro.cli(
+        Train, args=arguments, prog="train.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
+    )
     console = open_console()
     with Ending() as ending:
         ending.world = world = find_world(os.environ)
@@ -120,13 +122,6 @@ def main(arguments: list[str]) -> int:
             read = partial(read_request, arguments, wanted, overrides, world)
             run_training(peek_device(FORM, wanted.recipe, overrides), wanted.out, read, ending, console)
     return ending.code
-
-
-def read_arguments(arguments: list[str]) -> tuple[Train, list[str]]:
-    """Reads the flags of the command; returns the values of the recipe among them as given."""
-    return tyro.cli(
-        Train, args=arguments, prog="train.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
-    )
 
 
 def record_early(out: Path | None, ending: Ending) -> None:

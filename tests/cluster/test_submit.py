@@ -313,7 +313,11 @@ def test_a_recipe_of_a_mesh_is_checked_for_the_ranks_of_the_job(
 @pytest.mark.parametrize(
     ("chain", "words", "messages"),
     [
-        ("pipeline", ["--for-prepare", "--lengths 32"], ["the recipe has a phase of 64; --lengths 32 64"]),
+        (
+            "pipeline",
+            ["--for-prepare", "--lengths 32"],
+            ["the recipe has a phase of 64, and no shards are as long: --lengths 32 64"],
+        ),
         (
             "pipeline",
             ["--for-prepare", "--seed -1", "--phases.0.stps", "3", "--for-finetune", "--epochz 3"],
