@@ -246,7 +246,9 @@ end_in() {
   fi
   [[ $code =~ ^(0|$STOPPED|$LOST)$ || -z $(missing) ]] || { await_storage && code=$LOST; }
   note "$folder" end "\"code\": $code" || say "$folder cannot be written: the job ends with $code, which nothing there says"
-  if [[ -n $staged && $code != "$LOST" ]]; then on_nodes rm -rf "$staged"; fi
+  if [[ -n $staged && $code != "$LOST" ]]; then # beside a step that Slurm still lists, where its slurmstepd was killed
+    SLURM_OVERLAP=1 limit='timeout 300' on_nodes rm -rf "$staged"
+  fi
   if [[ $code == "$STOPPED" || $code == "$LOST" ]]; then requeue "$folder"; fi
   exit "$code"
 }

@@ -238,12 +238,22 @@ def test_a_node_whose_daemons_died_and_came_back_keeps_no_job(site: Site) -> Non
     site.slurm.wait(job, "COMPLETED", seconds=120)
 
 
-def test_a_run_that_is_over_ends_its_job_although_srun_waits(site: Site, straight: Path) -> None:
-    """The rank of a node trains on without its slurmstepd, and nobody tells srun of its end."""
-    job = site.begin("orphaned", 20, CLOZE_WATCH_SECONDS="2", CLOZE_END_SECONDS="10")
-    os.kill(site.slurm.processes(f"slurmstepd: [{job}.0]")[0], signal.SIGKILL)
-    site.ends_well(job, "orphaned", straight, restarts=(0,))
+@pytest.mark.parametrize("nodes", [2, 1])
+def test_a_run_that_is_over_ends_its_job_although_srun_waits(
+    site: Site, straight: Path, nodes: int, tmp_path: Path
+) -> None:
+    """The rank of a node trains on without its slurmstepd, and nobody tells srun of its end. Slurm keeps the step, for
+    which no other waits, such as that which removes a copy of the shards."""
+    stage = {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path)} if nodes == 1 else {}
+    run, quick = f"orphaned{nodes}", {"CLOZE_WATCH_SECONDS": "2", "CLOZE_END_SECONDS": "10"}
+    step = 1 if stage else 0
+    job = site.begin(run, 20, f"--nodes={nodes}", **quick, **stage)
+    os.kill(site.slurm.processes(f"slurmstepd: [{job}.{step}]")[0], signal.SIGKILL)
+    site.slurm.wait(job, "COMPLETED", seconds=120)
     assert "the run is over, and srun does not end" in site.log(job)
+    assert not [*tmp_path.iterdir()]
+    if nodes == 2:
+        assert_same(site.folder / "runs" / run, straight)
 
 
 def test_the_time_limit_saves_and_goes_on(site: Site, straight: Path) -> None:
