@@ -136,17 +136,26 @@ run_step() {
   return $step_code
 }
 
+# Prints the code that this start of the run has written into the file `$1`; nothing before its end, or of another start.
+read_code() {
+  local code="/\"start\": *\"${CLOZE_START:-}\"/s/.*\"code\": *\([0-9]*\).*/\1/p"
+  timeout --signal=KILL 10 sed -n "H; \$ {x; $code}" "${1:-/dev/null}" 2>/dev/null
+}
+
 # Ends an srun whose ranks have ended without its hearing of it, or that gets no ranks: a node that is cut off for a while
 # tells slurmctld later that they are gone, and srun never. A slurmctld that does not answer says nothing about ranks.
-# After the first rank or node that failed srun has two minutes to end the others: of a node whose slurmd died and came
-# back it waits for ranks for ever, and Slurm lists them as long.
+# After the first rank or node that failed, or the end of the run in the file `ended`, srun has two minutes to end: it waits
+# for ever for ranks of a node whose slurmd died and came back, or whose slurmstepd died, and Slurm lists them as long.
 watch_step() {
-  local step=$1 told=$2 shown='the job has no ranks any more, and srun has not heard of it' failed='' absent=0 listed
+  local step=$1 told=$2 shown='the job has no ranks any more, and srun has not heard of it' over='' absent=0 listed
   trap '' TERM USR1
   while ((absent < 3)); do
     sleep "${CLOZE_WATCH_SECONDS:-60}" >/dev/null 2>&1
-    if [[ -s $told ]] && ((SECONDS - ${failed:=$SECONDS} >= ${CLOZE_END_SECONDS:-120})); then
-      shown='a rank or a node has failed, and srun does not end' && break
+    if [[ -s $told || -n $(read_code "${ended:-}") ]] &&
+      ((SECONDS - ${over:=$SECONDS} >= ${CLOZE_END_SECONDS:-120})); then
+      shown='the run is over, and srun does not end'
+      [[ ! -s $told ]] || shown='a rank or a node has failed, and srun does not end'
+      break
     fi
     listed=$(timeout 60 squeue -h -s -j "$SLURM_JOB_ID" -o %i 2>/dev/null) || continue
     if grep -q '[.][0-9]' <<<"$listed"; then absent=0; else absent=$((absent + 1)); fi
@@ -233,20 +242,22 @@ begin_in() {
 }
 
 # Ends the job. Its code is that of the last step, or that of the first rank that failed, or the one that the run has written
-# into the file `$2`: where srun has killed ranks, its own code does not say why the others had ended.
+# into the file `$2`: where srun has killed ranks, or has been ended, its own code does not say why they had ended.
 end_in() {
   local folder=$1 code=$step_code said
   ((code != 124)) || code=$STOPPED # of timeout
   if [[ $code != 0 && -n $first_code && ! $first_code =~ ^($STOPPED|$LOST)$ ]] && ((first_code < 128)); then
     ((code == first_code)) || say "a rank has failed with $first_code, whereupon srun ended the others ($code)"
     code=$first_code
-  elif [[ ! $code =~ ^(0|2|$STOPPED|$LOST)$ ]]; then
-    said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' "${2:-/dev/null}" 2>/dev/null)
+  elif [[ ! $code =~ ^(2|$STOPPED|$LOST)$ ]]; then
+    said=$(read_code "${2:-}")
     code=${said:-$((code > 128 ? LOST : code))}
   fi
   [[ $code =~ ^(0|$STOPPED|$LOST)$ || -z $(missing) ]] || { await_storage && code=$LOST; }
-  note "$folder" end "\"code\": $code"
-  if [[ -n $staged && $code != "$LOST" ]]; then on_nodes rm -rf "$staged"; fi
+  note "$folder" end "\"code\": $code" || say "$folder cannot be written: the job ends with $code, which nothing there says"
+  if [[ -n $staged && $code != "$LOST" ]]; then # beside a step that Slurm still lists, where its slurmstepd was killed
+    SLURM_OVERLAP=1 limit='timeout 300' on_nodes rm -rf "$staged"
+  fi
   if [[ $code == "$STOPPED" || $code == "$LOST" ]]; then requeue "$folder"; fi
   exit "$code"
 }
@@ -334,8 +345,9 @@ pretrain() {
     run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" --recipe "$recipe" "$@" || end_in "$run"
   fi
   if [[ ${CLOZE_STAGE:-0} == 1 ]]; then stage; fi
-  rm -f "$run/ended.json" # of an earlier start
-  run_step "$ranks" "${python[@]}" pretraining/train.py --recipe "$recipe" --data "${staged:-$shards}" --out "$run" "$@"
+  export CLOZE_START=$job.${SLURM_RESTART_COUNT:-0} # which the run writes into ended.json
+  ended=$run/ended.json run_step "$ranks" "${python[@]}" pretraining/train.py \
+    --recipe "$recipe" --data "${staged:-$shards}" --out "$run" "$@"
   end_in "$run" "$run/ended.json"
 }
 

@@ -20,13 +20,14 @@ if __name__ == "__main__":
     begin(oldest=(3, 9))
 
 import argparse
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS as GLUE
@@ -189,8 +190,13 @@ def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str
     text = variables.get("prepare", {}).get("CLOZE_TEXT")
     if text is not None and not Path(text).exists():
         raise UserError(f"--text {text}: no such file or folder")
-    if "pretrain" in variables:
-        check_recipe(variables["pretrain"]["CLOZE_RECIPE"], words, site)
+    model = variables.get("finetune", variables.get("gather", {})).get("CLOZE_MODEL")
+    if "pretrain" not in variables and model not in (None, site.get("CLOZE_MODEL")) and not Path(model).exists():
+        raise UserError(f"--run {model}: no such folder; name the run of a model, or train it first: --from pretrain")
+    for word in words if "pretrain" in variables else ():
+        if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
+            raise UserError(f"{word}: only for train.py --check; leave it out")
+    check_words(jobs, site)
 
 
 def read_tasks(wanted: Sequence[str], site: Mapping[str, str]) -> Sequence[str]:
@@ -231,17 +237,14 @@ def find_fault(name: str, site: Mapping[str, str]) -> str:
     return f"{', '.join(empty)}: empty; fetch the task anew" if empty else ""
 
 
-def check_recipe(recipe: str, words: Sequence[str], site: Mapping[str, str]) -> None:
-    """Checks the recipe and its overrides by train.py, if the Python of the jobs is available here."""
-    for word in words:
-        if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
-            raise UserError(f"{word}: only for train.py --check; leave it out")
+def check_words(jobs: Sequence[ChainJob], site: Mapping[str, str]) -> None:
+    """Checks the recipe and the words of the jobs by words.py, if the Python of the jobs is available here."""
     python = site.get("CLOZE_PYTHON", ".venv/bin/python")
     if site.get("CLOZE_IMAGE") or not shutil.which(python):
-        print("the recipe is not checked here: the job does it", file=sys.stderr)
+        print("recipe and words are not checked here: the jobs do it", file=sys.stderr)
         return
-    command = [python, "pretraining/train.py", "--check", "--recipe", recipe, *words]
-    run_program(command, {**os.environ, "PYTHONPATH": os.getcwd()})
+    command = [python, "cluster/words.py", json.dumps([asdict(job) for job in jobs])]
+    run_program(command, {**os.environ, **site, "PYTHONPATH": os.getcwd()})
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[str, str]:

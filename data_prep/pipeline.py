@@ -86,6 +86,16 @@ class Pipeline:
             self._note_disk(files)
             return self._run_steps(plan, files, given, left_out)
 
+    def check_beginning(self) -> None:
+        """Raises UserError for what `run` refuses before its first step; makes nothing."""
+        given = self._given_vocabulary()
+        plan = self._describe(self._find_files()[0], given)
+        if (self.folder / MANIFEST).exists():
+            description.Changes(Manifest.read(self.folder), plan).refuse(self.folder)
+        else:
+            self.work.refuse_foreign()
+            self._check_plan(plan, keep=False)
+
     def print_forecast(self) -> None:
         """Prints what a run will take; makes nothing."""
         given, (files, _) = self._given_vocabulary(), self._find_files()
@@ -194,8 +204,8 @@ class Pipeline:
         ):
             self._warn(note)
 
-    def _check_plan(self, plan: Ingredients) -> None:
-        """Keeps the plan; refuses to go on from what was done with other settings.
+    def _check_plan(self, plan: Ingredients, keep: bool = True) -> None:
+        """Keeps the plan, unless told not to; refuses to go on from what was done with other settings.
 
         Where files of the text were repaired, added or taken away, only what comes of them is done anew.
         """
@@ -215,6 +225,8 @@ class Pipeline:
                     f"{self.folder}: {len(gone)} of the files that it was begun with are gone, such as {gone[0]}\n"
                     "bring them back, or start anew in another --out: all examples would be others without them"
                 )
+            if not keep:
+                return
             self.console.print(f"continuing in {self.folder}", markup=False)
             names = changes.list_sources()
             moved = [one.folder for one in plan.origins if one.folder not in {old.folder for old in before.origins}]
@@ -223,7 +235,8 @@ class Pipeline:
             again = self.origins.find_files_to_take_again(self.folder, self.settings.errors, lost)
             if names is not None or read_anew or moved or again or drawn:
                 self._take_changes([*(names or []), *read_anew, *moved, *again, *drawn])
-        self.work.write_plan(plan)
+        if keep:
+            self.work.write_plan(plan)
 
     def _take_changes(self, names: list[str]) -> None:
         """Goes back to the first step, whose tasks keep what they read of files that are as they were."""

@@ -134,15 +134,8 @@ def record_early(out: Path | None, ending: Ending) -> None:
 def check(wanted: Train, overrides: list[str], world: World, console: Console) -> None:
     """Prints the plan of the run."""
     if world.rank == 0:
-        names = ("ranks", "gpus_per_node", "gpu_memory", "pieces_per_second")
         ranks = world.size if wanted.ranks is None else wanted.ranks
-        *_, (recipe, manifest, _) = check_all(
-            lambda: check_numbers(**{name: getattr(wanted, name) for name in names}),
-            lambda: check_names(wanted.gpu, wanted.network),
-            lambda: parse_time_limit(wanted.time_limit),
-            lambda: wanted.branch and Branch.parse(wanted.branch).find(),
-            lambda: read_all(wanted, overrides, max(1, ranks)),
-        )
+        recipe, manifest = read_plan(wanted, overrides, ranks)
         _, notes = read_sample(recipe, manifest, wanted.data)
         if wanted.gpu is None and (wanted.network or wanted.gpus_per_node):
             raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
@@ -158,6 +151,19 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
         if wanted.gpu is not None:
             check_fit(plan.target)
+
+
+def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
+    """Reads the recipe for so many ranks, and what is known of the data; all faults of them and of flags at once."""
+    names = ("ranks", "gpus_per_node", "gpu_memory", "pieces_per_second")
+    *_, (recipe, manifest, _) = check_all(
+        lambda: check_numbers(**{name: getattr(wanted, name) for name in names}),
+        lambda: check_names(wanted.gpu, wanted.network),
+        lambda: parse_time_limit(wanted.time_limit),
+        lambda: wanted.branch and Branch.parse(wanted.branch).find(),
+        lambda: read_all(wanted, overrides, max(1, ranks)),
+    )
+    return recipe, manifest
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:

@@ -40,6 +40,7 @@ STACKS = "stacks"
 INTERRUPTED = "interrupted"
 INTERRUPTION = f"{INTERRUPTED}; the same command continues from the last checkpoint, or begins anew where there is none"
 GONE = "the storage is gone, or cannot be reached; the same command continues when it is back"
+START = "CLOZE_START"  # variable in which a job script names its start, so that it knows the record of the end again
 WRITE_SECONDS = 10.0  # for files about the end: what ends a run may be the disk itself, which then never answers
 
 
@@ -171,7 +172,8 @@ def _write(outcome: Outcome, world: World, run: Path, start: bytes | None, speak
         if speaks and not (run / ENDED).exists():
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
             content = {"code": outcome.code, "reason": outcome.reason, "rank": outcome.rank, "time": now}
-            write_json(run / ENDED, content)
+            start = os.environ.get(START)
+            write_json(run / ENDED, content if start is None else {**content, "start": start})
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:

@@ -94,8 +94,7 @@ def test_a_step_that_is_gone_does_not_keep_the_job(job: Job) -> None:
     """srun waits for ever for a node that has told slurmctld alone. One that does not answer says nothing of ranks."""
     unknown = "[[ $* != *-s* ]] || { echo >> asked; [[ $(wc -l < asked) -gt 3 ]] || exit 1; }"
     job.put("squeue", unknown)
-    waits = """echo '{"code": 76}' > runs/any/ended.json; exec sleep 50 > /dev/null 2>&1"""
-    log = job.end(76, TRAIN=waits, CLOZE_WATCH_SECONDS="0.1")
+    log = job.end(76, TRAIN="exec sleep 50 > /dev/null 2>&1", CLOZE_WATCH_SECONDS="0.1")
     assert "no ranks any more" in log
     assert "requeue 7" in log
     assert len((job.folder / "asked").read_text()) == 6
@@ -117,6 +116,28 @@ def test_a_step_that_does_not_end_after_its_first_failure_is_ended(job: Job, tol
     log = job.end(own, CLOZE_WATCH_SECONDS="0.2", CLOZE_END_SECONDS="1")
     assert "a rank or a node has failed, and srun does not end" in log
     assert ("requeue 7" in log) == (own == 76)
+
+
+ENDS = """mkdir -p runs/any; echo '{"code": %d, "start": "7.%d"}' > runs/any/ended.json"""
+"""Writes how the run has ended, as a start of the job has it."""
+
+
+@pytest.mark.parametrize(("code", "srun"), [(0, 143), (75, 0)])
+def test_a_step_that_does_not_end_after_its_run_is_ended(job: Job, code: int, srun: int) -> None:
+    """Its slurmstepd was killed, and srun, which knows of no failure, waits for the ranks that it had."""
+    job.put("squeue", "echo 7.batch; echo 7.0")
+    job.put("srun", f"{ENDS % (code, 0)}; trap 'exit {srun}' TERM; sleep 50 >&- 2>&- & wait")
+    log = job.end(code, CLOZE_WATCH_SECONDS="0.2", CLOZE_END_SECONDS="1")
+    assert "the run is over, and srun does not end" in log
+    assert ("requeue 7" in log) == (code == 75)
+
+
+def test_an_end_that_another_start_has_written_ends_no_step(job: Job) -> None:
+    """A rank of it may wake late, while this start trains. Nor is it why this start ended."""
+    job.put("squeue", "echo >> asked; echo 7.0")
+    job.put("srun", f"{ENDS % (2, 0)}; until [[ $(wc -l < asked) -gt 25 ]]; do sleep 0.1; done; exit 143")
+    log = job.end(76, 1, CLOZE_WATCH_SECONDS="0.1", CLOZE_END_SECONDS="1")
+    assert "the run is over" not in log
 
 
 def test_a_step_that_is_there_is_left_alone(job: Job) -> None:
@@ -220,6 +241,13 @@ def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
     code, log = job.start(0, CLOZE_SHARDS="data/mistyped")
     assert code == 2
     assert "gone" not in log
+
+
+def test_an_end_that_the_folder_does_not_take_is_in_the_log(job: Job) -> None:
+    """As of a folder that became read-only."""
+    assert "runs/any cannot be written: the job ends with 2" in job.end(
+        2, TRAIN="rm runs/any/jobs.jsonl; mkdir runs/any/jobs.jsonl; exit 2"
+    )
 
 
 def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job) -> None:

@@ -238,6 +238,24 @@ def test_a_node_whose_daemons_died_and_came_back_keeps_no_job(site: Site) -> Non
     site.slurm.wait(job, "COMPLETED", seconds=120)
 
 
+@pytest.mark.parametrize("nodes", [2, 1])
+def test_a_run_that_is_over_ends_its_job_although_srun_waits(
+    site: Site, straight: Path, nodes: int, tmp_path: Path
+) -> None:
+    """The rank of a node trains on without its slurmstepd, and nobody tells srun of its end. Slurm keeps the step, for
+    which no other waits, such as that which removes a copy of the shards."""
+    stage = {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path)} if nodes == 1 else {}
+    run, quick = f"orphaned{nodes}", {"CLOZE_WATCH_SECONDS": "2", "CLOZE_END_SECONDS": "10"}
+    step = 1 if stage else 0
+    job = site.begin(run, 20, f"--nodes={nodes}", **quick, **stage)
+    os.kill(site.slurm.processes(f"slurmstepd: [{job}.{step}]")[0], signal.SIGKILL)
+    site.slurm.wait(job, "COMPLETED", seconds=120)
+    assert "the run is over, and srun does not end" in site.log(job)
+    assert not [*tmp_path.iterdir()]
+    if nodes == 2:
+        assert_same(site.folder / "runs" / run, straight)
+
+
 def test_the_time_limit_saves_and_goes_on(site: Site, straight: Path) -> None:
     """Slurm counts whole minutes, most of which the ranks spend standing still together. Its signal may come long
     before the end, and comes but once, however often a job is started: the run itself looks at the clock too."""
@@ -303,6 +321,7 @@ def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
     assert len(typed) == 2
     write_wiki(site.folder / "wiki", documents=4)
     activated = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CLOZE_PYTHON": sys.executable}
+    activated["CLOZE_SHARDS"] = "data/none"  # data/wiki is there, and of another text
     for command in typed:
         done = site.slurm.run("bash", "-c", command, where=site.folder, **activated)
         assert done.returncode == 0, done.stderr
@@ -312,6 +331,7 @@ def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
 
 def test_a_wrong_account_is_refused_at_once(site: Site) -> None:
     """Slurm says it; of a chain nothing stays in the queue."""
+    (site.folder / "runs" / "any").mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "cluster/submit.py", "pipeline", "--from", "finetune", "--run", "runs/any"]
     chain = site.slurm.run(*command, where=site.folder, SBATCH_ACCOUNT="nobody")
     assert chain.returncode == 2

@@ -8,15 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, write_wiki
+from support import processes
 from support.commands import run_main, write_program
 from support.training import RECIPE
 
-from cluster.submit import FOR_PLANS, main
+from cluster.submit import FOR_PLANS, main, run_program
+from data_prep import shard
+from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS, list_splits, normalize_name
 from pretraining import train
 
@@ -48,6 +51,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     write_wiki(tmp_path / "wiki", documents=2)
     (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "runs" / "recipe").mkdir(parents=True)
     for name in FOLDERS.values():
         (task := tmp_path / "data" / "glue" / name).mkdir(parents=True)
         for split in list_splits(normalize_name(name)):
@@ -251,6 +255,7 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
         (["--recipe", "recipe.toml", "--phases.0.stps", "3"], "did you mean phases.0.steps?"),
         (["--tasks", "rte", "rte"], "--tasks rte rte: rte is named twice"),
         (["--from", "gather", "CLOZE_TASKS=rte rte"], "CLOZE_TASKS rte rte: rte is named twice"),
+        (["--from", "finetune", "--run", "runs/none"], "--run runs/none: no such folder"),
         (["--recipe", "demo", "--gpu=h100-80"], "--gpu=h100-80: only for train.py --check"),
         (["--tasks", "squd"], "--tasks squd: there is cola"),
         (["--tasks", "swag"], "data/swag: not there; python finetuning/fetch.py swag"),
@@ -271,6 +276,80 @@ def test_what_would_fail_later_is_refused_now(folder: Path, submit: Submit, word
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert not calls(folder)
+
+
+@pytest.fixture
+def words_checked(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Lets words.py run in a process that has loaded PyTorch; the variables of a site with a Python, and two ranks."""
+
+    def run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[str, str]:
+        if "cluster/words.py" not in command:
+            return run_program(command, variables)
+        done = processes.run_program(command[1], command[2:], Path.cwd(), 90.0, **(variables or {}))
+        if done.code:
+            raise UserError(done.errors)
+        return done.output, done.errors
+
+    monkeypatch.setattr("cluster.submit.run_program", run)
+    two = "--nodes=2 --gpus-per-node=1"
+    return {"CLOZE_IMAGE": "", "CLOZE_PYTHON": sys.executable, "CLOZE_PRETRAIN_OPTIONS": two}
+
+
+def test_a_recipe_of_a_mesh_is_checked_for_the_ranks_of_the_job(
+    folder: Path, submit: Submit, words_checked: dict[str, str]
+) -> None:
+    words = ["--to", "pretrain", "--script", "pretrain_gpt2_8b", "--for-prepare=--lengths 1024 --pairs none"]
+    done = submit(*words, **{**words_checked, "CLOZE_PRETRAIN_OPTIONS": ""})
+    assert (done.returncode, len(calls(folder))) == (0, 2), done.stderr
+    for own, ranks in (
+        ({"CLOZE_PRETRAIN_OPTIONS": "-N 3-8 --gpus-per-node=a100:4"}, 12),
+        ({"CLOZE_RANKS_PER_NODE": "2"}, 4),
+    ):
+        done = submit(*words, **{**words_checked, **own})
+        assert (done.returncode, len(calls(folder))) == (2, 2)
+        assert f"the job has {ranks} ranks: CLOZE_PRETRAIN_OPTIONS=" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("chain", "words", "messages"),
+    [
+        (
+            "pipeline",
+            ["--for-prepare", "--lengths 32"],
+            ["the recipe has a phase of 64, and no shards are as long: --lengths 32 64"],
+        ),
+        (
+            "pipeline",
+            ["--for-prepare", "--seed -1", "--phases.0.stps", "3", "--for-finetune", "--epochz 3"],
+            ["--seed -1: from 0", "did you mean phases.0.steps?", "epochz"],
+        ),
+        ("pipeline", ["--for-prepare", "--lenghts 32"], ["--lenghts"]),
+        ("pipeline", ["--from", "pretrain"], ["--shards data/wiki: no "]),
+        ("tables", ["--table", "5", "--scail", "tiny"], ["--scail"]),
+    ],
+)
+def test_words_that_a_step_does_not_know_are_refused(
+    folder: Path, submit: Submit, words_checked: dict[str, str], chain: str, words: list[str], messages: list[str]
+) -> None:
+    recipe = ["--recipe", "recipe.toml"] if chain == "pipeline" else []
+    done = submit(*recipe, *words, chain=chain, **words_checked)
+    assert (done.returncode, calls(folder)) == (2, [])
+    assert [message for message in messages if message not in done.stderr] == [], done.stderr
+
+
+def test_shards_of_other_settings_are_refused_by_the_option_of_the_chain(
+    folder: Path, submit: Submit, words_checked: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    made = ["--docs", "wiki", "--out", "data/wiki", "--lengths", "32", "--vocab-size", "300", "--workers", "1"]
+    run_main(shard.main, *made)
+    chain = ["--recipe", "recipe.toml", "--to", "pretrain", "--for-prepare"]
+    done = submit(*chain, "--lengths 32 64 --vocab-size 300", **words_checked)
+    assert (done.returncode, calls(folder)) == (2, [])
+    assert "--lengths was 32, now 32 64" in done.stderr
+    assert "give the same settings to continue, another --shards, or remove the folder" in done.stderr
+    done = submit(*chain, "--lengths 32 --vocab-size 300", "--phases.1.length", "32", **words_checked)
+    assert done.returncode == 0, done.stderr
 
 
 def test_it_is_at_home_in_clozes_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from data_prep.common.files import read_json, write_json
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK
 from pretraining.processes import ending as ending_module
-from pretraining.processes.ending import ENDED, GONE, INTERRUPTION, STACKS, Code, Ending
+from pretraining.processes.ending import ENDED, GONE, INTERRUPTION, STACKS, START, Code, Ending
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.processes.watchdog import Watch
 
@@ -72,6 +72,12 @@ def test_every_end_has_its_code_message_and_record(
     assert datetime.now(timezone.utc) - datetime.fromisoformat(ended.pop("time")) < timedelta(minutes=1)
     assert ended == {"code": code, "reason": reason, "rank": 0}
     assert [path.name for path in tmp_path.iterdir()] == [ENDED], "no stacks"
+
+
+def test_the_record_names_the_start_of_the_job_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(START, "7.1")
+    assert end_with(None, tmp_path) == Code.DONE
+    assert read_json(tmp_path / ENDED)["start"] == "7.1"
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, Code.RANK_LOST), (errno.ENOSPC, Code.CURE)])
