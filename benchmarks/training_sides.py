@@ -27,7 +27,7 @@ from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, StepResult, train_step
 from pretraining.huggingface.config import make_config
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.model.shape import ARCHITECTURE, Learning, Shape
+from pretraining.model.shape import ARCHITECTURE, SIDES, Learning, Shape
 from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.planning.memory import Heaviest, find_largest_that_fits
 from pretraining.processes.group import connect
@@ -118,6 +118,8 @@ def build_shape(architecture: str, learns: Learning, vocabulary: int, **sizes: A
     settings, kind = Model(architecture=architecture, **sizes), find_architecture(architecture)
     for fault in find_faults(settings):
         raise UserError(fault)
+    if learns.sees not in kind.sees:
+        raise UserError(f'"{architecture}": its pieces see {SIDES[kind.sees[0]]}, and here {SIDES[learns.sees]} are seen')
     shape = settings.shape(vocabulary, learns)
     return replace(shape, learns=replace(learns, pairs=learns.pairs and kind.learns_pairs(shape)))
 

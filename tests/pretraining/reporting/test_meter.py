@@ -21,7 +21,6 @@ from pretraining.objectives.mlm import Losses
 from pretraining.objectives.reports import report_figures
 from pretraining.reporting import hardware
 from pretraining.reporting import meter as metrics
-from pretraining.reporting import hardware
 from pretraining.reporting.hardware import measure_flops, read_peak_memory, read_total_memory
 from pretraining.reporting.meter import Meter, Speed, Stopwatch
 from pretraining.reporting.records import StepRecord
