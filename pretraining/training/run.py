@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from data_prep.common.errors import DamageError, SharedError, UserError
+from data_prep.common.errors import DamageError, SharedError, UserError, quote
 from data_prep.common.files import replacing
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
@@ -330,5 +331,7 @@ def export_weights(request: Request, context: Context, folder: Path, average: in
 def describe_loading(shape: Shape, folder: Path) -> str:
     """Returns the call of transformers that loads it, or a command of fine-tuning if transformers cannot."""
     if is_theirs(shape):
-        return f'transformers.{objectives.find_objective(shape).loads_as}.from_pretrained("{folder}")'
-    return f"python finetuning/run_task.py TASK.toml --model {folder}; no class of transformers computes this model"
+        path = json.dumps(str(folder), ensure_ascii=False)  # as Python spells it, too
+        return f"transformers.{objectives.find_objective(shape).loads_as}.from_pretrained({path})"
+    model = quote(folder)
+    return f"python finetuning/run_task.py TASK.toml --model {model}; no class of transformers computes this model"
