@@ -23,7 +23,7 @@ GPU_WORDS = $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PA
   $(if $(MINUTES),--minutes $(MINUTES) --since $(SINCE)) $(if $(EARLIER),--earlier $(EARLIER))
 GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out build/gpu$(if $(DRY),-dry)
 
-.PHONY: demo cluster test test-timed test-lowest test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
+.PHONY: demo cluster test test-processors test-timed test-lowest test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -45,6 +45,12 @@ cluster: .venv/installed-mpi
 test: .venv/installed-dev lint
 	$(TESTS)
 
+# The tests closest to arithmetic once more, as on a processor with AVX2 alone, and then as without a C++ compiler.
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 CXX="g++ -march=x86-64-v3"
+test-processors: .venv/installed-dev
+	$(AVX2) $(TESTS) tests/pretraining/model tests/pretraining/engine tests/pretraining/optimizers tests/finetuning
+	CXX=none $(TESTS) tests/pretraining/model
+
 # Tests that measure seconds, one at a time; nothing else should run meanwhile.
 test-timed: .venv/installed-dev
 	$(BIN)/python -m pytest -m "timed and not slurm"
@@ -61,7 +67,7 @@ test-lowest: .venv-lowest/installed
 	.venv-lowest/bin/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
 	  tests/pretraining/model tests/pretraining/answering tests/pretraining/architectures tests/pretraining/engine tests/pretraining/optimizers
 
-test-all: test test-timed test-slow test-slurm
+test-all: test test-processors test-timed test-slow test-slurm
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -82,7 +88,7 @@ recipes-page: .venv/installed-dev
 
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py
-	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/throughput.py --contests mini-128-64 base-128-32 mini-512-16 base-512-4
 	$(BIN)/python benchmarks/scaling.py --tensor 1 2
 	$(BIN)/python benchmarks/report.py
 

@@ -12,8 +12,9 @@ of the built-in corpus. They compute in the device's fast type of numbers, with 
 transformers, if it is installed, runs as its users run it: autocast over fp32 weights, the fused optimizer, batches
 that are padded and pinned before the step; on a CPU also in a process that keeps freed memory as ours does, to show the
 effect of that alone. Steps alternate; ratios are medians. The ceilings, the speed of matrix products and of memory, are
-measured too. A contest that does not fit is halved, with a message. Results go to benchmarks/results/, a file for each
-kind of hardware; contests of other architectures than BERT have another file, architectures-HARDWARE.json.
+measured too. Without --contests, a trial halves the sequences until the steps take half a minute, then some minutes; a
+contest that does not fit into memory is halved too. Results go to benchmarks/results/, a file for each kind of
+hardware; contests of other architectures than BERT have another file, architectures-HARDWARE.json.
 """
 
 import sys
@@ -25,6 +26,7 @@ if __name__ == "__main__":
 
     begin()
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +45,7 @@ from benchmarks.texts import find_shards
 from benchmarks.training_sides import AUTO, Contest, OurTraining, TheirTraining
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
+from data_prep.common.progress import StepProgress
 from data_prep.shards import Manifest
 from pretraining.architectures.declaration import architectures
 from pretraining.config.settings import Compute, Dtype, Optimizer
@@ -61,6 +64,10 @@ EACH = 5
 """Rounds after which the ceiling is measured once more, which takes as long as some steps."""
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
+FIRST_SECONDS, SECONDS = 25.0, 120.0
+"""The most seconds that the steps of the first contest take, and of each other one, unless contests are given."""
+TRIAL = 8
+"""The share of a contest's sequences, as a divisor, by which its time is estimated."""
 AGAIN = "cloze, again"
 """Our side once more after all others, with `apart`: shows how the device itself has changed meanwhile."""
 MASKED = [name for name, kind in architectures().items() if "both" in kind.sees]
@@ -126,6 +133,8 @@ class Bench:
     dtype: torch.dtype
     sides: tuple[str, ...]
     console: Console
+    seconds: float = math.inf
+    """The most seconds for the steps of a contest."""
 
 
 def choose_sides(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
@@ -175,8 +184,8 @@ class ContestRun:
 
     def __init__(self, contest: Contest, bench: Bench) -> None:
         self._contest, self._bench = contest, bench
-        self._shape, read = contest.open(bench.shards)
-        self._batches = [read(step) for step in range(WARM_UP + bench.settings.rounds)]
+        self._shape, _ = contest.open(bench.shards)
+        self._batches: list[PretrainingBatch] = []
         self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
         self._shapes: dict[str, Shape] = {}
@@ -186,9 +195,12 @@ class ContestRun:
 
     def measure(self, kinds: Mapping[str, SideSpec]) -> None:
         """Lets these sides, which hold their memory at the same time, make their steps in turns."""
-        bench, contest, first, count = self._bench, self._contest, next(iter(kinds)), 0
-        loading = bench.console.status(f"{contest}: {', '.join(kinds)} are loading")
-        with loading as live, open_sides(kinds, self._shape, bench.device, bench.dtype) as sides:
+        bench, first, count = self._bench, next(iter(kinds)), 0
+        bench.console.print(f"{self._contest}: {', '.join(kinds)} {'are' if len(kinds) > 1 else 'is'} loading")
+        with open_sides(kinds, self._shape, bench.device, bench.dtype) as sides:
+            if not self._batches:
+                self._choose_batches(sides)
+            progress = StepProgress(bench.console, str(self._contest), "", len(sides) * len(self._batches), 0)
 
             def take_turn(side: Side, coming: Iterator[PretrainingBatch]) -> float:
                 nonlocal count
@@ -196,16 +208,35 @@ class ContestRun:
                     if count % EACH == 0:
                         self._ceilings.append(measure_flops(bench.device, bench.dtype))
                     count += 1
-                live.update(f"{contest}: step {count} of {len(self._batches)}, {side.name}")
-                side.ask("take", next(coming))
-                return side.turn("step")
+                seconds = make_step(side, coming)
+                progress.advance(1, 0)
+                return seconds
 
             turns = {name: partial(take_turn, side, iter(self._batches)) for name, side in sides.items()}
             self._shapes |= {name: side.ask("get_shape") for name, side in sides.items()}
-            self._seconds |= alternate(turns, bench.settings.rounds, WARM_UP).seconds
+            with progress.show():
+                self._seconds |= alternate(turns, bench.settings.rounds, WARM_UP).seconds
             self._peaks |= {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
             if bench.settings.profile is not None and OURS in sides:
-                sides[OURS].ask("write_profile", bench.settings.profile / str(contest))
+                sides[OURS].ask("write_profile", bench.settings.profile / str(self._contest))
+
+    def _choose_batches(self, sides: Mapping[str, Side]) -> None:
+        """Reads the batches of the contest, whose sequences are halved until all steps fit into the time."""
+        bench, asked = self._bench, self._contest
+        trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
+        steps = WARM_UP + bench.settings.rounds
+        if bench.seconds < math.inf:
+            _, read = trial.open(bench.shards)
+            turns = {name: partial(make_step, side, map(read, range(2))) for name, side in sides.items()}
+            spent = alternate(turns, rounds=1, warm_up=1).seconds
+            each = steps * sum(map(sum, spent.values())) / trial.sequences
+            while self._contest.sequences > trial.sequences and each * self._contest.sequences > bench.seconds:
+                self._contest = self._contest.halved()
+            if self._contest != asked:
+                fewer = f"{asked}: {self._contest.sequences} sequences, for steps of {bench.seconds:.0f} s in all"
+                bench.console.print(f"{fewer}; --contests {asked} takes all")
+        _, read = self._contest.open(bench.shards)
+        self._batches = [read(step) for step in range(steps)]
 
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
@@ -221,6 +252,12 @@ class ContestRun:
             "sides": {name: {**each, "peak_memory_gib": self._peaks[name]} for name, each in figures.items()},
             "times_as_fast_as": Turns(self._seconds).compute_ratios(),
         }
+
+
+def make_step(side: Side, batches: Iterator[PretrainingBatch]) -> float:
+    """Lets a side train on the next batch; returns the seconds."""
+    side.ask("take", next(batches))
+    return side.turn("step")
 
 
 def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
@@ -303,10 +340,12 @@ def measure(settings: Throughput, console: Console) -> None:
         kept[name] = found | about
         return keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
 
-    for contest in given or list_usual_contests(bench):
+    for number, contest in enumerate(given or list_usual_contests(bench)):
+        if not given:
+            bench = replace(bench, seconds=SECONDS if number else FIRST_SECONDS)
         is_new = contest.name not in kept  # else the earlier results stay until all sides are measured anew
         smaller, found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
-        show_contest(console, str(smaller), found)
+        show_contest(console, str(replace(smaller, sequences=found["sequences"])), found)
         written = keep(contest.name, found)
     if written is None:
         raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")

@@ -116,7 +116,7 @@ class Contest:
 def build_shape(architecture: str, learns: Learning, vocabulary: int, **sizes: Any) -> Shape:
     """Builds a shape that learns as another one does, but from pairs only if the architecture has a head for them."""
     settings, kind = Model(architecture=architecture, **sizes), find_architecture(architecture)
-    for fault in find_faults(settings, learns.sees):
+    for fault in find_faults(settings):
         raise UserError(fault)
     shape = settings.shape(vocabulary, learns)
     return replace(shape, learns=replace(learns, pairs=learns.pairs and kind.learns_pairs(shape)))

@@ -209,6 +209,15 @@ await_earlier() {
   ((${SLURM_RESTART_COUNT:-0} == 0)) || [[ ! -e .begun/$job ]] || await_storage || refuse "$1: gone; nothing is begun anew"
 }
 
+# Refuses a second job in the folder `$1` of a run, before it notes anything there, while one that has begun still runs.
+refuse_second() {
+  local others
+  others=$(awk -F'"' '$4 == "start" {begun[$10]} $4 == "end" {delete begun[$10]} END {for (other in begun) print other}' \
+    "$1/jobs.jsonl" 2>/dev/null | grep -vxF "$job" | paste -sd,)
+  others=${others:+$(squeue -h -j "$others" -t RUNNING -o %i 2>/dev/null | paste -sd,)}
+  [[ -z $others ]] || refuse "job $others is at work in $1; wait for its end, or name another folder with CLOZE_RUN"
+}
+
 # Notes in the folder `$1` that this job begins its work; refuses if it has begun CLOZE_TRIES times without progress. The files
 # in `$3` (default: the folder) that match the expression `$2` are the measure of progress.
 begin_in() {
@@ -315,6 +324,7 @@ pretrain() {
   [[ -e $shards/manifest.json ]] || refuse "$shards: no finished shards; CLOZE_SHARDS names the folder that shard.py made"
   ranks=$(ranks_per_node)
   say "recipe $recipe, shards $shards$chosen, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
+  refuse_second "$run"
   export MASTER_ADDR="${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)}"
   # shellcheck disable=SC2001
   begin_in "$run" 'step-[0-9]+' '' ", \"shards\": \"$(sed 's/["\\]/\\&/g' <<<"$shards")\""

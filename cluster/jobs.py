@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from data_prep.common.files import open_at_once
+
 JOBS = "jobs.jsonl"
 """The file in a run's folder to which job scripts append every start and end of the run."""
 ANSWER_SECONDS = 5.0
@@ -58,8 +60,8 @@ class JobNotes:
 def read_notes(run: Path) -> JobNotes | None:
     """Reads the notes of job scripts in a run's folder; None for a run that was started without them."""
     events: list[Event] = []
-    with suppress(OSError):
-        for line in (run / JOBS).read_bytes().splitlines():
+    with suppress(OSError), open(run / JOBS, "rb", opener=open_at_once) as file:
+        for line in file.read().splitlines():
             with suppress(ValueError):  # a line that is being written, or damaged
                 events.append(EVENT.validate_json(line))
     if not any(event.event == "start" for event in events):

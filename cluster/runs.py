@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from cluster.jobs import JOBS, LARGEST, JobNotes, Queue, QueuedJob
 from data_prep.common.codes import ENDED, Code, explain_code
 from data_prep.common.errors import UserError
-from data_prep.common.files import absence, read_table
+from data_prep.common.files import absence, is_stream, open_at_once, read_table
 from data_prep.common.locks import LOCK, find_deserter
 from data_prep.common.progress import duration
 from data_prep.common.toml_text import read_toml
@@ -41,6 +41,8 @@ PLACES = 200
 """The number of records that are read of a long metrics.jsonl for its curve."""
 LATE, LATE_SECONDS = 3, 120.0
 """A run is silent if its next line takes LATE times as long as lines usually do, and at least LATE_SECONDS."""
+SKEW_SECONDS = 5.0
+"""By how much clocks of machines may differ: a run that ended so long before its last line goes on."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def is_run(folder: Path) -> bool:
     """Whether a folder is one of pre-training: runs of fine-tuning have metrics too, but no recipe and no phases."""
     if not any(os.path.exists(folder / name) for name in (METRICS, JOBS)):  # Path.exists raises in others' folders
         return False
-    if os.path.exists(folder / RECIPE):
+    if os.path.exists(folder / RECIPE) or is_stream(folder / METRICS):
         return True
     if folder.parent.name == "jobs":  # where a job of fine-tuning notes its starts
         return False
@@ -120,6 +122,11 @@ def is_run(folder: Path) -> bool:
     if lines or (folder / METRICS).exists():
         return any("phase" in line for line in lines)
     return not (folder / RESULTS).exists() and not any(folder.glob(f"*/*/{BEGUN}"))
+
+
+def find_pipes(run: Path) -> list[Path]:
+    """Finds what stands in place of a run's files and may keep a reader waiting; nothing of it is read."""
+    return [run / name for name in (METRICS, JOBS, RECIPE, LOCK) if is_stream(run / name)]
 
 
 def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> RunStatus:
@@ -149,7 +156,7 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
         rollbacks=read_or([], lambda: [str(skip.reason) for skip in read_skips(run)]),
         notes=notes,
         job=(queue.jobs or {}).get(notes.job) if notes else None,
-        ended=read_end(run / ENDED, started),
+        ended=read_end(run / ENDED, max(started, (written or 0.0) - SKEW_SECONDS)),
         losses=read_or([], lambda: read_losses(run)) if lines else [],
     )
     gone = find_deserter(run / LOCK) if read_time(run / LOCK) >= started else None
@@ -222,11 +229,12 @@ def read_or(default: Value, read: Callable[[], Value]) -> Value:
 
 def read_recipe(path: Path) -> Recipe:
     """Reads the recipe of a run."""
-    return Recipe.model_validate(read_toml(path.read_text(encoding="utf-8")))
+    with open(path, encoding="utf-8", opener=open_at_once) as file:
+        return Recipe.model_validate(read_toml(file.read()))
 
 
 def read_end(path: Path, started: float) -> dict[str, Any] | None:
-    """Reads how a run has ended, with `seconds` since 1970. None if it has not, or was started since."""
+    """Reads how a run has ended, with `seconds` since 1970. None if it has not, or has worked or was started since."""
     ended: dict[str, Any] = read_or({}, lambda: read_table(path))
     seconds = read_or(-1.0, lambda: datetime.fromisoformat(ended["time"]).timestamp())
     sound = is_count(ended.get("code")) and isinstance(ended.get("reason"), str)

@@ -33,7 +33,7 @@ from rich.text import Text
 
 from cluster.jobs import Queue, ask_queue, read_notes
 from cluster.panels import build_panel
-from cluster.runs import CURE, RunStatus, find_runs, read_run
+from cluster.runs import CURE, RunStatus, find_pipes, find_runs, read_run
 from cluster.tuning import TuningStatus, build_tuning_panel, find_tunings, read_tuning
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console, run_curable
@@ -67,6 +67,7 @@ class Observer:
         self._named, self._queue = named, Queue(None)
         self._jobs: set[str] = set()
         self._asked = 0.0
+        self._pipes: list[Path] = []
 
     def look(self) -> list[RunStatus | TuningStatus]:
         """Reads how all runs of pre-training and fine-tuning are doing; UserError where there is none."""
@@ -79,6 +80,7 @@ class Observer:
         now, tunings = time.time(), dict.fromkeys(each for folder in self._named for each in find_tunings(folder))
         found: list[RunStatus | TuningStatus] = [read_run(run, notes[run], self._queue, now) for run in runs]
         found += [read_tuning(folder, now) for folder in tunings]
+        self._pipes = [path for folder in (*runs, *tunings) for path in find_pipes(folder)]
         if not found:
             names = ", ".join(map(str, self._named))
             raise UserError(f"{names}: no run, and none in it: they have {METRICS} once they train\n{CURE}")
@@ -92,8 +94,9 @@ class Observer:
 
     @property
     def warnings(self) -> list[str]:
-        """Why the queue gave no answer at the last look; empty where it did."""
-        return [f"warning: {self._queue.fault}; nothing is known of jobs"] if self._queue.fault else []
+        """Why the queue gave no answer at the last look, and which files are none; empty where all is well."""
+        pipes = [f"warning: {path}: a pipe or a device, and no file; it is not read" for path in self._pipes]
+        return [*pipes, *([f"warning: {self._queue.fault}; nothing is known of jobs"] if self._queue.fault else [])]
 
 
 def watch(observer: Observer, every: float, console: Console) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -29,8 +29,8 @@ from data_prep.inspection.figures import describe_vocabulary_size
 from data_prep.near_copies.finding import FOUND
 from data_prep.origins import TAKE, Origins, find_origins, look_for_repeated, make_kept_file
 from data_prep.readers import sources
-from data_prep.readers.extraction import try_first_records
-from data_prep.readers.filters import make_filters, none_left, write_report
+from data_prep.readers.extraction import sample_sources, try_first_records
+from data_prep.readers.filters import Filter, make_filters, none_left, write_report
 from data_prep.readers.reader import Problems
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
@@ -40,6 +40,7 @@ from data_prep.shards import FORMATS, KEPT_FORMAT, MANIFEST, PLAN, Ingredients, 
 from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
 from data_prep.vocabulary.kinds.declaration import USUAL, TokenizerKind, find_kind
+from data_prep.vocabulary.kinds.wordpiece import describe_lost_marks
 from data_prep.vocabulary.source import find_vocabulary, shorten_name
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, Joined, WorkFolder
@@ -137,9 +138,22 @@ class Pipeline:
         for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
             self._say(line)
         if not (self.folder / MANIFEST).exists():
-            make_filters(s)  # so that a wrong list of words or language is reported at once
+            filters = make_filters(s)  # so that a wrong list of words or language is reported at once
             try_first_records(files, s.text_field_of, s.errors)
+            if not (s.cased or s.tokenizer):
+                self._warn_of_lost_marks(files, filters)
         return files, problems
+
+    def _warn_of_lost_marks(self, files: list[sources.SourceFile], filters: Sequence[Filter]) -> None:
+        """Warns where lower case changes letters of a source, by a sample of its text."""
+        s = self.settings
+        found = [
+            (name, lost) for name, text in sample_sources(files, s, filters) if (lost := describe_lost_marks(text))
+        ]
+        if found:
+            where = found[0][0] + (f" and {len(found) - 1:,} more sources" if len(found) > 1 else "")
+            cure = "a cased vocabulary keeps" if s.vocab or s.origins else "--cased keeps"
+            self._warn(f"in a sample of {where}, lower case strips {found[0][1]}; {cure} them")
 
     def _refuse_read(self, flag: str, named: Mapping[str, object]) -> None:
         """Raises UserError where a flag that needs the text names a source whose documents are in pieces already."""

@@ -23,7 +23,6 @@ import torch
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError, quote
-from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Items
 from finetuning.model.features import FeatureModel
@@ -44,7 +43,16 @@ from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.config.settings import Dtype
 from pretraining.devices import explain_absence, find_kind
 from pretraining.engine.precision import choose_dtype
-from pretraining.huggingface.folders import CONFIG, TASK, read_fine_tuned, read_head, read_length, read_shape, read_task
+from pretraining.huggingface.folders import (
+    CONFIG,
+    TASK,
+    read_fine_tuned,
+    read_head,
+    read_length,
+    read_pieces,
+    read_shape,
+    read_task,
+)
 from pretraining.model.batch import CPU
 
 Row = str | Sequence[str] | Mapping[str, Any]
@@ -112,9 +120,7 @@ def _read(folder: Path) -> tuple[TaskModel, TaskHead, Vocabulary]:
             f"python finetuning/run_glue.py --model {quote(folder)}"
         )
     shape, head, weights = read_fine_tuned(folder)
-    vocabulary = read_vocabulary(folder)
-    if len(vocabulary) > shape.vocabulary:
-        raise UserError(f"{folder}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
+    vocabulary = read_pieces(folder, shape, str(folder))
     model = TaskModel(shape, head)
     model.load_state_dict(weights)
     return model, head, vocabulary

@@ -1,4 +1,4 @@
-"""Names of GPUs, what they can do, and whether this PyTorch can use them.
+"""What the CPU multiplies; names of GPUs, what they can do, and whether this PyTorch can use them.
 
 PyTorch makes GPUs of AMD look like NVIDIA's, and calls them `cuda` too. Where they differ is told here alone. No GPU of
 AMD's has run any of it.
@@ -40,6 +40,23 @@ def read_name(device: torch.device) -> str:
 def has_bf16() -> bool:
     """Whether the GPU of this process multiplies numbers in bf16."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies numbers in bf16, and oneDNN may do so (`ONEDNN_MAX_CPU_ISA` limits it)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def cpu_has_bytes() -> bool:
+    """Whether the CPU multiplies bytes with exact sums (AVX512-VNNI), and oneDNN may do so, by a trial: without them
+    oneDNN's sums of two products stop at 16 bits."""
+    if not torch.cpu._is_vnni_supported() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        return False
+    numbers, most = torch.full((1, 64), 255, dtype=torch.uint8), torch.full((64, 64), 127, dtype=torch.int8)
+    weight, zeros = torch.ops.onednn.qlinear_prepack(most, None), torch.zeros(64, dtype=torch.int64)
+    theirs = (weight, torch.ones(64), zeros)
+    found = torch.ops.onednn.qlinear_pointwise(numbers, 1.0, 0, *theirs, None, 1.0, 0, torch.float32, "none", [], "")
+    return bool((found == 64 * 255 * 127).all())
 
 
 def has_tf32(device: torch.device) -> bool:

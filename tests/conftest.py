@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.marks import has_gpu
+from support.marks import has_compiler, has_gpu
 from support.processes import end_runs
 from support.sharing import made_once
 
@@ -68,13 +68,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real data and on GPUs are skipped, saying why, where there are none."""
+    """Tests on real data, on GPUs and of our kernels are skipped, saying why, where there are none."""
     items.sort(key=lambda item: item.path.parent not in LONGEST)
     missing = {}
     if not REAL_DATA.is_dir():
         missing["realdata"] = f"no real data: CLOZE_DATA names {REAL_DATA}, which is no folder"
     if not has_gpu():
         missing["gpu"] = "no GPU"
+    if not has_compiler():
+        missing["kernels"] = "no C++ compiler"
     for item in items:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):

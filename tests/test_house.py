@@ -217,7 +217,6 @@ UNTYPED = {
     "architectures/electra.py Electra.adapt_config": "config.json, as transformers has it",
     "architectures/electra.py Electra.config": "config.json, as transformers has it",
     "architectures/gpt.py Gpt.adapt_config": "config.json, as transformers has it",
-    "architectures/gpt.py Gpt.config": "config.json, as transformers has it",
     "architectures/modern.py Modern.adapt_config": "config.json, as transformers has it",
     "architectures/modern.py Modern.config": "config.json, as transformers has it",
     "architectures/declaration.py Architecture.config": "config.json, as transformers has it",

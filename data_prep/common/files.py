@@ -127,6 +127,11 @@ def refuse_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
+def open_at_once(path: str, flags: int) -> int:
+    """Opens a file, as the `opener` of `open`; does not wait for the other end of a pipe of this name."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a file for writing that takes its name `path` only when it is complete and on the disk.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import socket
 import struct
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from data_prep.common.errors import UserError, describe_failure
-from data_prep.common.files import refuse_link, writable
+from data_prep.common.files import open_at_once, refuse_link, writable
 
 LOCK = "lock"
 """What the file is called in the folder of a run."""
@@ -58,13 +59,16 @@ def locked(
                     time.sleep(0.2)
                     continue
                 file.seek(0)
-                raise HeldError(f"{place}: {refusal.format(owner=file.read().strip() or unknown)}") from None
+                owner = file.read().partition("\n")[0] or unknown
+                raise HeldError(f"{place}: {refusal.format(owner=owner)}") from None
             except OSError:
                 protected = False
             break
         with writable(place):
             os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+            said = f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(8)}\n"
+            os.write(file.fileno(), said.encode())
+            os.fsync(file.fileno())  # other machines may read it
         yield protected
 
 
@@ -72,16 +76,24 @@ def find_holder(path: Path) -> str | None:
     """Finds the process that holds a lock file, by reading alone. None where nobody holds it, or nobody can tell."""
     with suppress(OSError, struct.error):
         owner, is_free, _ = _look_at(path)
-        return None if is_free else owner.strip() or "another process"
+        return None if is_free else owner or "another process"
     return None
 
 
 def _look_at(path: Path) -> tuple[str, bool, float]:
-    """Returns what a lock file says, whether no other process holds it, and when it was written."""
-    with path.open("rb") as file:
-        owner = file.read(1000).decode(errors="replace")
+    """Returns whom a lock file names, whether no other process holds it, and when it was written."""
+    with open(path, "rb", opener=open_at_once) as file:
+        owner = file.read(1000).decode(errors="replace").partition("\n")[0]
         answer = fcntl.fcntl(file, fcntl.F_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         return owner, FLOCK.unpack(answer)[0] == fcntl.F_UNLCK, os.fstat(file.fileno()).st_mtime
+
+
+def read_start(path: Path) -> bytes:
+    """Reads a lock file, which differs from holder to holder; nothing where there is none. Not for the holder itself:
+    its lock would end with the reading."""
+    with suppress(OSError), open(path, "rb", opener=open_at_once) as file:
+        return file.read(1000)
+    return b""
 
 
 def find_deserter(path: Path) -> str | None:

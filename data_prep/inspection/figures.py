@@ -16,8 +16,6 @@ MOST_LOST = 0.005
 """The share of the text that over-long sentences may lose without a warning."""
 MOST_UNKNOWN = 0.01
 """The share of pieces that may stand for unknown words without a warning."""
-MARKED = {"ar", "bn", "fa", "gu", "he", "hi", "ja", "kn", "ko", "ml", "mr", "my", "pa", "ta", "te", "th", "ur", "vi"}
-"""Languages whose letters BERT's lower case changes: it strips combining marks, and splits Korean syllables."""
 FEWEST_EXAMPLES = 100
 """How many examples of a length validation needs, about, for scores that say something."""
 
@@ -141,15 +139,12 @@ def format_percent(share: float) -> str:
 
 def find_warnings(manifest: Manifest) -> Iterator[str]:
     """Yields warnings about the text and about validation, with what to do."""
-    corpus, settings = manifest.corpus, manifest.settings
+    corpus = manifest.corpus
     if corpus.unknown > MOST_UNKNOWN * corpus.pieces:
         yield (
             f"{format_percent(corpus.unknown / corpus.pieces)} of the pieces are [UNK]: the vocabulary cannot spell "
             "these words, or they have more than 100 characters; take another --vocab, or --tokenizer bytelevel"
         )
-    languages = settings.language.values() if isinstance(settings.language, dict) else [settings.language]
-    if settings.tokenizer is None and not settings.cased and (marked := sorted(MARKED & {*languages})):
-        yield f"lower case strips accents, which are parts of letters in {', '.join(marked)}; --cased keeps them"
     for use in find_use_of_text(manifest):
         if use.lost_parted > MOST_LOST * use.text:
             lost = format_percent(use.lost_parted / use.text)

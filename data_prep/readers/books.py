@@ -67,6 +67,9 @@ def read(span: Span, options: Options) -> Iterator[Document]:
             cure = "cut it up, or is it one sentence a line (--format sentences)?"
             options.problems.bad(f"{path}: {cutting.too_large('one document')}", cure)
             return
+        if len(data) >= options.limit:
+            del data[data.rfind(b"\n") + 1 :]
+            break
     text = options.problems.decode(bytes(data), span, 0)
     if text is not None:
         name = unpacked_name(path)

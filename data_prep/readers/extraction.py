@@ -17,14 +17,15 @@ from data_prep.common.errors import check_all
 from data_prep.readers import READERS
 from data_prep.readers.filters import Filter, Sieve
 from data_prep.readers.reader import Document, Options, Problems, group_documents, replace_path
-from data_prep.readers.sources import Bundle, SourceFile
+from data_prep.readers.sources import Bundle, SourceFile, make_bundles
 from data_prep.readers.splitting import split_sentences
 from data_prep.seals import FIELDED
-from data_prep.settings import TEXT_FIELD, Errors, Formulas
+from data_prep.settings import TEXT_FIELD, Errors, Formulas, Settings
 from data_prep.shards import WORK
 from data_prep.work import DocumentsRecord, TextFile
 
 SCHEMA = make_schema(id=pa.string(), title=pa.string(), sentences=make_list_type(pa.string()))
+PLACES, SAMPLE = 32, 1 << 19  # places and characters of a sample, which is read in a second
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,19 @@ def try_first_records(files: Sequence[SourceFile], text_field_of: Callable[[str]
             next(reader.read(span, options), None)
 
     check_all(*(partial(try_first, file) for file in reversed(first.values())))
+
+
+def sample_sources(files: Sequence[SourceFile], s: Settings, filters: Sequence[Filter]) -> Iterator[tuple[str, str]]:
+    """Yields the name and some text of every source, from places all over it, as far as the filters take it."""
+    for source in (names := dict.fromkeys(file.source for file in files)):
+        bundles = make_bundles([file for file in files if file.source == source])
+        chosen = bundles[:: -(-len(bundles) * len(names) // PLACES) or 1]
+        limit = max(SAMPLE // len(names), SAMPLE // PLACES) // max(1, len(chosen))
+        options = Options(Problems("skip"), s.text_field_of(source), source, s.formulas, limit)
+        read = (chain.from_iterable(READERS[b.format].read(span, options) for span in b.spans) for b in chosen)
+        groups = (next(group_documents(documents, limit), []) for documents in read)
+        documents = Sieve("", filters).sift(chain.from_iterable(groups))
+        yield source, "\n".join(" ".join(document.passages)[:limit] for document in documents)
 
 
 def extract(task: ExtractTask) -> DocumentsRecord:

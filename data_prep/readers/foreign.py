@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import stat
 from pathlib import Path
@@ -50,6 +51,18 @@ UTF_16 = {
     1: Foreign("text in UTF-16", "iconv -f utf-16le -t utf-8 FILE > SAME makes UTF-8 of it"),
 }
 """Text in UTF-16 that begins without a mark, by which byte of a character is zero in Latin script."""
+PAIRS = rb"(?:[!-~]{2})+?"
+SEVEN_BITS = {
+    "iso-2022-jp-2": re.compile(rb"\x1b\$(?:[@AB]|\([CD])%b\x1b" % PAIRS),
+    "iso-2022-kr": re.compile(rb"\x1b\$\)C(?s:.*?)\x0e%b\x0f" % PAIRS),
+    "iso-2022-cn": re.compile(rb"\x1b\$\)[AEG](?s:.*?)\x0e%b\x0f" % PAIRS),
+    "hz": re.compile(rb"~\{%b~\}" % PAIRS),
+    "utf-7": re.compile(rb"\+[A-Za-z0-9+/]+-?"),
+}
+"""How encodings that look like ASCII spell other characters, by the names that iconv and Python have for them."""
+READ_HZ = "import sys; print(open(sys.argv[1], encoding='hz').read(), end='')"
+EAST_ASIAN = ("gb2312", "big5", "euc_jp", "euc_kr")
+"""Encodings whose characters of frequent use come first."""
 BINARY = Foreign("no text but binary data")
 JSON_LINES = "import json, sys; [print(json.dumps(record)) for record in json.load(open(sys.argv[1]))]"
 OVER_LINES = Foreign("JSON whose objects go over several lines", "jq -c . FILE > NEW.jsonl makes JSON lines of it")
@@ -76,11 +89,33 @@ def not_text(head: bytes) -> Foreign | None:
     known = next((kind for start, kind in SIGNATURES.items() if head.startswith(start)), None)
     known = TAR if head[TAR_MARK] == b"ustar" else known
     if known or head.count(0) <= MOST_ZEROS * len(head):
-        return known
+        return known or _find_seven_bits(head)
     zeros = [head[first::2].count(0) for first in (0, 1)]
     if max(zeros) > 0.4 * len(head) and 20 * min(zeros) < max(zeros):
         return UTF_16[int(zeros[1] > zeros[0])]
     return BINARY
+
+
+def _find_seven_bits(head: bytes) -> Foreign | None:
+    """Tells whether a text is in an encoding that spells other characters by ASCII."""
+    found = ((name, run.findall(head)) for name, run in SEVEN_BITS.items() if head.isascii())
+    name = next((name for name, runs in found if runs and (name[:3] == "iso" or _decodes(name, head, runs))), "")
+    how = f'python -c "{READ_HZ}" FILE' if name == "hz" else f"iconv -f {name} -t utf-8 FILE"
+    return Foreign(f"text in {name.upper()}", f"{how} > SAME makes UTF-8 of it") if name else None
+
+
+def _decodes(name: str, head: bytes, runs: list[bytes]) -> bool:
+    """Tells whether all of a beginning decodes, and several runs to characters that stand together in some script.
+
+    `user+tag@` and `~{ab~}` decode too, but a few of these make other characters, of several scripts and rare ones.
+    """
+    decode = codecs.getincrementaldecoder(name)
+    text, found = (decode("replace").decode(part) for part in (head, b"\n".join(runs)))
+    found = found.replace("\n", "")
+    low = sum(c < "\u3000" and c.isprintable() for c in found)
+    usual = (sum(b"" < c.encode(codec, "ignore")[:1] < b"\xd8" for c in found) for codec in EAST_ASIAN)
+    most = low if len({*found}) < 8 else max(low, *usual)
+    return "\ufffd" not in text and len({*runs}) >= 3 and len(found) >= 8 and most >= 0.8 * len(found)
 
 
 def unknown_text(name: str, head: bytes) -> Foreign:

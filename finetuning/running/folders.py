@@ -77,7 +77,7 @@ def _write_fine_tuned(tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[
     card = make_task_card(shape, task.head, tuner.folder.parent / MODEL, settings.length, made)
 
     def check(folder: Path) -> None:
-        verify_fine_tuned(folder, shape, task.head, weights, compute_logits)
+        verify_fine_tuned(folder, shape, task.head, weights, compute_logits, vocabulary.special)
 
     folder, vocabulary = tuner.folder / MODEL, base.model.vocabulary
     write_fine_tuned(folder, shape, task.head, weights, vocabulary, card, use, settings.length, check=check)

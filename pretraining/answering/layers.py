@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pretraining.answering.one_call import OneCall, find_way, quantise
 from pretraining.answering.serving import KEEPS, ServedLayers
+from pretraining.devices import cpu_has_bf16
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import lay_out
 from pretraining.model.batch import Batch
@@ -95,7 +96,7 @@ def can_pack(weight: Tensor) -> bool:
         return False
     if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
-    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and cpu_has_bf16())
 
 
 def make_product(linear: Linear) -> ServedProduct:

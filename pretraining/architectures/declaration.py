@@ -27,10 +27,8 @@ from pretraining.architectures.weights import TaskHead, Weight, count_parameters
 from pretraining.model.shape import (
     ARCHITECTURE,
     HEAD,
-    MATRIX,
     OF_OBJECTIVE,
     PIECE_HEAD,
-    SIDES,
     Learning,
     Sees,
     Shape,
@@ -150,6 +148,8 @@ class Architecture(ABC):
     """prefix of the names of these classes"""
     config_names: ClassVar[Mapping[str, str]] = {}
     """the names in config.json of the numbers of its shape that have another name there"""
+    embedding_dropout: ClassVar[str] = ""
+    """the name in config.json of the dropout of embeddings, where it is apart from that of the layers"""
     config_defaults: ClassVar[Mapping[str, Any]] = {}
     """the numbers that transformers leaves out of config.json, where they are other ones than those of `Shape`"""
     config_marks: ClassVar[tuple[str, ...]] = ()
@@ -249,7 +249,9 @@ class Architecture(ABC):
         """Makes the part of config.json that says what is computed."""
         names = self.config_names if self.model_type else self.list_config_names()
         sizes = {theirs: getattr(shape, ours) for ours, theirs in names.items()}
-        return {**self.config_constants, **self.task_values, **sizes, "initializer_range": MATRIX.initial_range}
+        apart = {self.embedding_dropout: shape.dropout} if self.embedding_dropout else {}
+        usual = {**self.config_constants, **self.task_values, "initializer_range": shape.initializer_range}
+        return {**usual, **sizes, **apart}
 
     def adapt_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns config.json with the numbers as `Shape` has them, if they differ there."""
@@ -317,19 +319,14 @@ def _settings_of_all() -> dict[str, type[ModelSettings]]:
     return {name: kind.settings_type for name, kind in architectures().items()}
 
 
-def find_faults(settings: ModelSettings, sees: Sees) -> Iterator[str]:
-    """Yields the faults of the settings of an encoder with this direction of attention."""
+def find_faults(settings: ModelSettings) -> Iterator[str]:
+    """Yields the faults of the settings of an encoder."""
     yield from foreign_values("model", settings, ModelSettings, _settings_of_all(), KEY)
     kind, size = find_architecture(settings.architecture), settings.size
     if size is not None and size not in kind.sizes:
         yield f"model.size = {show_value(size)}: none of {kind.title}'s: {', '.join(kind.sizes)}"
         return
     yield from kind.faults(settings.shape(vocabulary=1))
-    if sees not in kind.sees:
-        yield (
-            f"model.architecture = {show_value(settings.architecture)}: its pieces see {SIDES[kind.sees[0]]}, and by "
-            f"this objective {SIDES[sees]}; take another objective or architecture"
-        )
 
 
 @lru_cache

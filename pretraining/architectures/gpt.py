@@ -45,6 +45,7 @@ class Gpt(Architecture):
         "attention_dropout": "attn_pdrop",
         "epsilon": "layer_norm_epsilon",
     }
+    embedding_dropout = "embd_pdrop"
     config_defaults: ClassVar = {"segments": 1, "epsilon": 1e-5, "positions": 1024}
     config_constants: ClassVar = {"activation_function": "gelu_new"}
     config_values: ClassVar = {
@@ -96,9 +97,6 @@ class Gpt(Architecture):
         from pretraining.model.piece_head import PieceHead
 
         return PieceHead(shape, at_once) if name == PIECE_HEAD else Pooler(shape.hidden)
-
-    def config(self, shape: Shape) -> dict[str, Any]:
-        return {**super().config(shape), "embd_pdrop": shape.dropout}
 
     def adapt_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         inner = config.get("n_inner")

@@ -75,6 +75,7 @@ class Modern(Architecture):
         "epsilon": "norm_eps",
         "window": "local_attention",
     }
+    embedding_dropout = "embedding_dropout"
     config_defaults: ClassVar = {**defaults, "vocabulary": 50368, "hidden": 768, "intermediate": 1152}
     config_marks = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
     config_constants: ClassVar = {"hidden_activation": "gelu"}
@@ -188,7 +189,6 @@ class Modern(Architecture):
         bases = {GLOBAL: shape.global_base, LOCAL: shape.local_base}
         return {
             **super().config(shape),
-            "embedding_dropout": shape.dropout,
             "layer_types": [LOCAL if number % shape.global_every else GLOBAL for number in range(shape.layers)],
             "rope_parameters": {name: {"rope_type": "default", "rope_theta": base} for name, base in bases.items()},
         }

@@ -72,7 +72,8 @@ class StoredModel:
         """
         folder, on_hub = found or find_model_folder(name), not Path(name).exists()
         if (folder / CONFIG).is_file() or on_hub:
-            shape, vocabulary = folders.read_shape(folder), read_vocabulary(folder)
+            shape = folders.read_shape(folder)
+            vocabulary = folders.read_pieces(folder, shape, name)
             trained, known = folders.read_length(folder, shape), shape.positions
             from_hub, licence = (read_front_matter(folder / CARD, key) for key in ("base_model", "license"))
         else:
@@ -89,8 +90,6 @@ class StoredModel:
                 raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
             from_hub, licence = run.base.hub_model if run.base else None, run.recipe.card.licence
             trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
-        if len(vocabulary) > shape.vocabulary:
-            raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
         fitted = find_architecture(shape.architecture).fit_vocabulary(shape, vocabulary.special)
         encoder = replace(choose_way(fitted, sees, name).encoder, vocabulary=len(vocabulary))
         return cls(name, folder, encoder, shape.vocabulary, vocabulary, trained, known, on_hub, from_hub, licence, sees)

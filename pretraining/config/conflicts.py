@@ -13,7 +13,7 @@ from data_prep.common.toml_text import Key, dotted, show_value
 from data_prep.settings import SHORTEST
 from pretraining.architectures import declaration as architectures
 from pretraining.config.settings import SCHEDULE_KEYS, Computing, Phase, Recipe, count_micro_batches, find_divisor
-from pretraining.model.shape import PIECE_HEAD, Shape
+from pretraining.model.shape import PIECE_HEAD, SIDES, Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.optimizers import declaration as optimizers
 
@@ -111,9 +111,16 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
             "or begin with a model that has them: --init FOLDER"
         )
         return
-    directions = [objectives.configure_objective(settings).sees for settings in recipe.list_objectives()]
-    yield from dict.fromkeys(fault for sees in directions for fault in architectures.find_faults(model, sees))
+    yield from architectures.find_faults(model)
+    kind = architectures.find_architecture(model.architecture)
     for settings in recipe.list_objectives():
+        if (sees := objectives.configure_objective(settings).sees) not in kind.sees:
+            able = [f'"{name}"' for name, each in objectives.objectives().items() if each.sees == kind.sees[0]]
+            yield (
+                f'objective.name = "{settings.name}": its pieces see {SIDES[sees]}, and those of '
+                f"{recipe.base_model or 'model.architecture'}, a {kind.title}, {SIDES[kind.sees[0]]}; take "
+                f"objective.name = {' or '.join(able)}"
+            )
         if recipe.compute.compile and not objectives.configure_objective(settings).compiles:
             yield (
                 f'compute.compile = true: not with objective.name = "{settings.name}", whose sequences see in two '

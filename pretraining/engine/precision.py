@@ -28,12 +28,21 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
         if device.type == "cuda":
             wanted = "bf16" if devices.has_bf16() else "fp16"
         else:
-            wanted = "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
+            wanted = "bf16" if devices.cpu_has_bf16() else "fp32"
     if wanted == "fp16" and device.type == "cpu":
         raise UserError('precision.dtype = "fp16": not on a CPU; take "bf16", "fp32" or "auto"')
     if wanted == "bf16" and device.type == "cuda" and not devices.has_bf16():
         raise UserError(f'precision.dtype = "bf16": {devices.read_name(device)} has none; take "fp16" or "auto"')
     return DTYPES[wanted]
+
+
+def explain_slowness(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Says what a CPU without products of bf16 costs; None for other devices."""
+    if device.type != "cpu" or devices.cpu_has_bf16():
+        return None
+    if dtype == torch.bfloat16:
+        return 'this processor emulates bf16, 7 to 16 times slower than fp32; take precision.dtype = "fp32" or "auto"'
+    return "this processor has no fast bf16 (AVX512-BF16 or AMX), with which steps take a third of the time"
 
 
 def name_dtype(dtype: torch.dtype) -> Dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "pruned_heads": (None, {})}
 """Settings of any config with the values that our encoders support, the default first."""
+SAME = {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new"}
+"""Other names in transformers of the same functions."""
 PROBLEMS: dict[str, Kind] = {
     "single_label_classification": "classes",
     "multi_label_classification": "labels",
@@ -105,7 +108,7 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
             faults.append(f"{theirs[field.name]} is {value!r}; it should be a whole number of 1 or more")
         elif field.type == "float" and (not isinstance(value, int | float) or not 0 <= value < math.inf):
             faults.append(f"{theirs[field.name]} is {value!r}; it should be a number, 0 or more")
-        elif field.type == "float" and value >= 1 and default is not None and default < 1:
+        elif field.type == "float" and value >= 1 and field.compare and default is not None and default < 1:
             faults.append(f"{theirs[field.name]} is {value!r}; it should be a number from 0 to 1")
         elif field.type == "float":
             values[field.name] = float(value)
@@ -115,6 +118,9 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
     refuse_faults(where, faults)
     shape = kind.shape_type(architecture=name, learns=Learning(sees=sees), **values)
     refuse_faults(where, list(kind.faults(shape)))
+    if (apart := config.get(kind.embedding_dropout, shape.dropout)) != shape.dropout:
+        told = f"{where}: {kind.embedding_dropout} is {apart!r}, and {theirs['dropout']} {shape.dropout:g}: Cloze drops"
+        warnings.warn(f"{told} as much of embeddings as in layers, {shape.dropout:g}", stacklevel=2)
     return _add_objective(shape, config, where)
 
 
@@ -123,7 +129,7 @@ def _refuse_values(config: Mapping[str, Any], where: str, supported: Mapping[str
     faults = [
         f"{name} is {config[name]!r}; only {values[0]!r} is supported"
         for name, values in supported.items()
-        if config.get(name, values[0]) not in values
+        if name in config and SAME.get(str(config[name]), config[name]) not in values
     ]
     refuse_faults(where, faults)
 

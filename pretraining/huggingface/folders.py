@@ -66,6 +66,8 @@ MEAN = [
 OLD_WEIGHTS = "pytorch_model.bin"
 PARTS = [unfinished_name(Path(name)).name for name in FILES]
 INDEX = ".index.json"
+UNUSED = "[unused"
+"""Begins the names of BERT's spare pieces, which no text has."""
 SMALL = 1 << 20
 """Excess of weights over the size of the files up to which the weights are read, to name the first faulty one."""
 
@@ -116,6 +118,24 @@ def read_shape(folder: Path) -> Shape:
             f"{size:,} bytes: one of them is damaged; copy or download the folder again"
         )
     return shape
+
+
+def read_pieces(folder: Path, shape: Shape, name: str) -> Vocabulary:
+    """Reads the vocabulary for a model of this name whose config.json says this shape; raises UserError if it has too
+    many pieces, or if transformers would take another piece of a text for padding, and number positions by that."""
+    pieces = read_vocabulary(folder)
+    if len(pieces) > shape.vocabulary:
+        raise UserError(f"{name}: {len(pieces):,} pieces, but the model has only {shape.vocabulary:,}")
+    padding, pad = find_architecture(shape.architecture).find_padding(shape), pieces.special.pad
+    if padding is None or padding == pad or padding >= len(pieces):
+        return pieces
+    if not pieces.pieces[padding].startswith(UNUSED):
+        raise UserError(
+            f"{name}: pad_token_id is {padding} in {CONFIG}, so that transformers counts no position for "
+            f"{pieces.pieces[padding]!r}, and its tokenizer pads with {pieces.pieces[pad]!r}, {pad}: put the tokenizer "
+            f"there that it was trained with, or train it anew with pad_token_id {pad}"
+        )
+    return pieces
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:

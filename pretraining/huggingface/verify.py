@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from data_prep.common.errors import UserError
+from data_prep.vocabulary.vocabulary import Special
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import read_fine_tuned, read_folder
@@ -22,8 +23,9 @@ from pretraining.model.rows import Rows
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, build_model, find_objective
 
-TOLERANCE, RELATIVE = 1e-4, 1e-5
-"""Absolute and relative tolerance of logits, for sums in another order."""
+TOLERANCE = 2e-4
+"""Tolerance of logits as a share of the largest, for sums in another order. Measured in fp32 with random weights of
+growing size: at most 7e-6 with logits up to 10, 7e-5 up to 26, 3e-4 with saturated attention and up to 500."""
 PREDICTIONS = 16
 """Number of positions of a test sequence whose logits are compared."""
 LogitsOf = Callable[[Shape, TaskHead, Mapping[str, Tensor], Batch], Tensor]
@@ -31,25 +33,27 @@ LogitsOf = Callable[[Shape, TaskHead, Mapping[str, Tensor], Batch], Tensor]
 reads pieces."""
 
 
-def verify_export(folder: Path, shape: Shape, wanted: Mapping[str, Tensor]) -> list[tuple[str, float]]:
+def verify_export(
+    folder: Path, shape: Shape, wanted: Mapping[str, Tensor], special: Special
+) -> list[tuple[str, float]]:
     """Reads a folder back into new models, one after another, and compares their logits of the probe with those of its
     source.
 
     Returns the largest difference for each reader; raises UserError if one exceeds the tolerance.
     """
-    batch, objective = make_probe(shape), find_objective(shape)
-    found = {"Cloze": _read_logits(folder, shape)}
+    batch, objective = make_probe(shape, special), find_objective(shape)
+    found = {"Cloze": _read_logits(folder, shape, special)}
     if is_theirs(shape) and (model := _load_theirs(folder, name_class(shape))) is not None:
         found["transformers"] = _compute_their_logits(model, objective, batch)
     return [(reader, _compare_logits(folder, reader, wanted, logits)) for reader, logits in found.items()]
 
 
 def verify_fine_tuned(
-    folder: Path, shape: Shape, head: TaskHead, state: Mapping[str, Tensor], logits_of: LogitsOf
+    folder: Path, shape: Shape, head: TaskHead, state: Mapping[str, Tensor], logits_of: LogitsOf, special: Special
 ) -> list[tuple[str, float]]:
     """Reads a fine-tuned model back, by our code and by transformers, and compares its logits of the probe with those
     of its source. Returns the largest difference for each reader; raises UserError if one exceeds the tolerance."""
-    batch, shape = make_probe(shape), shape.encoder
+    batch, shape = make_probe(shape, special), shape.encoder
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):  # leaves the random state of a trainer alone
         own = {name: value.cpu().float() for name, value in state.items()}
         wanted = {head.kind: logits_of(shape, head, own, batch)}
@@ -62,13 +66,15 @@ def verify_fine_tuned(
     return [(reader, _compare_logits(folder, reader, wanted, logits)) for reader, logits in found.items()]
 
 
-def make_probe(shape: Shape) -> PretrainingBatch:
-    """Makes a fixed batch of random pieces: one sequence of the maximum length, and shorter ones."""
+def make_probe(shape: Shape, special: Special) -> PretrainingBatch:
+    """Makes a fixed batch of random pieces: one sequence of the maximum length, which begins with every special piece,
+    and shorter ones. None is the piece that transformers takes for padding wherever it is."""
     draw = np.random.default_rng(0)
     lengths = np.array([shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)])
     positions = [np.unique(np.linspace(0, length - 1, PREDICTIONS).astype(int)) for length in lengths]
     predictions = np.array([len(places) for places in positions])
     pieces, labels = (draw.integers(0, shape.vocabulary, count) for count in (lengths.sum(), predictions.sum()))
+    pieces[: lengths[0]][: len(special)] = special[: lengths[0]]
     padding = find_architecture(shape.architecture).find_padding(shape)
     pieces = np.where(pieces == padding, (pieces + 1) % shape.vocabulary, pieces)
     boundaries = lengths // 2 if shape.segments > 1 else lengths
@@ -76,20 +82,20 @@ def make_probe(shape: Shape) -> PretrainingBatch:
     return pack(rows, rows.pieces, rows.masked, rows.labels)
 
 
-def _read_logits(folder: Path, shape: Shape) -> dict[str, Tensor]:
+def _read_logits(folder: Path, shape: Shape, special: Special) -> dict[str, Tensor]:
     """Reads a folder, which must have this shape, and computes our logits."""
     read_shape, state, missing = read_folder(folder)
     learns = shape.learns
     read_shape = read_shape.change_learning(objective=learns.objective, settings=learns.settings)  # not in a folder
     if read_shape != shape or missing:
         raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
-    return compute_probe(shape, state)
+    return compute_probe(shape, state, special)
 
 
 @torch.inference_mode()
-def compute_probe(shape: Shape, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def compute_probe(shape: Shape, state: Mapping[str, Tensor], special: Special) -> dict[str, Tensor]:
     """Computes our logits of the exported heads for the probe, with these weights and no copy of them."""
-    batch = make_probe(shape)
+    batch = make_probe(shape, special)
     with torch.device("meta"):
         model = build_model(shape)
     model.load_state_dict(model.state_dict() | dict(state), assign=True)
@@ -160,7 +166,7 @@ def _compare_logits(folder: Path, reader: str, wanted: Mapping[Any, Tensor], fou
     largest = 0.0
     for called, logits in wanted.items():
         assert logits.shape == found[called].shape, f"{called} logits of {logits.shape} and {found[called].shape}"
-        allowed = TOLERANCE + RELATIVE * float(logits.abs().max())
+        allowed = TOLERANCE * float(logits.abs().max())
         difference = float((logits - found[called]).abs().max())
         if not difference <= allowed:  # so that NaN is refused
             raise UserError(

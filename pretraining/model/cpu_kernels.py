@@ -35,12 +35,10 @@ from data_prep.common.private_folders import (
 SOURCES = Path(__file__).with_name("kernels")
 MAIN_SOURCE = SOURCES / "cpu_kernels.cpp"
 FLAGS = (
-    "-O3 -march=native -std=c++17 -fPIC -fopenmp "
+    "-O3 -std=c++17 -fPIC -fopenmp "
     # sums may be reordered and divisions become multiplications, but NaN and infinity stay what they are
     "-fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math"
 ).split()
-if platform.machine() in ("x86_64", "AMD64"):
-    FLAGS.append("-mprefer-vector-width=512")
 CHECKSUM_SIZE = hashlib.sha256().digest_size
 Masks = tuple[Tensor, int, float]
 """The arguments of the kernels for dropout: keys of rows, site, probability."""
@@ -119,7 +117,8 @@ def _to_ctypes(argument: Any) -> Any:
 
 
 def find_compiler() -> str | None:
-    """Finds the C++ compiler of this machine, which may have arguments (`CXX="ccache g++"`); None if there is none."""
+    """Finds the C++ compiler of this machine, which may have arguments (`CXX="g++ -march=x86-64-v3"`); None if there is
+    none."""
     return os.environ.get("CXX", "").strip() or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
 
 
@@ -181,7 +180,7 @@ def _name_library(compiler: str) -> str:
     version = subprocess.run([*words, "--version"], capture_output=True, check=True).stdout
     parts = [
         *(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*"))),
-        " ".join((*words[1:], *FLAGS)).encode(),
+        " ".join((*words[1:], *_list_flags(words))).encode(),
         version,
         _read_processor().encode(),
     ]
@@ -217,11 +216,17 @@ def _install(compiler: str, library: Path) -> None:
 def _build(compiler: str, work: Path) -> Path:
     """Compiles and links separately: linking with -fopenmp would load a second OpenMP beside that of PyTorch. The
     compiler's own temporary files go to `work` too: others can write neither."""
-    compiled, library = work / "kernels.o", work / "kernels.so"
-    for step in ([*FLAGS, "-c", str(MAIN_SOURCE), "-o", str(compiled)], ["-shared", str(compiled), "-o", str(library)]):
-        own = {**os.environ, "TMPDIR": str(work)}
-        subprocess.run([*_split_command(compiler), *step], capture_output=True, check=True, env=own)
+    words, compiled, library = _split_command(compiler), work / "kernels.o", work / "kernels.so"
+    compiling, own = [*_list_flags(words), "-c", str(MAIN_SOURCE), "-o", str(compiled)], {"TMPDIR": str(work)}
+    for step in (compiling, ["-shared", str(compiled), "-o", str(library)]):
+        subprocess.run([*words, *step], capture_output=True, check=True, env={**os.environ, **own})
     return library
+
+
+def _list_flags(words: list[str]) -> list[str]:
+    """Lists the flags of compiling: for the processor of this machine, unless the compiler's own arguments name one."""
+    width = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
+    return [*FLAGS, *width, *([] if any(word.startswith("-march=") for word in words) else ["-march=native"])]
 
 
 def _read_processor() -> str:

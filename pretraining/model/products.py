@@ -110,7 +110,12 @@ class _Product(torch.autograd.Function):
 
 def _add_product(gradient: Tensor | None, slope: Tensor, weight: Tensor) -> Tensor:
     """Adds slope @ weight to a gradient if there is one, in place: `addmm` would copy it first. No other layer reads
-    it: the gradient of the residual arrives only after the slope of the product has passed through its block."""
+    it: the gradient of the residual arrives only after the slope of the product has passed through its block.
+
+    If the gradient and the slope share memory, the sum is a new tensor: a product must not overwrite what it reads.
+    """
     if gradient is None:
         return slope @ weight
-    return gradient.addmm_(slope, weight) if gradient.is_contiguous() else torch.addmm(gradient, slope, weight)
+    memory = gradient.untyped_storage().data_ptr()  # 0 on the meta device
+    in_place = gradient.is_contiguous() and not (memory and memory == slope.untyped_storage().data_ptr())
+    return gradient.addmm_(slope, weight) if in_place else torch.addmm(gradient, slope, weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
 VOCABULARY_MULTIPLE = 64
@@ -16,6 +16,8 @@ DETECTION_HEAD = "detection_head"
 """Likewise of the head that finds replaced pieces."""
 ARCHITECTURE, OBJECTIVE = "bert", "mlm"
 """The default architecture and objective."""
+INITIAL_RANGE = 0.02
+"""The standard deviation of initial values."""
 OF_OBJECTIVE = "objective."
 """Begins the names of settings of the objective among stored values."""
 Sees = Literal["both", "before", "after"]
@@ -65,6 +67,8 @@ class Shape:
     """added to the variance in layer norms"""
     architecture: str = ARCHITECTURE
     learns: Learning = Learning()
+    initializer_range: float = field(default=INITIAL_RANGE, compare=False)
+    """the spread of new weights that a folder names for transformers, which ours do not depend on"""
 
     @property
     def encoder(self) -> Shape:
@@ -79,16 +83,19 @@ class Shape:
         """Lists the values that differ between two shapes and decide whether weights fit: name, value here, value
         there; a value that one architecture lacks is None."""
         ours, theirs = self.values(), other.values()
-        names = [name for name in {**ours, **theirs} if name not in DROPOUT]
+        names = [name for name in {**ours, **theirs} if name not in (*DROPOUT, "initializer_range")]
         return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
 
     def values(self) -> dict[str, Any]:
         """Returns all values by name, as checkpoints store them: those of `learns` among them, and the architecture
-        only if it is another than the default. Settings of the objective are called as in a recipe."""
-        content = {field.name: getattr(self, field.name) for field in fields(self)}
-        learns, architecture = dict(vars(content.pop("learns"))), content.pop("architecture")
+        and `initializer_range` only if they are others than the defaults. Settings of the objective are called as in a
+        recipe."""
+        content = {each.name: getattr(self, each.name) for each in fields(self)}
+        usual = {"architecture": ARCHITECTURE, "initializer_range": INITIAL_RANGE}
+        last = {name: value for name, default in usual.items() if (value := content.pop(name)) != default}
+        learns = dict(vars(content.pop("learns")))
         learns |= {f"{OF_OBJECTIVE}{name}": value for name, value in learns.pop("settings")}
-        return content | learns | ({} if architecture == ARCHITECTURE else {"architecture": architecture})
+        return content | learns | last
 
     @property
     def one_way(self) -> bool:
@@ -112,7 +119,7 @@ class Role(NamedTuple):
     """a matrix of a layer, a table of embeddings, a matrix of a head, the factors of a norm, or a bias"""
     parts: int = 1
     """number of weights of the paper that are joined in it, row after row"""
-    initial_range: float = 0.02
+    initial_range: float = INITIAL_RANGE
     """standard deviation of its initial values; norms begin with ones, biases with zeros"""
 
     @property

@@ -67,6 +67,7 @@ class Hybrid(MaskedPieces):
     logits_at_once = 1024
     shift, named_in_config, compiles = 1, True, False
     learns = "predicts masked pieces and, in some sequences, every next piece"
+    reading = "The logits at a piece are those of the next one: of a `[MASK]`, read those at the piece before it."
     tag = "feature-extraction"
     figures: ClassVar[tuple[Figure, ...]] = tuple(
         figure for figure in (*MaskedPieces.figures, *LeftToRight.figures) if figure.name != "perplexity"
@@ -211,9 +212,7 @@ class Hybrid(MaskedPieces):
     def loading_remark(self, shape: Shape) -> str | None:
         pooler = "" if shape.learns.pairs else " There is no trained pooler: `AutoModel` draws one anew."
         return (
-            "The logits at a piece are those of the piece that follows it: of a `[MASK]`, read those at the piece "
-            "before it. The fill-mask pipeline of transformers reads them at the `[MASK]`, which is wrong."
-            f"{pooler}"
+            f"{self.reading} The fill-mask pipeline of transformers reads them at the `[MASK]`, which is wrong.{pooler}"
         )
 
 

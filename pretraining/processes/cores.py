@@ -48,14 +48,17 @@ def read_cores(text: str) -> set[int]:
 class CoreWatch:
     """Watches how long the threads of this process wait for cores, and says it once where that is long."""
 
-    def __init__(self, tasks: Path = TASKS, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tasks, self._clock, self._told = tasks, clock, False
+    def __init__(
+        self, tasks: Path = TASKS, clock: Callable[[], float] = time.monotonic, stretch: float = STRETCH
+    ) -> None:
+        """`stretch`: the least seconds that are judged together."""
+        self._tasks, self._clock, self._stretch, self._told = tasks, clock, stretch, False
         self._began, self._before = clock(), self._waits()
 
     def word(self) -> str | None:
         """Returns a warning, once, where threads waited for much of the last stretch; None otherwise."""
         seconds = self._clock() - self._began
-        if self._told or seconds < STRETCH:
+        if self._told or seconds < self._stretch:
             return None
         now = self._waits()
         waited = sum(wait - self._before.get(thread, 0) for thread, wait in now.items()) / 1e9 / seconds

@@ -30,6 +30,7 @@ from data_prep.common.codes import Code as Code
 from data_prep.common.errors import UnreachedError, UserError, printable
 from data_prep.common.files import refuse_link, tells_of_gone_storage, write_json
 from data_prep.common.launchers import World
+from data_prep.common.locks import LOCK, read_start
 from data_prep.common.terminal import is_terminal
 from pretraining.processes.ahead import await_call
 from pretraining.processes.devices import judge_error
@@ -61,10 +62,12 @@ class Ending:
     def __init__(self) -> None:
         self.world, self.code = World(), 0
         self._run: Path | None = None
+        self._start: bytes | None = None
 
     def record_in(self, run: Path) -> None:
-        """Takes `run` as the folder in which the end will be recorded; what it tells of its last end is out of date."""
-        self._run = run
+        """Takes `run`, which rank 0 has locked, as the folder in which the end will be recorded; what it tells of its
+        last end is out of date."""
+        self._run, self._start = run, find_start(self.world, run)
         if self.world.rank == 0:
             shutil.rmtree(run / STACKS, ignore_errors=True)
             with suppress(OSError):
@@ -85,25 +88,34 @@ class Ending:
         outcome = find_outcome(error, self.world.rank)
         if outcome.code == Code.MISTAKE:
             traceback.print_exception(error)
-        conclude(outcome, self.world, self._run, rank_0_missing=isinstance(error, UnreachedError))
+        conclude(outcome, self.world, self._run, self._start, rank_0_missing=isinstance(error, UnreachedError))
         self.code = outcome.code
         return True
 
 
-def conclude(outcome: Outcome, world: World, run: Path | None, rank_0_missing: bool = False) -> None:
+def find_start(world: World, run: Path | None) -> bytes | None:
+    """What tells this start of a run from others: the lock of rank 0. None where it need not be told: for rank 0, which
+    keeps others out, and without a folder."""
+    return read_start(run / LOCK) if run is not None and world.rank else None
+
+
+def conclude(
+    outcome: Outcome, world: World, run: Path | None, start: bytes | None = None, rank_0_missing: bool = False
+) -> None:
     """Says why this process ends, then leaves in the folder `run` what helps to understand it.
 
     Rank 0 speaks for all ranks, or rank 1 where rank 0 is gone or was never reached, and the first rank of the second
     machine, since rank 1 may be gone with the first one. The speaker also writes why the run ended, because torchrun
     makes 1 of every exit code that is not 0. Where a rank was lost or hangs, all ranks write where each of their
-    threads stands.
+    threads stands. A rank that was paused may come late: it writes nothing where there is another `start` by now, and
+    the first word about why this one ended stays.
     """
     speaks = world.rank == 0 or (rank_0_missing and world.rank in (1, world.local_size))
     if speaks:
         _say(outcome, world, run)
     if run is not None:
         with suppress(LateError):
-            await_call(WRITE_SECONDS, lambda: _write(outcome, world, run, speaks))
+            await_call(WRITE_SECONDS, lambda: _write(outcome, world, run, start, speaks))
 
 
 def find_outcome(error: BaseException | None, rank: int) -> Outcome:
@@ -146,15 +158,17 @@ def _say(outcome: Outcome, world: World, run: Path | None) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _write(outcome: Outcome, world: World, run: Path, speaks: bool) -> None:
+def _write(outcome: Outcome, world: World, run: Path, start: bytes | None, speaks: bool) -> None:
     """Writes the files about the end. A disk that refuses them must not hide what has been said."""
+    if find_start(world, run) != start:
+        return
     with suppress(Exception):
         if outcome.code == Code.RANK_LOST:
             (run / STACKS).mkdir(parents=True, exist_ok=True)
             with open(run / STACKS / f"rank-{world.rank:05}.txt", "w", opener=refuse_link) as file:
                 faulthandler.dump_traceback(file, all_threads=True)
     with suppress(Exception):
-        if speaks:
+        if speaks and not (run / ENDED).exists():
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
             content = {"code": outcome.code, "reason": outcome.reason, "rank": outcome.rank, "time": now}
             write_json(run / ENDED, content)

@@ -134,8 +134,10 @@ def connect(
             if world.size > 1:
                 _check_own_gpus(store, world, device, patience)
         watch_store = _join_group(store, world, device, timeout)
-    except BaseException:
+    except BaseException as error:
         _restore(before)
+        if isinstance(error, dist.DistError):  # the store has ended with rank 0
+            raise LostError(error) from error
         raise
     _connection = store, watch_store, before
 

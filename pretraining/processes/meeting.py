@@ -40,6 +40,8 @@ CONNECTIONS = 2
 """Connections of each rank to the store: one serves one thread at a time."""
 OWN_FILES = 256
 """More files than a rank has open besides: libraries, shards, logs, its connections to other ranks."""
+UNSIGNED, UNSIGNED_LENGTH = "unsigned", 500
+"""Key of the message of a rank 0 that has no secret, and how many characters of it other ranks print."""
 CHOICE = "GLOO_SOCKET_IFNAME"
 """The variable in which users say over which interface gloo speaks."""
 
@@ -140,26 +142,47 @@ def _open_store(world: World, hosts: bool) -> Any:
 def _join(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
     """The store in which this rank signs; None where it is of another run: its ranks have another secret, or this rank
     has joined it before."""
-    if world.rank == 0:
-        if not os.environ.get(SECRET):
-            write_secret(path, world.one_machine)
-        SignedStore(raw, read_secret(path, world.one_machine)).set("ranks", str(world.size))
-    store, own = _find_secret(raw, world, patience, path), secrets.token_hex(8)
+    store = _find_secret(raw, world, patience, path) if world.rank else _sign_first(raw, world, path)
+    own = secrets.token_hex(8)
     if store is None or store.get("ranks") != str(world.size) or store.claim(f"joined/{world.rank}", own) != own:
         return None
     return store
 
 
+def _sign_first(raw: Any, world: World, path: Path) -> SignedStore:
+    """The store in which rank 0 signs with the secret and a nonce: what ranks of an earlier start have signed with the
+    same secret counts for nothing. A rank 0 that cannot write a secret tells the others why, unsigned."""
+    if not os.environ.get(SECRET):
+        try:
+            write_secret(path, world.one_machine)
+        except UserError as error:
+            unsigned = SignedStore(raw, b"")
+            unsigned.set(UNSIGNED, str(error))
+            _leave(unsigned, world)
+            raise
+    secret, nonce = read_secret(path, world.one_machine), secrets.token_hex(16)
+    store = SignedStore(raw, secret + nonce.encode(), warns=True)
+    store.set("ranks", str(world.size))
+    SignedStore(raw, secret).set("nonce", nonce)
+    return store
+
+
 def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
-    """The store, once rank 0 has signed in it by the secret that this rank reads: it may come later than this rank, and
-    leave an older file until then. None where it does not."""
-    seconds = _answer_seconds(world) + (0 if world.one_machine or os.environ.get(SECRET) else FILE_SECONDS)
+    """The store, once rank 0 has signed a nonce in it by the secret that this rank reads: it may come later than this
+    rank, and leave an older file until then. None where it does not; UnreachedError where it says that it failed."""
+    given, unsigned = bool(os.environ.get(SECRET)), SignedStore(raw, b"")
+    seconds = _answer_seconds(world) + (0 if world.one_machine or given else FILE_SECONDS)
     deadline = time.monotonic() + (patience if uses_agent_store() else seconds)
-    while not (secret := read_secret(path, world.one_machine)) or SignedStore(raw, secret).get("ranks") is None:
-        if time.monotonic() > deadline:
-            return None
+    while time.monotonic() <= deadline:
+        secret = read_secret(path, world.one_machine)
+        if secret and (nonce := SignedStore(raw, secret).get("nonce")) is not None:
+            return SignedStore(raw, secret + nonce.encode())
+        if not given and (told := unsigned.get(UNSIGNED)) is not None:  # nothing but this end follows from it
+            _leave(unsigned, world)
+            shown = " ".join(told[:UNSIGNED_LENGTH].split())
+            raise UnreachedError(f"rank 0 failed, and left this message, which is not signed: {shown!r}")
         time.sleep(_pause(world))
-    return SignedStore(raw, secret, warns=world.rank == 0)
+    return None
 
 
 def _answer_seconds(world: World) -> float:

@@ -32,7 +32,7 @@ from data_prep.common.errors import LostError, SharedError
 from data_prep.common.launchers import World
 from data_prep.common.supervision import exit_now
 from pretraining.processes.devices import judge_error
-from pretraining.processes.ending import Code, Outcome, conclude, explain_interruption, find_outcome
+from pretraining.processes.ending import Code, Outcome, conclude, explain_interruption, find_outcome, find_start
 from pretraining.processes.group import open_stores, wait_for_all
 from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.meeting import uses_agent_store
@@ -113,6 +113,7 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._world.size > 1:
             _signal_pipe()
+            self._start = find_start(self._world, self._run)
             self._store, self._thread_store = open_stores()
             if self._world.rank == 0:  # a first beat of every rank, so that one that never gives another is missed
                 self._store.set_all([self._beat_key(rank) for rank in range(self._world.size)], json.dumps(Beat()))
@@ -153,7 +154,7 @@ class Watch:
         outcome = Outcome(Code.RANK_LOST, str(LostError(error)), self._world.rank)
         heard = self._tell(outcome)
         with self._ending:
-            conclude(outcome, self._world, self._run, rank_0_missing=not heard)
+            conclude(outcome, self._world, self._run, self._start, rank_0_missing=not heard)
             exit_now(outcome.code)
 
     def _tell(self, own: Outcome) -> bool:
@@ -221,7 +222,7 @@ class Watch:
     def _leave_without_rank_0(self) -> None:
         why, alone = (TORCHRUN_GONE, self._world.one_machine) if uses_agent_store() else (RANK_0_GONE, False)
         with self._ending:
-            conclude(Outcome(Code.RANK_LOST, why, self._world.rank), self._world, self._run, not alone)
+            conclude(Outcome(Code.RANK_LOST, why, self._world.rank), self._world, self._run, self._start, not alone)
             exit_now(Code.RANK_LOST)
 
     def _end_if_condemned(self) -> None:
@@ -238,7 +239,7 @@ class Watch:
         """Ends this process for a failure of the run. If it is the main thread's own, that thread is ending it."""
         with self._ending:
             if failure.rank != self._world.rank or found_here:
-                conclude(failure, self._world, self._run, rank_0_missing=found_here)
+                conclude(failure, self._world, self._run, self._start, rank_0_missing=found_here)
                 self._leave(store)
                 exit_now(failure.code)
 

@@ -12,6 +12,9 @@ import torch
 
 from data_prep.common.capacity import read_memory_limits
 
+ROUNDS = 4
+"""Measurements of each matrix product."""
+
 
 def synchronize(device: torch.device | None) -> None:
     """Waits until the GPU has finished its work."""
@@ -42,12 +45,13 @@ def read_total_memory(device: torch.device) -> int:
 def measure_flops(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:
     """Measures the FLOP/s of matrix products as in an encoder: the ceiling of a training step.
 
-    Tries a few shapes and returns the best of their medians; takes about `budget` seconds.
+    Tries a few shapes in several rounds and returns the best of their medians, so that a program that computes beside
+    this one for a moment does not lower the result; takes about `budget` seconds.
     """
     shapes = [(2048, 768, 3072), (2048, 1024, 4096)]  # pieces, from, to
     if device.type == "cuda":  # more pieces at once, until all of the GPU is at work
         shapes = [(16384, 768, 3072), (16384, 1024, 4096), (8192, 4096, 4096)]
-    return max(_measure_product(device, dtype, shape, budget / len(shapes)) for shape in shapes)
+    return max(_measure_product(device, dtype, shape, budget / len(shapes) / ROUNDS) for shape in ROUNDS * shapes)
 
 
 def _measure_product(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], budget: float) -> float:

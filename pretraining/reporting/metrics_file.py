@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from data_prep.common.files import open_at_once
+
 METRICS = "metrics.jsonl"
 REACHES = (1 << 16, 1 << 21)
 """Bytes at the end that are searched for the newest records: some 100 lines, then 3,000."""
@@ -38,7 +40,7 @@ class Logged(NamedTuple):
 def read_newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
     """Reads the newest record of each kind among the last 3,000 lines or so."""
     found: dict[str, dict[str, Any]] = {}
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_at_once) as file:
         size = file.seek(0, 2)
         for reach in REACHES:
             begin = max(0, size - reach)
@@ -56,7 +58,7 @@ def read_all_records(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_evaluations(path: Path) -> Iterator[Logged]:
     """Reads the records of validation, which are few; other lines are not parsed."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_at_once) as file:
         for line in file:
             if line.startswith(EVALUATION) and line.endswith(b"\n"):
                 with suppress(ValueError, KeyError):
@@ -70,7 +72,7 @@ def read_step_records(path: Path, places: int) -> list[Logged]:
     two places may be missed.
     """
     curve: list[Logged] = []
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_at_once) as file:
         size = file.seek(0, 2)
         stretches = [(0, size)]
         if size > places * SAMPLE:

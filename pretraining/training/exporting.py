@@ -50,7 +50,7 @@ class Exported:
     left_out: str = ""
     """heads and files of the source that were not written, and why"""
     remark: str = ""
-    """a warning of a use in transformers that cannot work, although transformers loads the model; empty if none"""
+    """how to read its logits, or a warning of a use in transformers that cannot work; empty if neither"""
     warning: str = ""
     """a doubt about the licence; empty where there is none"""
 
@@ -122,17 +122,18 @@ def export(
         for name in weights:
             weights[name] = weights[name].to("cpu", dtype).float()  # as read back
         shape = find_architecture(model.shape.architecture).fit_vocabulary(model.shape, pieces.special)
-        wanted = compute_probe(shape, weights)
+        wanted = compute_probe(shape, weights, pieces.special)
 
         def check(folder: Path) -> None:
             weights.clear()  # not to hold two copies
-            results.extend(verify_export(folder, shape, wanted))
+            results.extend(verify_export(folder, shape, wanted, pieces.special))
 
         card = make_model_card(shape, out, model.length, licence or model.licence, model.made)
         folders.write_folder(out, shape, weights, vocabulary, card, dtype, model.length, check)
     readers, differences = zip(*results, strict=True)
     warning = _warn_of_licence(model, licence)
-    remark, parameters = warn_of_classifiers(shape), count_parameters(list_weights(shape))
+    remark = find_objective(shape).reading or warn_of_classifiers(shape)
+    parameters = count_parameters(list_weights(shape))
     return Exported(out, parameters, max(differences), readers, model.left_out, remark, warning)
 
 
@@ -182,7 +183,7 @@ def _read_transformers(source: Path, vocabulary: Path) -> Exportable:
     if {*lacking} & {*objective.exported_heads(unpaired)}:
         raise UserError(f"{source}: lacks {', '.join(lacking)}; only a model that {objective.learns} can be exported")
     left_out = []
-    if (surplus := shape.vocabulary - len(read_vocabulary(vocabulary))) > 0:
+    if (surplus := shape.vocabulary - len(folders.read_pieces(vocabulary, shape, str(source)))) > 0:
         left_out.append(f"{surplus:,} rows of the embeddings, which belong to no piece")
         shape, unpaired = (change(each, vocabulary=each.vocabulary - surplus) for each in (shape, unpaired))
         weights = cut_rows(shape, weights)

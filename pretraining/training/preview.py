@@ -7,9 +7,10 @@ import torch
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
-from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
+from pretraining.engine.precision import DTYPES, choose_dtype, explain_slowness, name_dtype
 from pretraining.planning.memory import Room
 from pretraining.planning.plan import Plan, Target, build_plan
+from pretraining.processes.cores import CoreWatch
 from pretraining.reporting.hardware import measure_flops
 from pretraining.training.micro_batch import measure_room
 
@@ -39,10 +40,14 @@ def plan_run(
     if dtype == "auto":
         dtype = "bf16" if elsewhere and gpu_memory else name_dtype(choose_dtype(dtype, device))
     can_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
-    if can_run_here and not elsewhere and measured is None and pieces_per_second is None:
-        measured = measure_flops(device, DTYPES[dtype])
+    notes, cores = [], CoreWatch(stretch=0.0)
+    if can_run_here and not elsewhere:
+        notes.append(explain_slowness(DTYPES[dtype], device))
+        if measured is None and pieces_per_second is None:
+            measured = measure_flops(device, DTYPES[dtype])
+            notes.append(cores.word() if device.type == "cpu" else None)
     room = measure_room(device, ranks * recipe.parallel.tensor) if gpu_memory is None else Room(1e9 * gpu_memory)
-    assumed = [] if pieces_per_second or measured else [UNKNOWN_HOURS]
+    assumed = [note for note in notes if note] + [UNKNOWN_HOURS] * (not pieces_per_second and not measured)
     target = Target(
         recipe, manifest, dtype, room, ranks, pieces_per_second=pieces_per_second, flops_per_second=measured
     )

@@ -90,6 +90,7 @@ def run_training(
             if world.rank == 0:
                 patience = LEAVE_SECONDS if REQUEUED in os.environ else 0.0
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY, patience=patience))
+            group.gather(None)  # by now, the lock is that of this start
             ending.record_in(request.out)
             context = Context(world, device, console, control, watch)
             latest = find_latest(request, context)
@@ -185,6 +186,9 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
         keep_near(context.device, threads)
     set_arithmetic(request.recipe.precision, compute, context.device)
     shape = request.shape_in(0 if latest is None else latest.run.state.phase)
+    source = request.origin if latest is None else latest.record
+    if source is not None:
+        shape = replace(shape, initializer_range=source.shape.initializer_range)
     model = build_share(shape, request.recipe, mesh).initialize(request.recipe.seed)
     state = RunState(trained_segments=min(2 if request.manifest.has_pairs else 1, shape.segments))
     begins = None
@@ -331,7 +335,8 @@ def export_weights(request: Request, context: Context, folder: Path, average: in
 def describe_loading(shape: Shape, folder: Path) -> str:
     """Returns the call of transformers that loads it, or a command of fine-tuning if transformers cannot."""
     if is_theirs(shape):
-        path = json.dumps(str(folder), ensure_ascii=False)  # as Python spells it, too
-        return f"transformers.{objectives.find_objective(shape).loads_as}.from_pretrained({path})"
+        objective, path = objectives.find_objective(shape), json.dumps(str(folder), ensure_ascii=False)
+        said = "  # the logits at a piece are those of the next one" * bool(objective.shift)
+        return f"transformers.{objective.loads_as}.from_pretrained({path}){said}"
     model = quote(folder)
     return f"python finetuning/run_task.py TASK.toml --model {model}; no class of transformers computes this model"

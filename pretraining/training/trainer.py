@@ -15,6 +15,7 @@ from pretraining.checkpoint.loop import Loop, is_due
 from pretraining.checkpoint.record import list_finished, parse_step
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.engine.engine import CollapseError, Engine, is_shortage
+from pretraining.engine.precision import explain_slowness
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
@@ -22,13 +23,14 @@ from pretraining.objectives.declaration import COUNTS, count_step_flops, find_ob
 from pretraining.objectives.reports import report_figures
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
+from pretraining.processes.cores import CoreWatch
 from pretraining.processes.devices import DeviceError, is_failure
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import measure_flops
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
-from pretraining.training.guards import BatchCheck, DivergedError, Finding, Guard, choose_first
+from pretraining.training.guards import CURE, BatchCheck, DivergedError, Finding, Guard, choose_first
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import StartingPoint
 from pretraining.training.phases import TrainingPhase
@@ -44,7 +46,10 @@ class Trainer(Loop):
         recipe, world, state, latest = request.recipe, context.world, start.state, start.latest
         self.micro_batches = MicroBatches(request, context, engine, {} if latest is None else latest.run.micro_batches)
         self.micro_batches.find(state.phase)
+        cores = CoreWatch(stretch=0.0)
         ceiling = recipe.logging.peak_flops or measure_flops(engine.device, engine.dtype)
+        if world.rank == 0 and engine.device.type == "cpu" and (word := cores.word()):
+            context.warn(f"{word}. The use of the processor is told as too high")
         shape = engine.model.shape
         self.objective = find_objective(shape)
         meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, readers=engine.mesh.data_ranks)
@@ -102,7 +107,8 @@ class Trainer(Loop):
             self.log.text("recipe", request.recipe.as_toml())
             if self.branch is not None:
                 self.log.text("branch", f"of {self.branch}")
-            for line in request.notes:
+            slowness = explain_slowness(self.engine.dtype, self.engine.device)
+            for line in (*request.notes, *([slowness] if slowness else [])):
                 self.log.say(line)
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
@@ -230,7 +236,7 @@ class Trainer(Loop):
             self.stop(phase, decision)
         self.evaluate(phase, ends=True)
         self.state.begin_phase(phase.number + 1)
-        leapt = self.guard.find_leap()
+        leapt = self.find_leap()
         self.guard.begin_phase()
         self.write_checkpoint(self.state.step, self.make_section(leapt))
         if self.is_done and self.request.recipe.checkpoints.average:
@@ -369,10 +375,17 @@ class Trainer(Loop):
         """Saves a checkpoint within a phase."""
         self.show_progress(phase, "saving")
         self.state.phase_seconds = phase.clock.seconds
-        self.batch_saved, leapt = phase.batch_number(self.state.phase_step), self.guard.find_leap()
+        self.batch_saved, leapt = phase.batch_number(self.state.phase_step), self.find_leap()
         if leapt is None:  # a rollback goes back to this one
             self.batch_kept, self.state.kept_step = self.batch_saved, self.state.phase_step
         self.write_checkpoint(self.state.step, self.make_section(leapt))
+
+    def find_leap(self) -> float | None:
+        """Returns the loss if it has leapt, which bars the checkpoint from rollbacks, and warns of it."""
+        leapt, step = self.guard.find_leap(), self.state.step
+        if leapt is not None and self.context.world.rank == 0:
+            self.context.warn(f"step {step:,}: saved when the loss had leapt to {leapt:.3g}; {CURE}")
+        return leapt
 
     def make_section(self, leapt: float | None) -> RunRecord:
         """Makes the section of a checkpoint's record on the progress of the run."""

@@ -188,6 +188,18 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
     assert found == {'data/second "best"', "data/third", "data/first"}
 
 
+def test_a_second_job_notes_nothing_while_the_first_one_runs(job: Job) -> None:
+    notes = job.folder / "runs" / "any" / "jobs.jsonl"
+    notes.parent.mkdir(parents=True)
+    first = '{"event": "start", "time": 1, "job": "5", "restart": 0, "nodes": "node2", "from": "0 "}\n'
+    notes.write_text(first)
+    job.put("squeue", "[[ $* != *RUNNING* || $* != *5* ]] || echo 5")
+    assert "error: job 5 is at work in runs/any; wait for its end" in job.end(2)
+    assert notes.read_text() == first
+    assert "trained with" in job.end(0, SLURM_JOB_ID="5"), "it goes on itself"
+    assert "trained with" in job.end(0), "and has ended"
+
+
 @pytest.mark.slow
 def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
     """Neither while the ranks work nor where another start begins."""

@@ -150,6 +150,14 @@ def test_what_ended_before_the_last_start_is_out_of_date(run: Path) -> None:
     assert status(run).ended is None
 
 
+def test_an_end_before_the_last_line_is_out_of_date(run: Path) -> None:
+    make_running(run)
+    for ago, state in ((60, "running"), (1, "failed")):
+        when = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() - ago))
+        write_json(run / ENDED, {"code": 76, "reason": "rank 0 has ended", "rank": 1, "time": when})
+        assert status(run).state == state
+
+
 # Fine-tuning
 
 

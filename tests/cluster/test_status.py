@@ -31,7 +31,9 @@ from cluster.runs import RunStatus
 from cluster.status import Observer, fit_panels, main
 from data_prep.common.codes import ENDED
 from data_prep.common.files import write_json
+from data_prep.common.locks import LOCK
 from pretraining.architectures.declaration import make_shape
+from pretraining.checkpoint.record import RECIPE
 from pretraining.config.overrides import load_recipe
 from pretraining.processes.context import Context
 from pretraining.reporting.metrics_file import METRICS
@@ -255,6 +257,17 @@ def test_a_queue_that_does_not_answer_hides_nothing_else(
         assert "silent" not in printed.out, "nobody said that the job is gone"
 
 
+@pytest.mark.parametrize(("name", "alone"), [*((name, False) for name in (LOCK, jobs.JOBS, RECIPE)), (METRICS, True)])
+def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(name: str, alone: bool, run: Path) -> None:
+    for path in run.glob("*" if alone else name):
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    os.mkfifo(run / name)
+    command = [sys.executable, str(ENTRY), str(run), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, len(json.loads(done.stdout))) == (0, 1)
+    assert done.stderr == f"warning: {run / name}: a pipe or a device, and no file; it is not read\n"
+
+
 def test_who_watches_asks_the_queue_only_now_and_then(run: Path, squeue: Squeue) -> None:
     note(run, start("5"))
     calls = squeue("echo '5|RUNNING|None|node1'")
@@ -272,9 +285,10 @@ def test_who_watches_asks_the_queue_only_now_and_then(run: Path, squeue: Squeue)
 
 def test_a_failed_run_says_why(run: Path, look: Look) -> None:
     reason = "checkpoints: cannot be written: No space left on device\nmake room, or keep fewer checkpoints"
-    write_json(run / ENDED, {"code": 2, "reason": reason, "rank": 1, "time": "2026-01-01T00:00:00+00:00"})
+    now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    write_json(run / ENDED, {"code": 2, "reason": reason, "rank": 1, "time": now})
     text = strip(look(run))
-    assert re.search(r"one  failed  \d+ days ago\n", text)
+    assert re.search(r"one  failed  \d.* s ago\n", text)
     for line in ("2 (something must be mended first): checkpoints: cannot be written", "make room, or keep fewer"):
         assert line in text
 

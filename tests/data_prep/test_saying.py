@@ -245,7 +245,7 @@ def test_nothing_is_held_out(wiki: Path, mine: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_vocabulary_cannot_spell_and_documents_without_text_are_told(tmp_path: Path) -> None:
-    """And that lower case takes the marks of Hindi away, and that rows of Parquet are sentences."""
+    """And that rows of Parquet are sentences."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     pieces = [*"[PAD] [UNK] [CLS] [SEP] [MASK] .".split(), *letters, *(f"##{letter}" for letter in letters)]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces))
@@ -254,13 +254,65 @@ def test_what_the_vocabulary_cannot_spell_and_documents_without_text_are_told(tm
     lines = [*rows, *without, {"text": "A headline of its own.", "title": "A headline of its own."}]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     pq.write_table(pa.table({"text": [f"One sentence is number {n}." for n in range(1200)]}), tmp_path / "y.parquet")
-    words = ("--vocab", tmp_path / "vocab.txt", "--language", "hi", "--validation", "0")
+    words = ("--vocab", tmp_path / "vocab.txt", "--validation", "0")
     output = run(tmp_path, tmp_path.parent / f"{tmp_path.name}-out", *words)
     assert "1 parquet (by content, text in 'text')" in output
     assert ", with a sentence a row: 1,000 rows are a document" in output
     assert table_row(output, "left out") == "left out 3 3 documents without text; bad characters replaced in 0"
     assert "of the pieces are [UNK]: the vocabulary cannot spell these words" in output
-    assert "lower case strips accents, which are parts of letters in hi; --cased keeps them" in output
+
+
+HINDI, RUSSIAN, CAFE = "हिंदी में एक वाक्य है। ", "Мой чай ещё горячий. ", "He met a naïve friend in a café. "
+
+
+def write_texts(folder: Path) -> list[str]:
+    """Writes sources, of which only the middle one has letters that lower case changes, in the last of its files."""
+    (folder / "ru").mkdir()
+    for name in "abc":
+        (folder / "ru" / f"{name}.txt").write_text("\n\n".join(text(ord(name) + number) for number in range(30)))
+    (folder / "ru" / "c.txt").write_text((RUSSIAN * 9 + "\n\n") * 30)
+    rows = [{"body": f"{CAFE}{text(number, 40)}"} for number in range(60)]
+    (folder / "en.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["--docs", str(folder / "en.jsonl"), f"{folder}/ru", "--text-field", "en=body", *SETTINGS]
+
+
+def test_letters_that_lower_case_changes_are_told_before_a_vocabulary_is_trained(tmp_path: Path) -> None:
+    """With the source, the share, a word of the text and the cure; by --check too. A café is no reason."""
+    words = write_texts(tmp_path)
+    output = run_main(shard.main, *words, "--out", tmp_path / "out", "--workers", "1")
+    (line,) = [line for line in output.splitlines() if "lower case" in line]
+    told = r"warning: in a sample of ru, lower case strips ([\d,]+) marks from ([\d,]+) letters, such as мой → мои; "
+    matched = re.match(f"{told}--cased keeps them$", line)
+    assert matched
+    assert 0.01 < int(matched[1].replace(",", "")) / int(matched[2].replace(",", "")) < 0.03
+    assert output.index(line) < output.index("documents ")
+    assert line in run_main(shard.main, *words, "--out", tmp_path / "other", "--check")
+    assert line in run_main(shard.main, *words, "--out", tmp_path / "two", "--workers", "2")
+    assert "lower case" not in run_main(shard.main, *words, "--out", tmp_path / "cased", "--check", "--cased")
+    assert "lower case" not in run_main(
+        shard.main, *words, "--out", tmp_path / "b", "--check", "--tokenizer", "bytelevel"
+    )
+    given = ["--vocab", tmp_path / "out", "--out", tmp_path / "given"]
+    assert line.replace("--cased", "a cased vocabulary") in run_main(shard.main, *words, *given, "--check")
+
+
+def test_each_script_is_told_by_a_word_of_its_own(tmp_path: Path) -> None:
+    """And of several such sources one is named."""
+    (tmp_path / "hi.txt").write_text((HINDI * 9 + "\n\n") * 30)
+    assert ", such as में → म; --cased keeps them" in run(tmp_path / "hi.txt", tmp_path / "out", "--check")
+    docs = [f"--docs=s{number}={tmp_path}/{number}.txt" for number in range(3)]
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(RUSSIAN * (99 * (number + 1)))
+    output = run_main(shard.main, *docs, "--out", tmp_path / "many", "--check", *SETTINGS)
+    assert output.count("lower case strips") == 1
+    assert "in a sample of s0 and 2 more sources, lower case strips " in output
+
+
+def test_filters_have_left_out_what_is_told_of(tmp_path: Path) -> None:
+    rows = [text(number) for number in range(60)] + [RUSSIAN] * 60
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    assert "lower case strips" in run(tmp_path / "x.jsonl", tmp_path / "all", "--check")
+    assert "lower case strips" not in run(tmp_path / "x.jsonl", tmp_path / "out", "--check", "--min-words", "9")
 
 
 # What takes time

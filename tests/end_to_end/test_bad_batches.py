@@ -153,6 +153,13 @@ def test_no_run_goes_back_to_where_the_loss_had_leapt(place: Place) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000002.damaged", "step-00000002.damaged1"]
 
 
+def test_a_leap_too_early_to_go_back_is_told(place: Place) -> None:
+    """Within the first ten lines of a phase no run goes back, and the model may be worth nothing."""
+    going = launch(place.command("run", "--checkpoints.every", "4"), fault=Poison("leap", "batch", 3))
+    errors = assert_ended(going, 0, "warning: step 4: saved when the loss had leapt to ", "; lower the learning rate, ")
+    assert errors.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_a_loss_that_leaps(place: Place) -> None:
     """Also where a checkpoint was saved between the bad batch and the line that tells, and no other is kept."""

@@ -17,6 +17,7 @@ from support.marks import slow
 from support.processes import Done
 from support.sharding import run as shard
 from support.training import FEW, SAVES, Place, assert_ended, assert_refused, assert_well, launch, records, train
+from support.transformers_models import change_config
 from support.website import Site
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -67,6 +68,7 @@ def test_a_branch_has_the_base_model_of_its_run(adapting: Place, bert: Path) -> 
 
 def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) -> None:
     (bert / "modules.json").write_text("[]")
+    change_config(bert, initializer_range=0.03)
     said = assert_well(train(adapting.command("run", "--init", bert), 2))
     assert f"begins with {bert}: 2 layers of 32, 229 pieces; left out: modules.json, 1_Pooling/" in said
     recipe = load_recipe(adapting.folder / "run" / "recipe.toml")
@@ -75,6 +77,7 @@ def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) 
     card = (adapting.folder / "run" / "export" / "README.md").read_text()
     assert f"Its training began with the weights of {bert.name}." in card
     assert "base_model:" not in card
+    assert '"initializer_range": 0.03' in (adapting.folder / "run" / "export" / "config.json").read_text()
     before, after = (read_folder(folder)[1] for folder in (bert, adapting.folder / "run" / "export"))
     assert all(float((before[name] - after[name]).abs().max()) < 0.05 for name in before)  # 8 small steps away
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ import pytest
 def slow(*values: Any) -> Any:
     """A parameter of tests that are run with the slow ones."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler; asking loads nothing. `CXX=none` stands for a machine without one."""
+    return bool(shutil.which((os.environ.get("CXX") or "g++").split()[0]))
 
 
 def has_gpu() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,9 @@ from support.reading import detected, passages, read, write
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, books, cutting
+from data_prep.readers.extraction import sample_sources
+from data_prep.readers.sources import find_files
+from data_prep.settings import Settings
 
 
 def book(text: str, name: str = "book.txt") -> list[str]:
@@ -265,3 +269,14 @@ def test_line_separators_are_no_line_ends(tmp_path: Path) -> None:
 def test_sentences_or_a_book(tmp_path: Path, name: str, text: str, format: str) -> None:
     assert detected(write(tmp_path / name, text)) == format
     assert detected(write(tmp_path / f"{name}.gz", gzip.compress(text.encode()))) == format
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_sample_of_a_long_text_is_its_beginning(suffix: str, tmp_path: Path) -> None:
+    data = "Ein Satz, nämlich dieser hier.\n\n" * 300_000
+    path = write(tmp_path / f"a.txt{suffix}", gzip.compress(data.encode()) if suffix else data)
+    before = psutil.Process().io_counters().read_chars
+    ((_, sample),) = sample_sources(find_files([str(path)]), Settings(), ())
+    assert 500_000 < len(sample) < 600_000
+    assert data.replace("\n\n", " ").startswith(sample)
+    assert psutil.Process().io_counters().read_chars - before < 2_000_000

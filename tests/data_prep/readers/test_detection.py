@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import random
 import shutil
+import string
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +21,8 @@ from support.commands import assert_refusal
 from support.reading import detected, passages, write
 
 from data_prep.common.errors import UserError
+from data_prep.readers.foreign import not_text
+from data_prep.readers.reader import Problems
 from data_prep.readers.sources import find_files
 
 JPEG, LATIN_1 = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00", b"caf\xe9, latin-1\n" * 9
@@ -54,6 +59,86 @@ def test_tar_archives_are_to_be_unpacked(tmp_path: Path, mode: Literal["w", "w:g
     with tarfile.open(path, mode) as archive:
         archive.add(write(tmp_path / "a.txt", "Text.\n" * 99), "a.txt")
     assert_refusal(rf"{path}: a tar archive\n    tar -xf {path} -C FOLDER unpacks it", detected, path)
+
+
+UMLAUTS, QUOTES = "Grüße aus Köln! Schöne Äpfel, für Ärzte.\n" * 4, "“It’s”, he said – so…\n$5 & 1+1 “is” <b>\n" * 4
+RUSSIAN, KOREAN = "Мы живём в этом городе.\n" * 9, "우리는 이 도시에 산다.\n그것은 크고 오래되었다.\n" * 9
+JAPANESE = "私たちはこの町に住んでいる。\n大きくて古い町だ。\nWuhanの近く。\n" * 9
+CHINESE = "我们住在这个城市里, near Wuhan.\n很大，很老。\n离河不远。\n" * 9
+IN_GB = CHINESE.encode("hz").replace(b"~{", b"\x0e").replace(b"~}", b"\x0f")
+SEVEN_BITS = [
+    ("iso-2022-jp-2", JAPANESE, JAPANESE.encode("iso2022_jp")),
+    ("iso-2022-kr", KOREAN, KOREAN.encode("iso2022_kr")),
+    ("iso-2022-cn", CHINESE, b"\x1b$)A" + IN_GB),
+    ("hz", CHINESE, CHINESE.encode("hz")),
+    *(("utf-7", text, text.encode("utf-7")) for text in (UMLAUTS, QUOTES, RUSSIAN, JAPANESE, CHINESE, KOREAN)),
+]
+
+
+@pytest.mark.parametrize(("encoding", "text", "content"), SEVEN_BITS)
+@pytest.mark.parametrize("name", ["a.txt", "a"])
+def test_text_of_seven_bits_that_is_no_ascii_is_refused_and_cured(
+    tmp_path: Path, encoding: str, text: str, content: bytes, name: str
+) -> None:
+    """Also where the beginning that is looked at ends amidst a character."""
+    path = write(tmp_path / name, content)
+    message = rf"  {path}: text in {encoding.upper()}\n    (.*) > NEW.txt makes UTF-8 of it"
+    for formats in ({}, {"": "text"}):
+        with pytest.raises(UserError, match=message) as caught:
+            find_files([str(path)], formats)
+    cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
+    subprocess.run(cure.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "NEW.txt").read_text() == text
+    assert detected(tmp_path / "NEW.txt") in ("text", "sentences")
+    write(tmp_path / "plain.txt", GERMAN)
+    problems = Problems("skip")
+    assert [file.name for file in find_files([str(tmp_path / "plain.txt"), str(path)], {}, None, problems)] == [
+        "plain.txt"
+    ]
+    assert problems.skipped == [f"{path}: text in {encoding.upper()}"]
+    for end in range(len(content) * 99, len(content) * 99 + 16):
+        assert not_text((content * 100)[:end])
+
+
+PLAIN = [
+    "x = [~{a: 1}, ~{b, c~}] + f(~{ab~}) ~~ 2",
+    "In HZ, ~{<:Ky2;#,NpJ)l6HK!#~} is a sentence of Confucius, and UTF-7 has +Zeg- for a sun.",
+    "Call +1 415 555 2678, +49 221 12345678 or +14155552678: 1+1=2, a+b, C++, 2+x-3.",
+    "To user+tag@example.com, user+bug@example.com, me+dog@example.com, me+API-x@example.com.",
+    "\x1b[1mbold\x1b[0m and \x1b(B\x1b[m, as a terminal has it, costs $5",
+    r"Figure~{\ref{a}} shows $a~{+}~b$ from \cite{x+absolute-y} and home ~/x.",
+    "\x1b$5 + x+abc-1, +1",
+    "total = base+someIdentifierOf24Letters",
+    "Jan+Feb, Nov+Dec, Jun+Aug, API+CDs-, Q+A.",
+]
+
+
+@pytest.mark.parametrize("plain", PLAIN)
+def test_plain_text_that_looks_a_little_like_such_an_encoding_is_read(plain: str) -> None:
+    assert not_text(plain.encode()) is None
+    assert not_text((plain + "\n").encode() * 99) is None
+
+
+def test_no_random_text_is_taken_for_another_encoding() -> None:
+    """Source code, formulas, addresses with a plus, keys in base64 and any characters of ASCII."""
+    draw = random.Random(1)
+
+    def word(most: int = 24) -> str:
+        return "".join(draw.choices(string.ascii_letters + string.digits, k=draw.randint(1, most)))
+
+    kinds: list[Callable[[], str]] = [
+        lambda: "".join(draw.choices(string.printable, k=40)),
+        lambda: f"{word()}+{word(9)}@{word()}.com",
+        lambda: f"{word()} {draw.choice(['+', '~{', '~}', '+=', '~', '+-'])} {word()}",
+        lambda: f"{word()}{draw.choice('+-*/')}{word()}",
+        lambda: f"{word()} ~{{{word()}~}}",
+        lambda: f"+{draw.randint(10**9, 10**13)}",
+        lambda: base64.b64encode(draw.randbytes(57)).decode(),
+    ]
+    for _ in range(3000):
+        line = draw.choice(kinds)
+        content = "\n".join(line() for _ in range(draw.randint(1, 60))).encode()
+        assert not_text(content) is None, content
 
 
 NO_PAGES = ["Of tags:\n<html>", "<htm>", "<p>", "<!doctype book>"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.normalizers import BertNormalizer
 from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
+from data_prep.readers.extraction import sample_sources
+from data_prep.readers.sources import find_files
+from data_prep.settings import Settings
 from data_prep.vocabulary import tokens
 from data_prep.vocabulary.encoders import tables, words
 from data_prep.vocabulary.encoders.wordpiece import FastWordPiece
-from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece, describe_lost_marks
 from data_prep.vocabulary.vocabulary import Vocabulary
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -50,6 +56,55 @@ TEXT = st.text(
     ),
     max_size=60,
 ).filter(lambda text: not any(special in text for special in SPECIAL))  # these the reference does not take for text
+
+
+OLD_LETTERS = st.characters(categories=["Lu", "Ll", "Lo", "Mn", "Mc"], exclude_characters="\ufe0f").filter(
+    lambda character: unicodedata.ucd_3_2_0.category(character) != "Cn"  # all tables of Unicode have these
+)
+
+
+@given(st.text(OLD_LETTERS, min_size=9, max_size=12))
+def test_marks_that_are_told_of_are_those_that_are_stripped(word: str) -> None:
+    keeps, strips = (BertNormalizer(lowercase=True, strip_accents=strips) for strips in (False, True))
+    lower = word.lower()
+    lost = len(unicodedata.normalize("NFD", keeps.normalize_str(lower))) - len(strips.normalize_str(lower))
+    told = describe_lost_marks(f"{word} " * 50)
+    if told:
+        assert told.startswith(f"{50 * lost} marks from ")
+        assert told.endswith(unicodedata.normalize("NFC", strips.normalize_str(lower).replace(" ", "")))
+    else:
+        assert lost == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "marks", "letters", "shown"),
+    [
+        ("Мой чай ещё горячий.", 4, 16, "мой → мои"),
+        ("ประเทศไทยมีวัด ที่นี่", 6, 14, "ที่นี่ → ทน"),
+        ("がっこうへ", 1, 5, "がっこうへ → かっこうへ"),
+        ("Trần Độ là một nhà thơ", 9, 17, "trần → tran"),
+        ("schöne Grüße von Jörg", 3, 18, "schöne → schone"),
+        ("한국어 中文 العربية ❤️ 1️⃣ x", 0, 0, ""),
+        (f"a café {'and more words ' * 20}", 0, 0, ""),
+    ],
+)
+def test_a_word_shows_what_lower_case_changes(text: str, marks: int, letters: int, shown: str) -> None:
+    told = f"{500 * marks:,} marks from {500 * letters:,} letters, such as {shown}" if marks else ""
+    assert describe_lost_marks(f"{text} " * 500) == told
+    assert describe_lost_marks(text[:4]) == ""  # too little to tell
+
+
+@pytest.mark.realdata
+def test_real_english_loses_no_letters_that_real_vietnamese_loses() -> None:
+    data = Path(os.environ["CLOZE_DATA"])
+    for source in ("wiki", "books"):
+        files = find_files([str(data / source)])
+        for part in range(6):
+            ((_, sample),) = sample_sources(files[part::6], Settings(), ())
+            assert len(sample) > 300_000
+            assert describe_lost_marks(sample) == ""
+    ((_, sample),) = sample_sources(find_files([str(data / "wikidump/viwiki-test.xml")]), Settings(), ())
+    assert " → " in describe_lost_marks(sample)
 
 
 @pytest.mark.parametrize("cased", [False, True])

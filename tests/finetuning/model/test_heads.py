@@ -102,11 +102,10 @@ def test_three_steps_give_the_losses_of_transformers(name: str, kind: Kind, tmp_
     COUNTERPARTS[name].write_vocabulary(tmp_path / "data", shape.vocabulary)
 
     def verify(folder: Path) -> None:
-        checks.extend(verify_fine_tuned(folder, shape, head, state, compute_logits))
+        checks.extend(verify_fine_tuned(folder, shape, head, state, compute_logits, vocabulary.special))
 
-    write_fine_tuned(
-        tmp_path / "out", shape, head, state, read_vocabulary(tmp_path / "data"), "a card\n", {}, LENGTH, verify
-    )
+    vocabulary = read_vocabulary(tmp_path / "data")
+    write_fine_tuned(tmp_path / "out", shape, head, state, vocabulary, "a card\n", {}, LENGTH, verify)
     assert [reader for reader, _ in checks] == ["Cloze", "transformers"]
 
 

@@ -232,7 +232,7 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
     model = find_model(str(tmp_path))
     weights, notes = read_fine_tuned(model, MNLI)
     assert notes == ()
-    batch = make_probe(model.shape)
+    batch = make_probe(model.shape, VOCABULARY.special)
     ours = compute_logits(model.shape, MNLI, weights, batch)[0]
     longest = slice(0, batch.lengths[0])
     with torch.no_grad():

@@ -4,7 +4,6 @@ encoders that look one way, where one piece stands for a text."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from finetuning.model.serving import ServedModel, check_int8
 from pretraining.answering import layers
 from pretraining.answering.layers import QuantisedProduct
 from pretraining.architectures.bert import Bert
+from pretraining.devices import cpu_has_bytes
 from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
 from pretraining.huggingface.model_card import BaseSummary, TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
@@ -61,7 +61,7 @@ def test_answers_are_those_of_the_model(head: str, way: str, monkeypatch: pytest
 
 @torch.inference_mode()
 def test_int8_is_near_and_does_not_depend_on_neighbours() -> None:
-    if not torch.cpu._is_vnni_supported():
+    if not cpu_has_bytes():
         pytest.skip("no products of bytes here")
     exact = model_of("classes").logits(batch_of("classes", LENGTHS))
     served = ServedModel(model_of("classes"), int8=True)
@@ -73,7 +73,7 @@ def test_int8_is_near_and_does_not_depend_on_neighbours() -> None:
 
 @torch.inference_mode()
 def test_a_row_of_zeros_is_zero_in_8_bits() -> None:
-    if not torch.cpu._is_vnni_supported():
+    if not cpu_has_bytes():
         pytest.skip("no products of bytes here")
     linear = Linear(16, 8)
     torch.nn.init.normal_(linear.weight)
@@ -148,8 +148,11 @@ def test_a_folder_says_it_and_is_refused_where_nobody_else_computes_it(kind: str
     vocabulary, checks = WordPiece(PIECES, cased=False), list[tuple[str, float]]()
     out = tmp_path / "out"
     card = make_task_card(shape, head, out, 16, TaskProvenance("toy", BaseSummary("base", on_hub=False)))
-    verify = partial(verify_fine_tuned, shape=shape, head=head, state=weights, logits_of=compute_logits)
-    write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16, check=lambda at: checks.extend(verify(at)))
+
+    def verify(folder: Path) -> None:
+        checks.extend(verify_fine_tuned(folder, shape, head, weights, compute_logits, vocabulary.special))
+
+    write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16, check=verify)
     read, read_head, state = read_fine_tuned(out)
     assert (read, read_head) == (shape.encoder, head)
     assert same(state, weights)

@@ -12,6 +12,7 @@ from support.counterparts import COUNTERPARTS, Pair, assert_equal, train
 from support.kernels import kernels_allowed
 from support.transformers_models import same
 
+from data_prep.vocabulary.source import read_vocabulary
 from pretraining.architectures.declaration import serve_encoder
 from pretraining.huggingface.folders import write_folder
 from pretraining.huggingface.verify import compute_probe, verify_export
@@ -43,7 +44,9 @@ def test_an_export_is_read_by_transformers_bit_for_bit(name: str, tmp_path: Path
     shape, state = pair.ours.shape, pair.ours.state_dict()
     row.write_vocabulary(tmp_path / "data", shape.vocabulary)
     write_folder(tmp_path / "ours", shape, state, tmp_path / "data", "a card\n")
-    (_, exact), (reader, difference) = verify_export(tmp_path / "ours", shape, compute_probe(shape, state))
+    special = read_vocabulary(tmp_path / "data").special
+    wanted = compute_probe(shape, state, special)
+    (_, exact), (reader, difference) = verify_export(tmp_path / "ours", shape, wanted, special)
     assert (exact, reader) == (0.0, "transformers")
     assert difference < 1e-5
     read, report = row.kind.from_pretrained(tmp_path / "ours", output_loading_info=True)

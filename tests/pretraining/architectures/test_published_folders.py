@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,30 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.commands import assert_refusal
-from support.counterparts import electra_config, gpt_config, modern_config, roberta_config
-from transformers import ElectraModel, GPT2Model, ModernBertForMaskedLM, RobertaModel
+from support.counterparts import (
+    electra_config,
+    gpt_config,
+    modern_config,
+    roberta_config,
+    write_wordpiece,
+)
+from support.pretraining_reference import SMALL
+from transformers import (
+    AutoTokenizer,
+    ElectraModel,
+    GPT2LMHeadModel,
+    GPT2Model,
+    ModernBertForMaskedLM,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+    RobertaModel,
+)
 
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
+from finetuning import prediction
+from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.folders import read_folder, read_head
+from pretraining.training.exporting import export
 
 
 def rewrite_config(folder: Path, leave_out: tuple[str, ...] = (), **changes: Any) -> None:
@@ -39,6 +60,99 @@ def test_roberta_with_a_pooler_that_nothing_trained(tmp_path: Path) -> None:
     assert (shape.architecture, shape.learns.pairs, shape.positions) == ("roberta", False, 96)
     assert {name.partition(".")[0] for name in missing} == {"masked_head"}
     assert not any(name.startswith("pooler") for name in state)
+
+
+def load(kind: Any, folder: Path) -> Any:
+    return kind.from_pretrained(folder).eval()
+
+
+def write_roberta(folder: Path, kind: Any = RobertaForMaskedLM, **more: Any) -> Any:
+    """Writes a RoBERTa whose embeddings of positions matter, as transformers does, with the default padding: 1."""
+    torch.manual_seed(0)
+    model = kind(roberta_config(pad_token_id=1, max_position_embeddings=SMALL.positions + 2, **more)).eval()
+    with torch.no_grad():
+        model.roberta.embeddings.position_embeddings.weight.normal_()
+    model.save_pretrained(folder)
+    write_wordpiece(folder, SMALL.vocabulary)
+    return model
+
+
+@pytest.mark.parametrize("reader", ["export", "init", "predict"])
+def test_a_roberta_that_gives_unknown_words_no_position_is_refused(reader: str, tmp_path: Path) -> None:
+    """Its config has the default pad_token_id, and its tokenizer pads with another piece."""
+    write_roberta(tmp_path / "in", RobertaForSequenceClassification if reader == "predict" else RobertaForMaskedLM)
+    told = r"in: pad_token_id is 1 in config\.json, .*'\[UNK\]', .*'\[PAD\]', 0: .*pad_token_id 0"
+    if reader == "export":
+        assert_refusal(told, export, tmp_path / "in", tmp_path / "out")
+    else:
+        read = StoredModel.open if reader == "init" else lambda name: prediction.load(Path(name))
+        assert_refusal(told, read, str(tmp_path / "in"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("where", ["spare", "beyond"])
+def test_a_roberta_that_pads_with_what_no_text_has_is_read(where: str, tmp_path: Path) -> None:
+    """A spare piece of BERT's vocabulary, or a row without a piece: texts have the same logits."""
+    words = tuple(f"word{number}" for number in range(SMALL.vocabulary - len(SPECIAL) - 1))
+    pieces = (SPECIAL[0], "[unused0]", *SPECIAL[1:], *words)
+    theirs = write_roberta(tmp_path / "in")
+    if where == "beyond":
+        last = SMALL.vocabulary - 1
+        rewrite_config(tmp_path / "in", pad_token_id=last, max_position_embeddings=last + 1 + SMALL.positions)
+        weights = load_file(tmp_path / "in/model.safetensors")
+        name = "roberta.embeddings.position_embeddings.weight"
+        weights[name] = torch.cat([torch.zeros(last - 1, SMALL.hidden), weights[name]])
+        save_file(weights, tmp_path / "in/model.safetensors", {"format": "pt"})
+        theirs, pieces = load(RobertaForMaskedLM, tmp_path / "in"), pieces[:-1]
+    WordPiece(pieces, cased=False).write(tmp_path / "in")
+    export(tmp_path / "in", tmp_path / "out")
+    given = AutoTokenizer.from_pretrained(tmp_path / "out")("word3 nobody word5", return_tensors="pt")
+    ours = load(RobertaForMaskedLM, tmp_path / "out")
+    assert ours.config.pad_token_id == 0
+    torch.testing.assert_close(ours(**given).logits, theirs(**given).logits[..., : len(pieces)], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["gpt", "modern"])
+def test_dropout_of_embeddings_that_differs_from_that_of_layers_is_told(model: str, tmp_path: Path) -> None:
+    kind, config, name = {
+        "gpt": (GPT2LMHeadModel, gpt_config(), "embd_pdrop"),
+        "modern": (ModernBertForMaskedLM, modern_config(), "embedding_dropout"),
+    }[model]
+    kind(config).save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_folder(tmp_path)  # the same: nothing to tell
+    changes: dict[str, Any] = {name: 0.0}
+    rewrite_config(tmp_path, **changes)
+    with pytest.warns(UserWarning, match=rf"config.json: {name} is 0.0, and \w+ 0.1: .* as in layers, 0.1"):
+        assert read_folder(tmp_path)[0].dropout == 0.1
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "name", "given", "written"),
+    [
+        (roberta_config, RobertaForMaskedLM, "hidden_act", "gelu_python", "gelu"),
+        (gpt_config, GPT2LMHeadModel, "activation_function", "gelu_pytorch_tanh", "gelu_new"),
+    ],
+)
+def test_other_names_of_the_same_activation_are_read(
+    config: Any, kind: Any, name: str, given: str, written: str, tmp_path: Path
+) -> None:
+    """The check of the export compares with transformers by the name that is written; theirs computes by the other."""
+    torch.manual_seed(0)
+    settings = config()
+    setattr(settings, name, given)
+    theirs = kind(settings).eval()
+    theirs.save_pretrained(tmp_path / "in")
+    write_wordpiece(tmp_path / "in", SMALL.vocabulary)
+    export(tmp_path / "in", tmp_path / "out")
+    ours, pieces = load(kind, tmp_path / "out"), torch.arange(2, 60)[None]
+    assert getattr(ours.config, name) == written
+    with torch.no_grad():
+        torch.testing.assert_close(ours(pieces).logits, theirs(pieces).logits, atol=1e-6, rtol=1e-5)
+    changes: dict[str, Any] = {name: "relu"}
+    rewrite_config(tmp_path / "in", **changes)
+    assert_refusal(f"{name} is 'relu'; only {written!r}", read_folder, tmp_path / "in")
 
 
 def test_electra_with_embeddings_that_are_narrower_than_its_layers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from support.recipes import PLAIN, faults, write_plain
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import read_toml, toml_text, toml_value
 from data_prep.common.wording import known_keys
+from pretraining.architectures.declaration import make_shape
 from pretraining.config.conflicts import find_faults
 from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.config.settings import LICENCE_HINT, Recipe
-from pretraining.model.shape import Shape
+from pretraining.model.shape import Learning, Shape
 
 
 @pytest.fixture
@@ -203,6 +205,17 @@ def test_other_sizes_are_refused_by_name(path: Path) -> None:
     assert faults(path, find_shape=find_shape) == [
         f"{path}: model.layers = 2: bert has 3; leave it out (see --recipe adapt)"
     ]
+
+
+def test_a_base_model_that_reads_another_way_names_the_objective(path: Path) -> None:
+    """And not a setting of the recipe, which says nothing of the model."""
+    gpt = replace(make_shape("small", 1000, "gpt"), learns=Learning("ltr", pairs=False, sees="before"))
+    words = ["--base_model", "gpt2"]
+    assert faults(path, *words, find_shape=lambda _: gpt) == [
+        f'{path}: objective.name = "mlm": its pieces see all others, and those of gpt2, a GPT-2, those before it; '
+        'take objective.name = "ltr"'
+    ]
+    assert load_recipe(path, [*words, "--objective.name", "ltr"], find_shape=lambda _: gpt).model.architecture == "gpt"
 
 
 def test_a_base_model_that_is_not_there_is_told_with_all_else(path: Path) -> None:

@@ -49,7 +49,9 @@ def test_there_and_back(head: TaskHead, tmp_path: Path) -> None:
         tmp_path / "out",
         head,
         weights,
-        check=lambda folder: checks.extend(verify_fine_tuned(folder, SHAPE, head, weights, compute_logits)),
+        check=lambda folder: checks.extend(
+            verify_fine_tuned(folder, SHAPE, head, weights, compute_logits, VOCABULARY.special)
+        ),
     )
     assert [reader for reader, _ in checks] == ["Cloze", "transformers"]
     shape, found, state = read_fine_tuned(tmp_path / "out")
@@ -89,7 +91,7 @@ def test_folders_of_transformers(settings: dict[str, Any], wanted: TaskHead, tmp
     their_model(getattr(transformers, name_class(OURS, wanted)), **settings).save_pretrained(tmp_path)
     shape, head, weights = read_fine_tuned(tmp_path)
     assert (shape, head) == (OURS, wanted)
-    readers = verify_fine_tuned(tmp_path, shape, head, weights, compute_logits)
+    readers = verify_fine_tuned(tmp_path, shape, head, weights, compute_logits, VOCABULARY.special)
     assert [reader for reader, _ in readers] == ["Cloze", "transformers"]
 
 
@@ -185,7 +187,7 @@ def test_a_weight_that_changed_on_its_way_is_noticed(name: str, value: float, tm
     write(tmp_path / "out", MNLI)
     change_weights(tmp_path / "out", lambda state: state[name].add_(value * torch.randn(state[name].shape)))
     with pytest.raises(UserError, match=r"not exported: classes logits read back by Cloze differ|no numbers"):
-        verify_fine_tuned(tmp_path / "out", SHAPE, MNLI, task_weights(MNLI), compute_logits)
+        verify_fine_tuned(tmp_path / "out", SHAPE, MNLI, task_weights(MNLI), compute_logits, VOCABULARY.special)
 
 
 @pytest.mark.parametrize("head", [HEADS[name] for name in ("classes", "spans")], ids=lambda h: h.kind)
@@ -196,17 +198,17 @@ def test_transformers_has_its_say(head: TaskHead, tmp_path: Path, monkeypatch: p
     name = "qa_outputs.bias" if head.kind == "spans" else "classifier.bias"
     change_weights(tmp_path / "out", lambda state: state[name].add_(0.01))
     with pytest.raises(UserError, match=f"{head.kind} logits read back by transformers differ"):
-        verify_fine_tuned(tmp_path / "out", SHAPE, head, task_weights(head), compute_logits)
+        verify_fine_tuned(tmp_path / "out", SHAPE, head, task_weights(head), compute_logits, VOCABULARY.special)
     change_weights(tmp_path / "out", lambda state: state.pop(name))
     with pytest.raises(UserError, match=f"transformers reports .*{name}"):
-        verify_fine_tuned(tmp_path / "out", SHAPE, head, task_weights(head), compute_logits)
+        verify_fine_tuned(tmp_path / "out", SHAPE, head, task_weights(head), compute_logits, VOCABULARY.special)
 
 
 def test_names_that_changed_are_noticed(tmp_path: Path) -> None:
     write(tmp_path / "out", MNLI)
     change_config(tmp_path / "out", id2label={"0": "entailment", "1": "contradiction", "2": "neutral"})
     with pytest.raises(UserError, match="were read back"):
-        verify_fine_tuned(tmp_path / "out", SHAPE, MNLI, task_weights(MNLI), compute_logits)
+        verify_fine_tuned(tmp_path / "out", SHAPE, MNLI, task_weights(MNLI), compute_logits, VOCABULARY.special)
 
 
 def test_what_fails_leaves_the_folder_that_was_there(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_half_precision_becomes_single() -> None:
     assert {weight.dtype for weight in state.values()} == {torch.float32}
 
 
+SPECIAL = Special(0, 1, 2, 3, 4)
 MASKED_HEAD = [
     *("masked_head.bias", "masked_head.transform.weight", "masked_head.transform.bias"),
     *("masked_head.norm.weight", "masked_head.norm.bias"),
@@ -181,7 +182,7 @@ def exported(tmp_path: Path) -> Path:
 
 def our_probe() -> dict[str, Tensor]:
     """The logits that are wanted of it."""
-    return compute_probe(SHAPE, our_weights())
+    return compute_probe(SHAPE, our_weights(), SPECIAL)
 
 
 NAMES = [
@@ -198,7 +199,7 @@ NAMES = [
 def test_a_weight_that_changed_on_its_way_is_noticed(name: str, value: float, exported: Path) -> None:
     change_weights(exported, lambda state: state[name].add_(value * torch.randn(state[name].shape)))
     with pytest.raises(UserError, match=r"not exported: .* logits read back by Cloze differ|no numbers"):
-        verify_export(exported, SHAPE, our_probe())
+        verify_export(exported, SHAPE, our_probe(), SPECIAL)
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
@@ -206,30 +207,48 @@ def test_transformers_has_its_say(name: str, exported: Path, monkeypatch: pytest
     """A mistake that we make in writing and again in reading: only transformers can notice it."""
     change_weights(exported, lambda state: state[f"bert.encoder.layer.0.attention.self.{name}.weight"].mul_(1.01))
     monkeypatch.setattr(verify, "read_folder", lambda _: (SHAPE, our_weights(), ()))
-    assert_refusal(
-        "read back by transformers differ", verify_export, exported, SHAPE, compute_probe(SHAPE, our_weights())
-    )
+    assert_refusal("read back by transformers differ", verify_export, exported, SHAPE, our_probe(), SPECIAL)
     change_weights(exported, lambda state: state.pop("bert.pooler.dense.bias"))
     assert_refusal(
         r"transformers reports .*bert\.pooler\.dense\.bias",
         verify_export,
         exported,
         SHAPE,
-        compute_probe(SHAPE, our_weights()),
+        our_probe(),
+        SPECIAL,
     )
+
+
+@pytest.mark.parametrize("size", [0.001, 1000.0])
+def test_the_tolerance_follows_the_size_of_the_logits(size: float, tmp_path: Path) -> None:
+    """A difference of the size of roundings passes, and ten times as much does not."""
+    shape = SHAPE.change_learning(pairs=False)
+    weights = our_weights(shape=shape)
+    for name in ("masked_head.norm.weight", "masked_head.norm.bias", "masked_head.bias"):
+        weights[name] *= size
+    WordPiece(PIECES, cased=False).write(tmp_path / "data")
+    write_folder(tmp_path / "out", shape, weights, tmp_path / "data", "a card\n")
+    wanted = compute_probe(shape, weights, SPECIAL)
+    part = 1e-4 * float(wanted["masked"].abs().max())
+    change_weights(tmp_path / "out", lambda state: state["cls.predictions.bias"][7].add_(part))
+    (_, ours), (_, theirs) = verify_export(tmp_path / "out", shape, wanted, SPECIAL)
+    assert ours == pytest.approx(part, rel=0.1) == theirs
+    change_weights(tmp_path / "out", lambda state: state["cls.predictions.bias"][7].add_(9 * part))
+    assert_refusal("masked logits read back by Cloze", verify_export, tmp_path / "out", shape, wanted, SPECIAL)
 
 
 def test_a_config_that_changed_is_noticed(exported: Path) -> None:
     change_config(exported, layer_norm_eps=1e-5)
-    assert_refusal("not exported", verify_export, exported, SHAPE, our_probe())
+    assert_refusal("not exported", verify_export, exported, SHAPE, our_probe(), SPECIAL)
 
 
 @pytest.mark.parametrize(("positions", "segments"), [(1, 1), (2, 2), (5, 1), (512, 2)])
 def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None:
     small = replace(SHAPE, positions=positions, segments=segments)
-    batch = make_probe(small)
+    batch = make_probe(small, SPECIAL)
     assert sum(batch.lengths) == len(batch.pieces) == int(batch.starts[-1])
     assert max(batch.lengths) == positions
+    assert {*SPECIAL[:positions]} <= {*batch.pieces.tolist()}
     assert int(batch.segments.max()) <= segments - 1
     model = build_model(small).initialize(1).eval()
     masked, next_sentence = MLM.logits(model, model.states_for_heads(batch), batch).values()
@@ -238,7 +257,6 @@ def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None
     assert next_sentence.shape == (3, 2)
 
 
-SPECIAL = Special(0, 1, 2, 3, 4)
 SHAPES: dict[Sees, Shape] = {
     objective.sees: SHAPE.change_learning(objective=name, sees=objective.sees, pairs=objective.pairs != "unused")
     for name, objective in objectives().items()
@@ -266,4 +284,5 @@ def test_nobody_is_told_to_load_what_transformers_refuses(sees: Sees, kind: str 
     assert (kind is None) == ("transformers." not in told)
     folder = Path('my "own" run/d\'été 😀\\')
     told = describe_loading(SHAPES[sees], folder).partition(";")[0]
-    assert (ast.literal_eval(told.partition("(")[2][:-1]) if kind else shlex.split(told)[-1]) == str(folder)
+    call = ast.parse(told, mode="eval").body if kind else None
+    assert (ast.literal_eval(call.args[0]) if isinstance(call, ast.Call) else shlex.split(told)[-1]) == str(folder)

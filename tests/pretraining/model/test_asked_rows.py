@@ -49,6 +49,7 @@ def assert_equal(found: list[Any], within: float) -> None:
         assert difference < 10 * within, (name, difference)
 
 
+@pytest.mark.kernels
 @given(
     asked=st.lists(st.integers(0, 125), unique=True, min_size=1, max_size=40),
     sees=st.sampled_from(SEEN),
@@ -60,6 +61,7 @@ def test_any_pieces_may_be_asked_for(asked: list[int], sees: Sees, recompute: bo
     assert_equal(both_ways(DROPS.change_learning(sees=sees), torch.float32, torch.tensor(asked), recompute), 1e-5)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("sees", SEEN)
 def test_in_bf16_too(sees: Sees) -> None:
     """Where rows that belong to no piece round their number up."""

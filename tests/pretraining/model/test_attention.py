@@ -30,6 +30,7 @@ WAYS: dict[str, Callable[..., Layout]] = {
     "packed": lambda batch, *sight: Packed(batch.starts, max(batch.lengths), *sight),
     "padded": lambda batch, *sight: Padded(batch.starts, max(batch.lengths), len(batch.pieces), *sight),
 }
+GROUPED = pytest.param("grouped", marks=pytest.mark.kernels)
 SIGHTS = [(False, None), (True, None), (False, 20), (True, 20)]
 """One way or both, and the window."""
 
@@ -101,6 +102,7 @@ def test_the_flash_kernels_compute_what_they_can(
         assert has_flash(torch.empty(9, 2 * size, device="cuda", dtype=dtype), heads=2) == flash
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("sight", [*SIGHTS, (False, 3)])
 def test_gradients_of_attention_with_dropout_are_those_of_its_function(sight: tuple[bool, int | None]) -> None:
     """The backward pass draws the same masks again: finite differences would show if it did not."""
@@ -129,7 +131,7 @@ def test_what_is_no_number_stays_visible(poison: float) -> None:
     assert not out.isfinite().all()
 
 
-@pytest.mark.parametrize("way", ["grouped", "padded"])
+@pytest.mark.parametrize("way", [GROUPED, "padded"])
 def test_the_share_that_is_asked_is_dropped(way: str) -> None:
     """Where all pieces weigh the same and have the value 1, the output counts what is kept."""
     length, heads, share = 64, 8, 0.5
@@ -171,7 +173,7 @@ def by_heads(batch: Batch, one_way: bool = False, way: str | None = None, window
     return layout
 
 
-@pytest.mark.parametrize("way", ["grouped", "padded", *ways()])
+@pytest.mark.parametrize("way", [GROUPED, "padded", *ways()])
 @settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
@@ -205,7 +207,7 @@ def test_attention_over_ragged_sequences(
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("first", [1, 4])
-@pytest.mark.parametrize("way", ["grouped", "padded", "flash", *ways()])
+@pytest.mark.parametrize("way", [GROUPED, "padded", "flash", *ways()])
 def test_the_first_sequences_may_see_one_way(way: str, first: int, window: int | None) -> None:
     """Forward and backward; of the flash kernels with stand-ins."""
     in_fp32, lengths = way in WAYS, [40, 1, 130, 5, 40]
@@ -243,7 +245,7 @@ def test_what_is_dropped_is_the_same_by_all_our_kernels(way: str, sight: tuple[b
     assert furthest(found(by_heads(batch, one_way, way, window), qkv, bias, 2, some_dropout(batch)), wanted) < 0.02
 
 
-@pytest.mark.parametrize("way", ["grouped", "heads"])
+@pytest.mark.parametrize("way", [GROUPED, "heads"])
 def test_a_window_drops_what_is_dropped_without_it(way: str) -> None:
     """Dropout numbers pieces by their place: values of 1 at one place show whether it was kept for each piece."""
     batch = random_batch([200], 50)
@@ -265,6 +267,7 @@ def test_a_window_drops_what_is_dropped_without_it(way: str) -> None:
     assert 0.5 < float(both[0].float().mean()) < 0.9
 
 
+@pytest.mark.kernels
 def test_without_a_bias_it_is_a_bias_of_zeros() -> None:
     batch = random_batch([9, 30], 50)
     for dtype in (torch.float32, torch.bfloat16):

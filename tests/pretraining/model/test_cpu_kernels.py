@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.marks import has_compiler
 from support.pretraining_reference import gradient, mean_loss, random_batch
 
 from data_prep.common.private_folders import cache_home
@@ -24,11 +26,14 @@ from pretraining.objectives.declaration import build_model
 
 pytestmark = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
 COMPILER = kernels.find_compiler() or ""
+ARM = "aarch64-linux-gnu-g++"
 
 
 @pytest.fixture
 def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where a library was built; each is a copy of the one that this process has, which takes no time."""
+    if not has_compiler():
+        pytest.skip("no C++ compiler")
     made = list[Path]()
     kernels._functions()
     original = cache_home() / "cloze" / kernels._name_library(COMPILER)
@@ -137,11 +142,27 @@ def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.Monke
     assert kernels.find_compiler() == f"'{spaced}' {plain} -O1"
     names = {kernels._name_library(compiler) for compiler in (plain, f"'{spaced}' {plain}", f"'{spaced}' {plain} -O1")}
     assert len(names) == 3, "arguments decide what is built"
-    monkeypatch.setattr(kernels, "FLAGS", [])
     monkeypatch.setattr(kernels, "MAIN_SOURCE", tmp_path / "small.cpp")
     kernels.MAIN_SOURCE.write_text("int small = 1;\n")
     assert kernels._build(kernels.find_compiler() or "", tmp_path).exists()
     assert Path(f"{spaced}.tmp").read_text() == f"{tmp_path}\n", "its own files lie there too"
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor's flags")
+def test_a_compiler_may_be_told_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that this machine can compute as one with AVX2 alone does."""
+    monkeypatch.setattr(kernels, "MAIN_SOURCE", tmp_path / "small.cpp")
+    kernels.MAIN_SOURCE.write_text("#if !defined(__AVX2__) || defined(__AVX512F__)\n#error another\n#endif\n")
+    assert kernels._build("g++ -march=x86-64-v3", tmp_path).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which(ARM), reason=f"{ARM} is not installed")
+@pytest.mark.parametrize("processor", ["armv8-a", "armv8.2-a+bf16", "armv9-a"])
+def test_the_kernels_compile_for_arm(processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert kernels._build(f"{ARM} -march={processor}", tmp_path).exists()
 
 
 @pytest.fixture
@@ -156,6 +177,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
+@pytest.mark.kernels
 @settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 200), width=st.integers(1, 200))
 def test_a_matrix_is_turned_whatever_its_sizes(rows: int, width: int) -> None:
@@ -164,6 +186,7 @@ def test_a_matrix_is_turned_whatever_its_sizes(rows: int, width: int) -> None:
     assert torch.equal(transpose(x.t()), x)
 
 
+@pytest.mark.kernels
 def test_numbers_that_are_none_are_turned_too() -> None:
     x = torch.full((64, 64), torch.nan, dtype=torch.bfloat16)
     x[3, 5], x[5, 3] = torch.inf, -torch.inf
@@ -190,6 +213,7 @@ def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(multiply(x, weight), F.linear(x, weight))
 
 
+@pytest.mark.kernels
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("rows", [1, 16, 39])
 def test_rows_that_fill_a_tile_change_nothing(rows: int) -> None:
@@ -221,6 +245,7 @@ def test_a_loss_is_the_same_where_rows_fill_tiles(predictions: int, monkeypatch:
         torch.testing.assert_close(ours, plain, rtol=2**-7, atol=0.02)
 
 
+@pytest.mark.kernels
 def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     # heads of 16 are too narrow for tiles and lanes, so that attention is the same
     shape = Shape(vocabulary=100, layers=2, hidden=64, heads=4, intermediate=256, positions=64)

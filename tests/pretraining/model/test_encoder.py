@@ -127,6 +127,7 @@ def test_all_sizes_need_few_translations(recompute: bool) -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.kernels
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("recompute", [False, slow(True)])
 def test_compiled_layers_compute_the_same(recompute: bool) -> None:

@@ -69,6 +69,7 @@ def test_add_and_norm(size: tuple[int, int]) -> None:
     same([found, *gradients(found, inputs)], expected, 1e-5 * max(scale, 1))
 
 
+@pytest.mark.kernels
 def test_dropout_before_the_norm_is_dropout_of_the_same_mask() -> None:
     x, bias, residual, weight, shift = tensors(3, (50, 64), (64,), (50, 64), (64,), (64,))
     dropout = Dropout(0.3, keys_of(50), site=7)
@@ -158,6 +159,7 @@ def test_row_keys_belong_to_the_example(lengths: list[int], draw: int) -> None:
     assert len(torch.unique(keys(batch))) == sum(lengths)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_thread_and_two_compute_the_same(dtype: torch.dtype) -> None:
     """Sums over rows are taken thread by thread, so only those may differ, by rounding."""

@@ -104,6 +104,7 @@ def by_cpu(rows: list[int], qkv: Tensor, bias: Tensor, heads: int, sight: Any, d
     return [out.detach(), *gradients(out, qkv, bias)]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("lengths", FEW)
 @pytest.mark.parametrize("sight", [*SIGHTS, (False, None, 1), (False, 20, 2)])
 def test_with_dropout_it_is_that_of_a_cpu(lengths: str, sight: Any) -> None:
@@ -114,6 +115,7 @@ def test_with_dropout_it_is_that_of_a_cpu(lengths: str, sight: Any) -> None:
     same(by_own(rows, qkv, bias, heads, sight, dropout), by_cpu(rows, qkv, bias, heads, sight, dropout))
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("sight", [slow((False, None)), (True, 20)])
 def test_masks_are_those_of_a_cpu_bit_for_bit(sight: tuple[bool, int | None]) -> None:
     """And go backward as they went forward. All pieces weigh the same; values of 1 at one place in one column show
@@ -186,6 +188,7 @@ def take_another_head(where: Any, first_head: int) -> tuple[Any, int]:
     return where, first_head + 1
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("fault", [widen_window, look_ahead, take_another_head, None])
 def test_faults_of_the_backward_pass_are_found(
     fault: Callable[[Any, int], tuple[Any, int]] | None, monkeypatch: pytest.MonkeyPatch

@@ -130,6 +130,7 @@ def test_rotary_positions(rows: int, heads: int, size: int) -> None:
     same(found, with_gradients(lambda x: fused.rotate(x * 1, positions.cpu(), turns.cpu(), heads), [qkv]), 1e-6)
 
 
+@pytest.mark.kernels
 @settings(max_examples=5)
 @given(rows=st.integers(1, 40), width=WIDTHS, probability=st.sampled_from([0.0, 0.3]))
 def test_a_sum_and_its_norm(rows: int, width: int, probability: float) -> None:
@@ -148,6 +149,7 @@ def test_a_sum_and_its_norm(rows: int, width: int, probability: float) -> None:
     same(on_device(on_gpu, inputs), exact, 2e-6 * max(1.0, steepest if width == 3 else 1.0))
 
 
+@pytest.mark.kernels
 @settings(max_examples=6)
 @given(rows=st.integers(1, 40), width=WIDTHS, probability=st.sampled_from([0.0, 0.1, 0.7]))
 def test_add_and_norm(rows: int, width: int, probability: float) -> None:
@@ -168,6 +170,7 @@ def test_gradients_are_laid_side_by_side_and_summed(rows: int, heads: int, size:
     same([total.cpu().double()], [wanted.double().sum(0)])
 
 
+@pytest.mark.kernels
 @settings(max_examples=15)
 @given(
     keys=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40),
@@ -201,6 +204,7 @@ def error(found: list[Tensor], exact: list[Tensor]) -> list[float]:
     return [float((one - other).norm() / other.norm()) for one, other in zip(found, exact, strict=True)]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_16_bits_the_only_error_is_that_of_rounding(dtype: torch.dtype) -> None:
     """Of what is written: half a unit in the last place. The kernels for CPUs, which round in between, err no less."""

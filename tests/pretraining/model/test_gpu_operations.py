@@ -52,6 +52,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu, "takes_products", lambda _: True)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(("recompute", "own"), [(False, False), (True, False), (True, True)])
 def test_a_model_drops_and_learns_as_on_a_cpu(recompute: bool, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout of hidden states, and with our attention of its shares: the same masks, loss and gradients."""

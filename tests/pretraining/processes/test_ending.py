@@ -21,6 +21,7 @@ from data_prep.common.codes import MEANINGS, explain_code
 from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError
 from data_prep.common.files import read_json, write_json
 from data_prep.common.launchers import World
+from data_prep.common.locks import LOCK
 from pretraining.processes import ending as ending_module
 from pretraining.processes.ending import ENDED, GONE, INTERRUPTION, STACKS, Code, Ending
 from pretraining.processes.stopping import Decision, StoppedError
@@ -112,6 +113,23 @@ def test_who_speaks(
     for rank in ranks:
         end_with(error, tmp_path / str(rank), rank, machines=1 + (3 in ranks))
         assert bool(capsys.readouterr().err) == (tmp_path / str(rank) / ENDED).exists() == (rank in speakers)
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["the same start", "another start"])
+def test_a_rank_that_comes_late_writes_over_nothing(goes_on: bool, tmp_path: Path) -> None:
+    """In a container, the processes that hold the lock may have one number."""
+    (tmp_path / LOCK).write_text("process 1 on node1\nfirst\n")
+    with Ending() as late:
+        late.world = World(1, 2, 1, 2)
+        late.record_in(tmp_path)
+        end_with(UserError("rank 1 is silent"), tmp_path)  # as rank 0
+        if goes_on:
+            (tmp_path / ENDED).unlink()
+            (tmp_path / LOCK).write_text("process 1 on node1\nsecond\n")
+        raise LostError("rank 0 is gone")
+    assert late.code == Code.RANK_LOST
+    assert {path.name for path in tmp_path.iterdir()} == {LOCK} | (set() if goes_on else {ENDED, STACKS})
+    assert goes_on or read_json(tmp_path / ENDED)["reason"] == "rank 1 is silent"
 
 
 def test_without_a_folder_an_end_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:

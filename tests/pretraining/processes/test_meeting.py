@@ -7,18 +7,21 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import spawn
+from support.faults import replace
+from support.processes import spawn, start
 from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
@@ -91,6 +94,28 @@ def test_what_ranks_ask_of_the_store_grows_with_their_number_alone(ask: Any) -> 
     assert set(few[1:]) == set(many[1:]), "what others ask does not depend on how many there are"
     assert len(set(many[1:])) == 1
     assert many[0] <= 8 * few[0]
+
+
+def pause_before_all_are_there() -> None:
+    signing.READ_SECONDS = 0.1
+    if os.environ["RANK"] == "1":
+        replace(meeting, "_wait_for_all", partial(pause_and_call, meeting._wait_for_all))
+    take_part(lambda _: None, patience=2 if os.environ["RANK"] == "0" else 60)
+
+
+def pause_and_call(function: Callable[..., None], *arguments: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    function(*arguments)
+
+
+def test_a_rank_that_wakes_after_rank_0_gave_up_ends_with_one_message() -> None:
+    run = start(3, pause_before_all_are_there, come=2)
+    first = run.wait(60, 0)[0]
+    assert (first.code, first.errors.partition("\n")[0]) == (2, "error: rank 2 of 3 did not come in 2 s"), first
+    run.signal(signal.SIGCONT, 1)
+    late = run.wait(60)[1]
+    assert (late.code, late.errors.count("\n")) == (Code.RANK_LOST, 2), late.errors
+    assert late.errors.startswith("error: another rank has ended, or cannot be reached any more: ")
 
 
 class NeverComplete:

@@ -19,10 +19,11 @@ from support.commands import assert_refusal
 from support.processes import Run, free_port, start, wait_for
 from support.ranks import expect_end, take_part
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UnreachedError, UserError
 from data_prep.common.launchers import World, find_world
+from data_prep.common.supervision import exit_now
 from pretraining.processes import meeting, signing
-from pretraining.processes.ending import Code, Outcome
+from pretraining.processes.ending import Code, Ending, Outcome
 from pretraining.processes.group import connect, disconnect, gather
 from pretraining.processes.signing import SECRET, SignedStore, read_secret, write_secret
 from pretraining.processes.watchdog import Watch
@@ -104,6 +105,23 @@ def test_what_was_signed_for_another_start_counts_for_nothing(monkeypatch: pytes
     assert (store.claim("failure", "own"), store.claim("failure", "second")) == ("own", "own")
 
 
+def test_two_starts_by_one_secret_do_not_hear_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may have set it for good; whoever reaches the store may have kept what ranks said the last time."""
+    monkeypatch.setenv(SECRET, "set by hand")
+    kept = [dist.HashStore() for _ in range(2)]  # type: ignore[attr-defined]
+    first, second = (meeting._join(store, World(0, 2, 0, 2), 1.0, tmp_path / "secret") for store in kept)
+    assert first is not None
+    assert second is not None
+    first.set("failure", PLANTED)
+    kept[1].set("cloze/0/failure", kept[0].get("cloze/0/failure").decode())
+    with pytest.warns(UserWarning, match=IGNORED):
+        assert second.get("failure") is None
+    second.set("failure", "own")
+    other = meeting._join(kept[1], World(1, 2, 1, 2), 1.0, tmp_path / "secret")
+    assert other is not None
+    assert other.get("failure") == "own"
+
+
 # The secret
 
 
@@ -179,8 +197,41 @@ def test_no_secret_is_none_that_others_may_know(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv(SECRET, raising=False)
     monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.1)
     kept = dist.HashStore()  # type: ignore[attr-defined]
-    SignedStore(kept, b"").set("ranks", "2")
+    SignedStore(kept, b"").set("nonce", "0")
     assert meeting._find_secret(kept, World(1, 2, 1, 2), 0.1, tmp_path / "secret") is None
+
+
+def meet_in(folder: Path) -> None:
+    del os.environ[SECRET]
+    with Ending() as ending:
+        ending.world = find_world(os.environ)
+        connect(ending.world, torch.device("cpu"), patience=30, folder=folder)
+    exit_now(ending.code)
+
+
+def test_ranks_hear_that_rank_0_cannot_write_their_secret(tmp_path: Path) -> None:
+    """Each of the two on a machine of its own."""
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "run"
+    done = start(2, meet_in, out, environment={"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}).wait(60)
+    fault = f"--out {out}: cannot be written: Not a directory"
+    assert done[0].errors == f"error: {fault}\n"
+    assert done[1].errors == f"error: rank 0 failed, and left this message, which is not signed: '{fault}'\n"
+    assert [rank.code for rank in done] == [Code.CURE] * 2
+
+
+def test_what_is_not_signed_ends_those_that_wait_for_a_secret_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is shown as one line that commands no terminal."""
+    monkeypatch.delenv(SECRET, raising=False)
+    monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.1)
+    kept, world = dist.HashStore(), World(1, 2, 1, 2)  # type: ignore[attr-defined]
+    SignedStore(kept, b"").set(meeting.UNSIGNED, "\x1b[2J\nerror: " + "x" * 10**6)
+    with pytest.raises(UnreachedError, match=r"^[ -~]{9,90}, which is not signed: '\\x1b\[2J error: x{400,500}'\Z"):
+        meeting._find_secret(kept, world, 0.1, tmp_path / "secret")
+    monkeypatch.setenv(SECRET, "by hand")
+    assert meeting._find_secret(kept, world, 0.1, tmp_path / "secret") is None, "then rank 0 leaves none"
 
 
 def listen(world: World) -> None:

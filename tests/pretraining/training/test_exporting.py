@@ -17,7 +17,8 @@ from support.base_models import write_bert
 from support.commands import assert_refusal
 from support.memory import MemoryWatch
 from support.shards import make_shards
-from support.transformers_models import PIECES, change_weights, our_weights, their_model
+from support.task_models import MNLI, task_weights
+from support.transformers_models import PIECES, change_config, change_weights, our_weights, their_model
 from torch import Tensor
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
 from transformers import BertConfig as TheirConfig
@@ -28,16 +29,19 @@ from data_prep.common.toml_text import read_toml
 from data_prep.shards import Manifest
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
-from pretraining.architectures.declaration import make_shape
+from data_prep.vocabulary.source import read_vocabulary
+from pretraining.architectures.declaration import make_shape, read_shape
+from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.config.settings import Recipe
 from pretraining.export import main
-from pretraining.huggingface.folders import read_folder, write_folder
+from pretraining.huggingface.folders import read_folder, write_fine_tuned, write_folder
 from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, num_parameters
 from pretraining.training import exporting
 from pretraining.training.exporting import Exportable, describe_training, export
+from pretraining.training.run import describe_loading
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,31 @@ def test_who_exports_what_transformers_would_classify_with_is_warned(
         tokenizer = AutoTokenizer.from_pretrained(out)
         one, other = (classifier(**tokenizer(text, return_tensors="pt")).logits for text in ("a", "the river is"))
         assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_the_last_line_of_a_hybrid_model_says_whose_logits_they_are(data: Path, tmp_path: Path) -> None:
+    source = write_bert(tmp_path / "source", data, objective="hybrid", causal_share=0.25)
+    told = "The logits at a piece are those of the next one: of a `[MASK]`, read those at the piece before it."
+    assert str(export(source, tmp_path / "out")).endswith(f". {told}")
+    assert told not in str(export(source, tmp_path / "before", sees="before"))
+    assert describe_loading(read_folder(source)[0], source).endswith(
+        '")  # the logits at a piece are those of the next one'
+    )
+
+
+def test_the_spread_of_new_weights_that_a_folder_names_is_kept(data: Path, tmp_path: Path) -> None:
+    """transformers draws heads by it; checkpoints keep it, and those without it have the usual one."""
+    source, out = write_bert(tmp_path / "source", data), tmp_path / "out"
+    assert not {"initializer_range"} & read_folder(source)[0].values().keys()
+    change_config(source, initializer_range=1.5)
+    export(source, out)
+    assert json.loads((out / "config.json").read_text())["initializer_range"] == 1.5
+    shape = StoredModel.open(str(out)).shape
+    assert read_shape(shape.values()).initializer_range == 1.5
+    write_fine_tuned(
+        tmp_path / "tuned", shape, MNLI, task_weights(MNLI, shape=shape), read_vocabulary(data), "a card\n", {}, 16
+    )
+    assert json.loads((tmp_path / "tuned/config.json").read_text())["initializer_range"] == 1.5
 
 
 def test_a_run_becomes_a_folder(
