@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.measure import ROOT, SHARD
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from data_prep.shards import MANIFEST
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
     if given is not None:
         if not (given / MANIFEST).exists():
             raise UserError(
-                f"{given}: no shards there (no {MANIFEST}); make them with data_prep/shard.py --out {given}"
+                f"{given}: no shards there (no {MANIFEST}); make them with data_prep/shard.py --out {quote(given)}"
             )
         return given
     words: tuple[object, ...] = ("--docs", "demo", "--vocab-size", 8192)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.common.errors import DamageError, UserError
+from data_prep.common.errors import DamageError, UserError, quote
 from data_prep.common.files import absence, sha256
 from data_prep.running import Step
 from data_prep.seals import require_seal
@@ -126,7 +126,7 @@ class Origins:
             if (other.manifest.vocabulary.sha256, other.manifest.vocabulary.cased) != (said.sha256, said.cased):
                 raise UserError(
                     f"--from {other.folder}: cut with another vocabulary than {first.folder}\n"
-                    f"cut its text anew: --docs PATH --vocab {first.folder} --documents-only"
+                    f"cut its text anew: --docs PATH --vocab {quote(first.folder)} --documents-only"
                 )
         return vocabulary
 

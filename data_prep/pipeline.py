@@ -7,7 +7,6 @@ the documents in pieces have a folder of their own, since they stay.
 from __future__ import annotations
 
 import platform
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from rich.console import Console
 from data_prep import description
 from data_prep.choosing import MARKED, SPLIT, is_weighed_by_older
 from data_prep.common.capacity import room_for_workers
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from data_prep.common.launchers import mpi_size
 from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
@@ -182,7 +181,7 @@ class Pipeline:
         description.Changes(manifest, plan).refuse(self.folder)
         if not (manifest.figures or self.settings.documents_only):
             raise UserError(
-                f"{self.folder}: has documents alone\nmake shards of them: --from {self.folder} --out ANOTHER"
+                f"{self.folder}: has documents alone\nmake shards of them: --from {quote(self.folder)} --out ANOTHER"
             )
         own_text = bool(self.settings.docs) and "kept" in manifest.model_fields_set  # since documents are kept
         if own_text and not manifest.kept and not self.settings.no_documents:
@@ -312,7 +311,7 @@ class Pipeline:
         for bundle, record in zip(bundles, records, strict=True):
             found[bundle.source, bundle.format] += record.documents + record.num_filtered
         for source, format in [kind for kind, count in found.items() if not count]:
-            name, fault = shlex.quote(source), f"no document in {source}, read as {format}"
+            name, fault = quote(source), f"no document in {source}, read as {format}"
             field = f", or --text-field {name}=FIELD for the field with the text" if format in FIELDED else ""
             cure = f"say what the files are with --format {name}=FORMAT{field}"
             if self.settings.errors == "skip" and any(found[kind] for kind in found if kind[0] == source):

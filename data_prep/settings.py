@@ -340,7 +340,7 @@ def _check_numbers(s: Settings) -> Checks:
     yield 0 <= s.seed < 2**63, f"--seed {s.seed}: from 0 to 2^63 - 1"
     yield 0 <= s.extend <= 10**6, f"--extend {s.extend}: from 0 to 1000000"
     yield s.vocab or not s.extend, f"--extend {s.extend}: extends a vocabulary that exists; name it: --vocab"
-    yield s.vocab_size >= 100, f"--vocab-size {s.vocab_size}: at least 100; 30522 is usual"
+    yield 100 <= s.vocab_size <= 10**6, f"--vocab-size {s.vocab_size}: from 100 to 1000000; 30522 is usual"
     try:
         yield 64_000 <= s.shard_bytes <= 10**9, f"--shard-size {s.shard_size}: from 64KB to 1GB"
     except ValueError:

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from data_prep.arrow_files import make_list_type, make_schema
 from data_prep.common.arrays import smallest_type
-from data_prep.common.errors import DamageError, UserError
+from data_prep.common.errors import DamageError, UserError, quote
 from data_prep.common.files import Amount, FileRecord, read_json, write_json
 from data_prep.common.toml_text import dotted
 from data_prep.seals import seal
@@ -336,7 +336,7 @@ class Manifest(Ingredients):
         if not self.figures:
             raise UserError(
                 f"{folder}: has documents in pieces, but no examples\n"
-                f"make shards of them: python data_prep/shard.py --from {folder} --out ANOTHER"
+                f"make shards of them: python data_prep/shard.py --from {quote(folder)} --out ANOTHER"
             )
 
     def length_for(self, length: int) -> int | None:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Items
 from finetuning.model.features import FeatureModel
@@ -117,7 +117,7 @@ def _read(folder: Path) -> tuple[TaskModel, TaskHead, Vocabulary]:
     if read_head(folder) is None:
         raise UserError(
             f"{folder}: not fine-tuned, so it has no answers; fine-tune it first, for example with\n"
-            f"python finetuning/run_glue.py --model {folder}"
+            f"python finetuning/run_glue.py --model {quote(folder)}"
         )
     shape, head, weights = read_fine_tuned(folder)
     vocabulary = read_pieces(folder, shape, str(folder))

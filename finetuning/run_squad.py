@@ -19,11 +19,10 @@ if __name__ == "__main__":
 
     begin_rank(small_steps=True)
 
-import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from finetuning.files.splits import find_splits
 from finetuning.session.flags import Suite, TuningFlags, find_data
 from finetuning.session.session import run
@@ -76,7 +75,7 @@ class RunSquad(TuningFlags):
             if needed or self.data:
                 raise
             return None
-        fetch = f"squad --version {self.version} --out {shlex.quote(str(folder))}"
+        fetch = f"squad --version {self.version} --out {quote(folder)}"
         found = find_splits(folder, names, [split] * needed, fetch).get(split, [])
         if len(found) > 1:
             there = ", ".join(path.name for path in found)

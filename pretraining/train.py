@@ -37,7 +37,7 @@ if __name__ == "__main__":
 import tyro
 from rich.console import Console
 
-from data_prep.common.errors import SharedError, UserError, check_all
+from data_prep.common.errors import SharedError, UserError, check_all, quote
 from data_prep.common.launchers import World, find_world, missing_tasks
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.reading import peek, peek_device
@@ -178,7 +178,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         place = "is" if out.resolve() == wanted.data.resolve() else "lies within"
         faults.append(f"--out {out}: {place} --data {wanted.data}, which a run must not change; name another --out")
     if out is not None and (out / RECORD).exists():
-        faults.append(f"--out {out}: is a checkpoint; name the folder of its run, or a new one with --branch {out}")
+        faults.append(f"--out {out}: is a checkpoint; name the folder of its run, or another by --branch {quote(out)}")
     branch = None if wanted.branch is None else Branch.parse(wanted.branch)
     if branch is not None and wanted.init is not None:
         faults.append(f"--init {wanted.init}: not with --branch, which has the weights of a run; leave one of them out")

@@ -22,6 +22,8 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 
+from data_prep.common.errors import quote
+
 ROOT = Path(__file__).parent.parent.parent
 LOCK = ROOT / "requirements.lock"
 CORE = ("deepspeed", "numpy", "pyarrow", "safetensors", "pydantic", "tyro", "rich")
@@ -85,7 +87,7 @@ def main(folder: Path, wheels: Path) -> int:
     try:
         python = create(folder)
     except ImportError as error:
-        target = f"{sys.executable} -m pip install --no-index --no-deps --target build/site {wheels}/*.whl"
+        target = f"{quote(sys.executable)} -m pip install --no-index --no-deps -t build/site {quote(wheels)}/*.whl"
         print(f"error: {error}; take another Python, or do without: {target}, and PYTHONPATH=build/site:.")
         return 2
     with tempfile.TemporaryDirectory() as scratch:

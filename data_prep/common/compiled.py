@@ -19,7 +19,14 @@ from typing import Any, TypeVar, cast
 import llvmlite.binding
 import numba
 
-from data_prep.common.private_folders import cache_home, open_private, require_private, shared_home, tell_refusal
+from data_prep.common.private_folders import (
+    cache_home,
+    open_private,
+    require_private,
+    shared_home,
+    tell_refusal,
+    temporary_home,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PREFIX = "cloze-numba-"
@@ -62,7 +69,8 @@ def _cache_folder() -> Path:
         if os.access(folder, os.W_OK):
             break
     else:
-        refusal, folder = refusal or f"{folder}: cannot be written", Path(tempfile.mkdtemp(prefix=PREFIX))
+        refusal = refusal or f"{folder}: cannot be written"
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary_home()))
     if refusal and (name in refusal or folder.name != name):  # a clone that is another's is nothing to tell of
         os.environ["NUMBA_CACHE_DIR"] = str(folder)  # for the workers of this process too
         tell_refusal(f"{refusal}; what numba compiles is kept in {folder}")

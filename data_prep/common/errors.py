@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from data_prep.common.codes import Code
@@ -17,6 +20,24 @@ Checks = Iterator[tuple[object, str]]  # whether something holds, and what to te
 def printable(text: str) -> str:
     """Replaces control characters by escapes, such as \\x1b for ESC, so that a text cannot command a terminal."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def describe_failure(error: OSError) -> str:
+    """Says why something cannot be written; names the file that stands where a folder has to be."""
+    if isinstance(error, FileExistsError | NotADirectoryError) and isinstance(error.filename, str | os.PathLike):
+        return find_obstacle(Path(error.filename)) or str(error.strerror)
+    return error.strerror or str(error)
+
+
+def find_obstacle(folder: Path) -> str | None:
+    """Names the file, or the link that leads nowhere, which stands where this folder or one above it has to be."""
+    places = (place for place in (folder, *folder.parents) if os.path.lexists(place) and not os.path.isdir(place))
+    return next((f"{place} is no folder; name another" for place in places), None)
+
+
+def quote(path: object) -> str:
+    """Spells a path, or a name that may be one, as a word of a command that a message offers."""
+    return shlex.quote(str(path))
 
 
 class UserError(ValueError):

@@ -24,7 +24,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from data_prep.common.errors import DamageError, UserError
+from data_prep.common.errors import DamageError, UserError, describe_failure
 
 BLOCK = 1 << 20
 LARGEST_JSON = 1 << 29
@@ -155,12 +155,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             if not _forced_later.get():
                 os.fsync(file.fileno())
         unfinished.replace(path)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):  # it may never have been there
             unfinished.unlink()
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
-    except UserError:  # whoever makes the content has failed
-        unfinished.unlink()
+        if isinstance(error, OSError):
+            raise UserError(f"{path}: cannot be written: {describe_failure(error)}") from error
         raise
 
 
@@ -180,7 +179,7 @@ def writable(place: Path | str, cure: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{place}: cannot be written: {error.strerror or error}{cure}") from error
+        raise UserError(f"{place}: cannot be written: {describe_failure(error)}{cure}") from error
 
 
 @contextmanager
@@ -260,7 +259,10 @@ def read_json(path: Path) -> Any:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_JSON:
             raise DamageError(f"{path}: {found.st_size:,} bytes, or no file: not what Cloze writes")
-        return json.loads(path.read_bytes())
+        content = path.read_bytes()
+        if content and not content.strip(b"\0"):
+            raise DamageError(f"{path}: holds zeros alone, as a crash of the machine or its disk leaves a file")
+        return json.loads(content)
     except (FileNotFoundError, DamageError):
         raise
     except (OSError, ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, describe_failure
 from data_prep.common.files import open_at_once, refuse_link, writable
 
 LOCK = "lock"
@@ -46,7 +46,7 @@ def locked(
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "a+", opener=refuse_link)  # noqa: SIM115
     except OSError as error:
-        why = f"{path.name} is a symbolic link" if path.is_symlink() else error.strerror or error
+        why = f"{path.name} is a symbolic link" if path.is_symlink() else describe_failure(error)
         raise UserError(f"{place}: cannot be written: {why}") from error
     deadline = time.monotonic() + patience
     with file:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, find_obstacle
 from data_prep.common.files import FileRecord, is_stream, read_json, replaced_name, unfinished_name, write_json
 
 RECORD = ".{}.made.json"
@@ -69,6 +69,8 @@ def _named(place: Path) -> Path:
     named = Path(os.path.abspath(place))
     if not named.name:
         raise UserError(f"--out {place}: the root of all folders; name another --out")
+    if obstacle := find_obstacle(named.parent):
+        raise UserError(f"--out {place}: cannot be written: {obstacle}")
     return named
 
 

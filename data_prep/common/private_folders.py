@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import secrets
 import stat
 import sys
 import tempfile
@@ -25,6 +26,22 @@ def shared_home() -> Path:
     return Path(tempfile.gettempdir()) / f"cloze-{os.geteuid()}"
 
 
+def temporary_home() -> Path:
+    """The folder for temporary files; /tmp or /var/tmp if others can rename what lies in it, as it is not sticky.
+
+    Raises PermissionError where they can in all of them.
+    """
+    refusals = []
+    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        home = Path(place).resolve()  # as in open_private
+        try:
+            require_private(home / secrets.token_hex(8))
+            return home
+        except PermissionError as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
+
+
 def keep_compiled(variable: str, folder: Path) -> None:
     """Moves a library's cache of compiled code to a new private folder if other users can write to its usual folder.
 
@@ -34,7 +51,7 @@ def keep_compiled(variable: str, folder: Path) -> None:
         try:
             open_private(folder)
         except OSError as error:
-            os.environ[variable] = tempfile.mkdtemp(prefix="cloze-")
+            os.environ[variable] = tempfile.mkdtemp(prefix="cloze-", dir=temporary_home())
             tell_refusal(f"{error}; what is compiled is kept in {os.environ[variable]}")
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from http.client import HTTPResponse
 from pathlib import Path
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, describe_failure
 from data_prep.common.files import checksum, read_json, write_json
 from data_prep.common.languages import RULES
 from data_prep.common.progress import StepProgress
@@ -84,7 +84,7 @@ class Download:
             self._record.unlink(missing_ok=True)
         except OSError as error:  # a fault of the disk: those of the network are CutOffError
             raise UserError(
-                f"{error.filename or self._part}: {error.strerror or error}\n"
+                f"{error.filename or self._part}: {describe_failure(error)}\n"
                 "make room or choose another folder with --out; the same command continues"
             ) from error
         verdict = f", its {self._item.algorithm} is right" if self._item.checksum else ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 import re
-import shlex
 import stat
 from pathlib import Path
 from typing import NamedTuple
+
+from data_prep.common.errors import quote
 
 
 class Foreign(NamedTuple):
@@ -23,8 +24,8 @@ class Foreign(NamedTuple):
     def cure_for(self, file: Path) -> str:
         """Spells the cure for one such file, as its owner may type it: FILE becomes its name, SAME a new name with the
         same ending."""
-        new = shlex.quote(f"NEW{file.suffix or '.txt'}")
-        return self.cure.replace("> SAME ", f"> {new} ").replace("FILE", shlex.quote(str(file)))
+        new = quote(f"NEW{file.suffix or '.txt'}")
+        return self.cure.replace("> SAME ", f"> {new} ").replace("FILE", quote(file))
 
 
 TAR, TAR_MARK = Foreign("a tar archive", "tar -xf FILE -C FOLDER unpacks it; give --docs FOLDER"), slice(257, 262)

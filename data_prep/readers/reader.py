@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from data_prep.settings import Errors, Formulas
 
 NOT_UTF8 = "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD"
@@ -151,7 +150,7 @@ class Options:
     def field_cure(self, texts: Mapping[str, int]) -> str:
         """Suggests the field with the longest text; `texts` has the sizes of a record's texts by their fields."""
         likely = max(texts, key=texts.__getitem__, default="FIELD")
-        return f"--text-field {shlex.quote(f'{self.source}={likely}')} names the field with the text"
+        return f"--text-field {quote(f'{self.source}={likely}')} names the field with the text"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import glob
 import hashlib
 import os
 import re
-import shlex
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from data_prep.readers import READERS, demo
 from data_prep.readers.books import SUFFIXES
 from data_prep.readers.cutting import HEAD, Look, look
@@ -304,7 +303,7 @@ def _find_alike(files: list[SourceFile]) -> set[SourceFile]:
             alike.update(sentences)
         elif paragraphs:
             number = len(sentences) + len(paragraphs)
-            flags = [shlex.quote(f"{name}={format}") for format in ("text", "sentences")]
+            flags = [quote(f"{name}={format}") for format in ("text", "sentences")]
             raise UserError(
                 f"{name}: {len(sentences):,} of {number:,} files seem to have one sentence a line (such as "
                 f"{sentences[0].path}), the others paragraphs (such as {paragraphs[0].path})\n"
@@ -327,7 +326,7 @@ def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found
         lines.append("--errors skip leaves out what cannot be read, and lists it")
     lines += _suggest_globs(path, [Path(file.path) for file in found], [Path(file) for file in foreign])
     if any(kind.is_text for kind in kinds) and all(file.format == "text" for file in found):
-        lines.append(f"or --format {shlex.quote(f'{name}=text')} reads all of {name} as plain text")
+        lines.append(f"or --format {quote(f'{name}=text')} reads all of {name} as plain text")
     return "\n".join(lines)
 
 
@@ -337,7 +336,7 @@ def _suggest_globs(path: str, wanted: list[Path], others: list[Path]) -> list[st
     if not os.path.isdir(path) or not ours or "" in ours or ours & theirs:
         return []
     deep = "**/" if any(file.parent != Path(path) for file in wanted) else ""
-    globs = [shlex.quote(f"{glob.escape(str(Path(path)))}/{deep}*{suffix}") for suffix in sorted(ours)]
+    globs = [quote(f"{glob.escape(str(Path(path)))}/{deep}*{suffix}") for suffix in sorted(ours)]
     return [f"or name what to read: --docs {' '.join(globs)}"]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from data_prep.common.errors import Checks, UserError
+from data_prep.common.errors import Checks, UserError, quote
 from data_prep.common.files import replacing
 from data_prep.common.outputs import making
 from data_prep.fetching.client import Client, FetchOptions
@@ -74,7 +74,7 @@ class FetchDemo(FetchOptions):
             with replacing(out / TASK) as file:
                 file.write(OPENING.encode())
         client.console.print(f"{out / TASK}: {self.train} texts of each of {', '.join(splits['train'])}")
-        return f"python finetuning/run_task.py {out / TASK}"
+        return f"python finetuning/run_task.py {quote(out / TASK)}"
 
     def choose(self, read: Mapping[str, set[str]], unread: Mapping[str, set[str]]) -> dict[str, dict[str, list[str]]]:
         """Chooses the texts of both splits, the same number for each package; no text occurs twice."""

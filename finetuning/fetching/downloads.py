@@ -282,14 +282,16 @@ def write_folder(folder: Path, files: Iterable[tuple[str, Iterable[bytes]]]) -> 
     """Writes files into a folder that appears once all are there; files that it has already stay."""
     made = unfinished_name(folder)
     shutil.rmtree(made, ignore_errors=True)
-    for name, blocks in files:
-        with replacing(made / name) as file:
-            for block in blocks:
-                file.write(block)
-    if not folder.exists():
-        made.rename(folder)
-        return
-    for path in made.iterdir():
-        if not (folder / path.name).exists():
-            path.rename(folder / path.name)
-    shutil.rmtree(made)
+    try:
+        for name, blocks in files:
+            with replacing(made / name) as file:
+                for block in blocks:
+                    file.write(block)
+        if not folder.exists():
+            made.rename(folder)
+            return
+        for path in made.iterdir():
+            if not (folder / path.name).exists():
+                path.rename(folder / path.name)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 
 PART = re.compile(r"-(\d{5})-of-(\d{5})")
 """The ending of a file that is one of several parts."""
@@ -103,7 +102,7 @@ def list_file_names(name: str) -> dict[str, tuple[str, ...]]:
 
 def find_task(glue: Path, name: str, is_trained: bool = False) -> dict[str, list[Path]]:
     """Finds the files of a task by split; UserError where a needed one is missing. A trained model needs dev alone."""
-    fetch = f"glue --task {name} --out {shlex.quote(str(glue))}"
+    fetch = f"glue --task {name} --out {quote(glue)}"
     return _find_needed(find_task_folder(glue, name), list_file_names(name), is_trained, fetch)
 
 
@@ -140,7 +139,7 @@ def find_swag(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:
     alone = sorted(folder.glob("*.csv"))
     if len(alone) == 1 and not find_splits(folder, SWAG_FILES):
         return {"train": alone}
-    return _find_needed(folder, SWAG_FILES, is_trained, f"swag --out {shlex.quote(str(folder))}")
+    return _find_needed(folder, SWAG_FILES, is_trained, f"swag --out {quote(folder)}")
 
 
 def find_ner(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from data_prep.common.errors import quote
 from data_prep.common.files import replaced_name, write_json
 from data_prep.common.progress import duration
 from data_prep.common.terminal import make_table
@@ -182,13 +183,13 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
         own = out / result.task
         if result.unanswered:
             late = f"{', '.join(result.unanswered)} is new or has changed since the best run, which has not answered it"
-            yield f"{result.task}: {late}: give --evaluate --model {own / MODEL}"
+            yield f"{result.task}: {late}: give --evaluate --model {quote(own / MODEL)}"
         if result.failed:
             kept = f"the best model is in {own / MODEL}" if own in models else "no run left a model"
             yield f"{result.task}: {kept}"
     yield f"{'the best models, their ' * bool(models)}predictions and all figures are in {out}"
     if models:
-        yield f"next:\n    python finetuning/predict.py {models[0]}"
+        yield f"next:\n    python finetuning/predict.py {quote(models[0])}"
 
 
 def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -38,8 +39,8 @@ from pretraining.processes.group import find_greatest, gather, host_group, place
 
 Sizes = Mapping[str, torch.Size]
 """The sizes of whole parameters, by their names."""
-REPLACED = ".old"
-"""Suffix of a checkpoint's name while another takes its place."""
+UNFINISHED, REPLACED = ".tmp", ".old"
+"""Suffixes of an unfinished checkpoint, and of a checkpoint's name while another takes its place."""
 
 
 def find_newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
@@ -50,7 +51,7 @@ def find_newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     """
     rank, ranks = place()
     if rank == 0:
-        restore_replaced(run)
+        clear_up(run)
     seen = [(str(path), (path / DAMAGED).exists()) for path in list_checkpoints(run)] if rank == 0 else []
     there: list[tuple[Path, bool]] = [(Path(path), damaged) for path, damaged in gather(seen)[0]]
     for checkpoint in (path for path, damaged in reversed(there) if not damaged):
@@ -70,8 +71,11 @@ def find_newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
-def restore_replaced(run: Path) -> None:
-    """Restores the name of a checkpoint if the run was killed while replacing it."""
+def clear_up(run: Path) -> None:
+    """Removes unfinished checkpoints, which may fill the disk, and restores the name of one whose replacement was
+    interrupted."""
+    for unfinished in (run / FOLDER).glob(f"step-*{UNFINISHED}"):
+        shutil.rmtree(unfinished, ignore_errors=True)
     for old in (run / FOLDER).glob(f"step-*{REPLACED}"):
         if not old.with_suffix("").exists():
             with suppress(OSError):

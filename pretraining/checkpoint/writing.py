@@ -31,7 +31,7 @@ from torch import Tensor
 from data_prep.common.errors import DamageError, UnreachedError, UserError
 from data_prep.common.files import FileRecord, read_json, wait_for_storage, writable, write_json
 from pretraining.checkpoint import record as records
-from pretraining.checkpoint.reading import REPLACED
+from pretraining.checkpoint.reading import REPLACED, UNFINISHED
 from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
@@ -43,8 +43,8 @@ from pretraining.processes.group import gather, wait_for_all
 from pretraining.reporting.hardware import synchronize
 from pretraining.reporting.meter import MeterState
 
-UNFINISHED, ASIDE = ".tmp", ".damaged"
-"""Suffixes of an unfinished checkpoint, and of a damaged one that was moved out of the way."""
+ASIDE = ".damaged"
+"""Suffix of a damaged checkpoint that was moved out of the way."""
 FULL = 1 << 16
 """A disk with fewer free bytes counts as full."""
 EVERYTHING = "*"

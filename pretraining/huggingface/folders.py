@@ -31,7 +31,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, describe_failure
 from data_prep.common.files import absence, read_json, read_table, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary.source import FILES as VOCABULARY_FILES
 from data_prep.vocabulary.source import read_vocabulary
@@ -349,7 +349,7 @@ def _replacing_folder(folder: Path) -> Iterator[Path]:
             _remove(unfinished)
         _remove(replaced)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+        raise UserError(f"{folder}: cannot be written: {describe_failure(error)}") from error
 
 
 def _check_ours(folder: Path) -> None:

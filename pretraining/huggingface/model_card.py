@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jinja2
 from huggingface_hub import ModelCardData, metadata_load
 
+from data_prep.common.errors import quote
 from data_prep.common.toml_text import toml_text
 from data_prep.shards import Manifest
 from pretraining.architectures.declaration import find_architecture
@@ -268,6 +269,7 @@ def _render(template: str, shape: Shape, folder: Path, length: int, theirs: bool
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["word"] = quote
     environment.filters |= {"plain": _format, "quoted": partial(json.dumps, ensure_ascii=False), "toml": toml_text}
     place = folder.name if folder.is_absolute() else str(folder)
     return environment.get_template(template).render(place=place, **common, **parts)

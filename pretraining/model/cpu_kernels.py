@@ -23,7 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.common.private_folders import cache_home, open_private, require_private, shared_home, tell_refusal
+from data_prep.common.private_folders import (
+    cache_home,
+    open_private,
+    require_private,
+    shared_home,
+    tell_refusal,
+    temporary_home,
+)
 
 SOURCES = Path(__file__).with_name("kernels")
 MAIN_SOURCE = SOURCES / "cpu_kernels.cpp"
@@ -146,7 +153,7 @@ def _load_library(compiler: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))
     except OSError as error:  # a home that is missing, full, another user's, not writable or not executable
         tell_refusal(f"{error}; the kernels for CPUs are built for this process alone")
-        with tempfile.TemporaryDirectory(prefix="cloze-") as place:
+        with tempfile.TemporaryDirectory(prefix="cloze-", dir=temporary_home()) as place:
             library = Path(place) / name
             _install(compiler, library)
             return ctypes.CDLL(str(library))
@@ -194,7 +201,7 @@ def _install(compiler: str, library: Path) -> None:
     """Builds a library with its checksum at the end, and renames it into place: ranks may build at the same time, and a
     crash leaves no part of it. The compiler writes to temporary files: in a full home it would only fail, with no
     OSError here."""
-    with tempfile.TemporaryDirectory(prefix="cloze-") as work:
+    with tempfile.TemporaryDirectory(prefix="cloze-", dir=temporary_home()) as work:
         content = _build(compiler, Path(work)).read_bytes()
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
         whole = Path(work) / library.name
@@ -207,11 +214,12 @@ def _install(compiler: str, library: Path) -> None:
 
 
 def _build(compiler: str, work: Path) -> Path:
-    """Compiles and links separately: linking with -fopenmp would load a second OpenMP beside that of PyTorch."""
+    """Compiles and links separately: linking with -fopenmp would load a second OpenMP beside that of PyTorch. The
+    compiler's own temporary files go to `work` too: others can write neither."""
     words, compiled, library = _split_command(compiler), work / "kernels.o", work / "kernels.so"
-    compiling = [*_list_flags(words), "-c", str(MAIN_SOURCE), "-o", str(compiled)]
+    compiling, own = [*_list_flags(words), "-c", str(MAIN_SOURCE), "-o", str(compiled)], {"TMPDIR": str(work)}
     for step in (compiling, ["-shared", str(compiled), "-o", str(library)]):
-        subprocess.run([*words, *step], capture_output=True, check=True)
+        subprocess.run([*words, *step], capture_output=True, check=True, env={**os.environ, **own})
     return library
 
 

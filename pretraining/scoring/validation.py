@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from data_prep.settings import SHORTEST
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -129,7 +129,7 @@ def require_vocabulary(manifest: Manifest, model: StoredModel, folder: Path) -> 
     if manifest.vocabulary.sha256 != model.vocabulary.sha256:
         raise UserError(
             f"--data {folder}: has another vocabulary than {model.name}, for which the same numbers are other pieces; "
-            f"make shards of its own with data_prep/shard.py --vocab {model.name}"
+            f"make shards of its own with data_prep/shard.py --vocab {quote(model.name)}"
         )
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.common.locks import LOCK, find_holder
-from pretraining.checkpoint.reading import find_fault
+from pretraining.checkpoint.reading import UNFINISHED, find_fault
 from pretraining.checkpoint.record import FOLDER, list_finished, parse_step, write_record
 from pretraining.checkpoint.state import RunState, Saved
-from pretraining.checkpoint.writing import UNFINISHED, clear_error
+from pretraining.checkpoint.writing import clear_error
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import BranchSummary
 from pretraining.processes.group import gather, place

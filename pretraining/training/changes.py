@@ -9,7 +9,7 @@ from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from pretraining.checkpoint.record import EXPORT
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
@@ -110,7 +110,7 @@ def require_data(run: RunRecord, request: Request, source: Path) -> None:
     if not has_vocabulary(run, request):
         raise UserError(
             f"--data {request.data}: has another vocabulary than {source} was trained with; make it with "
-            f"shard.py --vocab {source}, or name a new folder"
+            f"shard.py --vocab {quote(source)}, or name a new folder"
         )
     before, here = run.data.fingerprint, request.manifest.fingerprint
     if before != here and not request.recipe.data.allow_other:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data_prep.common.errors import DamageError, SharedError, UserError
+from data_prep.common.errors import DamageError, SharedError, UserError, quote
 from data_prep.shards import Manifest
 from data_prep.vocabulary.kinds.declaration import find_kind
 from data_prep.vocabulary.source import read_vocabulary
@@ -50,7 +50,7 @@ def check_data(origin: StoredModel, data: Path, manifest: Manifest) -> None:
     if vocabulary.sha256 != manifest.vocabulary.sha256:
         raise DamageError(f"{data / vocabulary.file}: not what the data was made with; copy it again")
     if fault := find_difference(origin, vocabulary):
-        raise UserError(f"--data {data}: {fault}; make the data with shard.py --vocab {origin.name}")
+        raise UserError(f"--data {data}: {fault}; make the data with shard.py --vocab {quote(origin.name)}")
 
 
 def find_difference(origin: StoredModel, ours: Vocabulary) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from data_prep.common.errors import DamageError, SharedError, UserError
+from data_prep.common.errors import DamageError, SharedError, UserError, quote
 from data_prep.common.files import replacing
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
@@ -334,7 +335,8 @@ def export_weights(request: Request, context: Context, folder: Path, average: in
 def describe_loading(shape: Shape, folder: Path) -> str:
     """Returns the call of transformers that loads it, or a command of fine-tuning if transformers cannot."""
     if is_theirs(shape):
-        objective = objectives.find_objective(shape)
+        objective, path = objectives.find_objective(shape), json.dumps(str(folder), ensure_ascii=False)
         said = "  # the logits at a piece are those of the next one" * bool(objective.shift)
-        return f'transformers.{objective.loads_as}.from_pretrained("{folder}"){said}'
-    return f"python finetuning/run_task.py TASK.toml --model {folder}; no class of transformers computes this model"
+        return f"transformers.{objective.loads_as}.from_pretrained({path}){said}"
+    model = quote(folder)
+    return f"python finetuning/run_task.py TASK.toml --model {model}; no class of transformers computes this model"

@@ -86,13 +86,13 @@ def test_documents_alone_are_made_of_text_and_are_enough(docs: list[str], made: 
     assert tree(sifted / KEPT) == tree(made / KEPT)
     kept = Manifest.read(sifted).kept
     assert (sum(file.rows for file in kept), {file.source for file in kept}) == (480, {"wiki", "more"})
-    alone = make(tmp_path / "alone", *words, "--documents-only")
+    alone = make(tmp_path / "all of it", *words, "--documents-only")
     assert tree(alone / KEPT) == tree(made / KEPT)
     run_main(verify.main, alone)
     assert shards(make(tmp_path / "out", "--from", alone, *ASKED)) == shards(made)
     assert "complete already" in tell(alone, *words, "--documents-only")
-    assert f"make shards of them: --from {alone} --out ANOTHER" in tell(alone, *words, code=2)
-    assert f"python data_prep/shard.py --from {alone} --out ANOTHER" in run_main(show.main, alone, code=2)
+    assert f"make shards of them: --from '{alone}' --out ANOTHER" in tell(alone, *words, code=2)
+    assert f"python data_prep/shard.py --from '{alone}' --out ANOTHER" in run_main(show.main, alone, code=2)
     with pytest.raises(UserError, match=f"--data {alone}: has documents in pieces, but no examples"):
         load_recipe_and_data(RECIPES / "demo.toml", data=alone)
 

@@ -47,6 +47,10 @@ def test_settings_of_a_file_yield_to_flags(wiki: Path, tmp_path: Path, monkeypat
         ("--docs wiki --validation 1", "--validation 1.0: a share from 0, below 1"),
         ("--docs wiki --mask-rate nan", "--mask-rate nan: a share between 0 and 1"),
         ("--docs wiki --config nowhere.toml", "--config nowhere.toml: no such file"),
+        *(
+            (f"--docs wiki --vocab-size={size}", f"--vocab-size {size}: from 100 to 1000000; 30522 is usual")
+            for size in (-(2**40), 0, 3, 10**6 + 1, 10**30)
+        ),
         ("--docs wiki --extend 5", "--extend 5: extends a vocabulary that exists; name it: --vocab"),
         ("--docs wiki --vocab x --extend -1", "--extend -1: from 0"),
         ("--docs wiki --format wiki=word", "--format wiki=word: there is mediawiki"),

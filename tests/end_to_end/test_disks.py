@@ -13,6 +13,7 @@ from support.marks import slow
 from support.processes import wait_for
 from support.training import ENDLESS, Place, assert_ended, assert_well, launch, train
 
+from data_prep.common.codes import ENDED
 from pretraining.checkpoint.record import FOLDER, list_finished
 
 
@@ -52,6 +53,21 @@ def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
     assert "the same command goes on from the last one" in errors
     assert "make room" not in errors
     assert list_finished(disk / "run")
+
+
+def test_a_disk_that_an_unfinished_checkpoint_fills(place: Place, disk: Path) -> None:
+    """As ranks leave it of which another had no room: the same command goes on all the same."""
+    subprocess.run(["mount", "-o", "remount,size=3m", disk], check=True)
+    command = dataclasses.replace(place, folder=disk).command("run", "--checkpoints.keep", "1")
+    assert_well(train([*command, "--stop-after", "short"], 1))
+    (disk / "run" / ENDED).unlink()  # the next start would have its room
+    left = disk / "run" / FOLDER / "step-00000006-0123abcd.tmp"
+    left.mkdir()
+    with contextlib.suppress(OSError), (left / "weight-00000-of-00002.safetensors").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    assert_well(train(command, 1))
+    assert [path.name for path in (disk / "run" / FOLDER).iterdir()] == ["step-00000008"]
 
 
 @pytest.mark.parametrize("ranks", [1, slow(2)])

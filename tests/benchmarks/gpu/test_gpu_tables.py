@@ -82,6 +82,24 @@ def test_what_is_packed_is_enough_for_shares_of_which_late_ones_are_stopped(
     assert_refusal("more than 0 MiB; give less text", tables.pack, packing, QUIET)
 
 
+def test_any_python_unpacks_the_data_and_nothing_outside_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 3.10.12 and 3.11.4 tarfile has no filters."""
+    (tmp_path / "dev.tsv").write_text("text")
+
+    def unpack(*names: str) -> dict[str, str]:
+        with tarfile.open(tmp_path / tables.ARCHIVE, "w:xz") as tar:
+            for name in names:
+                tar.add(tmp_path / "dev.tsv", name)
+        return tables.unpack(tmp_path)
+
+    extract = tarfile.TarFile.extractall
+    monkeypatch.setattr(tarfile.TarFile, "extractall", lambda tar, path=".", members=None: extract(tar, path, members))
+    assert_refusal(r"\.\./evil leads out of the folder", unpack, "glue/RTE/dev.tsv", "../evil")
+    assert not [*tmp_path.rglob("evil")]
+    assert unpack("glue/RTE/dev.tsv") == {"CLOZE_DATA": str(tmp_path / "data")}
+    assert (tmp_path / "data" / "glue" / "RTE" / "dev.tsv").read_text() == "text"
+
+
 def test_without_data_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLOZE_DATA", raising=False)
     assert_refusal("make gpu-text packs it", tables.run, GpuTables("run", tmp_path), QUIET)

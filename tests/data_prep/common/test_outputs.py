@@ -101,6 +101,17 @@ def test_what_an_interrupted_command_began_it_makes_anew(killed: bool, source: P
         pass
 
 
+@pytest.mark.parametrize("name", ["file/out", "file/in/out", "link/out"])
+def test_a_place_in_a_file_is_refused_before_anything_is_made(source: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    obstacle = tmp_path / Path(name).parts[0]
+    wanted = f"--out {tmp_path / name}: cannot be written: {obstacle} is no folder; name another"
+    with pytest.raises(UserError) as caught, making([tmp_path / name], "make.py", [source]):
+        pytest.fail("it has begun")
+    assert str(caught.value) == wanted
+
+
 def test_pipes_and_devices_are_written_as_they_are(source: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -122,6 +133,20 @@ def test_what_a_shell_has_opened_is_written_to_its_end(source: Path, tmp_path: P
         make(Path(f"/dev/fd/{opened.fileno()}"), source)
         opened.write(b" after")
     assert (tmp_path / "log").read_text() == "before made after"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
+def test_whatever_goes_wrong_leaves_nothing_unfinished(tmp_path: Path, error: BaseException) -> None:
+    (tmp_path / "out").write_text("before")
+
+    def write() -> None:
+        with replacing(tmp_path / "out") as file:
+            file.write(b"half")
+            raise error
+
+    with pytest.raises((UserError, type(error))):
+        write()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"out": "before"}
 
 
 def test_a_link_where_a_file_is_being_written_is_not_followed(tmp_path: Path) -> None:

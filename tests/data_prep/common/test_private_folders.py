@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import llvmlite.binding
@@ -114,8 +115,10 @@ def test_libraries_keep_what_they_compile_where_no_other_user_can_write(
     assert "VARIABLE" not in os.environ
     assert (tmp_path / "inductor").stat().st_mode & 0o777 == 0o700
     (tmp_path / "inductor").chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "inductor"))
     keep_compiled("VARIABLE", tmp_path / "inductor")
     other = Path(os.environ["VARIABLE"])
+    assert not [*(tmp_path / "inductor").iterdir()]
     assert (other.stat().st_mode & 0o777, other.stat().st_uid) == (0o700, os.geteuid())
     assert f"what is compiled is kept in {other}" in capsys.readouterr().err
     other.rmdir()

@@ -6,13 +6,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import socket
 import zipfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from support.commands import run_main
@@ -133,10 +133,16 @@ def test_a_disk_that_is_full_leaves_no_half_and_files_of_the_user_stay(
 ) -> None:
     """A folder that lacks a split gets that alone, whatever an interruption left of it before."""
     publish("rte", archive("RTE", SPLITS))
+
+    def be_full(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("dev.tsv.tmp"):
+            raise OSError(28, "No space left on device")
+
     with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
+        patch.setattr("os.fsync", be_full)
         assert "No space left" in fetched("glue --task rte", code=2)
-    assert not Path("data/glue/RTE").exists()
+    assert names(Path("data/glue")) == [".downloads/RTE.zip"]
+    assert not Path("data/glue/.RTE.tmp").exists()
     for name in ("RTE/train.tsv", ".RTE.tmp/dev.tsv"):
         Path("data/glue", name).parent.mkdir(parents=True, exist_ok=True)
         Path("data/glue", name).write_text("mine")

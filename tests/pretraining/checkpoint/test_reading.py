@@ -60,8 +60,13 @@ def record_of(section: dict[str, Any], scaler: LossScaler | None = None) -> Chec
     return CheckpointRecord(Shape(1, 8, 1, 8, 9), 7, 7.0, scaler, MadeBy(1, 0, "fp32"), section)
 
 
+def fill_with_zeros(path: Path) -> None:
+    """As a crash of the machine leaves a file whose size alone was on the disk."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
 DAMAGES: dict[str, Callable[[Path], None]] = {"truncated": truncate, "flipped": flip, "missing": Path.unlink}
-CASES = [*itertools.product(FILES, DAMAGES.values()), (RECORD, change_number)]
+CASES = [*itertools.product(FILES, DAMAGES.values()), (RECORD, change_number), (RECORD, fill_with_zeros)]
 
 
 @pytest.mark.parametrize(("file", "damage"), CASES)
@@ -75,6 +80,7 @@ def test_damage_is_named_and_left(straight: Path, tmp_path: Path, file: str, dam
     [warning] = warnings
     assert str(newest / file) in warning
     assert f"{newest} is left as it is" in warning
+    assert ("holds zeros alone" in warning) == (damage is fill_with_zeros)
     marked = contents(newest)
     assert str(newest / file) in marked.pop(DAMAGED).decode()
     assert marked == there

@@ -173,11 +173,12 @@ def test_a_fine_tuned_model_tells_what_it_was_made_from_and_how_good_it_is(tmp_p
 def test_every_kind_of_head_has_a_card(head: TaskHead, tmp_path: Path) -> None:
     """The class that it names is one of transformers; of a path on this machine only the last name is told."""
     made = TaskProvenance("own", BaseSummary("mini", on_hub=False), pretrained=False)
-    text = make_task_card(SHAPE, head, tmp_path / "model", 16, made)
+    text = make_task_card(SHAPE, head, tmp_path / "my model", 16, made)
     kind = text.partition("import ")[2].partition(",")[0]
     assert hasattr(transformers, kind)
     assert "but not the weights, are those of mini." in text
     assert str(tmp_path) not in text
+    assert "$ python finetuning/predict.py 'my model'\n" in text
     assert "base_model" not in text
     sizes = sum(weight.numel() for weight in TaskModel(SHAPE, head).parameters())
     padding = (SHAPE.padded_vocabulary - SHAPE.vocabulary) * SHAPE.hidden

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -280,3 +282,7 @@ def test_nobody_is_told_to_load_what_transformers_refuses(sees: Sees, kind: str 
     wanted = f'transformers.{kind}.from_pretrained("run/export")' if kind else "finetuning/run_task.py TASK.toml"
     assert wanted in told
     assert (kind is None) == ("transformers." not in told)
+    folder = Path('my "own" run/d\'été 😀\\')
+    told = describe_loading(SHAPES[sees], folder).partition(";")[0]
+    call = ast.parse(told, mode="eval").body if kind else None
+    assert (ast.literal_eval(call.args[0]) if isinstance(call, ast.Call) else shlex.split(told)[-1]) == str(folder)

@@ -109,6 +109,23 @@ def test_the_compiler_writes_nothing_into_the_home(builds: list[Path], tmp_path:
     assert not work.is_relative_to(tmp_path / "cloze")
 
 
+@pytest.mark.parametrize(("mode", "cache"), [(0o1777, "cache"), (0o777, "cache"), (0o777, "file")])
+def test_nothing_is_compiled_where_others_can_rename_it(
+    builds: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, cache: str
+) -> None:
+    """Nor kept there, where the user has no cache."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    temporary.chmod(mode)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    library = kernels._load_library(COMPILER)
+    assert library.kernels
+    assert builds[0].is_relative_to(temporary) == (mode == 0o1777)
+    assert not Path(library._name).is_relative_to(temporary)
+
+
 def test_the_words_of_a_compiler_that_fails_are_told_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "env no-such-compiler")
     with pytest.warns(UserWarning, match="will be slow: env: "):
@@ -118,7 +135,7 @@ def test_the_words_of_a_compiler_that_fails_are_told_as_text(monkeypatch: pytest
 def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spaced = tmp_path / "my tools" / "wrapper"
     spaced.parent.mkdir()
-    spaced.write_text('#!/bin/sh\nexec "$@"\n')
+    spaced.write_text('#!/bin/sh\necho "$TMPDIR" > "$0.tmp"\nexec "$@"\n')
     spaced.chmod(0o755)
     plain = shutil.which("g++") or COMPILER
     monkeypatch.setenv("CXX", f"'{spaced}' {plain} -O1")
@@ -128,6 +145,7 @@ def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(kernels, "MAIN_SOURCE", tmp_path / "small.cpp")
     kernels.MAIN_SOURCE.write_text("int small = 1;\n")
     assert kernels._build(kernels.find_compiler() or "", tmp_path).exists()
+    assert Path(f"{spaced}.tmp").read_text() == f"{tmp_path}\n", "its own files lie there too"
 
 
 @pytest.mark.kernels
