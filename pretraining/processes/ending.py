@@ -172,8 +172,8 @@ def _write(outcome: Outcome, world: World, run: Path, start: bytes | None, speak
         if speaks and not (run / ENDED).exists():
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
             content = {"code": outcome.code, "reason": outcome.reason, "rank": outcome.rank, "time": now}
-            start = os.environ.get(START)
-            write_json(run / ENDED, content if start is None else {**content, "start": start})
+            job = os.environ.get(START)
+            write_json(run / ENDED, content if job is None else {**content, "start": job})
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
