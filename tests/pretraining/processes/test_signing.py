@@ -214,7 +214,7 @@ def test_ranks_hear_that_rank_0_cannot_write_their_secret(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "run"
     done = start(2, meet_in, out, environment={"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}).wait(60)
-    fault = f"--out {out}: cannot be written: Not a directory"
+    fault = f"--out {out}: cannot be written: {tmp_path / 'file'} is no folder; name another"
     assert done[0].errors == f"error: {fault}\n"
     assert done[1].errors == f"error: rank 0 failed, and left this message, which is not signed: '{fault}'\n"
     assert [rank.code for rank in done] == [Code.CURE] * 2
