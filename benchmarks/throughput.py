@@ -229,7 +229,8 @@ class ContestRun:
             _, read = trial.open(bench.shards)
             turns = {name: partial(make_step, side, map(read, range(2))) for name, side in sides.items()}
             spent = alternate(turns, rounds=1, warm_up=1).seconds
-            each = steps * sum(map(sum, spent.values())) / trial.sequences
+            runs = len(bench.sides) + 1 if bench.settings.apart else len(sides)  # ours comes again
+            each = runs / len(sides) * steps * sum(map(sum, spent.values())) / trial.sequences
             while self._contest.sequences > trial.sequences and each * self._contest.sequences > bench.seconds:
                 self._contest = self._contest.halved()
             if self._contest != asked:

@@ -39,7 +39,7 @@ from rich.console import Console
 
 from data_prep.common.errors import SharedError, UserError, check_all, quote
 from data_prep.common.launchers import World, find_world, missing_tasks
-from data_prep.common.locks import LOCK, locked
+from data_prep.common.locks import LOCK, locked, read_start
 from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
@@ -127,8 +127,10 @@ def main(arguments: list[str]) -> int:
 def record_early(out: Path | None, ending: Ending) -> None:
     """Lets a run's folder tell of mistakes in the command too, unless another run is at work in it."""
     if ending.world.rank == 0 and out is not None and (out / LOCK).exists():
-        with suppress(UserError), locked(out / LOCK, "", ""):
-            ending.record_in(out)
+        with suppress(UserError):
+            with locked(out / LOCK, "", ""):
+                ending.record_in(out)
+            ending.start = read_start(out / LOCK)  # until this rank has the lock again, another start may take it
 
 
 def check(wanted: Train, overrides: list[str], world: World, console: Console) -> None:

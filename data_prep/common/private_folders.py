@@ -36,10 +36,12 @@ def temporary_home() -> Path:
         home = Path(place).resolve()  # as in open_private
         try:
             require_private(home / secrets.token_hex(8))
-            return home
         except PermissionError as refusal:
             refusals.append(refusal)
-    raise refusals[0]
+            continue
+        if os.access(home, os.W_OK | os.X_OK):
+            return home
+    raise refusals[0] if refusals else PermissionError("no folder for temporary files can be written")
 
 
 def keep_compiled(variable: str, folder: Path) -> None:

@@ -68,7 +68,9 @@ def read(span: Span, options: Options) -> Iterator[Document]:
             options.problems.bad(f"{path}: {cutting.too_large('one document')}", cure)
             return
         if len(data) >= options.limit:
-            del data[data.rfind(b"\n") + 1 :]
+            del data[data.rfind(b"\n") + 1 or options.limit :]
+            while data and data[-1] & 0xC0 == 0x80:  # cut within a character
+                data.pop()
             break
     text = options.problems.decode(bytes(data), span, 0)
     if text is not None:

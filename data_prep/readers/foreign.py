@@ -51,11 +51,11 @@ UTF_16 = {
     1: Foreign("text in UTF-16", "iconv -f utf-16le -t utf-8 FILE > SAME makes UTF-8 of it"),
 }
 """Text in UTF-16 that begins without a mark, by which byte of a character is zero in Latin script."""
-PAIRS = rb"(?:[!-~]{2})+?"
+PAIRS = rb"(?:[!-~]{2}){1,500}?"
 SEVEN_BITS = {
     "iso-2022-jp-2": re.compile(rb"\x1b\$(?:[@AB]|\([CD])%b\x1b" % PAIRS),
-    "iso-2022-kr": re.compile(rb"\x1b\$\)C(?s:.*?)\x0e%b\x0f" % PAIRS),
-    "iso-2022-cn": re.compile(rb"\x1b\$\)[AEG](?s:.*?)\x0e%b\x0f" % PAIRS),
+    "iso-2022-kr": re.compile(rb"\x1b\$\)C(?s:.{,500}?)\x0e%b\x0f" % PAIRS),
+    "iso-2022-cn": re.compile(rb"\x1b\$\)[AEG](?s:.{,500}?)\x0e%b\x0f" % PAIRS),
     "hz": re.compile(rb"~\{%b~\}" % PAIRS),
     "utf-7": re.compile(rb"\+[A-Za-z0-9+/]+-?"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sysconfig
 from pathlib import Path
 from typing import Literal
@@ -36,13 +37,14 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
     return DTYPES[wanted]
 
 
-def explain_slowness(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Says what a CPU without products of bf16 costs; None for other devices."""
-    if device.type != "cpu" or devices.cpu_has_bf16():
+def explain_slowness(wanted: Dtype | Literal["auto"], device: torch.device) -> str | None:
+    """Says what it costs that an x86 CPU has no products of bf16, where these are wanted; None otherwise."""
+    if device.type != "cpu" or devices.cpu_has_bf16() or platform.machine() not in ("x86_64", "AMD64"):
         return None
-    if dtype == torch.bfloat16:
-        return 'this processor emulates bf16, which takes 7 to 17 times as long as fp32; take precision.dtype = "auto"'
-    return "this processor has no fast bf16 (AVX512-BF16 or AMX), with which steps take a third of the time"
+    return {
+        "auto": "fp32: this processor has no fast bf16 (AVX512-BF16 or AMX), with which steps take a third of the time",
+        "bf16": 'this processor emulates bf16, 7 to 17 times slower than fp32; take precision.dtype = "auto"',
+    }.get(wanted)
 
 
 def name_dtype(dtype: torch.dtype) -> Dtype:

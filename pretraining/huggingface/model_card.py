@@ -269,8 +269,8 @@ def _render(template: str, shape: Shape, folder: Path, length: int, theirs: bool
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["word"] = quote
-    environment.filters |= {"plain": _format, "quoted": partial(json.dumps, ensure_ascii=False), "toml": toml_text}
+    quoted = partial(json.dumps, ensure_ascii=False)
+    environment.filters |= {"plain": _format, "quoted": quoted, "toml": toml_text, "word": quote}
     place = folder.name if folder.is_absolute() else str(folder)
     return environment.get_template(template).render(place=place, **common, **parts)
 

@@ -63,12 +63,13 @@ class Ending:
     def __init__(self) -> None:
         self.world, self.code = World(), 0
         self._run: Path | None = None
-        self._start: bytes | None = None
+        self.start: bytes | None = None
+        """what the lock of the run's folder says while no other start holds it; None where that need not be compared"""
 
     def record_in(self, run: Path) -> None:
         """Takes `run`, which rank 0 has locked, as the folder in which the end will be recorded; what it tells of its
         last end is out of date."""
-        self._run, self._start = run, find_start(self.world, run)
+        self._run, self.start = run, find_start(self.world, run)
         if self.world.rank == 0:
             shutil.rmtree(run / STACKS, ignore_errors=True)
             with suppress(OSError):
@@ -89,14 +90,14 @@ class Ending:
         outcome = find_outcome(error, self.world.rank)
         if outcome.code == Code.MISTAKE:
             traceback.print_exception(error)
-        conclude(outcome, self.world, self._run, self._start, rank_0_missing=isinstance(error, UnreachedError))
+        conclude(outcome, self.world, self._run, self.start, rank_0_missing=isinstance(error, UnreachedError))
         self.code = outcome.code
         return True
 
 
 def find_start(world: World, run: Path | None) -> bytes | None:
-    """What tells this start of a run from others: the lock of rank 0. None where it need not be told: for rank 0, which
-    keeps others out, and without a folder."""
+    """Reads what tells this start of a run from others: the lock of rank 0. None for rank 0, which keeps others out and
+    would lose its lock by reading it, and without a folder."""
     return read_start(run / LOCK) if run is not None and world.rank else None
 
 
@@ -161,7 +162,7 @@ def _say(outcome: Outcome, world: World, run: Path | None) -> None:
 
 def _write(outcome: Outcome, world: World, run: Path, start: bytes | None, speaks: bool) -> None:
     """Writes the files about the end. A disk that refuses them must not hide what has been said."""
-    if find_start(world, run) != start:
+    if start is not None and read_start(run / LOCK) != start:
         return
     with suppress(Exception):
         if outcome.code == Code.RANK_LOST:

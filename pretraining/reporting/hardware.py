@@ -46,12 +46,17 @@ def measure_flops(device: torch.device, dtype: torch.dtype, budget: float = 0.8)
     """Measures the FLOP/s of matrix products as in an encoder: the ceiling of a training step.
 
     Tries a few shapes in several rounds and returns the best of their medians, so that a program that computes beside
-    this one for a moment does not lower the result; takes about `budget` seconds.
+    this one for a moment does not lower the result; begins no round after `budget` seconds.
     """
     shapes = [(2048, 768, 3072), (2048, 1024, 4096)]  # pieces, from, to
     if device.type == "cuda":  # more pieces at once, until all of the GPU is at work
         shapes = [(16384, 768, 3072), (16384, 1024, 4096), (8192, 4096, 4096)]
-    return max(_measure_product(device, dtype, shape, budget / len(shapes) / ROUNDS) for shape in ROUNDS * shapes)
+    deadline, best = time.perf_counter() + budget, 0.0
+    for _ in range(ROUNDS):
+        best = max(best, *(_measure_product(device, dtype, shape, budget / len(shapes) / ROUNDS) for shape in shapes))
+        if time.perf_counter() > deadline:
+            break
+    return best
 
 
 def _measure_product(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], budget: float) -> float:

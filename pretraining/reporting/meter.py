@@ -63,8 +63,8 @@ class Speed:
     padded_pieces_per_second: float
     """Pieces with padding to the length of the phase."""
     flops_utilisation: float | None
-    """Useful FLOPs of the model, as a share of the measured FLOP/s of all ranks; None if that would be above 1, since
-    other programs computed while they were measured."""
+    """Useful FLOPs of the model, as a share of the measured FLOP/s of all ranks; above 1 where other programs computed
+    while they were measured."""
     waiting_for_data: float
     """Share of the time that ranks waited for data."""
     peak_memory_bytes: int
@@ -183,11 +183,10 @@ class Meter:
             self._pace = pace if self._pace is None else NEWEST_SHARE * pace + (1 - NEWEST_SHARE) * self._pace
         if flops_left is not None and self._pace is not None:
             seconds_left = flops_left * self._pace
-        use = flops / seconds / ceiling if ceiling else None
         speed = Speed(
             pieces_per_second=totals["pieces"] / seconds,
             padded_pieces_per_second=totals["padded"] / seconds,
-            flops_utilisation=None if use is None or use > 1 else use,
+            flops_utilisation=flops / seconds / ceiling if ceiling else None,
             waiting_for_data=min(1.0, totals["waited"] / (seconds * ranks)),
             peak_memory_bytes=memory,
             seconds_per_step=seconds / max(self.steps, 1),

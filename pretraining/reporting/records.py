@@ -78,12 +78,13 @@ class StepRecord(LearningRecord):
 
     def _pace(self) -> list[str]:
         """Formats learning rate, norm, loss scale and speed."""
+        use = self.speed.flops_utilisation
         return [
             f"lr {self.learning_rate:.2e}",
             *([] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]),
             *([] if self.loss_scale is None else [f"scale {self.loss_scale:g}"]),
             f"{format_number(self.speed.pieces_per_second)} pieces/s",
-            *([] if self.speed.flops_utilisation is None else [f"use {self.speed.flops_utilisation:.0%}"]),
+            *([] if use is None else [f"use {use:.0%}" + " (its peak was measured too low)" * (use > 1)]),
             f"wait {self.speed.waiting_for_data:.0%}",
         ]
 

@@ -44,7 +44,7 @@ def plan_run(
     can_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
     notes, cores = [], CoreWatch(stretch=LEAST_STRETCH)
     if can_run_here and not elsewhere:
-        notes.append(explain_slowness(DTYPES[dtype], device))
+        notes.append(explain_slowness(recipe.precision.dtype, device))
         if measured is None and pieces_per_second is None:
             measured = measure_flops(device, DTYPES[dtype])
             notes.append(cores.word() if device.type == "cpu" else None)

@@ -103,7 +103,7 @@ class Trainer(Loop):
             self.log.text("recipe", request.recipe.as_toml())
             if self.branch is not None:
                 self.log.text("branch", f"of {self.branch}")
-            slowness = explain_slowness(self.engine.dtype, self.engine.device)
+            slowness = explain_slowness(request.recipe.precision.dtype, self.engine.device)
             for line in (*request.notes, *([slowness] if slowness else [])):
                 self.log.say(line)
             if self.state.phase >= request.num_phases:

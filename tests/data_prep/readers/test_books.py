@@ -273,10 +273,10 @@ def test_sentences_or_a_book(tmp_path: Path, name: str, text: str, format: str) 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_sample_of_a_long_text_is_its_beginning(suffix: str, tmp_path: Path) -> None:
-    data = "Ein Satz, nämlich dieser hier.\n\n" * 300_000
+    data = "Ein Satz, nämlich dieser hier.\n\n" * 900_000
     path = write(tmp_path / f"a.txt{suffix}", gzip.compress(data.encode()) if suffix else data)
     before = psutil.Process().io_counters().read_chars
     ((_, sample),) = sample_sources(find_files([str(path)]), Settings(), ())
     assert 500_000 < len(sample) < 600_000
     assert data.replace("\n\n", " ").startswith(sample)
-    assert psutil.Process().io_counters().read_chars - before < 2_000_000
+    assert psutil.Process().io_counters().read_chars - before < 8_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -68,14 +69,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_processor_without_bf16_costs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     for has_bf16 in (True, False):
         monkeypatch.setattr(devices, "cpu_has_bf16", lambda has_bf16=has_bf16: has_bf16)
         chosen = choose_dtype("auto", CPU)
-        told = [str(explain_slowness(dtype, CPU)) for dtype in (chosen, torch.bfloat16)]
+        told = [str(explain_slowness(wanted, CPU)) for wanted in ("auto", "bf16")]
         assert chosen == (torch.bfloat16 if has_bf16 else torch.float32)
         assert has_bf16 == (told == ["None", "None"]) == ("no fast bf16" not in told[0])
         assert has_bf16 == ("emulates bf16" not in told[1])
-    assert explain_slowness(torch.float16, GPU) is None
+        assert explain_slowness("fp32", CPU) is None, "it is what was asked for"
+    assert explain_slowness("bf16", GPU) is None
 
 
 @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE"])

@@ -21,11 +21,12 @@ from data_prep.common.codes import MEANINGS, explain_code
 from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError
 from data_prep.common.files import read_json, write_json
 from data_prep.common.launchers import World
-from data_prep.common.locks import LOCK
+from data_prep.common.locks import LOCK, locked
 from pretraining.processes import ending as ending_module
 from pretraining.processes.ending import ENDED, GONE, INTERRUPTION, STACKS, START, Code, Ending
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.processes.watchdog import Watch
+from pretraining.train import record_early
 
 pytestmark = pytest.mark.usefixtures("leaves_group")
 
@@ -136,6 +137,17 @@ def test_a_rank_that_comes_late_writes_over_nothing(goes_on: bool, tmp_path: Pat
     assert late.code == Code.RANK_LOST
     assert {path.name for path in tmp_path.iterdir()} == {LOCK} | (set() if goes_on else {ENDED, STACKS})
     assert goes_on or read_json(tmp_path / ENDED)["reason"] == "rank 1 is silent"
+
+
+def test_a_start_that_another_one_overtakes_writes_no_end(tmp_path: Path) -> None:
+    """Between the look at its command and the lock that it keeps, another start may take the folder."""
+    (tmp_path / LOCK).touch()
+    with Ending() as late:
+        record_early(tmp_path, late)
+        with locked(tmp_path / LOCK, "", ""):
+            raise UserError("another start is training in this folder")
+    assert late.code == Code.CURE
+    assert {path.name for path in tmp_path.iterdir()} == {LOCK}
 
 
 def test_without_a_folder_an_end_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:

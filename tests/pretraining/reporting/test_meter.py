@@ -190,15 +190,6 @@ def test_the_matrix_rate_is_the_best_of_several(monkeypatch: pytest.MonkeyPatch)
     assert measure_flops(CPU, torch.float32) == 9.0
 
 
-def test_a_use_of_more_than_all_is_unknown() -> None:
-    clock = Clock()
-    meter = Meter(CPU, SUMS, COUNTS, ceiling=1000.0, watch=Stopwatch(clock=clock))
-    meter.add(sums(10.0, 2.0, 1, 3), predictions=2, sequences=4, pieces=300, padded=500, flops=40_000.0)
-    meter.step(1e-4)
-    clock.now += 10.0
-    assert meter.flush()[1].flops_utilisation is None
-
-
 SCRIPT = """
 import subprocess, sys, types
 sys.modules["torch"] = types.ModuleType("torch")  # which takes seconds, and is not needed
