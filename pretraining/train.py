@@ -154,7 +154,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
 
 
 def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
-    """Reads the recipe for so many ranks, and what is known of the data; all faults of them and of flags at once."""
+    """Reads the recipe for this number of ranks and the data's manifest, if any; raises all faults at once."""
     names = ("ranks", "gpus_per_node", "gpu_memory", "pieces_per_second")
     *_, (recipe, manifest, _) = check_all(
         lambda: check_numbers(**{name: getattr(wanted, name) for name in names}),
@@ -178,7 +178,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         place = "is" if out.resolve() == wanted.data.resolve() else "lies within"
         faults.append(f"--out {out}: {place} --data {wanted.data}, which a run must not change; name another --out")
     if out is not None and (out / RECORD).exists():
-        faults.append(f"--out {out}: is a checkpoint; name the folder of its run, or another by --branch {quote(out)}")
+        faults.append(f"--out {out}: is a checkpoint; name its run, or a new folder with --branch {quote(out)}")
     branch = None if wanted.branch is None else Branch.parse(wanted.branch)
     if branch is not None and wanted.init is not None:
         faults.append(f"--init {wanted.init}: not with --branch, which has the weights of a run; leave one of them out")

@@ -37,7 +37,7 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
 
 
 def explain_slowness(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Says what a CPU without products of bf16 costs; None for other devices."""
+    """Says how much slower steps are on a CPU that does not multiply bf16; None for all other devices."""
     if device.type != "cpu" or devices.cpu_has_bf16():
         return None
     if dtype == torch.bfloat16:

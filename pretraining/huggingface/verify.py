@@ -24,8 +24,8 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, build_model, find_objective
 
 TOLERANCE = 2e-4
-"""Tolerance of logits as a share of the largest, for sums in another order. Measured in fp32 with random weights of
-growing size: at most 7e-6 with logits up to 10, 7e-5 up to 26, 3e-4 with saturated attention and up to 500."""
+"""Tolerance of logits as a share of the largest one, for sums in another order. Differences measured in fp32 with
+random weights of growing size: at most 7e-6 for logits to 10, 7e-5 to 26, and 3e-4 to 500 with saturated attention."""
 PREDICTIONS = 16
 """Number of positions of a test sequence whose logits are compared."""
 LogitsOf = Callable[[Shape, TaskHead, Mapping[str, Tensor], Batch], Tensor]
@@ -68,7 +68,7 @@ def verify_fine_tuned(
 
 def make_probe(shape: Shape, special: Special) -> PretrainingBatch:
     """Makes a fixed batch of random pieces: one sequence of the maximum length, which begins with every special piece,
-    and shorter ones. None is the piece that transformers takes for padding wherever it is."""
+    and shorter ones. It avoids the piece that transformers takes for padding wherever it is."""
     draw = np.random.default_rng(0)
     lengths = np.array([shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)])
     positions = [np.unique(np.linspace(0, length - 1, PREDICTIONS).astype(int)) for length in lengths]

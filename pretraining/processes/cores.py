@@ -51,7 +51,7 @@ class CoreWatch:
     def __init__(
         self, tasks: Path = TASKS, clock: Callable[[], float] = time.monotonic, stretch: float = STRETCH
     ) -> None:
-        """`stretch`: the least seconds that are judged together."""
+        """`stretch`: seconds that `word` needs at least since the last call, to judge them."""
         self._tasks, self._clock, self._stretch, self._told = tasks, clock, stretch, False
         self._began, self._before = clock(), self._waits()
 

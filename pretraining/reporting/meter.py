@@ -63,8 +63,8 @@ class Speed:
     padded_pieces_per_second: float
     """Pieces with padding to the length of the phase."""
     flops_utilisation: float | None
-    """Useful FLOPs of the model, as a share of the measured FLOP/s of all ranks; None if that would be above 1, since
-    other programs computed while they were measured."""
+    """Useful FLOPs of the model, as a share of the measured FLOP/s of all ranks; None if it is above 1: then other
+    programs slowed the measurement down."""
     waiting_for_data: float
     """Share of the time that ranks waited for data."""
     peak_memory_bytes: int

@@ -49,7 +49,7 @@ class Trainer(Loop):
         cores = CoreWatch(stretch=0.0)
         ceiling = recipe.logging.peak_flops or measure_flops(engine.device, engine.dtype)
         if world.rank == 0 and engine.device.type == "cpu" and (word := cores.word()):
-            context.warn(f"{word}. The use of the processor is told as too high")
+            context.warn(f"{word}. The printed use of the processor will be too high")
         shape = engine.model.shape
         self.objective = find_objective(shape)
         meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, readers=engine.mesh.data_ranks)
@@ -381,7 +381,7 @@ class Trainer(Loop):
         self.write_checkpoint(self.state.step, self.make_section(leapt))
 
     def find_leap(self) -> float | None:
-        """Returns the loss if it has leapt, which bars the checkpoint from rollbacks, and warns of it."""
+        """Returns the last loss if it has leapt, and warns; else None. No rollback goes back to such a checkpoint."""
         leapt, step = self.guard.find_leap(), self.state.step
         if leapt is not None and self.context.world.rank == 0:
             self.context.warn(f"step {step:,}: saved when the loss had leapt to {leapt:.3g}; {CURE}")

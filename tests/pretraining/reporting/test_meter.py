@@ -184,13 +184,13 @@ def test_the_matrix_rate_is_that_of_matrix_products() -> None:
 
 
 def test_the_matrix_rate_is_the_best_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a program that computes beside for a moment does not lower it."""
+    """Another program that is busy for a moment does not lower it."""
     rates = iter([2.0, 2.0, 9.0, 8.0, *[2.0] * 100])
     monkeypatch.setattr(hardware, "_measure_product", lambda *_: next(rates))
     assert measure_flops(CPU, torch.float32) == 9.0
 
 
-def test_a_use_of_more_than_all_is_unknown() -> None:
+def test_a_utilisation_above_1_is_unknown() -> None:
     clock = Clock()
     meter = Meter(CPU, SUMS, COUNTS, ceiling=1000.0, watch=Stopwatch(clock=clock))
     meter.add(sums(10.0, 2.0, 1, 3), predictions=2, sequences=4, pieces=300, padded=500, flops=40_000.0)
