@@ -119,9 +119,7 @@ def build_shape(architecture: str, learns: Learning, vocabulary: int, **sizes: A
     for fault in find_faults(settings):
         raise UserError(fault)
     if learns.sees not in kind.sees:
-        raise UserError(
-            f'"{architecture}": its pieces see {SIDES[kind.sees[0]]}; this contest needs {SIDES[learns.sees]}'
-        )
+        raise UserError(f'"{architecture}": its pieces see {SIDES[kind.sees[0]]}, not {SIDES[learns.sees]}')
     shape = settings.shape(vocabulary, learns)
     return replace(shape, learns=replace(learns, pairs=learns.pairs and kind.learns_pairs(shape)))
 

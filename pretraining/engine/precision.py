@@ -41,7 +41,7 @@ def explain_slowness(dtype: torch.dtype, device: torch.device) -> str | None:
     if device.type != "cpu" or devices.cpu_has_bf16():
         return None
     if dtype == torch.bfloat16:
-        return 'this processor emulates bf16, 7 to 16 times slower than fp32; take precision.dtype = "fp32" or "auto"'
+        return 'this processor emulates bf16, which takes 7 to 17 times as long as fp32; take precision.dtype = "auto"'
     return "this processor has no fast bf16 (AVX512-BF16 or AMX), with which steps take a third of the time"
 
 

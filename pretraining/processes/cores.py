@@ -49,10 +49,11 @@ class CoreWatch:
     """Watches how long the threads of this process wait for cores, and says it once where that is long."""
 
     def __init__(
-        self, tasks: Path = TASKS, clock: Callable[[], float] = time.monotonic, stretch: float = STRETCH
+        self, tasks: Path = TASKS, clock: Callable[[], float] = time.monotonic, stretch: float | None = None
     ) -> None:
-        """`stretch`: seconds that `word` needs at least since the last call, to judge them."""
-        self._tasks, self._clock, self._stretch, self._told = tasks, clock, stretch, False
+        """`stretch`: seconds that `word` needs at least since its last call, by default STRETCH."""
+        self._tasks, self._clock, self._told = tasks, clock, False
+        self._stretch = STRETCH if stretch is None else stretch
         self._began, self._before = clock(), self._waits()
 
     def word(self) -> str | None:

@@ -18,6 +18,8 @@ UNKNOWN_HOURS = (
     "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu h100-80, or give "
     "the throughput, --pieces-per-second"
 )
+LEAST_STRETCH = 0.3
+"""Seconds of a measurement that are enough to see whether other programs took part of the cores."""
 
 
 def plan_run(
@@ -40,7 +42,7 @@ def plan_run(
     if dtype == "auto":
         dtype = "bf16" if elsewhere and gpu_memory else name_dtype(choose_dtype(dtype, device))
     can_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
-    notes, cores = [], CoreWatch(stretch=0.0)
+    notes, cores = [], CoreWatch(stretch=LEAST_STRETCH)
     if can_run_here and not elsewhere:
         notes.append(explain_slowness(DTYPES[dtype], device))
         if measured is None and pieces_per_second is None:

@@ -23,7 +23,6 @@ from pretraining.objectives.declaration import COUNTS, count_step_flops, find_ob
 from pretraining.objectives.reports import report_figures
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
-from pretraining.processes.cores import CoreWatch
 from pretraining.processes.devices import DeviceError, is_failure
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
@@ -46,10 +45,7 @@ class Trainer(Loop):
         recipe, world, state, latest = request.recipe, context.world, start.state, start.latest
         self.micro_batches = MicroBatches(request, context, engine, {} if latest is None else latest.run.micro_batches)
         self.micro_batches.find(state.phase)
-        cores = CoreWatch(stretch=0.0)
         ceiling = recipe.logging.peak_flops or measure_flops(engine.device, engine.dtype)
-        if world.rank == 0 and engine.device.type == "cpu" and (word := cores.word()):
-            context.warn(f"{word}. The printed use of the processor will be too high")
         shape = engine.model.shape
         self.objective = find_objective(shape)
         meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, readers=engine.mesh.data_ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import unicodedata
 from pathlib import Path
 
@@ -95,15 +94,14 @@ def test_a_word_shows_what_lower_case_changes(text: str, marks: int, letters: in
 
 
 @pytest.mark.realdata
-def test_real_vietnamese_is_told_and_real_english_is_not() -> None:
-    data = Path(os.environ["CLOZE_DATA"])
+def test_real_vietnamese_is_told_and_real_english_is_not(real_data: Path) -> None:
     for source in ("wiki", "books"):
-        files = find_files([str(data / source)])
+        files = find_files([str(real_data / source)])
         for part in range(6):
             ((_, sample),) = sample_sources(files[part::6], Settings(), ())
             assert len(sample) > 300_000
             assert describe_lost_marks(sample) == ""
-    ((_, sample),) = sample_sources(find_files([str(data / "wikidump/viwiki-test.xml")]), Settings(), ())
+    ((_, sample),) = sample_sources(find_files([str(real_data / "wikidump/viwiki-test.xml")]), Settings(), ())
     assert " → " in describe_lost_marks(sample)
 
 

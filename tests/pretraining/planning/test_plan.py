@@ -301,6 +301,7 @@ def test_what_makes_hours_long_here_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cores, "MUCH", -1.0)  # any waiting is much
+    monkeypatch.setattr(preview, "LEAST_STRETCH", 0.0)
     monkeypatch.setattr(devices, "cpu_has_bf16", lambda: False)
     monkeypatch.setattr(preview, "measure_flops", lambda *_: 1e11)
     code, text = check("--ranks 1 --parallel.device cpu", capsys)
