@@ -45,7 +45,7 @@ cluster: .venv/installed-mpi
 test: .venv/installed-dev lint
 	$(TESTS)
 
-# The tests closest to arithmetic once more, as on a processor with AVX2 alone, and then as without a C++ compiler.
+# The tests closest to arithmetic again: limited to AVX2, then without a C++ compiler.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 CXX="g++ -march=x86-64-v3"
 test-processors: .venv/installed-dev
 	$(AVX2) $(TESTS) tests/pretraining/model tests/pretraining/engine tests/pretraining/optimizers tests/finetuning

@@ -12,9 +12,10 @@ of the built-in corpus. They compute in the device's fast type of numbers, with 
 transformers, if it is installed, runs as its users run it: autocast over fp32 weights, the fused optimizer, batches
 that are padded and pinned before the step; on a CPU also in a process that keeps freed memory as ours does, to show the
 effect of that alone. Steps alternate; ratios are medians. The ceilings, the speed of matrix products and of memory, are
-measured too. Without --contests, a trial halves the sequences until the steps take half a minute, then some minutes; a
-contest that does not fit into memory is halved too. Results go to benchmarks/results/, a file for each kind of
-hardware; contests of other architectures than BERT have another file, architectures-HARDWARE.json.
+measured too. Without --contests, a short trial of each contest decides how often its sequences are halved (at most to
+an eighth), so that all its steps take about 25 s in the first contest and 120 s in each other one. A contest that does
+not fit into memory is halved too. Results go to benchmarks/results/, a file for each kind of hardware; contests of
+other architectures than BERT have another file, architectures-HARDWARE.json.
 """
 
 import sys
@@ -65,9 +66,9 @@ EACH = 5
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 FIRST_SECONDS, SECONDS = 25.0, 120.0
-"""The most seconds that the steps of the first contest take, and of each other one, unless contests are given."""
+"""Seconds that the steps of the first contest, and of each other one, may take if no --contests are given."""
 TRIAL = 8
-"""The share of a contest's sequences, as a divisor, by which its time is estimated."""
+"""A trial with 1 / TRIAL of a contest's sequences estimates its time, and halving for time stops there."""
 AGAIN = "cloze, again"
 """Our side once more after all others, with `apart`: shows how the device itself has changed meanwhile."""
 MASKED = [name for name, kind in architectures().items() if "both" in kind.sees]
@@ -134,7 +135,7 @@ class Bench:
     sides: tuple[str, ...]
     console: Console
     seconds: float = math.inf
-    """The most seconds for the steps of a contest."""
+    """Seconds that all steps of a contest may take."""
 
 
 def choose_sides(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
@@ -221,7 +222,7 @@ class ContestRun:
                 sides[OURS].ask("write_profile", bench.settings.profile / str(self._contest))
 
     def _choose_batches(self, sides: Mapping[str, Side]) -> None:
-        """Reads the batches of the contest, whose sequences are halved until all steps fit into the time."""
+        """Halves the sequences of the contest until all steps fit into the time, by a trial; reads its batches."""
         bench, asked = self._bench, self._contest
         trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
         steps = WARM_UP + bench.settings.rounds
@@ -234,8 +235,8 @@ class ContestRun:
             while self._contest.sequences > trial.sequences and each * self._contest.sequences > bench.seconds:
                 self._contest = self._contest.halved()
             if self._contest != asked:
-                fewer = f"{asked}: {self._contest.sequences} sequences, for steps of {bench.seconds:.0f} s in all"
-                bench.console.print(f"{fewer}; --contests {asked} takes all")
+                fewer = f"{asked}: cut to {self._contest.sequences} sequences, to take about {bench.seconds:.0f} s"
+                bench.console.print(f"{fewer}; --contests {asked} measures all of it")
         _, read = self._contest.open(bench.shards)
         self._batches = [read(step) for step in range(steps)]
 
@@ -256,7 +257,7 @@ class ContestRun:
 
 
 def make_step(side: Side, batches: Iterator[PretrainingBatch]) -> float:
-    """Lets a side train on the next batch; returns the seconds."""
+    """Lets a side train on the next batch; returns the seconds that the step took."""
     side.ask("take", next(batches))
     return side.turn("step")
 

@@ -136,7 +136,8 @@ run_step() {
   return $step_code
 }
 
-# Prints the code that this start of the run has written into the file `$1`; nothing before its end, or of another start.
+# Prints the exit code that this start of the run has written into the file `$1`; nothing if the run goes on, or if
+# another start wrote the file.
 read_code() {
   local code="/\"start\": *\"${CLOZE_START:-}\"/s/.*\"code\": *\([0-9]*\).*/\1/p"
   timeout --signal=KILL 10 sed -n "H; \$ {x; $code}" "${1:-/dev/null}" 2>/dev/null
@@ -144,8 +145,8 @@ read_code() {
 
 # Ends an srun whose ranks have ended without its hearing of it, or that gets no ranks: a node that is cut off for a while
 # tells slurmctld later that they are gone, and srun never. A slurmctld that does not answer says nothing about ranks.
-# After the first rank or node that failed, or the end of the run in the file `ended`, srun has two minutes to end: it waits
-# for ever for ranks of a node whose slurmd died and came back, or whose slurmstepd died, and Slurm lists them as long.
+# Once a rank or a node has failed, or the file `ended` says that the run is over, srun has two minutes to end: it would
+# wait for ever for ranks of a node whose slurmd died and came back or whose slurmstepd died, and Slurm would list them.
 watch_step() {
   local step=$1 told=$2 shown='the job has no ranks any more, and srun has not heard of it' over='' absent=0 listed
   trap '' TERM USR1
@@ -218,8 +219,8 @@ await_earlier() {
   ((${SLURM_RESTART_COUNT:-0} == 0)) || [[ ! -e .begun/$job ]] || await_storage || refuse "$1: gone; nothing is begun anew"
 }
 
-# Refuses a second job in the folder `$1` of a run, before it notes anything there, while one that has begun still runs.
-refuse_second() {
+# Refuses this job, before it writes into the folder `$1` of a run, while another job that began there still runs.
+refuse_second_job() {
   local others
   others=$(awk -F'"' '$4 == "start" {begun[$10]} $4 == "end" {delete begun[$10]} END {for (other in begun) print other}' \
     "$1/jobs.jsonl" 2>/dev/null | grep -vxF "$job" | paste -sd,)
@@ -242,7 +243,7 @@ begin_in() {
 }
 
 # Ends the job. Its code is that of the last step, or that of the first rank that failed, or the one that the run has written
-# into the file `$2`: where srun has killed ranks, or has been ended, its own code does not say why they had ended.
+# into the file `$2`: if srun has killed ranks or was ended itself, its own code does not say why the run ended.
 end_in() {
   local folder=$1 code=$step_code said
   ((code != 124)) || code=$STOPPED # of timeout
@@ -254,8 +255,8 @@ end_in() {
     code=${said:-$((code > 128 ? LOST : code))}
   fi
   [[ $code =~ ^(0|$STOPPED|$LOST)$ || -z $(missing) ]] || { await_storage && code=$LOST; }
-  note "$folder" end "\"code\": $code" || say "$folder cannot be written: the job ends with $code, which nothing there says"
-  if [[ -n $staged && $code != "$LOST" ]]; then # beside a step that Slurm still lists, where its slurmstepd was killed
+  note "$folder" end "\"code\": $code" || say "$folder: cannot be written, so jobs.jsonl there lacks this end: $code"
+  if [[ -n $staged && $code != "$LOST" ]]; then # beside a step that Slurm still lists: its slurmstepd was killed
     SLURM_OVERLAP=1 limit='timeout 300' on_nodes rm -rf "$staged"
   fi
   if [[ $code == "$STOPPED" || $code == "$LOST" ]]; then requeue "$folder"; fi
@@ -335,7 +336,7 @@ pretrain() {
   [[ -e $shards/manifest.json ]] || refuse "$shards: no finished shards; CLOZE_SHARDS names the folder that shard.py made"
   ranks=$(ranks_per_node)
   say "recipe $recipe, shards $shards$chosen, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
-  refuse_second "$run"
+  refuse_second_job "$run"
   export MASTER_ADDR="${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)}"
   # shellcheck disable=SC2001
   begin_in "$run" 'step-[0-9]+' '' ", \"shards\": \"$(sed 's/["\\]/\\&/g' <<<"$shards")\""
@@ -345,7 +346,7 @@ pretrain() {
     run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" --recipe "$recipe" "$@" || end_in "$run"
   fi
   if [[ ${CLOZE_STAGE:-0} == 1 ]]; then stage; fi
-  export CLOZE_START=$job.${SLURM_RESTART_COUNT:-0} # which the run writes into ended.json
+  export CLOZE_START=$job.${SLURM_RESTART_COUNT:-0} # the run writes it into ended.json
   ended=$run/ended.json run_step "$ranks" "${python[@]}" pretraining/train.py \
     --recipe "$recipe" --data "${staged:-$shards}" --out "$run" "$@"
   end_in "$run" "$run/ended.json"

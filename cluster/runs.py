@@ -42,7 +42,7 @@ PLACES = 200
 LATE, LATE_SECONDS = 3, 120.0
 """A run is silent if its next line takes LATE times as long as lines usually do, and at least LATE_SECONDS."""
 SKEW_SECONDS = 5.0
-"""By how much clocks of machines may differ: a run that ended so long before its last line goes on."""
+"""How far the clocks of machines may differ: an end that is older than the last line by more is out of date."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def is_run(folder: Path) -> bool:
 
 
 def find_pipes(run: Path) -> list[Path]:
-    """Finds what stands in place of a run's files and may keep a reader waiting; nothing of it is read."""
+    """Finds pipes and devices that have the names of a run's files, and reads none: a reader might wait for ever."""
     return [run / name for name in (METRICS, JOBS, RECIPE, LOCK) if is_stream(run / name)]
 
 
@@ -234,7 +234,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def read_end(path: Path, started: float) -> dict[str, Any] | None:
-    """Reads how a run has ended, with `seconds` since 1970. None if it has not, or has worked or was started since."""
+    """Reads how a run has ended, with `seconds` since 1970. None if it has not, or if it ended before `started`."""
     ended: dict[str, Any] = read_or({}, lambda: read_table(path))
     seconds = read_or(-1.0, lambda: datetime.fromisoformat(ended["time"]).timestamp())
     sound = is_count(ended.get("code")) and isinstance(ended.get("reason"), str)

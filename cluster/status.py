@@ -94,8 +94,8 @@ class Observer:
 
     @property
     def warnings(self) -> list[str]:
-        """Why the queue gave no answer at the last look, and which files are none; empty where all is well."""
-        pipes = [f"warning: {path}: a pipe or a device, and no file; it is not read" for path in self._pipes]
+        """The warnings of the last look: pipes with the names of files, and why the queue gave no answer."""
+        pipes = [f"warning: {path}: not read, since it is a pipe or a device; remove it" for path in self._pipes]
         return [*pipes, *([f"warning: {self._queue.fault}; nothing is known of jobs"] if self._queue.fault else [])]
 
 

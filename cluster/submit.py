@@ -192,7 +192,7 @@ def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str
         raise UserError(f"--text {text}: no such file or folder")
     model = variables.get("finetune", variables.get("gather", {})).get("CLOZE_MODEL")
     if "pretrain" not in variables and model not in (None, site.get("CLOZE_MODEL")) and not Path(model).exists():
-        raise UserError(f"--run {model}: no such folder; name the run of a model, or train it first: --from pretrain")
+        raise UserError(f"--run {model}: no such folder; name a trained run, or train it first: --from pretrain")
     for word in words if "pretrain" in variables else ():
         if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
             raise UserError(f"{word}: only for train.py --check; leave it out")
@@ -238,10 +238,10 @@ def find_fault(name: str, site: Mapping[str, str]) -> str:
 
 
 def check_words(jobs: Sequence[ChainJob], site: Mapping[str, str]) -> None:
-    """Checks the recipe and the words of the jobs by words.py, if the Python of the jobs is available here."""
+    """Lets words.py check the recipe and the arguments of the jobs, if the Python of the jobs is available here."""
     python = site.get("CLOZE_PYTHON", ".venv/bin/python")
     if site.get("CLOZE_IMAGE") or not shutil.which(python):
-        print("recipe and words are not checked here: the jobs do it", file=sys.stderr)
+        print("the recipe and the arguments are not checked here, but by the jobs", file=sys.stderr)
         return
     command = [python, "cluster/words.py", json.dumps([asdict(job) for job in jobs])]
     run_program(command, {**os.environ, **site, "PYTHONPATH": os.getcwd()})

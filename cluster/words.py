@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the words of planned jobs by the parsers of their commands, for submit.py, in the Python of the jobs.
+"""Checks the arguments (words) of planned jobs with the parsers of their commands; submit.py runs it with their Python.
 
 python cluster/words.py '[{"step": "tables", "script": "reproduce", "what": "", "words": ["--table", "5"]}]'
 """
@@ -29,17 +29,17 @@ from data_prep.common.errors import UserError, check_all
 from data_prep.common.terminal import run_curable
 
 FLAGS: dict[str, Any] = {"config": (tyro.conf.FlagCreatePairsOff,)}
-"""How commands read their flags."""
+"""Settings of tyro that all commands use."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0, or 2 for faults, all of which are printed."""
+    """Checks the jobs in JSON of the first argument and prints all faults; returns the exit code, 0 or 2."""
     jobs = {job.step: job for job in (ChainJob(**each) for each in json.loads(arguments[0]))}
     return run_curable(lambda: check_jobs(jobs))
 
 
 def check_jobs(jobs: Mapping[str, ChainJob]) -> None:
-    """Checks the words of all jobs; one UserError has the faults of all."""
+    """Checks the words of all jobs; raises one UserError with all faults."""
     lengths: list[int] = []
     checks: dict[str, Callable[[ChainJob], None]] = {
         "prepare": partial(check_preparation, lengths),
@@ -51,7 +51,7 @@ def check_jobs(jobs: Mapping[str, ChainJob]) -> None:
 
 
 def check_preparation(lengths: list[int], job: ChainJob) -> None:
-    """Checks the words of shard.py, also against what its folder holds already; adds the lengths of its shards."""
+    """Checks the words of shard.py, also against the contents of its folder; adds its lengths to `lengths`."""
     from data_prep.command_line import parse_settings
     from data_prep.common.workers import Workers
     from data_prep.pipeline import Pipeline
@@ -66,7 +66,7 @@ def check_preparation(lengths: list[int], job: ChainJob) -> None:
 
 
 def check_pretraining(lengths: Collection[int] | None, job: ChainJob) -> None:
-    """Checks words and recipe for the ranks of the job and the lengths of its shards; None: the shards are there."""
+    """Checks words and recipe for the ranks of the job and the `lengths` of its shards, None if these exist already."""
     from pretraining.train import Train, read_plan
 
     shards = ["--data", job.variables["CLOZE_SHARDS"]] if lengths is None else []
@@ -81,12 +81,12 @@ def check_pretraining(lengths: Collection[int] | None, job: ChainJob) -> None:
     if lengths and longest > max(lengths):
         needed = " ".join(map(str, sorted({*lengths, longest})))
         raise UserError(
-            f"--for-prepare: the recipe has a phase of {longest}, and no shards are as long: --lengths {needed}"
+            f"--for-prepare: the recipe has a phase of length {longest}, longer than all shards; add --lengths {needed}"
         )
 
 
 def count_ranks(job: ChainJob) -> int:
-    """Counts the ranks of a job on the fewest nodes that it takes, by its script, the environment and its options."""
+    """Counts the ranks of a job on the fewest nodes that its script, the environment and its options allow."""
     words = re.findall(r"^#SBATCH (\S+)", (CLUSTER / f"{job.script}.slurm").read_text(), re.MULTILINE)
     words += [f"--gpus-per-node={os.environ[name]}" for name in ("SBATCH_GPUS_PER_NODE",) if name in os.environ]
     given, own = " ".join(["--nodes=1 --gpus-per-node=1", *words, *job.options]), "CLOZE_RANKS_PER_NODE"
@@ -96,7 +96,7 @@ def count_ranks(job: ChainJob) -> int:
 
 
 def check_tuning(job: ChainJob) -> None:
-    """Checks the words of fine-tuning, for the command of each task."""
+    """Checks the words of fine-tuning with the command of each task."""
     from finetuning.settings import load_settings
 
     for name in dict.fromkeys(task if task in OTHERS else "glue" for task in job.variables["CLOZE_TASKS"].split()):

@@ -86,7 +86,7 @@ class Pipeline:
             return self._run_steps(plan, files, given, left_out)
 
     def check_beginning(self) -> None:
-        """Raises UserError for what `run` refuses before its first step; makes nothing."""
+        """Raises UserError if `run` would do so before its first step; makes nothing."""
         given = self._given_vocabulary()
         plan = self._describe(self._find_files()[0], given)
         if (self.folder / MANIFEST).exists():
@@ -155,7 +155,7 @@ class Pipeline:
         return files, problems
 
     def _warn_of_lost_marks(self, files: list[sources.SourceFile], filters: Sequence[Filter]) -> None:
-        """Warns where lower case changes letters of a source, by a sample of its text."""
+        """Warns if lower case strips marks from letters in samples of the sources."""
         s = self.settings
         found = [
             (name, lost) for name, text in sample_sources(files, s, filters) if (lost := describe_lost_marks(text))
@@ -204,7 +204,7 @@ class Pipeline:
             self._warn(note)
 
     def _check_plan(self, plan: Ingredients, keep: bool = True) -> None:
-        """Keeps the plan, unless told not to; refuses to go on from what was done with other settings.
+        """Refuses to continue work that was done with other settings; else writes the plan, if `keep`.
 
         Where files of the text were repaired, added or taken away, only what comes of them is done anew.
         """

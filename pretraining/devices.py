@@ -1,4 +1,4 @@
-"""What the CPU multiplies; names of GPUs, what they can do, and whether this PyTorch can use them.
+"""Types that the CPU multiplies; names of GPUs, what they can do, and whether this PyTorch can use them.
 
 PyTorch makes GPUs of AMD look like NVIDIA's, and calls them `cuda` too. Where they differ is told here alone. No GPU of
 AMD's has run any of it.
@@ -47,9 +47,9 @@ def cpu_has_bf16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def cpu_has_bytes() -> bool:
-    """Whether the CPU multiplies bytes with exact sums (AVX512-VNNI), and oneDNN may do so, by a trial: without them
-    oneDNN's sums of two products stop at 16 bits."""
+def cpu_has_int8() -> bool:
+    """Whether the CPU multiplies integers of 8 bits with exact sums (AVX512-VNNI), and oneDNN uses that. Only a trial
+    tells: without it, oneDNN's sums of two products saturate at 16 bits."""
     if not torch.cpu._is_vnni_supported() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False
     numbers, most = torch.full((1, 64), 255, dtype=torch.uint8), torch.full((64, 64), 127, dtype=torch.int8)

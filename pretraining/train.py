@@ -39,7 +39,7 @@ from rich.console import Console
 
 from data_prep.common.errors import SharedError, UserError, check_all, quote
 from data_prep.common.launchers import World, find_world, missing_tasks
-from data_prep.common.locks import LOCK, locked, read_start
+from data_prep.common.locks import LOCK, locked, read_lock
 from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
@@ -130,7 +130,7 @@ def record_early(out: Path | None, ending: Ending) -> None:
         with suppress(UserError):
             with locked(out / LOCK, "", ""):
                 ending.record_in(out)
-            ending.start = read_start(out / LOCK)  # until this rank has the lock again, another start may take it
+            ending.start = read_lock(out / LOCK)  # until this rank has the lock again, another start may take it
 
 
 def check(wanted: Train, overrides: list[str], world: World, console: Console) -> None:
@@ -156,7 +156,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
 
 
 def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
-    """Reads the recipe for so many ranks, and what is known of the data; all faults of them and of flags at once."""
+    """Reads the recipe for this number of ranks and the data's manifest, if any; raises all faults at once."""
     names = ("ranks", "gpus_per_node", "gpu_memory", "pieces_per_second")
     *_, (recipe, manifest, _) = check_all(
         lambda: check_numbers(**{name: getattr(wanted, name) for name in names}),
@@ -180,7 +180,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         place = "is" if out.resolve() == wanted.data.resolve() else "lies within"
         faults.append(f"--out {out}: {place} --data {wanted.data}, which a run must not change; name another --out")
     if out is not None and (out / RECORD).exists():
-        faults.append(f"--out {out}: is a checkpoint; name the folder of its run, or another by --branch {quote(out)}")
+        faults.append(f"--out {out}: is a checkpoint; name its run, or a new folder with --branch {quote(out)}")
     branch = None if wanted.branch is None else Branch.parse(wanted.branch)
     if branch is not None and wanted.init is not None:
         faults.append(f"--init {wanted.init}: not with --branch, which has the weights of a run; leave one of them out")

@@ -68,7 +68,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real data, on GPUs and of our kernels are skipped, saying why, where there are none."""
+    """Skips tests that need real data, a GPU or a C++ compiler if there is none, and says why."""
     items.sort(key=lambda item: item.path.parent not in LONGEST)
     missing = {}
     if not REAL_DATA.is_dir():

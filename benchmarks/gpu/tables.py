@@ -134,10 +134,10 @@ def unpack(folder: Path) -> dict[str, str]:
                 return {}
             raise UserError(f"{archive}: no such file; make gpu-text packs it on a machine with the data")
         with tempfile.TemporaryDirectory(dir=folder) as scratch, tarfile.open(archive) as tar:
-            for member in tar:  # by ourselves: Python before 3.10.12 and 3.11.4 extracts whatever a member is called
+            for member in tar:  # no extractall: before 3.10.12 and 3.11.4 it cannot refuse names with ..
                 content, path = tar.extractfile(member), Path(scratch) / "data" / member.name
                 if not is_inside(member.name):
-                    raise UserError(f"{archive}: {member.name} leads out of the folder")
+                    raise UserError(f"{archive}: {member.name} leads out of the folder; pack it anew: make gpu-text")
                 if content is not None:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     with content, path.open("wb") as file:

@@ -23,20 +23,20 @@ def printable(text: str) -> str:
 
 
 def describe_failure(error: OSError) -> str:
-    """Says why something cannot be written; names the file that stands where a folder has to be."""
+    """Describes why a path cannot be written; names a file that is in the place of one of its folders."""
     if isinstance(error, FileExistsError | NotADirectoryError) and isinstance(error.filename, str | os.PathLike):
         return find_obstacle(Path(error.filename)) or str(error.strerror)
     return error.strerror or str(error)
 
 
 def find_obstacle(folder: Path) -> str | None:
-    """Names the file, or the link that leads nowhere, which stands where this folder or one above it has to be."""
+    """Names the file or broken link in the place of this folder or of one above it; None if there is none."""
     places = (place for place in (folder, *folder.parents) if os.path.lexists(place) and not os.path.isdir(place))
-    return next((f"{place} is no folder; name another" for place in places), None)
+    return next((f"{place} is not a folder; name another" for place in places), None)
 
 
 def quote(path: object) -> str:
-    """Spells a path, or a name that may be one, as a word of a command that a message offers."""
+    """Quotes a path or a name for the shell, for commands in messages."""
     return shlex.quote(str(path))
 
 

@@ -128,7 +128,7 @@ def refuse_link(path: str, flags: int) -> int:
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """Opens a file, as the `opener` of `open`; does not wait for the other end of a pipe of this name."""
+    """Opens a file, as the `opener` of `open`, and does not wait if the path is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -261,7 +261,7 @@ def read_json(path: Path) -> Any:
             raise DamageError(f"{path}: {found.st_size:,} bytes, or no file: not what Cloze writes")
         content = path.read_bytes()
         if content and not content.strip(b"\0"):
-            raise DamageError(f"{path}: holds zeros alone, as a crash of the machine or its disk leaves a file")
+            raise DamageError(f"{path}: contains only zeros, as after a crash of the machine or a fault of its disk")
         return json.loads(content)
     except (FileNotFoundError, DamageError):
         raise

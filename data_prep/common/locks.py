@@ -81,16 +81,16 @@ def find_holder(path: Path) -> str | None:
 
 
 def _look_at(path: Path) -> tuple[str, bool, float]:
-    """Returns whom a lock file names, whether no other process holds it, and when it was written."""
+    """Returns the process that a lock file names, whether no other process holds it, and when it was written."""
     with open(path, "rb", opener=open_at_once) as file:
         owner = file.read(1000).decode(errors="replace").partition("\n")[0]
         answer = fcntl.fcntl(file, fcntl.F_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         return owner, FLOCK.unpack(answer)[0] == fcntl.F_UNLCK, os.fstat(file.fileno()).st_mtime
 
 
-def read_start(path: Path) -> bytes:
-    """Reads a lock file, which differs from holder to holder; nothing where there is none. Not for the holder itself:
-    its lock would end with the reading."""
+def read_lock(path: Path) -> bytes:
+    """Reads a lock file, in which every holder writes other bytes; empty if there is no file. The holder must not call
+    this: it would lose its lock when the file is closed."""
     with suppress(OSError), open(path, "rb", opener=open_at_once) as file:
         return file.read(1000)
     return b""

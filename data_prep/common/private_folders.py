@@ -27,9 +27,9 @@ def shared_home() -> Path:
 
 
 def temporary_home() -> Path:
-    """The folder for temporary files; /tmp or /var/tmp if others can rename what lies in it, as it is not sticky.
+    """Finds a folder for temporary files in which other users cannot rename files: the usual one, /tmp or /var/tmp.
 
-    Raises PermissionError where they can in all of them.
+    Raises PermissionError if they can in all three, which lack the sticky bit.
     """
     refusals = []
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):

@@ -25,7 +25,7 @@ from data_prep.shards import WORK
 from data_prep.work import DocumentsRecord, TextFile
 
 SCHEMA = make_schema(id=pa.string(), title=pa.string(), sentences=make_list_type(pa.string()))
-PLACES, SAMPLE = 32, 1 << 19  # places and characters of a sample, which is read in a second
+PLACES, SAMPLE = 32, 1 << 19  # parts of a sample, and its characters: read in a second
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def try_first_records(files: Sequence[SourceFile], text_field_of: Callable[[str]
 
 
 def sample_sources(files: Sequence[SourceFile], s: Settings, filters: Sequence[Filter]) -> Iterator[tuple[str, str]]:
-    """Yields the name and some text of every source, from places all over it, as far as the filters take it."""
+    """Yields the name of every source and a sample of its text that passes the filters, from places all over it."""
     for source in (names := dict.fromkeys(file.source for file in files)):
         bundles = make_bundles([file for file in files if file.source == source])
         chosen = bundles[:: -(-len(bundles) * len(names) // PLACES) or 1]

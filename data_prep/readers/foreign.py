@@ -59,10 +59,10 @@ SEVEN_BITS = {
     "hz": re.compile(rb"~\{%b~\}" % PAIRS),
     "utf-7": re.compile(rb"\+[A-Za-z0-9+/]+-?"),
 }
-"""How encodings that look like ASCII spell other characters, by the names that iconv and Python have for them."""
+"""How encodings that look like ASCII spell other characters, by their names in iconv; HZ has one in Python alone."""
 READ_HZ = "import sys; print(open(sys.argv[1], encoding='hz').read(), end='')"
 EAST_ASIAN = ("gb2312", "big5", "euc_jp", "euc_kr")
-"""Encodings whose characters of frequent use come first."""
+"""Encodings that give the lower codes to frequent characters."""
 BINARY = Foreign("no text but binary data")
 JSON_LINES = "import json, sys; [print(json.dumps(record)) for record in json.load(open(sys.argv[1]))]"
 OVER_LINES = Foreign("JSON whose objects go over several lines", "jq -c . FILE > NEW.jsonl makes JSON lines of it")
@@ -89,25 +89,25 @@ def not_text(head: bytes) -> Foreign | None:
     known = next((kind for start, kind in SIGNATURES.items() if head.startswith(start)), None)
     known = TAR if head[TAR_MARK] == b"ustar" else known
     if known or head.count(0) <= MOST_ZEROS * len(head):
-        return known or _find_seven_bits(head)
+        return known or _find_seven_bit_encoding(head)
     zeros = [head[first::2].count(0) for first in (0, 1)]
     if max(zeros) > 0.4 * len(head) and 20 * min(zeros) < max(zeros):
         return UTF_16[int(zeros[1] > zeros[0])]
     return BINARY
 
 
-def _find_seven_bits(head: bytes) -> Foreign | None:
-    """Tells whether a text is in an encoding that spells other characters by ASCII."""
+def _find_seven_bit_encoding(head: bytes) -> Foreign | None:
+    """Recognizes an encoding that spells other characters in ASCII; None for plain ASCII and all else."""
     found = ((name, run.findall(head)) for name, run in SEVEN_BITS.items() if head.isascii())
-    name = next((name for name, runs in found if runs and (name[:3] == "iso" or _decodes(name, head, runs))), "")
+    name = next((name for name, runs in found if runs and (name[:3] == "iso" or _fits_encoding(name, head, runs))), "")
     how = f'python -c "{READ_HZ}" FILE' if name == "hz" else f"iconv -f {name} -t utf-8 FILE"
     return Foreign(f"text in {name.upper()}", f"{how} > SAME makes UTF-8 of it") if name else None
 
 
-def _decodes(name: str, head: bytes, runs: list[bytes]) -> bool:
-    """Tells whether all of a beginning decodes, and several runs to characters that stand together in some script.
+def _fits_encoding(name: str, head: bytes, runs: list[bytes]) -> bool:
+    """Tells whether the whole beginning decodes, and its runs to common characters that one script has.
 
-    `user+tag@` and `~{ab~}` decode too, but a few of these make other characters, of several scripts and rare ones.
+    `user+tag@` and `~{ab~}` in plain text decode too, but to rare characters of several scripts.
     """
     decode = codecs.getincrementaldecoder(name)
     text, found = (decode("replace").decode(part) for part in (head, b"\n".join(runs)))

@@ -145,7 +145,7 @@ class Options:
     """The name of the source, which messages about the field use."""
     formulas: Formulas = "drop"
     limit: int = 1 << 62
-    """After how many bytes a file that is one document may be cut, for a sample."""
+    """For a sample: bytes after which a file that is one document may be cut."""
 
     def field_cure(self, texts: Mapping[str, int]) -> str:
         """Suggests the field with the longest text; `texts` has the sizes of a record's texts by their fields."""

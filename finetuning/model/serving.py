@@ -9,7 +9,7 @@ from data_prep.common.errors import UserError
 from finetuning.model.graphs import Graphs
 from finetuning.model.heads import TaskBatch, TaskModel
 from pretraining.architectures.declaration import find_architecture, serve_encoder
-from pretraining.devices import cpu_has_bytes
+from pretraining.devices import cpu_has_int8
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.shape import Shape
 
@@ -21,7 +21,7 @@ def check_int8(device: torch.device, shape: Shape) -> None:
         raise UserError(f'dtype "int8": layers of {kind.title} are not computed in 8 bits; {cured}')
     if device.type != "cpu":
         raise UserError(f'dtype "int8": on a CPU alone; {cured}')
-    if not cpu_has_bytes():
+    if not cpu_has_int8():
         raise UserError(f'dtype "int8": this processor, or this PyTorch, has no products of bytes; {cured}')
     if not kernels.usable(torch.zeros(1)):
         raise UserError(f'dtype "int8": needs a C++ compiler; install g++, or {cured}')

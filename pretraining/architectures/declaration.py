@@ -149,7 +149,7 @@ class Architecture(ABC):
     config_names: ClassVar[Mapping[str, str]] = {}
     """the names in config.json of the numbers of its shape that have another name there"""
     embedding_dropout: ClassVar[str] = ""
-    """the name in config.json of the dropout of embeddings, where it is apart from that of the layers"""
+    """the name in config.json of the dropout of embeddings, if the layers' dropout has another name"""
     config_defaults: ClassVar[Mapping[str, Any]] = {}
     """the numbers that transformers leaves out of config.json, where they are other ones than those of `Shape`"""
     config_marks: ClassVar[tuple[str, ...]] = ()

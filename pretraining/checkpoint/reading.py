@@ -51,7 +51,7 @@ def find_newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     """
     rank, ranks = place()
     if rank == 0:
-        clear_up(run)
+        clean_checkpoints(run)
     seen = [(str(path), (path / DAMAGED).exists()) for path in list_checkpoints(run)] if rank == 0 else []
     there: list[tuple[Path, bool]] = [(Path(path), damaged) for path, damaged in gather(seen)[0]]
     for checkpoint in (path for path, damaged in reversed(there) if not damaged):
@@ -71,9 +71,9 @@ def find_newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
-def clear_up(run: Path) -> None:
-    """Removes unfinished checkpoints, which may fill the disk, and restores the name of one whose replacement was
-    interrupted."""
+def clean_checkpoints(run: Path) -> None:
+    """Removes unfinished checkpoints, which may fill the disk, and restores the name of a checkpoint if the run was
+    killed while replacing it."""
     for unfinished in (run / FOLDER).glob(f"step-*{UNFINISHED}"):
         shutil.rmtree(unfinished, ignore_errors=True)
     for old in (run / FOLDER).glob(f"step-*{REPLACED}"):

@@ -117,8 +117,8 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
         if (sees := objectives.configure_objective(settings).sees) not in kind.sees:
             able = [f'"{name}"' for name, each in objectives.objectives().items() if each.sees == kind.sees[0]]
             yield (
-                f'objective.name = "{settings.name}": its pieces see {SIDES[sees]}, and those of '
-                f"{recipe.base_model or 'model.architecture'}, a {kind.title}, {SIDES[kind.sees[0]]}; take "
+                f'objective.name = "{settings.name}": its pieces see {SIDES[sees]}, but in '
+                f"{recipe.base_model or 'model.architecture'} ({kind.title}) they see {SIDES[kind.sees[0]]}; take "
                 f"objective.name = {' or '.join(able)}"
             )
         if recipe.compute.compile and not objectives.configure_objective(settings).compiles:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SUPPORTED: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "pruned_heads": (None, {})}
 """Settings of any config with the values that our encoders support, the default first."""
 SAME = {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new"}
-"""Other names in transformers of the same functions."""
+"""Names in transformers that stand for the same function as another one."""
 PROBLEMS: dict[str, Kind] = {
     "single_label_classification": "classes",
     "multi_label_classification": "labels",
@@ -119,8 +119,8 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
     shape = kind.shape_type(architecture=name, learns=Learning(sees=sees), **values)
     refuse_faults(where, list(kind.faults(shape)))
     if (apart := config.get(kind.embedding_dropout, shape.dropout)) != shape.dropout:
-        told = f"{where}: {kind.embedding_dropout} is {apart!r}, and {theirs['dropout']} {shape.dropout:g}: Cloze drops"
-        warnings.warn(f"{told} as much of embeddings as in layers, {shape.dropout:g}", stacklevel=2)
+        told = f"{where}: {kind.embedding_dropout} is {apart!r}, and {theirs['dropout']} is {shape.dropout:g}"
+        warnings.warn(f"{told}; Cloze uses that of layers, {shape.dropout:g}, for both", stacklevel=2)
     return _add_objective(shape, config, where)
 
 

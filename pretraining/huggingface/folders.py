@@ -67,7 +67,7 @@ OLD_WEIGHTS = "pytorch_model.bin"
 PARTS = [unfinished_name(Path(name)).name for name in FILES]
 INDEX = ".index.json"
 UNUSED = "[unused"
-"""Begins the names of BERT's spare pieces, which no text has."""
+"""Prefix of the names of BERT's spare pieces, which are in no text."""
 SMALL = 1 << 20
 """Excess of weights over the size of the files up to which the weights are read, to name the first faulty one."""
 
@@ -121,8 +121,8 @@ def read_shape(folder: Path) -> Shape:
 
 
 def read_pieces(folder: Path, shape: Shape, name: str) -> Vocabulary:
-    """Reads the vocabulary for a model of this name whose config.json says this shape; raises UserError if it has too
-    many pieces, or if transformers would take another piece of a text for padding, and number positions by that."""
+    """Reads the vocabulary of a model with this shape, which messages call `name`. Raises UserError if it has too many
+    pieces, or if transformers would take pieces of a text for padding and give them no positions."""
     pieces = read_vocabulary(folder)
     if len(pieces) > shape.vocabulary:
         raise UserError(f"{name}: {len(pieces):,} pieces, but the model has only {shape.vocabulary:,}")
@@ -131,9 +131,9 @@ def read_pieces(folder: Path, shape: Shape, name: str) -> Vocabulary:
         return pieces
     if not pieces.pieces[padding].startswith(UNUSED):
         raise UserError(
-            f"{name}: pad_token_id is {padding} in {CONFIG}, so that transformers counts no position for "
-            f"{pieces.pieces[padding]!r}, and its tokenizer pads with {pieces.pieces[pad]!r}, {pad}: put the tokenizer "
-            f"there that it was trained with, or train it anew with pad_token_id {pad}"
+            f"{name}: pad_token_id is {padding} in {CONFIG}, so transformers counts no position for "
+            f"{pieces.pieces[padding]!r}, but the tokenizer pads with {pieces.pieces[pad]!r}, {pad}; copy the "
+            f"tokenizer of the model's training into the folder, or train the model anew with pad_token_id {pad}"
         )
     return pieces
 

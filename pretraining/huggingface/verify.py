@@ -69,7 +69,7 @@ def verify_fine_tuned(
 
 def make_probe(shape: Shape, special: Special) -> PretrainingBatch:
     """Makes a fixed batch of random pieces: one sequence of the maximum length, which begins with every special piece,
-    and shorter ones. None is the piece that transformers takes for padding wherever it is."""
+    and shorter ones. It avoids the piece that transformers takes for padding wherever it is."""
     draw = np.random.default_rng(0)
     lengths = np.array([shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)])
     positions = [np.unique(np.linspace(0, length - 1, PREDICTIONS).astype(int)) for length in lengths]

@@ -215,7 +215,7 @@ def _install(compiler: str, library: Path) -> None:
 
 def _build(compiler: str, work: Path) -> Path:
     """Compiles and links separately: linking with -fopenmp would load a second OpenMP beside that of PyTorch. The
-    compiler's own temporary files go to `work` too: others can write neither."""
+    compiler's own temporary files go to `work` too, where other users cannot write."""
     words, compiled, library = _split_command(compiler), work / "kernels.o", work / "kernels.so"
     compiling, own = [*_list_flags(words), "-c", str(MAIN_SOURCE), "-o", str(compiled)], {"TMPDIR": str(work)}
     for step in (compiling, ["-shared", str(compiled), "-o", str(library)]):
@@ -224,7 +224,7 @@ def _build(compiler: str, work: Path) -> Path:
 
 
 def _list_flags(words: list[str]) -> list[str]:
-    """Lists the flags of compiling: for the processor of this machine, unless the compiler's own arguments name one."""
+    """Lists the flags of the compiler: for the processor of this machine, unless its own arguments name one."""
     width = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
     return [*FLAGS, *width, *([] if any(word.startswith("-march=") for word in words) else ["-march=native"])]
 

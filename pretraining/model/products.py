@@ -112,7 +112,7 @@ def _add_product(gradient: Tensor | None, slope: Tensor, weight: Tensor) -> Tens
     """Adds slope @ weight to a gradient if there is one, in place: `addmm` would copy it first. No other layer reads
     it: the gradient of the residual arrives only after the slope of the product has passed through its block.
 
-    If the gradient and the slope share memory, the sum is a new tensor: a product must not overwrite what it reads.
+    If the gradient and the slope share memory, the sum is a new tensor: a product must not overwrite its input.
     """
     if gradient is None:
         return slope @ weight

@@ -68,7 +68,7 @@ class Shape:
     architecture: str = ARCHITECTURE
     learns: Learning = Learning()
     initializer_range: float = field(default=INITIAL_RANGE, compare=False)
-    """the spread of new weights that a folder names for transformers, which ours do not depend on"""
+    """standard deviation of new weights in transformers, kept for config.json; Cloze itself does not use it"""
 
     @property
     def encoder(self) -> Shape:
@@ -88,7 +88,7 @@ class Shape:
 
     def values(self) -> dict[str, Any]:
         """Returns all values by name, as checkpoints store them: those of `learns` among them, and the architecture
-        and `initializer_range` only if they are others than the defaults. Settings of the objective are called as in a
+        and `initializer_range` only if they differ from the defaults. Settings of the objective are called as in a
         recipe."""
         content = {each.name: getattr(self, each.name) for each in fields(self)}
         usual = {"architecture": ARCHITECTURE, "initializer_range": INITIAL_RANGE}

@@ -133,7 +133,7 @@ class Objective(ABC):
     can_be_shared: ClassVar[bool] = True
     """whether ranks can share its model, whose heads then declare their cuts"""
     reading: ClassVar[str] = ""
-    """how to read the logits of its export, where that is unusual"""
+    """how to read the logits of its exports, if that is unusual"""
     tag: ClassVar[str]
     """the task of such models on the hub"""
     loads_as: ClassVar[str]

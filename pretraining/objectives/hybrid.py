@@ -67,7 +67,7 @@ class Hybrid(MaskedPieces):
     logits_at_once = 1024
     shift, named_in_config, compiles = 1, True, False
     learns = "predicts masked pieces and, in some sequences, every next piece"
-    reading = "The logits at a piece are those of the next one: of a `[MASK]`, read those at the piece before it."
+    reading = "The logits at a piece predict the next one: for a `[MASK]`, read those at the piece before it."
     tag = "feature-extraction"
     figures: ClassVar[tuple[Figure, ...]] = tuple(
         figure for figure in (*MaskedPieces.figures, *LeftToRight.figures) if figure.name != "perplexity"

@@ -51,7 +51,7 @@ class CoreWatch:
     def __init__(
         self, tasks: Path = TASKS, clock: Callable[[], float] = time.monotonic, stretch: float | None = None
     ) -> None:
-        """`stretch`: the least seconds that are judged together, by default STRETCH."""
+        """`stretch`: seconds that `word` needs at least since its last call, by default STRETCH."""
         self._tasks, self._clock, self._told = tasks, clock, False
         self._stretch = STRETCH if stretch is None else stretch
         self._began, self._before = clock(), self._waits()

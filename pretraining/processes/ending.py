@@ -30,7 +30,7 @@ from data_prep.common.codes import Code as Code
 from data_prep.common.errors import UnreachedError, UserError, printable
 from data_prep.common.files import refuse_link, tells_of_gone_storage, write_json
 from data_prep.common.launchers import World
-from data_prep.common.locks import LOCK, read_start
+from data_prep.common.locks import LOCK, read_lock
 from data_prep.common.terminal import is_terminal
 from pretraining.processes.ahead import await_call
 from pretraining.processes.devices import judge_error
@@ -40,7 +40,7 @@ STACKS = "stacks"
 INTERRUPTED = "interrupted"
 INTERRUPTION = f"{INTERRUPTED}; the same command continues from the last checkpoint, or begins anew where there is none"
 GONE = "the storage is gone, or cannot be reached; the same command continues when it is back"
-START = "CLOZE_START"  # variable in which a job script names its start, so that it knows the record of the end again
+START = "CLOZE_START"  # variable with the job's start, which goes into the record of the end: job scripts compare it
 WRITE_SECONDS = 10.0  # for files about the end: what ends a run may be the disk itself, which then never answers
 
 
@@ -64,12 +64,12 @@ class Ending:
         self.world, self.code = World(), 0
         self._run: Path | None = None
         self.start: bytes | None = None
-        """what the lock of the run's folder says while no other start holds it; None where that need not be compared"""
+        """content of the lock file in the run folder while no other start holds it; None if it is not compared"""
 
     def record_in(self, run: Path) -> None:
-        """Takes `run`, which rank 0 has locked, as the folder in which the end will be recorded; what it tells of its
-        last end is out of date."""
-        self._run, self.start = run, find_start(self.world, run)
+        """Sets the folder in which the end will be recorded, which rank 0 has locked; rank 0 removes the records of the
+        last end from it."""
+        self._run, self.start = run, identify_start(self.world, run)
         if self.world.rank == 0:
             shutil.rmtree(run / STACKS, ignore_errors=True)
             with suppress(OSError):
@@ -95,10 +95,10 @@ class Ending:
         return True
 
 
-def find_start(world: World, run: Path | None) -> bytes | None:
-    """Reads what tells this start of a run from others: the lock of rank 0. None for rank 0, which keeps others out and
-    would lose its lock by reading it, and without a folder."""
-    return read_start(run / LOCK) if run is not None and world.rank else None
+def identify_start(world: World, run: Path | None) -> bytes | None:
+    """Returns the lock file of rank 0, which is another one at each start of a run. None without a folder, and for rank
+    0: it would lose its lock by reading it, and as long as it holds it, there is no other start."""
+    return read_lock(run / LOCK) if run is not None and world.rank else None
 
 
 def conclude(
@@ -109,8 +109,8 @@ def conclude(
     Rank 0 speaks for all ranks, or rank 1 where rank 0 is gone or was never reached, and the first rank of the second
     machine, since rank 1 may be gone with the first one. The speaker also writes why the run ended, because torchrun
     makes 1 of every exit code that is not 0. Where a rank was lost or hangs, all ranks write where each of their
-    threads stands. A rank that was paused may come late: it writes nothing where there is another `start` by now, and
-    the first word about why this one ended stays.
+    threads stands. A rank that was paused may end late: it writes nothing if the run has another `start` by now, and it
+    does not replace the reason that another rank has written.
     """
     speaks = world.rank == 0 or (rank_0_missing and world.rank in (1, world.local_size))
     if speaks:
@@ -162,7 +162,7 @@ def _say(outcome: Outcome, world: World, run: Path | None) -> None:
 
 def _write(outcome: Outcome, world: World, run: Path, start: bytes | None, speaks: bool) -> None:
     """Writes the files about the end. A disk that refuses them must not hide what has been said."""
-    if start is not None and read_start(run / LOCK) != start:
+    if start is not None and read_lock(run / LOCK) != start:
         return
     with suppress(Exception):
         if outcome.code == Code.RANK_LOST:

@@ -41,7 +41,7 @@ CONNECTIONS = 2
 OWN_FILES = 256
 """More files than a rank has open besides: libraries, shards, logs, its connections to other ranks."""
 UNSIGNED, UNSIGNED_LENGTH = "unsigned", 500
-"""Key of the message of a rank 0 that has no secret, and how many characters of it other ranks print."""
+"""Key of the message that rank 0 leaves if it cannot write the secret, and its characters that other ranks print."""
 CHOICE = "GLOO_SOCKET_IFNAME"
 """The variable in which users say over which interface gloo speaks."""
 
@@ -142,16 +142,16 @@ def _open_store(world: World, hosts: bool) -> Any:
 def _join(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
     """The store in which this rank signs; None where it is of another run: its ranks have another secret, or this rank
     has joined it before."""
-    store = _find_secret(raw, world, patience, path) if world.rank else _sign_first(raw, world, path)
+    store = _find_secret(raw, world, patience, path) if world.rank else _publish_nonce(raw, world, path)
     own = secrets.token_hex(8)
     if store is None or store.get("ranks") != str(world.size) or store.claim(f"joined/{world.rank}", own) != own:
         return None
     return store
 
 
-def _sign_first(raw: Any, world: World, path: Path) -> SignedStore:
-    """The store in which rank 0 signs with the secret and a nonce: what ranks of an earlier start have signed with the
-    same secret counts for nothing. A rank 0 that cannot write a secret tells the others why, unsigned."""
+def _publish_nonce(raw: Any, world: World, path: Path) -> SignedStore:
+    """Publishes a nonce and returns the store in which rank 0 signs with the secret and the nonce, so that ranks ignore
+    messages of an earlier start with the same secret. If rank 0 cannot write the secret, it says why, unsigned."""
     if not os.environ.get(SECRET):
         try:
             write_secret(path, world.one_machine)
@@ -168,8 +168,9 @@ def _sign_first(raw: Any, world: World, path: Path) -> SignedStore:
 
 
 def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
-    """The store, once rank 0 has signed a nonce in it by the secret that this rank reads: it may come later than this
-    rank, and leave an older file until then. None where it does not; UnreachedError where it says that it failed."""
+    """Waits until rank 0 has signed a nonce with the secret that this rank reads, and returns the store. Until rank 0
+    comes, the file may have an older secret. None if there is no such nonce in time; UnreachedError if rank 0 says that
+    it failed."""
     given, unsigned = bool(os.environ.get(SECRET)), SignedStore(raw, b"")
     seconds = _answer_seconds(world) + (0 if world.one_machine or given else FILE_SECONDS)
     deadline = time.monotonic() + (patience if uses_agent_store() else seconds)
@@ -177,7 +178,7 @@ def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedS
         secret = read_secret(path, world.one_machine)
         if secret and (nonce := SignedStore(raw, secret).get("nonce")) is not None:
             return SignedStore(raw, secret + nonce.encode())
-        if not given and (told := unsigned.get(UNSIGNED)) is not None:  # nothing but this end follows from it
+        if not given and (told := unsigned.get(UNSIGNED)) is not None:  # anybody may write it: it only ends this rank
             _leave(unsigned, world)
             shown = " ".join(told[:UNSIGNED_LENGTH].split())
             raise UnreachedError(f"rank 0 failed, and left this message, which is not signed: {shown!r}")

@@ -32,7 +32,7 @@ from data_prep.common.errors import LostError, SharedError
 from data_prep.common.launchers import World
 from data_prep.common.supervision import exit_now
 from pretraining.processes.devices import judge_error
-from pretraining.processes.ending import Code, Outcome, conclude, explain_interruption, find_outcome, find_start
+from pretraining.processes.ending import Code, Outcome, conclude, explain_interruption, find_outcome, identify_start
 from pretraining.processes.group import open_stores, wait_for_all
 from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.meeting import uses_agent_store
@@ -113,7 +113,7 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._world.size > 1:
             _signal_pipe()
-            self._start = find_start(self._world, self._run)
+            self._start = identify_start(self._world, self._run)
             self._store, self._thread_store = open_stores()
             if self._world.rank == 0:  # a first beat of every rank, so that one that never gives another is missed
                 self._store.set_all([self._beat_key(rank) for rank in range(self._world.size)], json.dumps(Beat()))

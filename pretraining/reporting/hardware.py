@@ -45,8 +45,8 @@ def read_total_memory(device: torch.device) -> int:
 def measure_flops(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:
     """Measures the FLOP/s of matrix products as in an encoder: the ceiling of a training step.
 
-    Tries a few shapes in several rounds and returns the best of their medians, so that a program that computes beside
-    this one for a moment does not lower the result; begins no round after `budget` seconds.
+    Tries a few shapes in several rounds and returns the best of their medians, so that another program that is busy for
+    a moment does not lower the result; begins no round after `budget` seconds.
     """
     shapes = [(2048, 768, 3072), (2048, 1024, 4096)]  # pieces, from, to
     if device.type == "cuda":  # more pieces at once, until all of the GPU is at work

@@ -50,7 +50,7 @@ class Exported:
     left_out: str = ""
     """heads and files of the source that were not written, and why"""
     remark: str = ""
-    """how to read its logits, or a warning of a use in transformers that cannot work; empty if neither"""
+    """how to read its logits if that is unusual, or a use that fails in transformers; empty if there is neither"""
     warning: str = ""
     """a doubt about the licence; empty where there is none"""
 

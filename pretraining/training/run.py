@@ -90,7 +90,7 @@ def run_training(
             if world.rank == 0:
                 patience = LEAVE_SECONDS if REQUEUED in os.environ else 0.0
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY, patience=patience))
-            group.gather(None)  # by now, the lock is that of this start
+            group.gather(None)  # wait for rank 0: only then the lock is that of this start
             ending.record_in(request.out)
             context = Context(world, device, console, control, watch)
             latest = find_latest(request, context)
@@ -336,7 +336,7 @@ def describe_loading(shape: Shape, folder: Path) -> str:
     """Returns the call of transformers that loads it, or a command of fine-tuning if transformers cannot."""
     if is_theirs(shape):
         objective, path = objectives.find_objective(shape), json.dumps(str(folder), ensure_ascii=False)
-        said = "  # the logits at a piece are those of the next one" * bool(objective.shift)
+        said = "  # the logits at a piece predict the next one" * bool(objective.shift)
         return f"transformers.{objective.loads_as}.from_pretrained({path}){said}"
     model = quote(folder)
     return f"python finetuning/run_task.py TASK.toml --model {model}; no class of transformers computes this model"

@@ -377,7 +377,7 @@ class Trainer(Loop):
         self.write_checkpoint(self.state.step, self.make_section(leapt))
 
     def find_leap(self) -> float | None:
-        """Returns the loss if it has leapt, which bars the checkpoint from rollbacks, and warns of it."""
+        """Returns the last loss if it has leapt, and warns; else None. No rollback goes back to such a checkpoint."""
         leapt, step = self.guard.find_leap(), self.state.step
         if leapt is not None and self.context.world.rank == 0:
             self.context.warn(f"step {step:,}: saved when the loss had leapt to {leapt:.3g}; {CURE}")

@@ -162,9 +162,9 @@ def test_a_contest_without_memory_goes_on_with_half(shared: Place, monkeypatch: 
 
 
 def test_a_slow_machine_gets_fewer_sequences(shared: Place) -> None:
-    """Half as many until the steps of all sides take no longer than they may, by a trial."""
+    """A trial halves the sequences until the steps of all sides fit into the time. They take 1 s a sequence."""
 
-    class SecondASequence:
+    class SideOfSeconds:
         def ask(self, method: str, batch: PretrainingBatch) -> None:
             self.sequences = len(batch.lengths)
 
@@ -175,7 +175,7 @@ def test_a_slow_machine_gets_fewer_sequences(shared: Place) -> None:
     for seconds in (math.inf, 1000.0, 128.0, 1.0):
         bench = replace(make_bench(shared.data, "cloze", rounds=3), seconds=seconds)
         run = throughput.ContestRun(Contest.parse("tiny-32-32"), bench)
-        run._choose_batches({"cloze": SecondASequence(), "peer": SecondASequence()})  # type: ignore[dict-item]
+        run._choose_batches({"cloze": SideOfSeconds(), "peer": SideOfSeconds()})  # type: ignore[dict-item]
         assert len(run._batches) == throughput.WARM_UP + 3
         found[seconds] = len(run._batches[0].lengths)
     assert found == {math.inf: 32, 1000.0: 32, 128.0: 8, 1.0: 4}

@@ -119,12 +119,12 @@ def test_a_step_that_does_not_end_after_its_first_failure_is_ended(job: Job, tol
 
 
 ENDS = """mkdir -p runs/any; echo '{"code": %d, "start": "7.%d"}' > runs/any/ended.json"""
-"""Writes how the run has ended, as a start of the job has it."""
+"""Records the end of the run in the shell: its exit code, and the number of the job's start."""
 
 
 @pytest.mark.parametrize(("code", "srun"), [(0, 143), (75, 0)])
 def test_a_step_that_does_not_end_after_its_run_is_ended(job: Job, code: int, srun: int) -> None:
-    """Its slurmstepd was killed, and srun, which knows of no failure, waits for the ranks that it had."""
+    """Its slurmstepd was killed: srun hears of no failure and waits for its ranks."""
     job.put("squeue", "echo 7.batch; echo 7.0")
     job.put("srun", f"{ENDS % (code, 0)}; trap 'exit {srun}' TERM; sleep 50 >&- 2>&- & wait")
     log = job.end(code, CLOZE_WATCH_SECONDS="0.2", CLOZE_END_SECONDS="1")
@@ -132,8 +132,8 @@ def test_a_step_that_does_not_end_after_its_run_is_ended(job: Job, code: int, sr
     assert ("requeue 7" in log) == (code == 75)
 
 
-def test_an_end_that_another_start_has_written_ends_no_step(job: Job) -> None:
-    """A rank of it may wake late, while this start trains. Nor is it why this start ended."""
+def test_the_end_of_another_start_ends_no_step(job: Job) -> None:
+    """A rank of an earlier start may write it late. Nor does the job take its code from it."""
     job.put("squeue", "echo >> asked; echo 7.0")
     job.put("srun", f"{ENDS % (2, 0)}; until [[ $(wc -l < asked) -gt 25 ]]; do sleep 0.1; done; exit 143")
     log = job.end(76, 1, CLOZE_WATCH_SECONDS="0.1", CLOZE_END_SECONDS="1")
@@ -217,8 +217,8 @@ def test_a_second_job_notes_nothing_while_the_first_one_runs(job: Job) -> None:
     job.put("squeue", "[[ $* != *RUNNING* || $* != *5* ]] || echo 5")
     assert "error: job 5 is at work in runs/any; wait for its end" in job.end(2)
     assert notes.read_text() == first
-    assert "trained with" in job.end(0, SLURM_JOB_ID="5"), "it goes on itself"
-    assert "trained with" in job.end(0), "and has ended"
+    assert "trained with" in job.end(0, SLURM_JOB_ID="5"), "the same job may start again"
+    assert "trained with" in job.end(0), "the first job has ended"
 
 
 @pytest.mark.slow
@@ -243,9 +243,9 @@ def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
     assert "gone" not in log
 
 
-def test_an_end_that_the_folder_does_not_take_is_in_the_log(job: Job) -> None:
-    """As of a folder that became read-only."""
-    assert "runs/any cannot be written: the job ends with 2" in job.end(
+def test_an_end_that_cannot_be_noted_is_logged(job: Job) -> None:
+    """Such as in a folder that became read-only."""
+    assert "runs/any: cannot be written, so jobs.jsonl there lacks this end: 2" in job.end(
         2, TRAIN="rm runs/any/jobs.jsonl; mkdir runs/any/jobs.jsonl; exit 2"
     )
 

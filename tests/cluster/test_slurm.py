@@ -242,8 +242,8 @@ def test_a_node_whose_daemons_died_and_came_back_keeps_no_job(site: Site) -> Non
 def test_a_run_that_is_over_ends_its_job_although_srun_waits(
     site: Site, straight: Path, nodes: int, tmp_path: Path
 ) -> None:
-    """The rank of a node trains on without its slurmstepd, and nobody tells srun of its end. Slurm keeps the step, for
-    which no other waits, such as that which removes a copy of the shards."""
+    """The rank of a node trains on without its slurmstepd, and srun does not hear of its end. Slurm lists the step, but
+    the step that removes a copy of the shards runs all the same."""
     stage = {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path)} if nodes == 1 else {}
     run, quick = f"orphaned{nodes}", {"CLOZE_WATCH_SECONDS": "2", "CLOZE_END_SECONDS": "10"}
     step = 1 if stage else 0
@@ -321,7 +321,7 @@ def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
     assert len(typed) == 2
     write_wiki(site.folder / "wiki", documents=4)
     activated = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CLOZE_PYTHON": sys.executable}
-    activated["CLOZE_SHARDS"] = "data/none"  # data/wiki is there, and of another text
+    activated["CLOZE_SHARDS"] = "data/none"  # data/wiki has shards of another text
     for command in typed:
         done = site.slurm.run("bash", "-c", command, where=site.folder, **activated)
         assert done.returncode == 0, done.stderr

@@ -265,7 +265,7 @@ def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(name: str, alone:
     command = [sys.executable, str(ENTRY), str(run), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert (done.returncode, len(json.loads(done.stdout))) == (0, 1)
-    assert done.stderr == f"warning: {run / name}: a pipe or a device, and no file; it is not read\n"
+    assert done.stderr == f"warning: {run / name}: not read, since it is a pipe or a device; remove it\n"
 
 
 def test_who_watches_asks_the_queue_only_now_and_then(run: Path, squeue: Squeue) -> None:

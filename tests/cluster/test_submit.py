@@ -280,7 +280,7 @@ def test_what_would_fail_later_is_refused_now(folder: Path, submit: Submit, word
 
 @pytest.fixture
 def words_checked(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Lets words.py run in a process that has loaded PyTorch; the variables of a site with a Python, and two ranks."""
+    """Runs words.py in a process that has loaded PyTorch; returns variables of a site with a Python and two ranks."""
 
     def run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[str, str]:
         if "cluster/words.py" not in command:
@@ -316,7 +316,7 @@ def test_a_recipe_of_a_mesh_is_checked_for_the_ranks_of_the_job(
         (
             "pipeline",
             ["--for-prepare", "--lengths 32"],
-            ["the recipe has a phase of 64, and no shards are as long: --lengths 32 64"],
+            ["the recipe has a phase of length 64, longer than all shards; add --lengths 32 64"],
         ),
         (
             "pipeline",

@@ -266,7 +266,7 @@ HINDI, RUSSIAN, CAFE = "हिंदी में एक वाक्य है�
 
 
 def write_texts(folder: Path) -> list[str]:
-    """Writes sources, of which only the middle one has letters that lower case changes, in the last of its files."""
+    """Writes two sources, en and ru; lower case changes letters in the last file of ru, and too few in en to tell."""
     (folder / "ru").mkdir()
     for name in "abc":
         (folder / "ru" / f"{name}.txt").write_text("\n\n".join(text(ord(name) + number) for number in range(30)))
@@ -277,7 +277,7 @@ def write_texts(folder: Path) -> list[str]:
 
 
 def test_letters_that_lower_case_changes_are_told_before_a_vocabulary_is_trained(tmp_path: Path) -> None:
-    """With the source, the share, a word of the text and the cure; by --check too. A café is no reason."""
+    """The warning has the source, the counts, an example and the cure; --check prints it too. A café causes none."""
     words = write_texts(tmp_path)
     output = run_main(shard.main, *words, "--out", tmp_path / "out", "--workers", "1")
     (line,) = [line for line in output.splitlines() if "lower case" in line]
@@ -297,7 +297,7 @@ def test_letters_that_lower_case_changes_are_told_before_a_vocabulary_is_trained
 
 
 def test_each_script_is_told_by_a_word_of_its_own(tmp_path: Path) -> None:
-    """And of several such sources one is named."""
+    """If there are several such sources, the warning names one."""
     (tmp_path / "hi.txt").write_text((HINDI * 9 + "\n\n") * 30)
     assert ", such as में → म; --cased keeps them" in run(tmp_path / "hi.txt", tmp_path / "out", "--check")
     docs = [f"--docs=s{number}={tmp_path}/{number}.txt" for number in range(3)]
@@ -308,7 +308,7 @@ def test_each_script_is_told_by_a_word_of_its_own(tmp_path: Path) -> None:
     assert "in a sample of s0 and 2 more sources, lower case strips " in output
 
 
-def test_filters_have_left_out_what_is_told_of(tmp_path: Path) -> None:
+def test_no_warning_tells_of_text_that_filters_leave_out(tmp_path: Path) -> None:
     rows = [text(number) for number in range(60)] + [RUSSIAN] * 60
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     assert "lower case strips" in run(tmp_path / "x.jsonl", tmp_path / "all", "--check")

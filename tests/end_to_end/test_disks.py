@@ -56,11 +56,11 @@ def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
 
 
 def test_a_disk_that_an_unfinished_checkpoint_fills(place: Place, disk: Path) -> None:
-    """As ranks leave it of which another had no room: the same command goes on all the same."""
+    """Ranks leave such a checkpoint if another rank has no room; the same command continues."""
     subprocess.run(["mount", "-o", "remount,size=3m", disk], check=True)
     command = dataclasses.replace(place, folder=disk).command("run", "--checkpoints.keep", "1")
     assert_well(train([*command, "--stop-after", "short"], 1))
-    (disk / "run" / ENDED).unlink()  # the next start would have its room
+    (disk / "run" / ENDED).unlink()  # else the next start removes it and has its room
     left = disk / "run" / FOLDER / "step-00000006-0123abcd.tmp"
     left.mkdir()
     with contextlib.suppress(OSError), (left / "weight-00000-of-00002.safetensors").open("wb", buffering=0) as file:

@@ -66,7 +66,7 @@ MISTAKES = {
     "--out {tmp}/run --stop-after third": "--stop-after third: no phase of this name; there is short, long",
     "--out {tmp}/run --init {tmp}/nothing": "{tmp}/nothing: no such folder",
     "--out {tmp}/run --init {data}": "{data}: no config.json and no finished checkpoint",
-    "--out {tmp}/file/run": "--out {tmp}/file/run: cannot be written: {tmp}/file is no folder; name another",
+    "--out {tmp}/file/run": "--out {tmp}/file/run: cannot be written: {tmp}/file is not a folder; name another",
     "--model.layer 3": "--out: is missing",
 }
 

@@ -27,7 +27,7 @@ from finetuning.prediction import FineTuned, load
 from finetuning.ragged import Ragged
 from finetuning.tasks.spans import TextWindows
 from pretraining.architectures.weights import Kind
-from pretraining.devices import cpu_has_bytes
+from pretraining.devices import cpu_has_int8
 from pretraining.huggingface.folders import TASK
 
 pytest_plugins = ["support.fine_tuned_models"]
@@ -248,7 +248,7 @@ def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
 def test_fewer_bits_say_nearly_the_same(dtype: str, folders: dict[Kind, Path], ask: Ask, tmp_path: Path) -> None:
-    if dtype == "int8" and not cpu_has_bytes():
+    if dtype == "int8" and not cpu_has_int8():
         pytest.skip("no products of bytes here")
     (tmp_path / "a.txt").write_text(lines_of("classes"))
     said = ask("classes", tmp_path / "a.txt", "--dtype", dtype)

@@ -29,8 +29,8 @@ from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, Special
 VOCABULARY = "vocab.txt"
 PAD, UNK, CLS, SEP, MASK = SPECIAL = SpecialPieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MOST_LOST = 0.001
-"""Marks of letters that lower case may strip without a word, for each letter of a text: й is 1.2% of Russian. Marks of
-Latin letters count for a tenth, since uncased BERT is meant to read é as e: English Wikipedia has 0.14% of them."""
+"""Marks per letter of a text that lower case may strip without a warning: й is 1.2% of Russian letters. Marks in
+Latin words count a tenth, since uncased BERT reads é as e on purpose: English Wikipedia has 0.14% of them."""
 MARK = "##"  # before a piece that continues a word
 ALPHABET = 1000  # characters that get a piece of their own
 CLASSES = ("BertTokenizer", "BertTokenizerFast")
@@ -138,7 +138,7 @@ def build_text_rules(cased: bool) -> tuple[normalizers.Normalizer, pre_tokenizer
 
 
 def describe_lost_marks(text: str) -> str:
-    """Describes the marks of letters that a text loses in lower case, with a word; empty where they are a trace."""
+    """Describes how many marks lower case strips from the letters of a text, with an example; empty if they are few."""
     words = Counter("".join(c if category(c)[0] in "LM" and c != "\ufe0f" else " " for c in text.lower()).split())
     whole = {word: normalize("NFD", word) for word in words}
     left = {word: "".join(c for c in whole[word] if category(c) != "Mn") for word in words}

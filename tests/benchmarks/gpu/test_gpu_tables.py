@@ -83,7 +83,7 @@ def test_what_is_packed_is_enough_for_shares_of_which_late_ones_are_stopped(
 
 
 def test_any_python_unpacks_the_data_and_nothing_outside_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 3.10.12 and 3.11.4 tarfile has no filters."""
+    """Before Python 3.10.12 and 3.11.4 extractall has no filters."""
     (tmp_path / "dev.tsv").write_text("text")
 
     def unpack(*names: str) -> dict[str, str]:

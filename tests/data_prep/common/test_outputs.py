@@ -106,7 +106,7 @@ def test_a_place_in_a_file_is_refused_before_anything_is_made(source: Path, tmp_
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
     obstacle = tmp_path / Path(name).parts[0]
-    wanted = f"--out {tmp_path / name}: cannot be written: {obstacle} is no folder; name another"
+    wanted = f"--out {tmp_path / name}: cannot be written: {obstacle} is not a folder; name another"
     with pytest.raises(UserError) as caught, making([tmp_path / name], "make.py", [source]):
         pytest.fail("it has begun")
     assert str(caught.value) == wanted

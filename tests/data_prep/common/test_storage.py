@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
     (tmp_path / "notes").write_text("of somebody")
     (tmp_path / "link").symlink_to("notes")
     assert "--run x: cannot be written: link is a symbolic link" in refused(tmp_path / "link")
-    obstacle = f"{tmp_path / 'notes'} is no folder; name another"
+    obstacle = f"{tmp_path / 'notes'} is not a folder; name another"
     for name in ("notes", "notes/run"):
         assert f"--run x: cannot be written: {obstacle}" in refused(tmp_path / name / "lock")
     assert (tmp_path / "notes").read_text() == "of somebody"

@@ -77,10 +77,10 @@ SEVEN_BITS = [
 
 @pytest.mark.parametrize(("encoding", "text", "content"), SEVEN_BITS)
 @pytest.mark.parametrize("name", ["a.txt", "a"])
-def test_text_of_seven_bits_that_is_no_ascii_is_refused_and_cured(
+def test_text_in_a_seven_bit_encoding_is_refused_with_a_cure_that_works(
     tmp_path: Path, encoding: str, text: str, content: bytes, name: str
 ) -> None:
-    """Also where the beginning that is looked at ends amidst a character."""
+    """Also if the examined beginning of the file ends inside a character."""
     path = write(tmp_path / name, content)
     message = rf"  {path}: text in {encoding.upper()}\n    (.*) > NEW.txt makes UTF-8 of it"
     for formats in ({}, {"": "text"}):

@@ -58,12 +58,12 @@ TEXT = st.text(
 
 
 OLD_LETTERS = st.characters(categories=["Lu", "Ll", "Lo", "Mn", "Mc"], exclude_characters="\ufe0f").filter(
-    lambda character: unicodedata.ucd_3_2_0.category(character) != "Cn"  # all tables of Unicode have these
+    lambda character: unicodedata.ucd_3_2_0.category(character) != "Cn"  # every table of Unicode has these
 )
 
 
 @given(st.text(OLD_LETTERS, min_size=9, max_size=12))
-def test_marks_that_are_told_of_are_those_that_are_stripped(word: str) -> None:
+def test_as_many_marks_are_told_as_the_normalizer_strips(word: str) -> None:
     keeps, strips = (BertNormalizer(lowercase=True, strip_accents=strips) for strips in (False, True))
     lower = word.lower()
     lost = len(unicodedata.normalize("NFD", keeps.normalize_str(lower))) - len(strips.normalize_str(lower))
@@ -90,11 +90,11 @@ def test_marks_that_are_told_of_are_those_that_are_stripped(word: str) -> None:
 def test_a_word_shows_what_lower_case_changes(text: str, marks: int, letters: int, shown: str) -> None:
     told = f"{500 * marks:,} marks from {500 * letters:,} letters, such as {shown}" if marks else ""
     assert describe_lost_marks(f"{text} " * 500) == told
-    assert describe_lost_marks(text[:4]) == ""  # too little to tell
+    assert describe_lost_marks(text[:4]) == ""  # too few marks for a warning
 
 
 @pytest.mark.realdata
-def test_real_english_loses_no_letters_that_real_vietnamese_loses(real_data: Path) -> None:
+def test_real_vietnamese_is_told_and_real_english_is_not(real_data: Path) -> None:
     for source in ("wiki", "books"):
         files = find_files([str(real_data / source)])
         for part in range(6):

@@ -22,7 +22,7 @@ from finetuning.model.serving import ServedModel, check_int8
 from pretraining.answering import layers
 from pretraining.answering.layers import QuantisedProduct
 from pretraining.architectures.bert import Bert
-from pretraining.devices import cpu_has_bytes
+from pretraining.devices import cpu_has_int8
 from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
 from pretraining.huggingface.model_card import BaseSummary, TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
@@ -61,7 +61,7 @@ def test_answers_are_those_of_the_model(head: str, way: str, monkeypatch: pytest
 
 @torch.inference_mode()
 def test_int8_is_near_and_does_not_depend_on_neighbours() -> None:
-    if not cpu_has_bytes():
+    if not cpu_has_int8():
         pytest.skip("no products of bytes here")
     exact = model_of("classes").logits(batch_of("classes", LENGTHS))
     served = ServedModel(model_of("classes"), int8=True)
@@ -73,7 +73,7 @@ def test_int8_is_near_and_does_not_depend_on_neighbours() -> None:
 
 @torch.inference_mode()
 def test_a_row_of_zeros_is_zero_in_8_bits() -> None:
-    if not cpu_has_bytes():
+    if not cpu_has_int8():
         pytest.skip("no products of bytes here")
     linear = Linear(16, 8)
     torch.nn.init.normal_(linear.weight)

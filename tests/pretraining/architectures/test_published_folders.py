@@ -81,7 +81,7 @@ def write_roberta(folder: Path, kind: Any = RobertaForMaskedLM, **more: Any) -> 
 def test_a_roberta_that_gives_unknown_words_no_position_is_refused(reader: str, tmp_path: Path) -> None:
     """Its config has the default pad_token_id, and its tokenizer pads with another piece."""
     write_roberta(tmp_path / "in", RobertaForSequenceClassification if reader == "predict" else RobertaForMaskedLM)
-    told = r"in: pad_token_id is 1 in config\.json, .*'\[UNK\]', .*'\[PAD\]', 0: .*pad_token_id 0"
+    told = r"in: pad_token_id is 1 in config\.json, .*'\[UNK\]', .*'\[PAD\]', 0; .*pad_token_id 0"
     if reader == "export":
         assert_refusal(told, export, tmp_path / "in", tmp_path / "out")
     else:
@@ -124,7 +124,7 @@ def test_dropout_of_embeddings_that_differs_from_that_of_layers_is_told(model: s
         read_folder(tmp_path)  # the same: nothing to tell
     changes: dict[str, Any] = {name: 0.0}
     rewrite_config(tmp_path, **changes)
-    with pytest.warns(UserWarning, match=rf"config.json: {name} is 0.0, and \w+ 0.1: .* as in layers, 0.1"):
+    with pytest.warns(UserWarning, match=rf"config.json: {name} is 0.0, and \w+ is 0.1; Cloze uses .*, 0.1, for both"):
         assert read_folder(tmp_path)[0].dropout == 0.1
 
 
@@ -138,7 +138,7 @@ def test_dropout_of_embeddings_that_differs_from_that_of_layers_is_told(model: s
 def test_other_names_of_the_same_activation_are_read(
     config: Any, kind: Any, name: str, given: str, written: str, tmp_path: Path
 ) -> None:
-    """The check of the export compares with transformers by the name that is written; theirs computes by the other."""
+    """An export has the usual name; in transformers it computes the same as the model with the other name."""
     torch.manual_seed(0)
     settings = config()
     setattr(settings, name, given)

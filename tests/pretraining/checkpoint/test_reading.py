@@ -61,7 +61,7 @@ def record_of(section: dict[str, Any], scaler: LossScaler | None = None) -> Chec
 
 
 def fill_with_zeros(path: Path) -> None:
-    """As a crash of the machine leaves a file whose size alone was on the disk."""
+    """Leaves a file as a crash of the machine does if only its size has reached the disk."""
     path.write_bytes(bytes(path.stat().st_size))
 
 
@@ -80,7 +80,7 @@ def test_damage_is_named_and_left(straight: Path, tmp_path: Path, file: str, dam
     [warning] = warnings
     assert str(newest / file) in warning
     assert f"{newest} is left as it is" in warning
-    assert ("holds zeros alone" in warning) == (damage is fill_with_zeros)
+    assert ("contains only zeros" in warning) == (damage is fill_with_zeros)
     marked = contents(newest)
     assert str(newest / file) in marked.pop(DAMAGED).decode()
     assert marked == there

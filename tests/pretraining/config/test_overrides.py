@@ -208,11 +208,11 @@ def test_other_sizes_are_refused_by_name(path: Path) -> None:
 
 
 def test_a_base_model_that_reads_another_way_names_the_objective(path: Path) -> None:
-    """And not a setting of the recipe, which says nothing of the model."""
+    """And not model.architecture, which this recipe does not set."""
     gpt = replace(make_shape("small", 1000, "gpt"), learns=Learning("ltr", pairs=False, sees="before"))
     words = ["--base_model", "gpt2"]
     assert faults(path, *words, find_shape=lambda _: gpt) == [
-        f'{path}: objective.name = "mlm": its pieces see all others, and those of gpt2, a GPT-2, those before it; '
+        f'{path}: objective.name = "mlm": its pieces see all others, but in gpt2 (GPT-2) they see those before it; '
         'take objective.name = "ltr"'
     ]
     assert load_recipe(path, [*words, "--objective.name", "ltr"], find_shape=lambda _: gpt).model.architecture == "gpt"

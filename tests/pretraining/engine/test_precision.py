@@ -83,8 +83,8 @@ def test_what_a_processor_without_bf16_costs_is_told(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE"])
 def test_products_that_onednn_may_not_use_are_not_there(limit: str) -> None:
-    """A sum of bytes that stops at 16 bits would be wrong without a word."""
-    code = "from pretraining import devices; print(devices.cpu_has_bytes())"
+    """Else sums of products of 8 bits would saturate at 16 bits, and be wrong without a warning."""
+    code = "from pretraining import devices; print(devices.cpu_has_int8())"
     env = {**os.environ, "ONEDNN_MAX_CPU_ISA": limit}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr

@@ -113,7 +113,7 @@ def test_the_compiler_writes_nothing_into_the_home(builds: list[Path], tmp_path:
 def test_nothing_is_compiled_where_others_can_rename_it(
     builds: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, cache: str
 ) -> None:
-    """Nor kept there, where the user has no cache."""
+    """Nor is the library kept there if the user has no cache."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
     temporary = tmp_path / "temporary"
@@ -145,13 +145,13 @@ def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(kernels, "MAIN_SOURCE", tmp_path / "small.cpp")
     kernels.MAIN_SOURCE.write_text("int small = 1;\n")
     assert kernels._build(kernels.find_compiler() or "", tmp_path).exists()
-    assert Path(f"{spaced}.tmp").read_text() == f"{tmp_path}\n", "its own files lie there too"
+    assert Path(f"{spaced}.tmp").read_text() == f"{tmp_path}\n", "the compiler's temporary files lie there too"
 
 
 @pytest.mark.kernels
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor's flags")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
 def test_a_compiler_may_be_told_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that this machine can compute as one with AVX2 alone does."""
+    """So that this machine can compute as a processor with AVX2 alone does."""
     monkeypatch.setattr(kernels, "MAIN_SOURCE", tmp_path / "small.cpp")
     kernels.MAIN_SOURCE.write_text("#if !defined(__AVX2__) || defined(__AVX512F__)\n#error another\n#endif\n")
     assert kernels._build("g++ -march=x86-64-v3", tmp_path).exists()

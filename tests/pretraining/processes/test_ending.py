@@ -124,7 +124,7 @@ def test_who_speaks(
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["the same start", "another start"])
 def test_a_rank_that_comes_late_writes_over_nothing(goes_on: bool, tmp_path: Path) -> None:
-    """In a container, the processes that hold the lock may have one number."""
+    """In containers, both holders of the lock may have the same process number."""
     (tmp_path / LOCK).write_text("process 1 on node1\nfirst\n")
     with Ending() as late:
         late.world = World(1, 2, 1, 2)

@@ -106,7 +106,7 @@ def test_what_was_signed_for_another_start_counts_for_nothing(monkeypatch: pytes
 
 
 def test_two_starts_by_one_secret_do_not_hear_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user may have set it for good; whoever reaches the store may have kept what ranks said the last time."""
+    """A user may set one secret for all starts, and an attacker may have kept the messages of an earlier one."""
     monkeypatch.setenv(SECRET, "set by hand")
     kept = [dist.HashStore() for _ in range(2)]  # type: ignore[attr-defined]
     first, second = (meeting._join(store, World(0, 2, 0, 2), 1.0, tmp_path / "secret") for store in kept)
@@ -210,20 +210,20 @@ def meet_in(folder: Path) -> None:
 
 
 def test_ranks_hear_that_rank_0_cannot_write_their_secret(tmp_path: Path) -> None:
-    """Each of the two on a machine of its own."""
+    """Each of the two ranks is on a machine of its own."""
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "run"
     done = start(2, meet_in, out, environment={"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}).wait(60)
-    fault = f"--out {out}: cannot be written: {tmp_path / 'file'} is no folder; name another"
+    fault = f"--out {out}: cannot be written: {tmp_path / 'file'} is not a folder; name another"
     assert done[0].errors == f"error: {fault}\n"
     assert done[1].errors == f"error: rank 0 failed, and left this message, which is not signed: '{fault}'\n"
     assert [rank.code for rank in done] == [Code.CURE] * 2
 
 
-def test_what_is_not_signed_ends_those_that_wait_for_a_secret_alone(
+def test_an_unsigned_message_ends_only_ranks_that_wait_for_a_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And it is shown as one line that commands no terminal."""
+    """It is printed as one short line without control characters."""
     monkeypatch.delenv(SECRET, raising=False)
     monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.1)
     kept, world = dist.HashStore(), World(1, 2, 1, 2)  # type: ignore[attr-defined]
@@ -231,7 +231,7 @@ def test_what_is_not_signed_ends_those_that_wait_for_a_secret_alone(
     with pytest.raises(UnreachedError, match=r"^[ -~]{9,90}, which is not signed: '\\x1b\[2J error: x{400,500}'\Z"):
         meeting._find_secret(kept, world, 0.1, tmp_path / "secret")
     monkeypatch.setenv(SECRET, "by hand")
-    assert meeting._find_secret(kept, world, 0.1, tmp_path / "secret") is None, "then rank 0 leaves none"
+    assert meeting._find_secret(kept, world, 0.1, tmp_path / "secret") is None, "the secret is given"
 
 
 def listen(world: World) -> None:

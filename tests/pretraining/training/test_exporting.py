@@ -97,16 +97,14 @@ def test_who_exports_what_transformers_would_classify_with_is_warned(
 
 def test_the_last_line_of_a_hybrid_model_says_whose_logits_they_are(data: Path, tmp_path: Path) -> None:
     source = write_bert(tmp_path / "source", data, objective="hybrid", causal_share=0.25)
-    told = "The logits at a piece are those of the next one: of a `[MASK]`, read those at the piece before it."
+    told = "The logits at a piece predict the next one: for a `[MASK]`, read those at the piece before it."
     assert str(export(source, tmp_path / "out")).endswith(f". {told}")
     assert told not in str(export(source, tmp_path / "before", sees="before"))
-    assert describe_loading(read_folder(source)[0], source).endswith(
-        '")  # the logits at a piece are those of the next one'
-    )
+    assert describe_loading(read_folder(source)[0], source).endswith('")  # the logits at a piece predict the next one')
 
 
 def test_the_spread_of_new_weights_that_a_folder_names_is_kept(data: Path, tmp_path: Path) -> None:
-    """transformers draws heads by it; checkpoints keep it, and those without it have the usual one."""
+    """transformers draws new heads with it. Checkpoints keep it; those without it have the default."""
     source, out = write_bert(tmp_path / "source", data), tmp_path / "out"
     assert not {"initializer_range"} & read_folder(source)[0].values().keys()
     change_config(source, initializer_range=1.5)
