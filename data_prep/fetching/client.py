@@ -35,6 +35,7 @@ from data_prep.common.terminal import open_console, run_curable
 AGENT = "cloze-fetch/1.0"
 LONGEST_PAUSE = 60.0  # seconds
 LONG_CHECK = 1 << 30  # bytes from which a user wonders what the silence is
+CLOSED = "connection closed by the server"
 OFFLINE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ class Client:
 
         def attempt() -> str:
             with self.open(Item(url, Path(), hint=hint), {}) as response:
-                return b"".join(_read_blocks(response, _read_length(response))).decode(errors="replace")
+                return b"".join(_read_blocks(response)).decode(errors="replace")
 
         return self.retry(url, attempt)
 
@@ -177,40 +178,29 @@ class Client:
             request.add_unredirected_header("Authorization", f"Bearer {item.token}")
         try:
             response: HTTPResponse = urllib.request.urlopen(request, timeout=self._options.timeout)
-        except HTTPError as error:
-            self._reached = True
-            with error:
-                raise _explain_answer(error, item) from None
         except (OSError, HTTPException, UnicodeError) as error:
-            raise self._explain_failure(getattr(error, "reason", error), item.url) from None
+            raise self._explain(error, item) from None
         self._reached = True
         return response
 
-    def _explain_failure(self, reason: object, url: str) -> Exception:
-        """Makes the error of a failure: another attempt may help only if a server was reached once."""
+    def _explain(self, error: Exception, item: Item) -> Exception:
+        """Makes the error to raise where an address does not open: CutOffError where another attempt may help."""
+        if isinstance(error, HTTPError):
+            error.close()
+            self._reached, said = True, f"the server says {error.code} {error.reason}"
+            if error.code == 416:
+                return ChangedError("the server's file is shorter than what is here")
+            if error.code in (408, 429) or error.code >= 500:
+                asked = error.headers.get("Retry-After", "")
+                return CutOffError(said, min(float(asked), 5 * LONGEST_PAUSE) if asked.isdecimal() else 0)
+            return UserError(f"{item.url}: {said}\n{item.hint}")
+        reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return UserError(f"{url}: its certificate is not trusted: {reason}\n{self._cure}")
+            return UserError(f"{item.url}: its certificate is not trusted: {reason}\n{self._cure}")
         lost = isinstance(reason, socket.gaierror | ConnectionRefusedError) or getattr(reason, "errno", 0) in OFFLINE
         if lost and not self._reached:
-            return UserError(f"{url}: cannot be reached: {reason}\n{self._cure}")
+            return UserError(f"{item.url}: cannot be reached: {reason}\n{self._cure}")
         return CutOffError(str(reason) or type(reason).__name__)
-
-
-def _explain_answer(answer: HTTPError, item: Item) -> Exception:
-    """Makes the error of an answer that has no file: its status says whether another attempt may help."""
-    said = f"the server says {answer.code} {answer.reason}"
-    if answer.code == 416:
-        return ChangedError("the server's file is shorter than what is here")
-    if answer.code in (408, 429) or answer.code >= 500:
-        asked = answer.headers.get("Retry-After", "")
-        return CutOffError(said, min(float(asked), 5 * LONGEST_PAUSE) if asked.isdecimal() else 0)
-    return UserError(f"{item.url}: {said}\n{item.hint}")
-
-
-def _read_length(response: HTTPResponse) -> int | None:
-    """Reads the Content-Length of an answer; None where it has none."""
-    length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() else None
 
 
 def _read_validator(response: HTTPResponse) -> str:
@@ -219,17 +209,15 @@ def _read_validator(response: HTTPResponse) -> str:
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
 
 
-def _read_blocks(response: HTTPResponse, length: int | None) -> Iterator[bytes]:
-    """Yields the content as it comes; raises CutOffError if it ends before its length."""
-    received = 0
+def _read_blocks(response: HTTPResponse) -> Iterator[bytes]:
+    """Yields the content as it comes; raises CutOffError if it ends too early."""
     try:
-        while block := response.read1(BLOCK if length is None else min(BLOCK, length - received)):
-            received += len(block)
+        while block := response.read1(BLOCK):
             yield block
     except (OSError, HTTPException) as error:
         raise CutOffError(f"connection lost ({error or type(error).__name__})") from None
-    if received < (length or 0):
-        raise CutOffError("connection closed by the server")
+    if response.length:  # what is left of its Content-Length
+        raise CutOffError(CLOSED)
 
 
 @dataclass(frozen=True)
@@ -291,12 +279,16 @@ class _Download:
                 headers["If-Range"] = known.validator
         try:
             with self._client.open(self._item, headers) as response:
-                resumed = known if offset and response.status == 206 else None
-                size = self._check_rest(response, resumed, offset) if resumed else self._start_anew(response)
-                self._store(response, offset if resumed else 0, size)
+                if known and offset and response.status == 206:
+                    self._check_rest(response, known, offset)
+                else:
+                    known, offset = self._start_anew(response), 0
+                self._store(response, offset)
         except ChangedError:
             self._part.unlink(missing_ok=True)
             raise
+        if known.size not in (None, self._position()):
+            raise CutOffError(CLOSED)
 
     def _read_beginning(self) -> _Beginning | None:
         """Reads which file NAME.part begins; None unless the server or a checksum can tell whether it still fits."""
@@ -308,32 +300,30 @@ class _Download:
         same_content = known.checksum != "" and known.checksum == self._item.checksum and known.size is not None
         return known if same_place or same_content else None
 
-    def _check_rest(self, response: HTTPResponse, known: _Beginning, offset: int) -> int | None:
-        """Returns the size of the whole file; raises ChangedError unless the answer is the rest of this file."""
+    def _check_rest(self, response: HTTPResponse, known: _Beginning, offset: int) -> None:
+        """Raises ChangedError unless the answer is the rest of the file that is known."""
         match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        size = int(match[2]) if match and match[2] != "*" else known.size
         other = known.url == self._item.url and _read_validator(response) not in ("", known.validator)
-        if other or not match or int(match[1]) != offset or size != (known.size or size):
+        if other or not match or int(match[1]) != offset or (known.size and match[2] not in ("*", str(known.size))):
             raise ChangedError("the file on the server has changed; starting anew")
-        return size
 
-    def _start_anew(self, response: HTTPResponse) -> int | None:
-        """Drops the partial download, as the answer begins at the first byte; returns the size of the whole file."""
-        begun = _Beginning(self._item.url, _read_validator(response), _read_length(response), self._item.checksum)
+    def _start_anew(self, response: HTTPResponse) -> _Beginning:
+        """Drops the partial download, as the answer begins at the first byte; records which file begins there."""
+        begun = _Beginning(self._item.url, _read_validator(response), response.length, self._item.checksum)
         if lost := self._position():
             self._client.console.print(f"{lost / 1e6:,.1f} MB are of no use: the server begins at the first byte")
         self._part.unlink(missing_ok=True)  # before its record changes
         write_json(self._record, asdict(begun))
-        return begun.size
+        return begun
 
-    def _store(self, response: HTTPResponse, offset: int, size: int | None) -> None:
+    def _store(self, response: HTTPResponse, offset: int) -> None:
         """Appends the answer to NAME.part; refuses at once what the disk has no room for."""
-        rest, free = (size or 0) - offset, shutil.disk_usage(self._part.parent).free
+        rest, free = response.length or 0, shutil.disk_usage(self._part.parent).free
         if rest > free:
             raise OSError(errno.ENOSPC, f"needs {rest / 1e6:,.1f} MB, the disk has {free / 1e6:,.1f} MB left")
-        progress = StepProgress(self._client.console, "fetch", "B", size or 0, offset)
-        with self._part.open("ab") as file, progress.show() if size else nullcontext():
-            for block in _read_blocks(response, None if size is None else size - offset):
+        progress = StepProgress(self._client.console, "fetch", "B", offset + rest, offset)
+        with self._part.open("ab") as file, progress.show() if rest else nullcontext():
+            for block in _read_blocks(response):
                 file.write(block)
                 file.flush()
                 progress.advance(len(block), 0)

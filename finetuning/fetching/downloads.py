@@ -108,18 +108,13 @@ class FetchGlue(DataOptions):
     def checks(self) -> Checks:
         """Checks the names of tasks."""
         yield from super().checks()
-        for given, name in zip(self.task, self.names, strict=True):
-            yield name in GLUE, f"--task {given}: no task of GLUE; there is {', '.join(GLUE)}"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tasks in normalized spelling: SST-2 is sst2."""
-        return tuple(map(normalize_name, self.task))
+        for given in self.task:
+            yield normalize_name(given) in GLUE, f"--task {given}: no task of GLUE; there is {', '.join(GLUE)}"
 
     def fetch(self, client: Client) -> str:
         """Fetches the tasks that are not there; returns the command that fine-tunes on them."""
         out = self.out or Path("data/glue")
-        names = tuple(dict.fromkeys(self.names)) or tuple(GLUE)
+        names = tuple(dict.fromkeys(map(normalize_name, self.task))) or tuple(GLUE)
         if self.from_hub:
             parts = [(item.path.parent.name, item) for item in self.list_hub_items(HUB_GLUE)]
             if missing := sorted({*names} - {part for part, _ in parts}):
@@ -140,7 +135,7 @@ class FetchGlue(DataOptions):
         if all((folder / table).is_file() for table in tables):
             client.console.print(f"{folder}: already there")
             return
-        fetched = [self.fetch_file(client, GLUE_SERVER, file, raw, known) for file, known in GLUE[name].items()]
+        fetched = [self.fetch_file(client, GLUE_SERVER, file, raw, checksum) for file, checksum in GLUE[name].items()]
         add_files(folder, build_tables(name, fetched))
         for path in fetched:
             path.unlink()
