@@ -18,7 +18,7 @@ if __name__ == "__main__":
     begin()
 
 from data_prep.fetching.client import run_entry
-from data_prep.fetching.sources import Hub, Url, Wikipedia
+from data_prep.fetching.servers import Hub, Url, Wikipedia
 
 
 def main(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.files import replacing, sha256, unfinished_name
 from data_prep.fetching.client import Client, FetchOptions, Item, is_address
-from data_prep.fetching.sources import Hub
+from data_prep.fetching.servers import Hub
 from finetuning.files.splits import AX, AX_FOLDER, FOLDERS, list_splits, normalize_name
 
 # All these checksums are in Hugging Face's catalogue of data sets, and the same ones in TensorFlow Datasets' (GLUE and
