@@ -17,10 +17,8 @@ if __name__ == "__main__":
 
     begin()
 
-from data_prep.fetching.addresses import Url
 from data_prep.fetching.client import run_entry
-from data_prep.fetching.hub import Hub
-from data_prep.fetching.wikipedia import Wikipedia
+from data_prep.fetching.servers import Hub, Url, Wikipedia
 
 
 def main(arguments: list[str]) -> int:

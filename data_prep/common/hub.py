@@ -48,19 +48,17 @@ def fetch_model(name: str, files: Sequence[str], revision: str | None = None, fr
 
     if not is_terminal(sys.stderr):
         disable_progress_bars()
-    where, lacking = f"{constants.ENDPOINT}/{name}", "no such model there (is it OWNER/NAME?)"
     mirror = "set HF_ENDPOINT to a mirror, or name a folder"
-    with hub_errors(where, "model", lacking=lacking, mirror=mirror, revision=revision):
+    with hub_errors(f"{constants.ENDPOINT}/{name}", "model", mirror, revision):
         wanted = list(files)
         return Path(snapshot_download(name, allow_patterns=wanted, revision=revision, local_files_only=from_cache))
 
 
 @contextmanager
-def hub_errors(where: str, kind: str, *, lacking: str, mirror: str, revision: str | None = None) -> Iterator[None]:
+def hub_errors(where: str, kind: str, mirror: str, revision: str | None) -> Iterator[None]:
     """Turns the errors of huggingface_hub into what they mean for the user.
 
-    `where` begins the message; `kind` is "model" or "data set"; `lacking` says that there is none of this name, and
-    `mirror` how to name another server.
+    `where` begins the message; `kind` is "model" or "data set"; `mirror` says how to name another server.
     """
     from huggingface_hub import constants, errors
 
@@ -69,7 +67,7 @@ def hub_errors(where: str, kind: str, *, lacking: str, mirror: str, revision: st
     unreachable = f"cannot be reached: check the network, or {mirror}"
     meanings: list[tuple[type, str]] = [
         (errors.GatedRepoError, "accept its conditions there, then log in: hf auth login"),
-        (errors.RepositoryNotFoundError, f"{lacking}, or a private one: hf auth login"),
+        (errors.RepositoryNotFoundError, f"no such {kind} there (is it OWNER/NAME?), or a private one: hf auth login"),
         (errors.RevisionNotFoundError, f"has no branch, tag or commit {revision}"),
         (errors.HFValidationError, f"not the name of a {kind}"),
         (errors.OfflineModeIsEnabled, offline),
@@ -82,7 +80,7 @@ def hub_errors(where: str, kind: str, *, lacking: str, mirror: str, revision: st
     try:
         yield
     except Exception as error:
-        meaning = next((meaning for kind, meaning in meanings if isinstance(error, kind)), None)
+        meaning = next((meaning for raised, meaning in meanings if isinstance(error, raised)), None)
         if isinstance(error, OSError) and error.errno in STORAGE:
             meaning = f"{constants.HF_HOME}: cannot be written: make room there, or name another folder in HF_HOME"
         if meaning is None:

@@ -1,14 +1,23 @@
-"""Commands that fetch: their common options, and requests that are repeated while another attempt may help."""
+"""Commands that fetch: their common options, and downloads that go on where they stopped and whose result is checked.
+
+NAME.part grows during a download, and NAME.part.json describes the whole file. When NAME.part is whole and has the
+right checksum, it is renamed to NAME.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
+import re
+import shutil
 import socket
 import ssl
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -18,13 +27,15 @@ from urllib.parse import quote, urlsplit
 import tyro
 from rich.console import Console
 
-from data_prep.common.errors import Checks, UserError
-from data_prep.common.files import BLOCK
-from data_prep.common.progress import duration
-from data_prep.common.terminal import open_console
+from data_prep.common.errors import Checks, UserError, describe_failure
+from data_prep.common.files import BLOCK, checksum, read_json, write_json
+from data_prep.common.progress import StepProgress, duration
+from data_prep.common.terminal import open_console, run_curable
 
 AGENT = "cloze-fetch/1.0"
 LONGEST_PAUSE = 60.0  # seconds
+LONG_CHECK = 1 << 30  # bytes from which a user wonders what the silence is
+CLOSED = "connection closed by the server"
 OFFLINE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 T = TypeVar("T")
 
@@ -56,6 +67,55 @@ class FetchOptions:
         raise NotImplementedError
 
 
+def run_entry(kinds: Mapping[str, type[FetchOptions]], arguments: list[str]) -> int:
+    """Runs the command of the command line, one of these kinds.
+
+    Returns the exit code: 0 done, 2 an error that the user can cure, 130 interrupted.
+    """
+
+    def run() -> None:
+        command: FetchOptions = tyro.extras.subcommand_cli_from_dict(dict(kinds), args=arguments, prog="fetch.py")
+        if faults := [message for holds, message in command.checks() if not holds]:  # all at once
+            raise UserError("\n".join(faults))
+        console = open_console(markup=False, soft_wrap=True)
+        console.print(f"next:\n    {command.fetch(Client(console, command))}")
+
+    code = run_curable(run)
+    if code == 130:
+        print("\ninterrupted; the same command continues where it stopped", file=sys.stderr)
+    return code
+
+
+def is_address(url: str) -> bool:
+    """Tells whether a client could open this address."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.netloc.isascii() and parts.port != 0
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file to fetch, and where it goes."""
+
+    url: str
+    path: Path
+    checksum: str = ""
+    """The SHA-1 or SHA-256 of the content in hex; empty if it is not known."""
+    hint: str = "check the address"
+    """What a user can do when the server refuses."""
+    token: str = ""
+    """A token of the user, which no server but this one may see."""
+    said: str = ""
+    """The source of the checksum, if it is not the server; shown when the checksum is wrong."""
+
+    @property
+    def algorithm(self) -> str:
+        """Names the algorithm of the checksum."""
+        return "sha1" if len(self.checksum) == 40 else "sha256"
+
+
 class CutOffError(Exception):
     """An answer that ended too early; another attempt may go on from there."""
 
@@ -73,8 +133,21 @@ class Client:
 
     def __init__(self, console: Console, options: FetchOptions) -> None:
         self.console, self._options = console, options
-        self.cure = f"check the network (and what https_proxy says, if there is a proxy), or {options.elsewhere}"
+        self._cure = f"check the network (and what https_proxy says, if there is a proxy), or {options.elsewhere}"
         self._reached = False  # once a server was reached, a lost network is waited for
+
+    def fetch(self, item: Item) -> None:
+        """Fetches what is missing of a file; does nothing where it is there and right."""
+        _Download(self, item).run()
+
+    def read_text(self, url: str, hint: str) -> str:
+        """Reads a small file of text as a whole."""
+
+        def attempt() -> str:
+            with self.open(Item(url, Path(), hint=hint), {}) as response:
+                return b"".join(_read_blocks(response)).decode(errors="replace")
+
+        return self.retry(url, attempt)
 
     def retry(self, name: str, attempt: Callable[[], T], position: Callable[[], int] = lambda: 0) -> T:
         """Repeats an attempt while it is interrupted, until too many in a row got no further than any before them.
@@ -91,107 +164,187 @@ class Client:
                 if failures > self._options.retries:
                     raise UserError(
                         f"{name}: {error}; gave up after {failures} attempts without progress\n"
-                        f"{self.cure}; the same command continues"
+                        f"{self._cure}; the same command continues"
                     ) from None
                 pause = max(min(self._options.wait * 2 ** max(failures - 1, 0), LONGEST_PAUSE), error.pause)
                 self.console.print(f"{name}: {error}; again in {duration(pause)}")
                 time.sleep(pause)
 
-    def open(self, url: str, hint: str, headers: Mapping[str, str]) -> HTTPResponse:
-        """Opens an address; raises CutOffError where another attempt may help and UserError where not.
-
-        `hint` tells the user what to do when the server refuses.
-        """
-        request = urllib.request.Request(quote(url, safe="%/:=&?~#+!$,;'@()*[]"), headers={"User-Agent": AGENT})
-        for name, value in headers.items():
-            request.add_unredirected_header(name, value) if name == "Authorization" else request.add_header(name, value)
+    def open(self, item: Item, headers: Mapping[str, str]) -> HTTPResponse:
+        """Opens the address of a file; raises CutOffError where another attempt may help and UserError where not."""
+        url = quote(item.url, safe="%/:=&?~#+!$,;'@()*[]")
+        request = urllib.request.Request(url, headers={"User-Agent": AGENT, **headers})
+        if item.token:
+            request.add_unredirected_header("Authorization", f"Bearer {item.token}")
         try:
             response: HTTPResponse = urllib.request.urlopen(request, timeout=self._options.timeout)
-        except HTTPError as error:
-            self._reached = True
-            with error:
-                raise self._judge_answer(error, url, hint) from None
         except (OSError, HTTPException, UnicodeError) as error:
-            raise self._judge_failure(getattr(error, "reason", error), url) from None
+            raise self._explain(error, item) from None
         self._reached = True
         return response
 
-    def _judge_answer(self, error: HTTPError, url: str, hint: str) -> Exception:
-        """Decides by the status of an answer whether another attempt may help."""
-        said = f"the server says {error.code} {error.reason}"
-        if error.code == 416:
-            return ChangedError("the server's file is shorter than what is here")
-        if error.code in (408, 429) or error.code >= 500:
-            asked = error.headers.get("Retry-After", "")
-            return CutOffError(said, min(float(asked), 5 * LONGEST_PAUSE) if asked.isdecimal() else 0)
-        return UserError(f"{url}: {said}\n{hint}")
-
-    def _judge_failure(self, reason: object, url: str) -> Exception:
-        """Decides by the reason of a failure whether another attempt may help: a server must have been reached once."""
+    def _explain(self, error: Exception, item: Item) -> Exception:
+        """Makes the error to raise where an address does not open: CutOffError where another attempt may help."""
+        if isinstance(error, HTTPError):
+            error.close()
+            self._reached, said = True, f"the server says {error.code} {error.reason}"
+            if error.code == 416:
+                return ChangedError("the server's file is shorter than what is here")
+            if error.code in (408, 429) or error.code >= 500:
+                asked = error.headers.get("Retry-After", "")
+                return CutOffError(said, min(float(asked), 5 * LONGEST_PAUSE) if asked.isdecimal() else 0)
+            return UserError(f"{item.url}: {said}\n{item.hint}")
+        reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return UserError(f"{url}: its certificate is not trusted: {reason}\n{self.cure}")
+            return UserError(f"{item.url}: its certificate is not trusted: {reason}\n{self._cure}")
         lost = isinstance(reason, socket.gaierror | ConnectionRefusedError) or getattr(reason, "errno", 0) in OFFLINE
         if lost and not self._reached:
-            return UserError(f"{url}: cannot be reached: {reason}\n{self.cure}")
+            return UserError(f"{item.url}: cannot be reached: {reason}\n{self._cure}")
         return CutOffError(str(reason) or type(reason).__name__)
 
-    def read_text(self, url: str, hint: str) -> str:
-        """Reads a small file of text as a whole."""
 
-        def attempt() -> str:
-            with self.open(url, hint, {}) as response:
-                return b"".join(read_blocks(response, read_length(response))).decode(errors="replace")
-
-        return self.retry(url, attempt)
+def _read_validator(response: HTTPResponse) -> str:
+    """Reads the strong ETag, or the date, by which the server knows this very content again."""
+    tag = response.headers.get("ETag", "")
+    return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
 
 
-def read_length(response: HTTPResponse) -> int | None:
-    """Reads the Content-Length of an answer; None where it has none."""
-    length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() else None
+def _read_blocks(response: HTTPResponse) -> Iterator[bytes]:
+    """Yields the content as it comes; raises CutOffError if it ends too early."""
+    try:
+        while block := response.read1(BLOCK):
+            yield block
+    except (OSError, HTTPException) as error:
+        raise CutOffError(f"connection lost ({error or type(error).__name__})") from None
+    if response.length:  # what is left of its Content-Length
+        raise CutOffError(CLOSED)
 
 
-def read_blocks(response: HTTPResponse, length: int | None) -> Iterator[bytes]:
-    """Yields the content as it comes; raises CutOffError if it ends before its length."""
-    received = 0
-    while length is None or received < length:
+@dataclass(frozen=True)
+class _Beginning:
+    """The content of NAME.part.json: which file NAME.part is the beginning of."""
+
+    url: str
+    validator: str
+    """The ETag or date by which the server knows the file again."""
+    size: int | None
+    """The size of the whole file in bytes, where the server gave it."""
+    checksum: str
+    """The checksum that the whole file must have; empty if it is not known."""
+
+
+class _Download:
+    """The download of one file: NAME.part grows to the full size, is checked, and is renamed to NAME."""
+
+    def __init__(self, client: Client, item: Item) -> None:
+        self._client, self._item = client, item
+        self._part = item.path.with_name(item.path.name + ".part")
+        self._record = item.path.with_name(item.path.name + ".part.json")
+
+    def run(self) -> None:
+        """Fetches what is missing of the file; does nothing where it is there and right."""
+        path, there = self._item.path, self._item.path.exists()
         try:
-            block = response.read1(BLOCK if length is None else min(BLOCK, length - received))
-        except (OSError, HTTPException) as error:
-            raise CutOffError(f"connection lost ({error or type(error).__name__})") from None
-        if not block:
-            if length is None:
-                return
-            raise CutOffError("connection closed by the server")
-        received += len(block)
-        yield block
+            if there:
+                self._check(path)
+            else:
+                self._client.console.print(f"{self._item.url} -> {path}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._client.retry(path.name, self._receive, self._position)
+                self._check(self._part)
+                self._part.replace(path)
+            self._record.unlink(missing_ok=True)
+        except OSError as error:  # a fault of the disk: those of the network are CutOffError
+            raise UserError(
+                f"{error.filename or self._part}: {describe_failure(error)}\n"
+                "make room or choose another folder with --out; the same command continues"
+            ) from error
+        verdict = f", its {self._item.algorithm} is right" if self._item.checksum else ""
+        self._client.console.print(f"{path}: {'already there' if there else 'complete'}{verdict}")
 
+    def _position(self) -> int:
+        """Counts the bytes of NAME.part."""
+        return self._part.stat().st_size if self._part.exists() else 0
 
-def is_address(url: str) -> bool:
-    """Tells whether a client could open this address."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.netloc.isascii() and parts.port != 0
-    except ValueError:
-        return False
+    def _receive(self) -> None:
+        """Makes one attempt; returns when the whole file is there."""
+        known = self._read_beginning()
+        offset = self._position() if known else 0
+        if known and known.size == offset:
+            return
+        headers = {}
+        if known and offset:
+            headers["Range"] = f"bytes={offset}-"
+            if known.url == self._item.url:
+                headers["If-Range"] = known.validator
+        try:
+            with self._client.open(self._item, headers) as response:
+                if known and offset and response.status == 206:
+                    self._check_rest(response, known, offset)
+                else:
+                    known, offset = self._start_anew(response), 0
+                self._store(response, offset)
+        except ChangedError:
+            self._part.unlink(missing_ok=True)
+            raise
+        if known.size not in (None, self._position()):
+            raise CutOffError(CLOSED)
 
+    def _read_beginning(self) -> _Beginning | None:
+        """Reads which file NAME.part begins; None unless the server or a checksum can tell whether it still fits."""
+        try:
+            known = _Beginning(**read_json(self._record))
+        except (OSError, UserError, TypeError):
+            return None
+        same_place = known.url == self._item.url and known.validator != ""
+        same_content = known.checksum != "" and known.checksum == self._item.checksum and known.size is not None
+        return known if same_place or same_content else None
 
-def run_entry(kinds: Mapping[str, type[FetchOptions]], arguments: list[str]) -> int:
-    """Runs the command of the command line, one of these kinds.
+    def _check_rest(self, response: HTTPResponse, known: _Beginning, offset: int) -> None:
+        """Raises ChangedError unless the answer is the rest of the file that is known."""
+        match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        other = known.url == self._item.url and _read_validator(response) not in ("", known.validator)
+        if other or not match or int(match[1]) != offset or (known.size and match[2] not in ("*", str(known.size))):
+            raise ChangedError("the file on the server has changed; starting anew")
 
-    Returns the exit code: 0 done, 2 an error that the user can cure, 130 interrupted.
-    """
-    console = open_console(markup=False, soft_wrap=True)
-    errors = open_console(stderr=True, markup=False, soft_wrap=True)
-    try:
-        command: FetchOptions = tyro.extras.subcommand_cli_from_dict(dict(kinds), args=arguments, prog="fetch.py")
-        if faults := [message for holds, message in command.checks() if not holds]:  # all at once
-            raise UserError("\n".join(faults))
-        console.print(f"next:\n    {command.fetch(Client(console, command))}")
-    except (UserError, PermissionError) as error:
-        errors.print(f"error: {error}", style="red" if errors.is_terminal else "")
-        return 2
-    except KeyboardInterrupt:
-        errors.print("\ninterrupted; the same command continues where it stopped")
-        return 130
-    return 0
+    def _start_anew(self, response: HTTPResponse) -> _Beginning:
+        """Drops the partial download, as the answer begins at the first byte; records which file begins there."""
+        begun = _Beginning(self._item.url, _read_validator(response), response.length, self._item.checksum)
+        if lost := self._position():
+            self._client.console.print(f"{lost / 1e6:,.1f} MB are of no use: the server begins at the first byte")
+        self._part.unlink(missing_ok=True)  # before its record changes
+        write_json(self._record, asdict(begun))
+        return begun
+
+    def _store(self, response: HTTPResponse, offset: int) -> None:
+        """Appends the answer to NAME.part; refuses at once what the disk has no room for."""
+        rest, free = response.length or 0, shutil.disk_usage(self._part.parent).free
+        if rest > free:
+            raise OSError(errno.ENOSPC, f"needs {rest / 1e6:,.1f} MB, the disk has {free / 1e6:,.1f} MB left")
+        progress = StepProgress(self._client.console, "fetch", "B", offset + rest, offset)
+        with self._part.open("ab") as file, progress.show() if rest else nullcontext():
+            for block in _read_blocks(response):
+                file.write(block)
+                file.flush()
+                progress.advance(len(block), 0)
+            os.fsync(file.fileno())
+
+    def _check(self, path: Path) -> None:
+        """Puts the file aside as NAME.bad and raises UserError unless it has its checksum."""
+        item = self._item
+        if not item.checksum:
+            return
+        if path.stat().st_size > LONG_CHECK:
+            self._client.console.print(f"{path}: reading it again for its {item.algorithm}")
+        if (found := checksum(path, item.algorithm)) == item.checksum:
+            return
+        bad, number = path.with_name(f"{item.path.name}.bad"), 2
+        while bad.exists():
+            bad, number = path.with_name(f"{item.path.name}.bad{number}"), number + 1
+        path.replace(bad)
+        self._record.unlink(missing_ok=True)
+        said = f" ({item.said})" if item.said else ""
+        raise UserError(
+            f"{item.path}: its {item.algorithm} is {found}, it should be {item.checksum}{said}\n"
+            f"it is now {bad}, to look at or to delete; the same command fetches it anew from {item.url}"
+        )

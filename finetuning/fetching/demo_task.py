@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -96,10 +96,12 @@ class FetchDemo(FetchOptions):
 
 
 def collect_texts(files: Sequence[Path]) -> dict[str, set[str]]:
-    """Collects the documentation strings of modules that are long enough, by package."""
+    """Collects by package the documentation strings of modules that are long enough, without the code in them."""
     found: dict[str, set[str]] = {}
     for path in files:
-        found.setdefault(find_package(path), set()).update(read_docstrings(path))
+        strings = demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore"))
+        texts = (" ".join(demo.prose(string)) for _, string in strings)
+        found.setdefault(find_package(path), set()).update(text for text in texts if len(text) >= SHORTEST)
     return found
 
 
@@ -107,14 +109,6 @@ def find_package(path: Path) -> str:
     """Finds the package that a module belongs to."""
     places = [place for place, part in enumerate(path.parts) if part in ("site-packages", "dist-packages")]
     return path.parts[places[-1] + 1].removesuffix(".py") if places else PYTHON
-
-
-def read_docstrings(path: Path) -> Iterator[str]:
-    """Yields the documentation strings of a module, without the code in them."""
-    for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):
-        whole = " ".join(demo.prose(text))
-        if len(whole) >= SHORTEST:
-            yield whole
 
 
 def build_name_pattern(names: Sequence[str]) -> re.Pattern[str]:

@@ -6,66 +6,50 @@ import re
 import shlex
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from data_prep.common.errors import Checks, UserError
-from data_prep.common.files import BLOCK, replacing, sha256, unfinished_name
-from data_prep.fetching.client import Client, FetchOptions, is_address
-from data_prep.fetching.download import Download, Item
-from data_prep.fetching.hub import Hub
+from data_prep.common.files import replacing, sha256, unfinished_name
+from data_prep.fetching.client import Client, FetchOptions, Item, is_address
+from data_prep.fetching.servers import Hub
 from finetuning.files.splits import AX, AX_FOLDER, FOLDERS, list_splits, normalize_name
-
-
-@dataclass(frozen=True)
-class ServedFile:
-    """A file on a server."""
-
-    path: str
-    sha256: str = ""
-    """Its checksum, where two independent publications agree on it."""
-
-
-def list_archive(archive: str, sha256: str) -> tuple[ServedFile, ...]:
-    """Lists the one file of a task that is published as an archive."""
-    return (ServedFile(f"glue/data/{archive}.zip", sha256),)
-
 
 # All these checksums are in Hugging Face's catalogue of data sets, and the same ones in TensorFlow Datasets' (GLUE and
 # SQuAD 1.1), in ParlAI (SQuAD 2.0) and in dataset_atlas (QQP). SWAG's are in the first alone, and so left out.
 GLUE_SERVER = "https://dl.fbaipublicfiles.com"
 SENTEVAL = "senteval/senteval_data/msr_paraphrase"
 GLUE = {
-    "cola": list_archive("CoLA", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
-    "sst2": list_archive("SST-2", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
-    "mrpc": (
-        ServedFile(f"{SENTEVAL}_train.txt", "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89"),
-        ServedFile(f"{SENTEVAL}_test.txt", "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784"),
-        ServedFile("glue/data/mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
-    ),
-    "qqp": list_archive("QQP-clean", "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
-    "stsb": list_archive("STS-B", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
-    "mnli": list_archive("MNLI", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
-    "qnli": list_archive("QNLIv2", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"),
-    "rte": list_archive("RTE", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
-    "wnli": list_archive("WNLI", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"),
-    AX: (ServedFile("glue/data/AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"),),
+    "cola": {"glue/data/CoLA.zip": "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"},
+    "sst2": {"glue/data/SST-2.zip": "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"},
+    "mrpc": {
+        f"{SENTEVAL}_train.txt": "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89",
+        f"{SENTEVAL}_test.txt": "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784",
+        "glue/data/mrpc_dev_ids.tsv": "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7",
+    },
+    "qqp": {"glue/data/QQP-clean.zip": "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"},
+    "stsb": {"glue/data/STS-B.zip": "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"},
+    "mnli": {"glue/data/MNLI.zip": "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"},
+    "qnli": {"glue/data/QNLIv2.zip": "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"},
+    "rte": {"glue/data/RTE.zip": "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"},
+    "wnli": {"glue/data/WNLI.zip": "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"},
+    AX: {"glue/data/AX.tsv": "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"},
 }
-"""The published files of GLUE's tasks, by the names that run_glue.py uses."""
+"""The SHA-256 of the published files of GLUE's tasks, by the names that run_glue.py uses."""
 
 SQUAD_SERVER = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 SQUAD = {
-    "1.1": (
-        ServedFile("train-v1.1.json", "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
-        ServedFile("dev-v1.1.json", "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
-    ),
-    "2.0": (
-        ServedFile("train-v2.0.json", "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
-        ServedFile("dev-v2.0.json", "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
-    ),
+    "1.1": {
+        "train-v1.1.json": "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955",
+        "dev-v1.1.json": "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9",
+    },
+    "2.0": {
+        "train-v2.0.json": "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002",
+        "dev-v2.0.json": "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8",
+    },
 }
-"""The files of SQuAD by their version."""
+"""The SHA-256 of SQuAD's files by their version."""
 HUB_GLUE = "nyu-mll/glue"
 HUB_SQUAD = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 
@@ -86,14 +70,28 @@ class DataOptions(FetchOptions):
         yield from super().checks()
         yield self.mirror is None or is_address(self.mirror), f"--mirror {self.mirror}: an address, as {GLUE_SERVER}"
 
-    def make_item(self, server: str, source: ServedFile, folder: Path) -> Item:
-        """Makes the download of a file into a folder."""
-        address = f"{(self.mirror or server).rstrip('/')}/{source.path}"
-        return Item(address, folder / PurePosixPath(source.path).name, source.sha256, "name a mirror with --mirror")
+    def fetch_file(self, client: Client, server: str, name: str, folder: Path, checksum: str = "") -> Path:
+        """Fetches a file of a server into a folder; returns its path.
+
+        A file without a published checksum is compared with that of its first download, which is noted beside it.
+        """
+        path, said = folder / PurePosixPath(name).name, ""
+        note = path.with_name(path.name + ".sha256")
+        if not checksum and note.exists():
+            checksum = note.read_text().partition(" ")[0]
+            if not re.fullmatch(r"[0-9a-f]{64}", checksum):
+                raise UserError(f"{note}: no checksum; delete it, and the same command writes it anew")
+            said = f"by {note}, of the first download; delete that if the file was published anew"
+        url = f"{(self.mirror or server).rstrip('/')}/{name}"
+        client.fetch(Item(url, path, checksum, self.elsewhere, said=said))
+        if not checksum:
+            with replacing(note) as file:
+                file.write(f"{sha256(path)}  {path.name}\n".encode())
+        return path
 
     def list_hub_items(self, name: str) -> list[Item]:
-        """Lists the Parquet files of all parts of a data set on the Hugging Face hub."""
-        return Hub(name=name, config_name="*", endpoint=self.mirror).items()
+        """Lists the Parquet files of all parts of a data set on the Hugging Face hub, by their paths there."""
+        return Hub(name=name, config_name="*", endpoint=self.mirror).list_items(Path())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,25 +108,20 @@ class FetchGlue(DataOptions):
     def checks(self) -> Checks:
         """Checks the names of tasks."""
         yield from super().checks()
-        for given, name in zip(self.task, self.names, strict=True):
-            yield name in GLUE, f"--task {given}: no task of GLUE; there is {', '.join(GLUE)}"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tasks in normalized spelling: SST-2 is sst2."""
-        return tuple(map(normalize_name, self.task))
+        for given in self.task:
+            yield normalize_name(given) in GLUE, f"--task {given}: no task of GLUE; there is {', '.join(GLUE)}"
 
     def fetch(self, client: Client) -> str:
         """Fetches the tasks that are not there; returns the command that fine-tunes on them."""
         out = self.out or Path("data/glue")
-        names = tuple(dict.fromkeys(self.names)) or tuple(GLUE)
+        names = tuple(dict.fromkeys(map(normalize_name, self.task))) or tuple(GLUE)
         if self.from_hub:
-            items = [(item.path.parent.name, item) for item in self.list_hub_items(HUB_GLUE)]
-            if missing := sorted({*names} - {part for part, _ in items}):
+            parts = [(item.path.parent.name, item) for item in self.list_hub_items(HUB_GLUE)]
+            if missing := sorted({*names} - {part for part, _ in parts}):
                 raise UserError(f"{HUB_GLUE}: has no {', '.join(missing)} on this hub")
-            for part, item in items:
+            for part, item in parts:
                 if part in names:
-                    Download(client, replace(item, path=out / name_folder(part) / item.path.name)).run()
+                    client.fetch(replace(item, path=out / name_folder(part) / item.path.name))
         else:
             for name in names:
                 self._fetch_task(name, out, client)
@@ -142,12 +135,10 @@ class FetchGlue(DataOptions):
         if all((folder / table).is_file() for table in tables):
             client.console.print(f"{folder}: already there")
             return
-        items = [self.make_item(GLUE_SERVER, source, raw) for source in GLUE[name]]
-        for item in items:
-            Download(client, item).run()
-        write_folder(folder, build_tables(name, [item.path for item in items]))
-        for item in items:
-            item.path.unlink()
+        fetched = [self.fetch_file(client, GLUE_SERVER, file, raw, checksum) for file, checksum in GLUE[name].items()]
+        add_files(folder, build_tables(name, fetched))
+        for path in fetched:
+            path.unlink()
         if not any(raw.iterdir()):
             raw.rmdir()
         client.console.print(f"{folder}: {', '.join(tables)}")
@@ -179,10 +170,10 @@ class FetchSquad(DataOptions):
             if self.from_hub:
                 for item in self.list_hub_items(HUB_SQUAD[version]):
                     split = "train" if item.path.name.startswith("train") else "dev"
-                    Download(client, replace(item, path=out / f"{split}-v{version}.parquet")).run()
+                    client.fetch(replace(item, path=out / f"{split}-v{version}.parquet"))
             else:
-                for source in SQUAD[version]:
-                    Download(client, self.make_item(SQUAD_SERVER, source, out)).run()
+                for name, checksum in SQUAD[version].items():
+                    self.fetch_file(client, SQUAD_SERVER, name, out, checksum)
         return build_command("run_squad.py", ["--version", self.version[-1]], self.out)
 
 
@@ -196,28 +187,13 @@ class FetchSwag(DataOptions):
     def fetch(self, client: Client) -> str:
         """Fetches the files; returns the command that fine-tunes on them."""
         for name in SWAG:
-            fetch_and_remember(client, self.make_item(SWAG_SERVER, ServedFile(name), self.out or Path("data/swag")))
+            self.fetch_file(client, SWAG_SERVER, name, self.out or Path("data/swag"))
         return build_command("run_swag.py", [], self.out)
 
 
 def build_command(script: str, chosen: Sequence[str], folder: Path | None) -> str:
     """Builds the command that fine-tunes on the data; it finds the default folder by itself."""
     return shlex.join(["python", f"finetuning/{script}", *chosen, *(["--data", str(folder)] if folder else [])])
-
-
-def fetch_and_remember(client: Client, item: Item) -> None:
-    """Fetches a file without a published checksum, and compares it with the checksum of its first download."""
-    record = item.path.with_name(item.path.name + ".sha256")
-    if record.exists():
-        known = record.read_text().partition(" ")[0]
-        if not re.fullmatch(r"[0-9a-f]{64}", known):
-            raise UserError(f"{record}: no checksum; delete it, and the same command writes it anew")
-        said = f"by {record}, of the first download; delete that if the file was published anew"
-        item = replace(item, checksum=known, said=said)
-    Download(client, item).run()
-    if not record.exists():
-        with replacing(record) as file:
-            file.write(f"{sha256(item.path)}  {item.path.name}\n".encode())
 
 
 def name_folder(task: str) -> str:
@@ -230,66 +206,53 @@ def list_tables(task: str) -> list[str]:
     return [f"{split}.tsv" for split in list_splits(task)]
 
 
-def build_tables(task: str, fetched: Sequence[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """Builds the names and contents of a task's tables from the downloads."""
+def build_tables(task: str, fetched: Sequence[Path]) -> dict[str, bytes]:
+    """Builds the contents of a task's tables from the downloads."""
     if task == "mrpc":
-        yield from divide_mrpc(*fetched)
-    elif fetched[0].suffix == ".zip":
-        yield from unzip(fetched[0], task)
-    else:
-        yield list_tables(task)[0], [fetched[0].read_bytes()]
+        return divide_mrpc(*map(read_lines, fetched))
+    if fetched[0].suffix == ".zip":
+        return unzip(fetched[0], task)
+    return {list_tables(task)[0]: fetched[0].read_bytes()}
 
 
-def unzip(path: Path, task: str) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """Yields the task's files in an archive, and no others."""
+def unzip(path: Path, task: str) -> dict[str, bytes]:
+    """Reads the task's files in an archive, and no others."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {PurePosixPath(name).parts[-2:]: name for name in archive.namelist()}
-            for name in list_tables(task):
-                with archive.open(members[name_folder(task), name]) as member:
-                    yield name, iter(lambda: member.read(BLOCK), b"")
+            return {name: archive.read(members[name_folder(task), name]) for name in list_tables(task)}
     except KeyError as error:
         raise UserError(f"{path}: has no {'/'.join(error.args[0])}; name another server with --mirror") from error
     except zipfile.BadZipFile as error:
         raise UserError(f"{path}: {error}; delete it, and the same command fetches it anew") from error
 
 
-def divide_mrpc(train: Path, test: Path, dev: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """Divides MRPC as GLUE does: the training pairs whose ids are in `dev` become the dev split, and test has no
+def divide_mrpc(train: list[str], test: list[str], dev_ids: list[str]) -> dict[str, bytes]:
+    """Divides MRPC as GLUE does: the training pairs whose ids are in `dev_ids` become the dev split, and test has no
     labels."""
-    header, *rows = _read_lines(train)
-    ids, halves = {tuple(line.split("\t")) for line in _read_lines(dev)}, {"train.tsv": [header], "dev.tsv": [header]}
+    header, *rows = train
+    splits = {"train": [header], "dev": [header], "test": [f"index\t{header.partition(chr(9))[2]}"]}
     for row in rows:
-        halves["dev.tsv" if tuple(row.split("\t")[1:3]) in ids else "train.tsv"].append(row)
-    yield from ((name, _join_lines(lines)) for name, lines in halves.items())
-    _, *rows = _read_lines(test)
-    unlabelled = [row.partition("\t")[2] for row in rows]
-    names = f"index\t{header.partition(chr(9))[2]}"
-    yield "test.tsv", _join_lines([names, *(f"{number}\t{row}" for number, row in enumerate(unlabelled))])
+        splits["dev" if "\t".join(row.split("\t")[1:3]) in dev_ids else "train"].append(row)
+    splits["test"] += [f"{number}\t{row.partition(chr(9))[2]}" for number, row in enumerate(test[1:])]
+    return {f"{split}.tsv": "".join(f"{line}\n" for line in lines).encode() for split, lines in splits.items()}
 
 
-def _read_lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Reads lines that end in LF or CRLF alone; other line separators of Unicode belong to the text."""
     text = path.read_bytes().decode("utf-8-sig")
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def _join_lines(lines: list[str]) -> Iterable[bytes]:
-    return ["".join(f"{line}\n" for line in lines).encode()]
-
-
-def write_folder(folder: Path, files: Iterable[tuple[str, Iterable[bytes]]]) -> None:
-    """Writes files into a folder that appears once all are there; files that it has already stay."""
+def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Adds the files that a folder lacks, once all are on the disk."""
     made = unfinished_name(folder)
     shutil.rmtree(made, ignore_errors=True)
     try:
-        for name, blocks in files:
+        for name, content in files.items():
             with replacing(made / name) as file:
-                for block in blocks:
-                    file.write(block)
-        if not folder.exists():
-            made.rename(folder)
-            return
+                file.write(content)
+        folder.mkdir(exist_ok=True)
         for path in made.iterdir():
             if not (folder / path.name).exists():
                 path.rename(folder / path.name)

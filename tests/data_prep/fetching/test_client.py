@@ -115,6 +115,14 @@ def test_parts_are_continued(site: Site, part: bytes, known: dict[str, int | Non
     assert site.ranges == ranges
 
 
+def test_a_rest_of_unknown_length_has_to_be_whole(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.drops = 2
+    monkeypatch.setattr(time, "sleep", lambda _: setattr(site, "says_length", False))
+    run("url", site.put("/a.txt", CONTENT), "--out", "out")
+    assert site.ranges == [None, f"bytes={site.cut}-", f"bytes={2 * site.cut}-"]
+    assert Path("out/a.txt").read_bytes() == CONTENT
+
+
 def test_a_file_of_unknown_length_and_an_empty_one(site: Site) -> None:
     site.says_length = False
     run("url", site.put("/a.txt", CONTENT), site.put("/b.txt", b""), "--out", "out")
