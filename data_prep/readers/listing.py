@@ -13,7 +13,7 @@ from pathlib import Path
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
 from data_prep.readers.foreign import NO_FILES, Foreign
-from data_prep.readers.parquet import describes_dataset
+from data_prep.readers.formats.parquet import describes_dataset
 from data_prep.readers.reader import LEAVES_OUT, Problems, UnreadableError
 
 

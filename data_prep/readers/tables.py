@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.common.errors import UserError
-from data_prep.readers.csv_tables import find_delimiter
 from data_prep.readers.cutting import read_content
 from data_prep.readers.foreign import not_text
+from data_prep.readers.formats.csv import find_delimiter
 from data_prep.readers.reader import UnreadableError, unpacked_name
 
 HEAD = 4096  # bytes that tell what a file is

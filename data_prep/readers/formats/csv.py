@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.readers.cutting import BYTE_ORDER_MARK, LARGEST_DOCUMENT, read_content, whole
-from data_prep.readers.jsonlines import ID_FIELDS
-from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError, unpacked_name
-from data_prep.readers.wikiextractor import paragraphs
+from data_prep.readers.formats.declaration import Reader
+from data_prep.readers.formats.jsonl import ID_FIELDS
+from data_prep.readers.formats.wikiextractor import paragraphs
+from data_prep.readers.reader import Document, Options, Span, UnreadableError, unpacked_name
 
-SUFFIXES = (".csv", ".tsv")
 MOST_SHOWN = 60  # characters of a name of a column; what is longer is likely a text, below no header
 UNCLOSED = "in CSV a field with quotation marks is enclosed in such, and each within it is doubled"
 PARTED_BY_TABS = "in TSV tabs part the fields, so that no field has a tab or a line break in it"
@@ -46,9 +46,9 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     for number, row in rows:
         where = f"{path}: line {number:,}"
         if isinstance(row, str):
-            options.problems.bad(f"{where}: {row}", cure)
+            options.problems.leave_document_out(f"{where}: {row}", cure)
         elif row and len(row) != len(names):
-            options.problems.bad(f"{where}: {len(row)} fields, the header has {len(names)}", cure)
+            options.problems.leave_document_out(f"{where}: {len(row)} fields, the header has {len(names)}", cure)
         elif row:
             values = dict(zip(names, row, strict=True))
             text = options.problems.decode(_encode_field(values[field]), Span(where, 0, 0), 0)
@@ -117,9 +117,4 @@ def _read_lines(span: Span) -> Iterator[str]:
         yield rest.decode(errors="surrogateescape")
 
 
-def detect(name: str, head: bytes) -> bool:
-    """Recognises a table by its name."""
-    return name.endswith(SUFFIXES)
-
-
-READER = Reader("csv", detect, read, whole)
+READER = Reader(read, whole, suffixes=(".csv", ".tsv"), order=5, has_fields=True)
