@@ -6,4 +6,4 @@ from dataclasses import replace
 
 from data_prep.readers.formats import parquet
 
-READER = replace(parquet.READER, detect=lambda name, head: parquet.is_arrow(head), order=4)
+READER = replace(parquet.READER, first_bytes=(parquet.FILE, parquet.STREAM), order=4)

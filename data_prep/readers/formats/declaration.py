@@ -25,8 +25,10 @@ class Reader:
     """Divides a file into spans of about the given number of bytes."""
     suffixes: tuple[str, ...] = ()
     """Ends of the names of files that are of this format, in small letters without .gz and the like."""
+    first_bytes: tuple[bytes, ...] = ()
+    """What files of this format begin with, without a byte-order mark."""
     detect: Callable[[str, bytes], bool] = lambda name, head: False
-    """Recognises other files of this format by their first bytes, perhaps together with the name."""
+    """Recognises other files of this format by both, where it takes more than to compare."""
     order: int = 0
     """Formats are tried on a file in this order, and the files of a source are read in it. One that takes files of
     others comes after those."""
@@ -47,7 +49,7 @@ class Reader:
 
     def recognises(self, name: str, head: bytes) -> bool:
         """Whether a file of this name, in small letters without .gz and the like, and these first bytes is of it."""
-        return name.endswith(self.suffixes) or self.detect(name, head)
+        return name.endswith(self.suffixes) or head.startswith(self.first_bytes) or self.detect(name, head)
 
     def read(self, span: Span, options: Options) -> Iterator[Document]:
         """Yields the documents that begin in a span, up to a damage, which it adds to the problems."""

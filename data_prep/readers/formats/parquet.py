@@ -31,11 +31,6 @@ FILE, STREAM = b"ARROW1\0\0", b"\xff\xff\xff\xff"
 END_OF_STREAM = STREAM + bytes(4)
 
 
-def is_arrow(head: bytes) -> bool:
-    """Tells an Arrow file by its first bytes."""
-    return head.startswith((FILE, STREAM))
-
-
 class RecordBatches:
     """The part of pq.ParquetFile's interface that readers use, for an Arrow file; ArrowInvalid if that is cut off."""
 
@@ -200,7 +195,7 @@ def rows_are_sentences(path: str, text_field: str) -> bool:
     return are_sentences([line for line in lines if line]) and not any("\n" in line for line in lines)
 
 
-def describe_rows(path: str, text_field: str) -> str:
+def describe(path: str, text_field: str) -> str:
     """Says that the rows of a file are sentences, where they are."""
     return f", with a sentence a row: {ROWS:,} rows are a document" if rows_are_sentences(path, text_field) else ""
 
@@ -218,14 +213,14 @@ def _open(path: str) -> pq.ParquetFile | RecordBatches:
 def _open_version(path: str, size: int, modified: int) -> pq.ParquetFile | RecordBatches:
     """Opens a Parquet or Arrow file as it is now; not mapped: a fault of the disk would be the end of the process."""
     with open(path, "rb") as start:
-        if is_arrow(start.read(8)):
+        if start.read(8).startswith((FILE, STREAM)):
             return RecordBatches(path)
     file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # where there are any
     file.schema_arrow.names  # noqa: B018 (which may not be UTF-8: better told here)
     return file
 
 
-def find_damage(path: Path, head: bytes) -> Foreign | None:
+def find_fault(path: Path, head: bytes) -> Foreign | None:
     """Tells whether a Parquet or Arrow file cannot be opened."""
     try:
         num_row_groups(str(path))
@@ -253,12 +248,5 @@ def spans(path: Path, span_bytes: int) -> list[Span]:
 
 
 READER = Reader(
-    read,
-    spans,
-    detect=lambda name, head: head.startswith(b"PAR1"),
-    order=3,
-    is_binary=True,
-    has_fields=True,
-    find_fault=find_damage,
-    describe=describe_rows,
+    read, spans, (), (b"PAR1",), order=3, is_binary=True, has_fields=True, find_fault=find_fault, describe=describe
 )

@@ -152,4 +152,6 @@ def detect(name: str, head: bytes) -> bool:
     return "." not in name and rest < 4 and not CONTROL.search(head)
 
 
-READER = Reader(read, whole, (".txt", ".text", *MARKDOWN), detect, order=8, is_plain=True, find_fault=find_web_page)
+READER = Reader(
+    read, whole, (".txt", ".text", *MARKDOWN), detect=detect, order=8, is_plain=True, find_fault=find_web_page
+)

@@ -6,7 +6,6 @@ import glob
 import gzip
 import os
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -76,8 +75,8 @@ def test_order_is_that_of_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = fill(tmp_path / "x", **files, d_dot_jsonl=JSON)
     expected = ["b/x.jsonl", "b/y.jsonl", "b/z.jsonl", "ca/x.jsonl", "ca/y.jsonl", "ca/z.jsonl", "d.jsonl"]
     assert names(folder) == expected
-    scan, match = os.scandir, glob.glob
-    monkeypatch.setattr(os, "scandir", lambda path: nullcontext(list(scan(path))[::-1]))
+    walk, match = os.walk, glob.glob
+    monkeypatch.setattr(os, "walk", lambda *a, **k: ((top, below, files[::-1]) for top, below, files in walk(*a, **k)))
     monkeypatch.setattr(glob, "glob", lambda *a, **k: match(*a, **k)[::-1])
     assert names(folder) == names(folder / "*") == expected
 
