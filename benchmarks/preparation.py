@@ -47,7 +47,8 @@ from benchmarks.texts import DEMO_PIECES, choose_vocabulary
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
-from data_prep.readers import READERS, demo
+from data_prep.readers.formats import demo
+from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.running import Runner, Step
@@ -109,7 +110,7 @@ class SourceText:
 
     def write(self, path: Path, megabytes: float) -> float:
         """Writes up to this number of MB in the format of the original generator; returns the MB written."""
-        reader, options, size = READERS[self.format], Options(Problems("skip")), 0
+        reader, options, size = list_readers()[self.format], Options(Problems("skip")), 0
         spans = itertools.chain.from_iterable(reader.spans(file, 1 << 24) for file in self.files)
         with path.open("w", encoding="utf-8") as file:
             for document in itertools.chain.from_iterable(reader.read(span, options) for span in spans):

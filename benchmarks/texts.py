@@ -69,7 +69,7 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
 
 def read_demo_sentences() -> Iterator[str]:
     """Yields sentences of the documentation strings of this Python."""
-    from data_prep.readers import demo
+    from data_prep.readers.formats import demo
 
     for path in demo.files()[:DEMO_FILES]:
         for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):

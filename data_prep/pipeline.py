@@ -31,10 +31,11 @@ from data_prep.origins import TAKE, Origins, find_origins, look_for_repeated, ma
 from data_prep.readers import sources
 from data_prep.readers.extraction import sample_sources, try_first_records
 from data_prep.readers.filters import Filter, make_filters, none_left, write_report
+from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Problems
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
-from data_prep.seals import FIELDED, FILTERED_REPORT
+from data_prep.seals import FILTERED_REPORT
 from data_prep.settings import Settings, join_values, spell_flag
 from data_prep.shards import FORMATS, KEPT_FORMAT, MANIFEST, PLAN, Ingredients, Manifest, VocabularyFigures
 from data_prep.steps import COUNT, ENCODE, READ, Steps
@@ -312,7 +313,8 @@ class Pipeline:
             found[bundle.source, bundle.format] += record.documents + record.num_filtered
         for source, format in [kind for kind, count in found.items() if not count]:
             name, fault = quote(source), f"no document in {source}, read as {format}"
-            field = f", or --text-field {name}=FIELD for the field with the text" if format in FIELDED else ""
+            has_fields = list_readers()[format].has_fields
+            field = f", or --text-field {name}=FIELD for the field with the text" if has_fields else ""
             cure = f"say what the files are with --format {name}=FORMAT{field}"
             if self.settings.errors == "skip" and any(found[kind] for kind in found if kind[0] == source):
                 self._warn(f"{fault}: all of that is left out; where it has text, {cure}")

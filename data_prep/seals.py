@@ -19,7 +19,8 @@ UNUSED |= dict.fromkeys((*NOT_GIVEN, "tokenizer"))
 """Settings that are in the fingerprint only where they are used."""
 FOLLOWING = ("text", "own", "lost_parted", "parted")
 """Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""
-FIELDED = ("jsonl", "parquet", "arrow", "csv")  # formats whose records have their text in a field
+WITHOUT_FIELDS = ("mediawiki", "wikiextractor", "sentences", "text", "demo")
+"""Formats of 1.0 without fields, whose fingerprints never had --text-field; those of all other formats have it."""
 
 
 def seal(content: dict[str, Any]) -> None:
@@ -65,7 +66,7 @@ def make_fingerprint(content: dict[str, Any], field_as_given: bool = False) -> s
 def _used_field(given: Any, sources: list[dict[str, Any]]) -> Any:
     """Names the field that texts were taken from: by source where there are several, the default where none was."""
     named = given if isinstance(given, dict) else {"": given}
-    fielded = (file["source"] for file in sources if file["format"] in FIELDED)
+    fielded = (file["source"] for file in sources if file["format"] not in WITHOUT_FIELDS)
     used = {source: named.get(source, named.get("")) for source in fielded}
     fields = list(used.values())
     return (used if any(field != fields[0] for field in fields) else fields[0]) if fields else "text"

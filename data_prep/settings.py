@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tyro
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -39,7 +39,6 @@ MOST_WEIGHT = 20  # times that a document is repeated at most
 FEWEST_HELD_OUT = 10  # documents or passages for a meaningful validation score
 LARGEST_SHARE = 0.05  # share of the text that validation should have at most, since training lacks it
 
-Format = Literal["mediawiki", "wikiextractor", "parquet", "arrow", "csv", "jsonl", "sentences", "text", "demo"]
 Errors = Literal["fail", "replace", "skip"]
 Formulas = Literal["drop", "word"]
 MaskedUnit = Literal["token", "whole-word"]
@@ -81,7 +80,8 @@ class Settings(Section):
     config: File | None = None
     """TOML file with any of these settings; flags come before it."""
     format: Several = ()
-    """Format of the files, or of those of one source as NAME=FORMAT (default: found out for each file)."""
+    """Format of the files, or of those of one source as NAME=FORMAT: the name of a file of data_prep/readers/formats
+    (default: found out for each file)."""
     text_field: Several = ()
     """Field or column with the text, in JSON lines, Parquet and CSV, or NAME=FIELD for one source (default: text)."""
     language: Several = ()
@@ -263,9 +263,6 @@ def _check_text(s: Settings) -> Checks:
     """Checks what is read, and as what."""
     nothing = "nothing to read: give --docs a file, a folder or a glob (or try --docs demo)"
     yield s.sources or join_values(s.origins), nothing
-    formats = get_args(Format)
-    for said in join_values(s.format):
-        yield said.rpartition("=")[2] in formats, f"--format {said}: there is {', '.join(formats)}"
     named = {"--format": s.format, "--text-field": s.text_field, "--language": s.language}
     for flag, values in ((flag, join_values(said)) for flag, said in named.items()):
         once = len(map_by_source(values)) == len(values)

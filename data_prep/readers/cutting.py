@@ -106,7 +106,7 @@ def records(
             if start is None and base + len(buffer) - CONTEXT >= limit:
                 return  # no record begins in the span
             if start is not None and len(buffer) - start > LARGEST_DOCUMENT:
-                problems.bad(f"{span.name_place(base + start)}: {too_large('a record')}", "cut it up")
+                problems.leave_document_out(f"{span.name_place(base + start)}: {too_large('a record')}", "cut it up")
                 start = None
             drop = max(0, len(buffer) - 2 * CONTEXT) if start is None else start
             del buffer[:drop]
@@ -211,8 +211,8 @@ EDGE = 1 << 16  # bytes at each end of a file that its key is made of
 HEAD = 1 << 14  # bytes of the content by which a format is known
 
 
-class Look(NamedTuple):
-    """The first bytes of a file, its key, and whether it is damaged."""
+class Ends(NamedTuple):
+    """What the two ends of a file tell: its first bytes, its key, and whether it is damaged."""
 
     head: bytes
     """The first bytes of the content, without a byte-order mark."""
@@ -222,8 +222,8 @@ class Look(NamedTuple):
     """Whether the head ends where the file is damaged."""
 
 
-def look(path: str | Path, size: int, most: int = HEAD) -> Look:
-    """Looks at a file of a size that is known; raises UnreadableError where it cannot be opened or read.
+def read_ends(path: str | Path, size: int, most: int = HEAD) -> Ends:
+    """Reads the two ends of a file of a size that is known; raises UnreadableError where it cannot be opened or read.
 
     The head has `most` bytes, which are not more than `EDGE`.
     """
@@ -234,7 +234,7 @@ def look(path: str | Path, size: int, most: int = HEAD) -> Look:
         if is_compressed:
             file.seek(0)
             head, is_damaged = _expanded_head(file, Path(path), most)
-        return Look(head.removeprefix(BYTE_ORDER_MARK)[:most], key, is_damaged)
+        return Ends(head.removeprefix(BYTE_ORDER_MARK)[:most], key, is_damaged)
 
 
 def _compute_key(file: BinaryIO, start: bytes, size: int) -> str:

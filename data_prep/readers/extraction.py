@@ -14,12 +14,11 @@ import pyarrow as pa
 
 from data_prep.arrow_files import make_list_type, make_schema, write_batches
 from data_prep.common.errors import check_all
-from data_prep.readers import READERS
 from data_prep.readers.filters import Filter, Sieve
+from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Document, Options, Problems, group_documents, replace_path
 from data_prep.readers.sources import Bundle, SourceFile, make_bundles
 from data_prep.readers.splitting import split_sentences
-from data_prep.seals import FIELDED
 from data_prep.settings import TEXT_FIELD, Errors, Formulas, Settings
 from data_prep.shards import WORK
 from data_prep.work import DocumentsRecord, TextFile
@@ -47,7 +46,7 @@ class ExtractTask:
     @property
     def name(self) -> str:
         """Tells the task from the others of its step, and from the same one with its text in another field."""
-        if self.bundle.format not in FIELDED or self.text_field == TEXT_FIELD:
+        if not list_readers()[self.bundle.format].has_fields or self.text_field == TEXT_FIELD:
             return self.bundle.name
         return f"{self.bundle.name}-{hashlib.sha256(self.text_field.encode()).hexdigest()[:8]}"
 
@@ -62,10 +61,13 @@ def try_first_records(files: Sequence[SourceFile], text_field_of: Callable[[str]
 
     Raises UserError with the faults of all sources, before anything is written.
     """
-    first = {(file.source, file.format): file for file in reversed(files) if file.format in FIELDED}
+    first = {(file.source, file.format): file for file in reversed(files) if list_readers()[file.format].has_fields}
 
     def try_first(file: SourceFile) -> None:
-        reader, options = READERS[file.format], Options(Problems(errors), text_field_of(file.source), file.source)
+        reader, options = (
+            list_readers()[file.format],
+            Options(Problems(errors), text_field_of(file.source), file.source),
+        )
         for span in reader.spans(Path(file.path), file.size)[:1]:
             next(reader.read(span, options), None)
 
@@ -79,7 +81,7 @@ def sample_sources(files: Sequence[SourceFile], s: Settings, filters: Sequence[F
         chosen = bundles[:: -(-len(bundles) * len(names) // PLACES) or 1]
         limit = max(SAMPLE // len(names), SAMPLE // PLACES) // max(1, len(chosen))
         options = Options(Problems("skip"), s.text_field_of(source), source, s.formulas, limit)
-        read = (chain.from_iterable(READERS[b.format].read(span, options) for span in b.spans) for b in chosen)
+        read = (chain.from_iterable(list_readers()[b.format].read(span, options) for span in b.spans) for b in chosen)
         groups = (next(group_documents(documents, limit), []) for documents in read)
         documents = Sieve("", filters).sift(chain.from_iterable(groups))
         yield source, "\n".join(" ".join(document.passages)[:limit] for document in documents)
@@ -88,7 +90,7 @@ def sample_sources(files: Sequence[SourceFile], s: Settings, filters: Sequence[F
 def extract(task: ExtractTask) -> DocumentsRecord:
     """Writes the documents of a bundle into files; a bundle of one huge file makes several."""
     problems = Problems(task.errors)
-    reader = READERS[task.bundle.format]
+    reader = list_readers()[task.bundle.format]
     options = Options(problems, task.text_field, task.bundle.source, task.formulas)
 
     def documents() -> Iterator[Document]:

@@ -65,8 +65,6 @@ EAST_ASIAN = ("gb2312", "big5", "euc_jp", "euc_kr")
 """Encodings that give the lower codes to frequent characters."""
 BINARY = Foreign("no text but binary data")
 JSON_LINES = "import json, sys; [print(json.dumps(record)) for record in json.load(open(sys.argv[1]))]"
-OVER_LINES = Foreign("JSON whose objects go over several lines", "jq -c . FILE > NEW.jsonl makes JSON lines of it")
-NOT_WHOLE = Foreign("a Parquet or Arrow file that is not whole", "fetch or write it anew")
 WEB_PAGE = Foreign("a web page", "save it as plain text", is_text=True)
 HTML = re.compile(rb"[\s\xef\xbb\xbf]*<(?:!doctype html|html)", re.IGNORECASE)  # after byte-order marks
 BY_NAME = {
@@ -118,9 +116,15 @@ def _fits_encoding(name: str, head: bytes, runs: list[bytes]) -> bool:
     return "\ufffd" not in text and len({*runs}) >= 3 and len(found) >= 8 and most >= 0.8 * len(found)
 
 
+def find_web_page(path: Path, head: bytes) -> Foreign | None:
+    """Tells whether a text is a web page, whose tags and scripts are no text."""
+    return WEB_PAGE if HTML.match(head) else None
+
+
 def unknown_text(name: str, head: bytes) -> Foreign:
     """Tells what a file is that is text, perhaps, but in no format that is read."""
-    kind = next((kind for suffixes, kind in BY_NAME.items() if name.endswith(suffixes)), None)
+    named = next((kind for suffixes, kind in BY_NAME.items() if name.endswith(suffixes)), None)
+    kind = WEB_PAGE if HTML.match(head) else named
     if kind:
         return kind._replace(is_text=True)
     if head.lstrip().startswith(b"["):

@@ -13,8 +13,10 @@ from pathlib import Path
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
 from data_prep.readers.foreign import NO_FILES, Foreign
-from data_prep.readers.parquet import describes_dataset
+from data_prep.readers.formats.parquet import describes_dataset
 from data_prep.readers.reader import LEAVES_OUT, Problems, UnreadableError
+
+HIDDEN = (".", "_")  # how names of files begin that are not read
 
 
 @dataclass
@@ -94,31 +96,17 @@ def _expand(path: str, listing: Listing) -> list[str]:
 
 def _walk(top: str, listing: Listing) -> Iterator[str]:
     """Finds all files below a folder; goes only once into a folder that links lead to from several places."""
+
+    def note(error: OSError) -> None:
+        listing.unreadable[error.filename] = _explain_unreadable(error.filename, error)
+
     seen = set()
-    waiting = [str(Path(top))]
-    while waiting:
-        folder = waiting.pop()
+    for folder, folders, files in os.walk(Path(top), onerror=note, followlinks=True):
         place = os.path.realpath(folder)
-        if place in seen:
-            continue
+        folders[:] = [] if place in seen else sorted(name for name in folders if not name.startswith(HIDDEN))
+        if place not in seen:
+            yield from (str(Path(folder, name)) for name in files if not name.startswith(HIDDEN))
         seen.add(place)
-        try:
-            with os.scandir(folder) as entries:
-                visible = [entry for entry in entries if not entry.name.startswith((".", "_"))]
-        except OSError as error:
-            listing.unreadable[folder] = _explain_unreadable(folder, error)
-            continue
-        folders = {entry.path for entry in visible if _is_folder(entry)}
-        waiting += sorted(folders, reverse=True)
-        yield from (entry.path.removeprefix("./") for entry in visible if entry.path not in folders)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Returns whether an entry is a folder or a link to one; not for links that lead nowhere."""
-    try:
-        return entry.is_dir()
-    except OSError:  # links in a circle
-        return False
 
 
 def _explain_unreadable(path: str, error: OSError) -> UnreadableError:

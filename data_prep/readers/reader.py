@@ -1,8 +1,8 @@
-"""What a reader is: a format, how to recognise it, how to divide its files, how to read them, and what may be wrong."""
+"""What all readers work with: spans of files, their settings, documents, and what may be wrong with a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,16 +110,16 @@ class Problems:
         if self.policy == "replace":
             self.num_replaced += 1
             return repaired
-        self.bad(what, cure)
+        self.leave_document_out(what, cure)
         return None
 
-    def bad(self, what: str, cure: str = "") -> None:
+    def leave_document_out(self, what: str, cure: str = "") -> None:
         """Stops the run for a document that cannot be read, or leaves it out and lists it."""
         if self.policy != "skip":
             raise UserError(f"{what}\n{cure + '; ' if cure else ''}--errors skip leaves the document out and lists it")
         self.skipped.append(what)
 
-    def lose(self, error: UnreadableError) -> None:
+    def leave_file_out(self, error: UnreadableError) -> None:
         """Stops the run for a file that cannot be read any further, or lists it; once for all its spans here."""
         if self.policy != "skip":
             raise error
@@ -151,25 +151,3 @@ class Options:
         """Suggests the field with the longest text; `texts` has the sizes of a record's texts by their fields."""
         likely = max(texts, key=texts.__getitem__, default="FIELD")
         return f"--text-field {quote(f'{self.source}={likely}')} names the field with the text"
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A format: how to recognise it, how to divide it among workers, how to read it."""
-
-    name: str
-    detect: Callable[[str, bytes], bool]
-    """Recognises a file of this format by its name, in small letters without .gz and the like, and its first bytes."""
-    documents: Callable[[Span, Options], Iterator[Document]]
-    """Yields the documents that begin in a span; raises UnreadableError at a damage, after all that comes before it."""
-    spans: Callable[[Path, int], list[Span]]
-    """Divides a file into spans of about the given number of bytes."""
-    has_sentences: bool = False
-    """Whether the passages are sentences already."""
-
-    def read(self, span: Span, options: Options) -> Iterator[Document]:
-        """Yields the documents that begin in a span, up to a damage, which it adds to the problems."""
-        try:
-            yield from self.documents(span, options)
-        except UnreadableError as error:
-            options.problems.lose(error)

@@ -9,70 +9,62 @@ import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.common.errors import UserError, quote
-from data_prep.readers import READERS, demo
-from data_prep.readers.books import SUFFIXES
-from data_prep.readers.cutting import HEAD, Look, look
-from data_prep.readers.foreign import HTML, NOT_WHOLE, OVER_LINES, WEB_PAGE, Foreign, not_text, unknown_text
-from data_prep.readers.jsonlines import goes_over_lines
+from data_prep.readers.cutting import HEAD, Ends, read_ends
+from data_prep.readers.foreign import Foreign, not_text, unknown_text
+from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.listing import list_files
-from data_prep.readers.parquet import is_whole
 from data_prep.readers.reader import Problems, Span, UnreadableError, unpacked_name
 
-TEXTS = ("sentences", "text")
-"""Formats that differ only in how a text looks, so that one may be taken for the other."""
 BY_CONTENT, BY_NAME, AS_SAID = "by content", "by name", "as --format says"
-AS_OTHERS = "as most here, though with what looks like a sentence a line"
-NO_NAME = b"\x00"  # the beginning of a file that only its name can make a text
 
 
 class Found(NamedTuple):
     """The format of a file."""
 
     format: str
-    """The name of the reader that reads the file."""
+    """The name of the format."""
     how: str
-    """How the format was found: `BY_CONTENT`, `BY_NAME`, `AS_SAID` or `AS_OTHERS`."""
+    """How the format was found: `BY_CONTENT`, `BY_NAME` or `AS_SAID`."""
 
 
-ROW_GROUPS = ("parquet", "arrow")
-"""Formats that are no text, and are opened to see whether they are whole."""
-
-
-def find_format(path: Path, seen: Look, said: str | None, keeps_whole_part: bool = False) -> Found | Foreign:
+def find_format(path: Path, ends: Ends, said: str | None, keeps_whole_part: bool = False) -> Found | Foreign:
     """Finds the format of a file, unless the user names it; returns a Foreign where it cannot be read.
 
-    A source that is said to be plain text may have JSON lines and the like beside it: nobody wants those read as text.
     A file whose head is damaged is read where the user wants what is whole of it, if there is anything.
     """
-    head = seen.head
-    if seen.is_damaged and not (head and keeps_whole_part):
+    head = ends.head
+    if ends.is_damaged and not (head and keeps_whole_part):
         return Foreign(f"truncated or damaged {path.suffix}, or not compressed at all", "fetch or pack it anew")
-    kind = _format_of(path, head, said)
-    is_broken = isinstance(kind, Found) and kind.format in ROW_GROUPS and not is_whole(str(path))
-    return NOT_WHOLE if is_broken else kind
-
-
-def _format_of(path: Path, head: bytes, said: str | None) -> Found | Foreign:
-    """Finds the format of a file by its name and first bytes, unless the user names it."""
     name = unpacked_name(path).lower()
-    reader = next((reader for reader in READERS.values() if reader.detect(name, head)), None)
-    is_record = reader is not None and reader.name not in TEXTS and not name.endswith(SUFFIXES)
-    if said is not None and not (said in TEXTS and is_record):
-        return (not_text(head) if said not in ROW_GROUPS else None) or Found(said, AS_SAID)
-    if (reader is None or reader.name in (*TEXTS, "csv")) and (foreign := not_text(head)):
+    found = _choose_format(name, head, said)
+    if found is None:
+        return not_text(head) or unknown_text(name, head)
+    reader = list_readers()[found.format]
+    is_told_by_content = found.how == BY_CONTENT and not reader.is_plain
+    if not (reader.is_binary or is_told_by_content) and (foreign := not_text(head)):
         return foreign
-    if (reader is None or reader.name in TEXTS) and HTML.match(head):  # its tags and scripts are no text
-        return WEB_PAGE
-    if reader is None:
-        return unknown_text(name, head)
-    if reader.name == "jsonl" and goes_over_lines(head):
-        return OVER_LINES
-    return Found(reader.name, BY_NAME if reader.detect(name, NO_NAME) else BY_CONTENT)
+    is_believed = found.how == AS_SAID and not reader.is_binary
+    return (None if is_believed else reader.find_fault(path, head)) or found
+
+
+def _choose_format(name: str, head: bytes, said: str | None) -> Found | None:
+    """Takes what the user says for the format of a file, or finds it by the name and the first bytes.
+
+    A source that is said to be plain text may have JSON lines and the like beside it: nobody wants those read as text.
+    """
+    readers = list_readers()
+    format = next((one for one, reader in readers.items() if reader.recognises(name, head)), None)
+    if said is not None:
+        is_record = format is not None and not readers[format].is_plain
+        is_named_text = any(reader.is_plain and name.endswith(reader.suffixes) for reader in readers.values())
+        if not (readers[said].is_plain and is_record and not is_named_text):
+            return Found(said, AS_SAID)
+    return Found(format, BY_NAME if name.endswith(readers[format].suffixes) else BY_CONTENT) if format else None
 
 
 LABEL = re.compile(r"\w[\w.+-]*")  # the name of a source, as in LABEL=PATH
@@ -93,11 +85,11 @@ class SourceFile:
     size: int
     """The size of the file in bytes."""
     format: str
-    """The name of the reader that reads the file."""
+    """The name of the format of the file."""
     how: str = BY_CONTENT
     """How the format was found."""
     content: str = ""
-    """Key of the content (`look`): a change of the content changes it, also where the size stays."""
+    """Key of the content (`read_ends`): a change of the content changes it, also where the size stays."""
     place: tuple[int, int] = (0, 0)
     """Where the file system has the file, however it is named: its device and its number there."""
     written: int = 0
@@ -132,17 +124,15 @@ def find_files(
     `formats` has what the user says of the formats, by source, with "" for all others. A file of no format is an error,
     or one of the problems where the user wants such files left out.
     """
-    formats, groups = formats or {}, group_sources(arguments)
+    formats, groups, readers = formats or {}, group_sources(arguments), list_readers()
     check_names("--format", formats, [name for name, _ in groups])
+    for name, said in formats.items():
+        if said not in readers:
+            raise UserError(f"--format {f'{name}=' if name else ''}{said}: there is {', '.join(readers)}")
     problems = problems or Problems("fail")
-    found = [_find_source(name, paths, formats.get(name, formats.get("")), out, problems) for name, paths in groups]
-    alike = _find_alike([file for group in found for file in group])
-    files = [
-        replace(file, format="text", how=AS_OTHERS) if file in alike else file
-        for group in found
-        for file in sorted(group, key=lambda file: list(READERS).index("text" if file in alike else file.format))
-    ]
-    return _take_once(files, problems)
+    found = (_find_source(name, paths, formats.get(name, formats.get("")), out, problems) for name, paths in groups)
+    order = list(readers)
+    return _take_once([file for own in found for file in sorted(own, key=lambda f: order.index(f.format))], problems)
 
 
 def _identify(file: SourceFile) -> tuple[object, ...]:
@@ -219,8 +209,9 @@ def _find_source(
     leaves the file out.
     """
     path, skips = arguments[0], problems.policy == "skip"
-    if path == demo.NAME and not os.path.exists(path):
-        return [_demo_file(name, str(file)) for file in demo.files()]
+    corpus = list_readers().get(path)
+    if corpus and corpus.list_files and not os.path.exists(path):
+        return [_describe_corpus_file(name, str(file), path) for file in corpus.list_files()]
     listing = list_files(arguments, out, problems)
     places = [*listing.files, *listing.foreign, *listing.unreadable]
     if not places:
@@ -231,17 +222,17 @@ def _find_source(
     found, foreign = [], dict(listing.foreign)
     for file, status in listing.files.items():
         try:
-            seen = look(file, status.st_size)
+            ends = read_ends(file, status.st_size)
         except UnreadableError as error:
-            problems.lose(error)
+            problems.leave_file_out(error)
             continue
-        if not seen.head.strip() and len(seen.head) < HEAD and not seen.is_damaged:  # nothing but line ends
+        if not ends.head.strip() and len(ends.head) < HEAD and not ends.is_damaged:  # nothing but line ends
             continue
-        kind = find_format(Path(file), seen, format, skips)
+        kind = find_format(Path(file), ends, format, skips)
         if isinstance(kind, Foreign):
             foreign[file] = kind
         else:
-            found.append(_source_file(name, file, names[file], status, kind, seen.content))
+            found.append(_describe_file(name, file, names[file], status, kind, ends.content))
     if foreign and (not skips or not found):
         raise UserError(_foreign_message(name, path, foreign, found))
     if not found:
@@ -251,13 +242,14 @@ def _find_source(
     return found
 
 
-def _demo_file(source: str, path: str) -> SourceFile:
-    """Describes a file of the corpus that every machine has."""
+def _describe_corpus_file(source: str, path: str, format: str) -> SourceFile:
+    """Describes a file of a corpus that machines have."""
     status, name = os.stat(path), "/".join(Path(path).parts[-3:])
-    return _source_file(source, path, name, status, Found(demo.NAME, BY_CONTENT), look(path, status.st_size).content)
+    key = read_ends(path, status.st_size).content
+    return _describe_file(source, path, name, status, Found(format, BY_CONTENT), key)
 
 
-def _source_file(source: str, path: str, name: str, status: os.stat_result, kind: Found, content: str) -> SourceFile:
+def _describe_file(source: str, path: str, name: str, status: os.stat_result, kind: Found, content: str) -> SourceFile:
     """Makes the description of a file."""
     place, written = (status.st_dev, status.st_ino), status.st_mtime_ns
     return SourceFile(source, path, name, status.st_size, kind.format, kind.how, content, place, written)
@@ -288,30 +280,6 @@ def _name_files(path: str, files: list[str]) -> dict[str, str]:
     }
 
 
-def _find_alike(files: list[SourceFile]) -> set[SourceFile]:
-    """Finds the texts that look like sentences but are to be read as most of their source, which are paragraphs.
-
-    Raises UserError where half of the texts of a source look like that, or more, but not all.
-    """
-    alike: set[SourceFile] = set()
-    sources: defaultdict[str, list[SourceFile]] = defaultdict(list)
-    for file in files:
-        sources[file.source].append(file)
-    for name, own in sources.items():
-        sentences, paragraphs = ([file for file in own if file.format == format] for format in TEXTS)
-        if len(sentences) < len(paragraphs):
-            alike.update(sentences)
-        elif paragraphs:
-            number = len(sentences) + len(paragraphs)
-            flags = [quote(f"{name}={format}") for format in ("text", "sentences")]
-            raise UserError(
-                f"{name}: {len(sentences):,} of {number:,} files seem to have one sentence a line (such as "
-                f"{sentences[0].path}), the others paragraphs (such as {paragraphs[0].path})\n"
-                f"say how to read all of them: --format {flags[0]} or --format {flags[1]}"
-            )
-    return alike
-
-
 def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found: list[SourceFile]) -> str:
     """Describes files that cannot be read, and cures: for one of each kind, then for all."""
     kinds: defaultdict[Foreign, list[str]] = defaultdict(list)
@@ -325,7 +293,8 @@ def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found
     if found:
         lines.append("--errors skip leaves out what cannot be read, and lists it")
     lines += _suggest_globs(path, [Path(file.path) for file in found], [Path(file) for file in foreign])
-    if any(kind.is_text for kind in kinds) and all(file.format == "text" for file in found):
+    readers = [list_readers()[file.format] for file in found]
+    if any(kind.is_text for kind in kinds) and all(one.is_plain and not one.has_sentences for one in readers):
         lines.append(f"or --format {quote(f'{name}=text')} reads all of {name} as plain text")
     return "\n".join(lines)
 
@@ -367,7 +336,7 @@ def make_bundles(files: list[SourceFile]) -> list[Bundle]:
     for file in files:
         if spans and (spans[0][0].source, spans[0][0].format) != (file.source, file.format):
             close()
-        parts = READERS[file.format].spans(Path(file.path), bundle_bytes)
+        parts = list_readers()[file.format].spans(Path(file.path), bundle_bytes)
         for span in parts:
             spans.append((file, span))
             weight += file.size * (span.end - span.start) // parts[-1].end  # a span may count something else than bytes

@@ -6,10 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from data_prep.common.languages import language_label
-from data_prep.readers import READERS
-from data_prep.readers.parquet import ROWS, rows_are_sentences
-from data_prep.readers.sources import ROW_GROUPS, SourceFile
-from data_prep.seals import FIELDED
+from data_prep.readers.formats.declaration import list_readers
+from data_prep.readers.sources import SourceFile
 from data_prep.settings import Settings
 
 MOST_SOURCES = 20  # more of them share a line
@@ -25,16 +23,17 @@ def source_lines(files: Sequence[SourceFile], settings: Settings) -> Iterator[st
     for file in files:
         sources[file.source].append(file)
     for name, own in list(sources.items())[:MOST_SOURCES]:
-        kinds = Counter((file.format, file.how) for file in own)
-        field = f", text in {settings.text_field_of(name)!r}"
+        kinds, text_field = Counter((file.format, file.how) for file in own), settings.text_field_of(name)
+        field = f", text in {text_field!r}"
         formats = ", ".join(
-            (f"{count:,} " if len(kinds) > 1 else "") + f"{format} ({how}{field if format in FIELDED else ''})"
+            (f"{count:,} " if len(kinds) > 1 else "")
+            + f"{format} ({how}{field if list_readers()[format].has_fields else ''})"
             for (format, how), count in kinds.items()
         )
-        if rows := next((one for one in own if one.format in ROW_GROUPS), None):
-            field = settings.text_field_of(name)
-            formats += f", with a sentence a row: {ROWS:,} rows are a document" * rows_are_sentences(rows.path, field)
-        unsplit = all(READERS[file.format].has_sentences for file in own)
+        first = {file.format: file.path for file in reversed(own)}
+        more = (list_readers()[format].describe(path, text_field) for format, path in first.items())
+        formats += "".join(dict.fromkeys(more))
+        unsplit = all(list_readers()[file.format].has_sentences for file in own)
         sentences = "a sentence a line" if unsplit else language_label(settings.language_of(name))
         size = _size(sum(file.size for file in own))
         yield f"{name}: {len(own):,} file{'s' * (len(own) > 1)}, {size}: {formats}; {sentences}"

@@ -16,13 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.common.errors import UserError
-from data_prep.readers.csv_tables import find_delimiter
 from data_prep.readers.cutting import read_content
 from data_prep.readers.foreign import not_text
+from data_prep.readers.formats.csv import parse_rows
 from data_prep.readers.reader import UnreadableError, unpacked_name
 
 HEAD = 4096  # bytes that tell what a file is
-LONGEST_FIELD = 2**31 - 1  # csv refuses more than 131,072 characters by itself
 
 
 @dataclass(frozen=True)
@@ -88,49 +87,36 @@ def read_tsv(path: Path, names: Sequence[str] | None = None, *, skip_short: bool
     text = read_text(path)
     is_single = "\t" not in text.partition("\n")[0]  # where an empty line is a row
     lines = (text.removesuffix("\n") if is_single else text.rstrip("\n")).split("\n")
-    numbers: Sequence[int] = range(1, len(lines) + 1)
-    if names is None:
-        names, lines, numbers = lines[0].split("\t"), lines[1:], numbers[1:]
-    total = len(lines)
+    first = 2 if names is None else 1
+    names = lines.pop(0).split("\t") if names is None else names
     widths = [line.count("\t") + 1 for line in lines]
-    if skip_short and min(widths, default=0) < len(names):
-        is_whole = [width >= len(names) for width in widths]
-        lines, numbers = list(itertools.compress(lines, is_whole)), list(itertools.compress(numbers, is_whole))
-        widths = list(itertools.compress(widths, is_whole))
+    kept = [row for row, width in enumerate(widths) if width >= len(names) or not skip_short]
     # dividing all of the text at once is faster than dividing each line
-    return _table(path, names, "\t".join(lines).split("\t"), widths, numbers, total - len(lines))
+    cells = "\t".join([lines[row] for row in kept]).split("\t")
+    numbers = [first + row for row in kept]
+    return _make_table(path, names, cells, [widths[row] for row in kept], numbers, len(lines) - len(kept))
 
 
 def read_csv(path: Path) -> TextTable:
     """Reads columns parted by commas, semicolons or tabs, where a field in quotation marks may hold all of these."""
-    cells, widths, lines = list[str](), list[int](), list[int]()
-    for line, row in parse_csv(io.StringIO(read_text(path), newline=""), str(path)):
-        cells += row
-        widths.append(len(row))
-        lines.append(line)
-    return _table(path, cells[: widths[0]], cells[widths[0] :], widths[1:], lines[1:])
+    (_, names), *rows = parse_csv(io.StringIO(read_text(path), newline=""), str(path))
+    cells = [value for _, row in rows for value in row]
+    return _make_table(path, names, cells, [len(row) for _, row in rows], [line for line, _ in rows])
 
 
 def parse_csv(text: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows of lines of CSV, each with the line on which it begins; empty lines are left out.
+    """Yields the rows of lines of CSV, each with the line on which it begins; empty lines are left out.
 
     `name` is what messages call the file.
     """
-    csv.field_size_limit(LONGEST_FIELD)
-    lines = iter(text)
-    header = next(lines, "")
-    reader, line = csv.reader(itertools.chain([header], lines), delimiter=find_delimiter(header), strict=True), 1
-    try:
-        for row in reader:
-            if row:  # the line is not empty
-                yield line, row
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{name}:{line}: not a row of CSV: {error}") from error
+    for line, _, row in parse_rows(text):
+        if isinstance(row, csv.Error):
+            raise UserError(f"{name}:{line}: not a row of CSV: {row}")
+        yield line, row
 
 
-def _table(
-    path: Path, names: Sequence[str], cells: list[str], widths: list[int], lines: Sequence[int], skipped: int = 0
+def _make_table(
+    path: Path, names: Sequence[str], cells: list[str], widths: list[int], lines: list[int], skipped: int = 0
 ) -> TextTable:
     """Makes a table of the values of all rows, one after another; all rows must be as wide as there are names."""
     if not widths:

@@ -18,7 +18,7 @@ from data_prep.common.errors import Checks, UserError, quote
 from data_prep.common.files import replacing
 from data_prep.common.outputs import making
 from data_prep.fetching.client import Client, FetchOptions
-from data_prep.readers import demo
+from data_prep.readers.formats import demo
 
 TASK = "package.toml"
 PYTHON = "python"

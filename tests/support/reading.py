@@ -12,7 +12,7 @@ from typing import Any
 
 import zstandard
 
-from data_prep.readers import READERS
+from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Document, Options, Problems
 from data_prep.readers.sources import find_files
 from data_prep.settings import Errors
@@ -30,7 +30,7 @@ def read(
     path: Path, format: str, errors: Errors = "fail", step: int = 1 << 20, **options: Any
 ) -> tuple[list[Document], Problems]:
     """Reads all documents of a file, span by span; returns them with what was wrong with the file."""
-    problems, reader = Problems(errors), READERS[format]
+    problems, reader = Problems(errors), list_readers()[format]
     spans = reader.spans(path, step)
     return [document for span in spans for document in reader.read(span, Options(problems, **options))], problems
 

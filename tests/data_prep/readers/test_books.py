@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from support.reading import detected, passages, read, write
 
 from data_prep.common.errors import UserError
-from data_prep.readers import READERS, books, cutting
+from data_prep.readers import cutting
 from data_prep.readers.extraction import sample_sources
+from data_prep.readers.formats import text as books
+from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.sources import find_files
 from data_prep.settings import Settings
 
@@ -237,7 +239,7 @@ def test_the_original_format(tmp_path: Path) -> None:
     expected = [part.strip().split("\n") for part in SAMPLE.split("\n\n")]
     for step in (1 << 20, 10):
         assert passages(path, "sentences", step=step) == expected
-    assert READERS["sentences"].has_sentences
+    assert list_readers()["sentences"].has_sentences
     lines = SAMPLE.replace("\n", "\r\n").replace("\r\n\r\n", "\r\n  \r\n\r\n")
     crlf = write(tmp_path / "crlf.txt", "\ufeff\r\n" + lines)
     assert detected(crlf) == "sentences"

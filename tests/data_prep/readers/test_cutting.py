@@ -23,11 +23,12 @@ from support.reading import COMPRESS, passages, read, write
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK
-from data_prep.readers import compression, cutting, jsonlines, mediawiki, sentences, wikiextractor
-from data_prep.readers.cutting import HEAD, look, read_content
+from data_prep.readers import compression, cutting
+from data_prep.readers.cutting import HEAD, read_content, read_ends
+from data_prep.readers.formats import jsonl, mediawiki, sentences, wikiextractor
 from data_prep.readers.reader import Problems, Span, UnreadableError
 
-OPENINGS = [mediawiki.OPENING, wikiextractor.OPENING, jsonlines.OPENING, sentences.OPENING]
+OPENINGS = [mediawiki.OPENING, wikiextractor.OPENING, jsonl.OPENING, sentences.OPENING]
 
 
 def pieces(content: bytes, opening: re.Pattern[bytes]) -> list[tuple[int, bytes]]:
@@ -40,7 +41,7 @@ def pieces(content: bytes, opening: re.Pattern[bytes]) -> list[tuple[int, bytes]
 
 
 def records(span: Span, opening: Any) -> Iterator[tuple[int, bytes]]:
-    return cutting.records(span, opening, Problems("fail"), jsonlines.CLOSING)
+    return cutting.records(span, opening, Problems("fail"), jsonl.CLOSING)
 
 
 MARKS = b'\n|\n|\r\n|\n\n|\n \t\n| |\t|<doc |<doc id=|</doc>\n|<page>|<page |</page>|<pag|{"a"|word|\xef\xbb\xbf'
@@ -107,7 +108,7 @@ def test_compressed_files_have_the_same_records(tmp_path: Path, suffix: str) -> 
     content = b"".join(b'{"text": "line %d"}\n' % number for number in range(20_000))
     path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](content))
     (span,) = cutting.ranges(path, 1 << 16)
-    assert list(records(span, jsonlines.OPENING)) == pieces(content, jsonlines.OPENING)
+    assert list(records(span, jsonl.OPENING)) == pieces(content, jsonl.OPENING)
 
 
 class CountingOpening:
@@ -119,7 +120,7 @@ class CountingOpening:
     def finditer(self, buffer: bytearray, start: int) -> Iterator[re.Match[bytes]]:
         self.searched += len(buffer) - start
         self.buffers.add(id(buffer))
-        return jsonlines.OPENING.finditer(buffer, start)
+        return jsonl.OPENING.finditer(buffer, start)
 
 
 @pytest.mark.parametrize("suffix", ["", ".bz2"])
@@ -242,7 +243,7 @@ def bomb(folder: Path, suffix: str, lines: int) -> Path:
 def test_a_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "EXPANDS_FREELY", 1 << 20)
     path = bomb(tmp_path, suffix, 20_000)
-    assert len(look(path, path.stat().st_size).head) == HEAD
+    assert len(read_ends(path, path.stat().st_size).head) == HEAD
     with pytest.raises(UserError) as caught:
         read(path, "jsonl")
     what, cure = str(caught.value).split("\n")
@@ -276,14 +277,15 @@ def test_a_bomb_takes_little_memory(suffixes: tuple[str, ...], tmp_path: Path) -
     paths = [write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](bytes(1 << 24)) * 64) for suffix in suffixes]
     assert max(path.stat().st_size for path in paths) < 4 << 20
     code = (
-        "import sys, resource; from pathlib import Path; from data_prep.readers import READERS, compression, cutting\n"
+        "import sys, resource; from pathlib import Path; from data_prep.readers import compression, cutting\n"
+        "from data_prep.readers.formats.declaration import list_readers\n"
         "from data_prep.readers.reader import Options, Problems\n"
         "cutting.LARGEST_DOCUMENT, compression.EXPANDS_FREELY = 1 << 24, 1 << 28\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for path in map(Path, sys.argv[1:]):\n"
         "    problems = Problems('skip')\n"
-        "    (span,) = READERS['jsonl'].spans(path, 1 << 20)\n"
-        "    assert list(READERS['jsonl'].read(span, Options(problems))) == []\n"
+        "    (span,) = list_readers()['jsonl'].spans(path, 1 << 20)\n"
+        "    assert list(list_readers()['jsonl'].read(span, Options(problems))) == []\n"
         "    assert len(problems.skipped) == 2, problems.skipped\n"
         "    assert 'as a bomb does' in problems.skipped[1]\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"

@@ -22,7 +22,9 @@ from support.marks import slow
 from support.reading import COMPRESS, in_streams, many_pages, page, read, wiki_dump, write
 
 from data_prep.common.errors import UserError
-from data_prep.readers import READERS, cutting, mediawiki
+from data_prep.readers import cutting
+from data_prep.readers.formats import mediawiki
+from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Document, Options, Problems, Span, UnreadableError
 from data_prep.readers.sources import find_files, make_bundles
 
@@ -123,7 +125,7 @@ def all_of(path: Path, problems: Problems) -> list[Document]:
     """Reads a file as shard.py does: from finding out what it is to its documents."""
     options = Options(problems)
     bundles = make_bundles(find_files([str(path)], problems=problems))
-    return [d for bundle in bundles for span in bundle.spans for d in READERS[bundle.format].read(span, options)]
+    return [d for bundle in bundles for span in bundle.spans for d in list_readers()[bundle.format].read(span, options)]
 
 
 @pytest.fixture(scope="module")
@@ -198,26 +200,26 @@ def test_files_that_shrink_meanwhile(tmp_path: Path) -> None:
     lines = json_lines(100)
     for suffix in ("", ".gz"):
         path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](b"".join(lines)))
-        (span,) = READERS["jsonl"].spans(path, 1 << 20)
+        (span,) = list_readers()["jsonl"].spans(path, 1 << 20)
         write(path, COMPRESS[suffix](b"".join(lines[:50])))
         with pytest.raises(UserError, match=r"shorter since the run began\nbegin anew; --errors skip keeps"):
-            list(READERS["jsonl"].read(span, Options(Problems("fail"))))
+            list(list_readers()["jsonl"].read(span, Options(Problems("fail"))))
         problems = Problems("skip")
-        assert len(list(READERS["jsonl"].read(span, Options(problems)))) == 50
+        assert len(list(list_readers()["jsonl"].read(span, Options(problems)))) == 50
         assert problems.skipped[0].endswith(" bytes: it has become shorter since the run began")
 
 
 def test_a_fault_that_all_spans_of_a_file_meet_is_listed_once(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", b"".join(json_lines(100)))
-    spans = READERS["jsonl"].spans(path, 1000)
+    spans = list_readers()["jsonl"].spans(path, 1000)
     path.unlink()
     options = Options(Problems("skip"))
     assert len(spans) > 3
-    assert [document for span in spans for document in READERS["jsonl"].read(span, options)] == []
+    assert [document for span in spans for document in list_readers()["jsonl"].read(span, options)] == []
     assert options.problems.skipped == [f"{path}: cannot be read: No such file or directory"]
 
 
-@pytest.mark.parametrize("format", READERS)
+@pytest.mark.parametrize("format", list_readers())
 def test_files_that_cannot_be_read(tmp_path: Path, format: str) -> None:
     """One is gone, the other the memory of a process: a file whose first bytes give EIO."""
     for suffix in ("", ".gz", ".bz2", ".zst"):
@@ -225,9 +227,9 @@ def test_files_that_cannot_be_read(tmp_path: Path, format: str) -> None:
         for name, fault in (("none", "No such file or directory"), ("x", "Input/output error")):
             span = Span(f"{tmp_path}/{name}{suffix}", 0, 9)
             with pytest.raises(UserError, match=rf"{name}{suffix}: (cannot be read|not a whole file): .*{fault}"):
-                list(READERS[format].read(span, Options(Problems("fail"))))
+                list(list_readers()[format].read(span, Options(Problems("fail"))))
             problems = Problems("skip")
-            assert list(READERS[format].read(span, Options(problems))) == []
+            assert list(list_readers()[format].read(span, Options(problems))) == []
             assert len(problems.skipped) == 1
 
 

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -18,11 +17,11 @@ from support.commands import assert_refusal
 from support.reading import COMPRESS, read, write
 
 from data_prep.common.errors import UserError
-from data_prep.readers import READERS, cutting, demo
-from data_prep.readers.cutting import EDGE, look
+from data_prep.readers import cutting
+from data_prep.readers.cutting import EDGE, read_ends
+from data_prep.readers.formats import demo
 from data_prep.readers.reader import Problems
 from data_prep.readers.sources import SourceFile, find_files, make_bundles
-from data_prep.settings import Format
 
 TEXT = "A text of some words.\nIt has two lines, and more than that.\n\nAnd paragraphs.\n"
 
@@ -129,7 +128,7 @@ def test_the_output_folder_is_not_within_the_text(tmp_path: Path) -> None:
 
 
 def key(path: Path) -> str:
-    return look(path, path.stat().st_size).content
+    return read_ends(path, path.stat().st_size).content
 
 
 def test_a_key_is_the_hash_of_size_head_and_tail(tmp_path: Path) -> None:
@@ -140,7 +139,7 @@ def test_a_key_is_the_hash_of_size_head_and_tail(tmp_path: Path) -> None:
         os.utime(path, (1, 1))
         tail = data[max(EDGE, size - EDGE) :]
         assert key(path) == hashlib.sha256(b"%d " % size + data[:EDGE] + tail).hexdigest()[:16]
-        assert look(str(path), size + 1).content != key(path)
+        assert read_ends(str(path), size + 1).content != key(path)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
@@ -150,7 +149,7 @@ def test_the_key_that_goes_with_a_file(tmp_path: Path, suffix: str) -> None:
     (file,) = find_files([str(path)])
     status = path.stat()
     assert (file.content, file.size) == (key(path), status.st_size)
-    seen = look(path, status.st_size)
+    seen = read_ends(path, status.st_size)
     assert (seen.head, seen.content, seen.is_damaged) == (data[:16384], file.content, False)
 
 
@@ -168,16 +167,18 @@ def test_a_file_is_opened_once_before_it_is_read(tmp_path: Path, monkeypatch: py
 def test_a_head_that_is_damaged(tmp_path: Path) -> None:
     data = gzip.compress(os.urandom(5000).hex().encode())
     path = write(tmp_path / "x.gz", data[:-2000])
-    seen = look(path, path.stat().st_size)
+    seen = read_ends(path, path.stat().st_size)
     assert seen.is_damaged
     assert 1000 < len(seen.head) < 10_000
-    assert look(write(path, data[:5]), 5).head == b""
+    assert read_ends(write(path, data[:5]), 5).head == b""
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    assert_refusal(r"none: cannot be read: No such file or directory\n--errors skip leaves", look, tmp_path / "none", 9)
+    assert_refusal(
+        r"none: cannot be read: No such file or directory\n--errors skip leaves", read_ends, tmp_path / "none", 9
+    )
     (tmp_path / "x.gz").symlink_to("/proc/self/mem")
-    assert_refusal(r"x.gz: cannot be read: Input/output error", look, tmp_path / "x.gz", 9)
+    assert_refusal(r"x.gz: cannot be read: Input/output error", read_ends, tmp_path / "x.gz", 9)
 
 
 Sources = list[SourceFile]
@@ -253,4 +254,3 @@ def test_demo_is_on_every_machine() -> None:
     assert len(found) == len(files)
     assert {(file.source, file.format) for file in found} == {("demo", "demo")}
     assert all(file.name.count("/") == 2 for file in found)
-    assert tuple(READERS) == get_args(Format)  # those of the settings

@@ -11,7 +11,7 @@ import pytest
 from support.commands import assert_refusal
 from support.reading import detected, passages, read, write
 
-from data_prep.readers import READERS
+from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Document
 from data_prep.readers.sources import find_files
 
@@ -31,7 +31,7 @@ def test_parquet_as_wikipedia_is_published(tmp_path: Path, kind: pa.DataType) ->
     ids, titles, urls = ["1", "2", "3", None], ["A", "B", None, "D"], ["u"] * 4
     path = parquet(tmp_path / "train-00000-of-00041.parquet", id=ids, url=urls, title=titles, text=text, rows=3)
     assert detected(path) == "parquet"
-    assert len(READERS["parquet"].spans(path, 1)) == 2
+    assert len(list_readers()["parquet"].spans(path, 1)) == 2
     assert read(path, "parquet")[0] == [
         Document("1", "A", ["First. Second.", "Third & last."]),
         Document("2", "B", []),
@@ -107,7 +107,7 @@ def arrow(path: Path, kind: Kind) -> Path:
 def test_arrow_files_are_read(tmp_path: Path, kind: Kind, num_spans: int) -> None:
     path = arrow(tmp_path / "data-00000-of-00001.arrow", kind)
     assert detected(path) == "arrow"
-    assert len(READERS["arrow"].spans(path, 1)) == num_spans
+    assert len(list_readers()["arrow"].spans(path, 1)) == num_spans
     assert read(path, "arrow")[0] == [Document(str(number), "", [text]) for number, text in enumerate(TEXTS)]
     assert_refusal("no column 'body'; there is: id, text", read, path, "arrow", text_field="body")
 

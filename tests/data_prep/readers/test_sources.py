@@ -6,7 +6,6 @@ import glob
 import gzip
 import os
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ import pytest
 from data_prep.common.errors import UserError
 from data_prep.description import collect_faults
 from data_prep.readers.reader import Problems
-from data_prep.readers.sources import AS_OTHERS, AS_SAID, BY_CONTENT, BY_NAME, find_files, group_sources, make_bundles
-from data_prep.settings import map_by_source
+from data_prep.readers.sources import AS_SAID, BY_CONTENT, BY_NAME, find_files, group_sources, make_bundles
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"
 SENTENCES = "This is one.\nThis is two.\n\nThis is three.\nThis is four.\n"
@@ -77,8 +75,8 @@ def test_order_is_that_of_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = fill(tmp_path / "x", **files, d_dot_jsonl=JSON)
     expected = ["b/x.jsonl", "b/y.jsonl", "b/z.jsonl", "ca/x.jsonl", "ca/y.jsonl", "ca/z.jsonl", "d.jsonl"]
     assert names(folder) == expected
-    scan, match = os.scandir, glob.glob
-    monkeypatch.setattr(os, "scandir", lambda path: nullcontext(list(scan(path))[::-1]))
+    walk, match = os.walk, glob.glob
+    monkeypatch.setattr(os, "walk", lambda *a, **k: ((top, below, files[::-1]) for top, below, files in walk(*a, **k)))
     monkeypatch.setattr(glob, "glob", lambda *a, **k: match(*a, **k)[::-1])
     assert names(folder) == names(folder / "*") == expected
 
@@ -183,37 +181,22 @@ def test_the_format_of_one_source(tmp_path: Path) -> None:
     )
 
 
-def test_texts_of_which_some_look_like_sentences_are_not_guessed_at(tmp_path: Path) -> None:
-    """A few among many are read as the others."""
-    folder = fill(tmp_path / "x", a_dot_txt=SENTENCES, b_dot_txt=TEXT, c_dot_jsonl=JSON)
-    assert message(folder) == (
-        f"x: 1 of 2 files seem to have one sentence a line (such as {folder}/a.txt), "
-        f"the others paragraphs (such as {folder}/b.txt)\n"
-        "say how to read all of them: --format x=text or --format x=sentences"
-    )
+def test_texts_of_which_some_look_like_sentences(tmp_path: Path) -> None:
+    """Each is read as it looks, unless the user says how to read all of them."""
+    folder = fill(tmp_path / "x", a_dot_txt=SENTENCES, b_dot_txt=TEXT, c_dot_jsonl=JSON, d_dot_md=TEXT)
+    found = [(file.name, file.format, file.how) for file in find_files([str(folder)])]
+    assert found == [
+        ("c.jsonl", "jsonl", BY_CONTENT),
+        ("a.txt", "sentences", BY_CONTENT),
+        ("b.txt", "text", BY_NAME),
+        ("d.md", "text", BY_NAME),
+    ]
     for format in ("text", "sentences"):
-        assert [file.format for file in find_files([str(folder)], {"x": format})] == ["jsonl", format, format]
-    fill(folder, c_dot_txt=TEXT)
-    found = [(file.name, file.format, file.how) for file in find_files([str(folder)])][1:]
-    assert found == [("a.txt", "text", AS_OTHERS), ("b.txt", "text", BY_NAME), ("c.txt", "text", BY_NAME)]
-
-
-def test_texts_that_look_like_sentences_are_judged_by_all_of_their_source(tmp_path: Path) -> None:
-    fill(tmp_path, a__a_dot_txt=SENTENCES, b__b_dot_txt=TEXT, b__c_dot_md=TEXT)
-    given = [f"x={tmp_path}/a", f"x={tmp_path}/b"]
-    found = [(file.name, file.format, file.how) for file in find_files(given)]
-    assert found == [("a.txt", "text", AS_OTHERS), ("b.txt", "text", BY_NAME), ("c.md", "text", BY_NAME)]
-    assert "x: 1 of 2 files seem to have one sentence a line" in message(given[0], f"x={tmp_path}/b/b.txt")
-    assert [file.format for file in find_files([f"y={tmp_path}/a", given[1]])] == ["sentences", "text", "text"]
+        assert [file.format for file in find_files([str(folder)], {"x": format})] == ["jsonl", format, format, format]
 
 
 def test_cures_can_be_given_to_a_shell(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "My notes", a_dot_txt=SENTENCES, b_dot_txt=TEXT)
-    said = message(folder)
-    flags = shlex.split(said[said.index("--format") :])
-    for flag in (flags[1], flags[4]):
-        assert find_files([str(folder)], map_by_source([flag]))
-    fill(folder, c_dot_pdf=b"%PDF-1.4")
+    folder = fill(tmp_path / "My notes", a_dot_txt=SENTENCES, b_dot_txt=TEXT, c_dot_pdf=b"%PDF-1.4")
     said = message(folder, format="text")
     assert shlex.split(said.split("\n")[2])[:3] == ["pdftotext", f"{folder}/c.pdf", "NEW.txt"]
     globs = shlex.split(said[said.index("--docs '") :])[1:2]

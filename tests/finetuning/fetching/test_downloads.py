@@ -19,7 +19,7 @@ from support.hub import publish_dataset
 from support.tasks import CUTTER
 from support.website import CONTENT, OTHER, Site, arguments, names
 
-from data_prep.readers import demo
+from data_prep.readers.formats import demo
 from finetuning import fetch
 from finetuning.fetch import main
 from finetuning.fetching import downloads

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.readers.cutting import ranges, records
-from data_prep.readers.reader import Document, Options, Reader, Span
+from data_prep.readers.foreign import find_web_page
+from data_prep.readers.formats.declaration import Reader
+from data_prep.readers.reader import Document, Options, Span
 
 OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=([ \t\r]{0,100}\S))")
 CLOSING = re.compile(rb"\n[ \t\r]*\n\s*\Z")
@@ -48,4 +50,4 @@ def detect(name: str, head: bytes) -> bool:
     return runs >= 0.3 * len(filled) and are_sentences(filled)
 
 
-READER = Reader("sentences", detect, read, ranges, has_sentences=True)
+READER = Reader(read, ranges, detect=detect, order=7, is_plain=True, has_sentences=True, find_fault=find_web_page)

@@ -12,8 +12,9 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 
 from data_prep.common.errors import UserError
-from data_prep.readers.cutting import EDGE, bz2_ranges, look, records
-from data_prep.readers.reader import Document, Options, Reader, Span
+from data_prep.readers.cutting import EDGE, bz2_ranges, read_ends, records
+from data_prep.readers.formats.declaration import Reader
+from data_prep.readers.reader import Document, Options, Span
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 
 OPENING = re.compile(rb"(<page)[\s>]")
@@ -32,17 +33,21 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         where = span.name_place(offset)
         end = record.find(b"</page>") + len(b"</page>")
         if end < len(b"</page>"):
-            options.problems.bad(f"{where}: a <page> without its </page>: the dump is cut short or broken")
+            options.problems.leave_document_out(
+                f"{where}: a <page> without its </page>: the dump is cut short or broken"
+            )
             continue
         if (after := record[end:].strip()) not in (b"", b"</mediawiki>"):
-            options.problems.bad(f"{span.name_place(offset + end)}: broken XML after this page: {after[:40]!r}")
+            options.problems.leave_document_out(
+                f"{span.name_place(offset + end)}: broken XML after this page: {after[:40]!r}"
+            )
         text = options.problems.decode(record[:end], span, offset)
         if text is None:
             continue
         try:
             page = ElementTree.fromstring(text)
         except ElementTree.ParseError as error:
-            options.problems.bad(f"{where}: broken XML in this page: {error}")
+            options.problems.leave_document_out(f"{where}: broken XML in this page: {error}")
             continue
         document = _article(page, wikitext)
         if document is not None:
@@ -63,7 +68,7 @@ def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | None:
 @functools.cache
 def _skipped_prefixes(path: str) -> frozenset[str]:
     """Reads what the dump's own language calls the namespaces whose links are no text; refuses hostile dumps."""
-    head = look(path, 0, EDGE).head.decode(errors="replace").partition("<page")[0]
+    head = read_ends(path, 0, EDGE).head.decode(errors="replace").partition("<page")[0]
     if "<!DOCTYPE" in head or "<!ENTITY" in head:
         raise UserError(
             f"{path}: defines a document type or entities; a MediaWiki dump has neither: refused as hostile"
@@ -76,4 +81,4 @@ def detect(name: str, head: bytes) -> bool:
     return head.lstrip().startswith((b"<?xml", b"<!", b"<mediawiki", b"<page")) and bool(DUMP.search(head))
 
 
-READER = Reader("mediawiki", detect, read, bz2_ranges)
+READER = Reader(read, bz2_ranges, detect=detect, order=1)

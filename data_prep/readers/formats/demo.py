@@ -12,9 +12,9 @@ from pathlib import Path
 
 from data_prep.common.files import BLOCK
 from data_prep.readers.cutting import read_content, whole
-from data_prep.readers.reader import Document, Options, Reader, Span
+from data_prep.readers.formats.declaration import Reader
+from data_prep.readers.reader import Document, Options, Span
 
-NAME = "demo"
 SHORTEST = 200  # characters of text that make a module worth reading
 DOCSTRING = re.compile(r'^[ \t]*[rRuU]?("""|\'\'\')(.*?)\1', re.MULTILINE | re.DOTALL)
 BLANK_LINE = re.compile(r"\n[ \t]*\n")
@@ -57,4 +57,4 @@ def prose(text: str) -> list[str]:
     return paragraphs
 
 
-READER = Reader(NAME, lambda name, head: False, read, whole)
+READER = Reader(read, whole, order=9, list_files=files)

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.readers.cutting import number_lines, ranges, records
-from data_prep.readers.reader import Document, Options, Reader, Span
-from data_prep.readers.wikiextractor import paragraphs, remove_marks
+from data_prep.readers.foreign import Foreign
+from data_prep.readers.formats.declaration import Reader
+from data_prep.readers.formats.wikiextractor import paragraphs, remove_marks
+from data_prep.readers.reader import Document, Options, Span
 
 OPENING = re.compile(rb"\n([^\r\n])")
 CLOSING = re.compile(rb"\n\Z")
+OVER_LINES = Foreign("JSON whose objects go over several lines", "jq -c . FILE > NEW.jsonl makes JSON lines of it")
 ID_FIELDS = ("id", "_id", "docid")
 WIKI_FIELDS = {"id", "url", "title"}  # what WikiExtractor writes, and the sets that are made from its output
 
@@ -31,10 +34,10 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         try:
             content = json.loads(line)
         except (ValueError, RecursionError) as error:
-            options.problems.bad(f"{where}: not a JSON object on one line: {error}")
+            options.problems.leave_document_out(f"{where}: not a JSON object on one line: {error}")
             continue
         if fault := find_fault(content, options.text_field):
-            options.problems.bad(f"{where}: {fault}", _cure(content, options))
+            options.problems.leave_document_out(f"{where}: {fault}", _cure(content, options))
             continue
         text = options.problems.clean(content[options.text_field] or "", where)
         title = options.problems.clean(str(content.get("title") or ""), where)
@@ -69,15 +72,15 @@ def detect(name: str, head: bytes) -> bool:
     return head.lstrip().startswith(b"{") and b'":' in head.replace(b" ", b"")
 
 
-def goes_over_lines(head: bytes) -> bool:
+def find_lines(path: Path, head: bytes) -> Foreign | None:
     """Recognises JSON objects over several lines: the first line is no object, and the next begins none."""
     lines = [line for line in head.split(b"\n") if line.strip()]
     if len(lines) < 2 or lines[1].startswith(b"{"):
-        return False
+        return None
     try:
-        return not isinstance(json.loads(lines[0]), dict)
+        return None if isinstance(json.loads(lines[0]), dict) else OVER_LINES
     except (ValueError, RecursionError):
-        return True
+        return OVER_LINES
 
 
-READER = Reader("jsonl", detect, read, ranges)
+READER = Reader(read, ranges, detect=detect, order=6, has_fields=True, find_fault=find_lines)

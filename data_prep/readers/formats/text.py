@@ -13,11 +13,12 @@ from pathlib import Path
 from data_prep.common.files import BLOCK
 from data_prep.readers import cutting
 from data_prep.readers.cutting import read_content, whole
-from data_prep.readers.reader import Document, Options, Reader, Span, unpacked_name
+from data_prep.readers.foreign import find_web_page
+from data_prep.readers.formats.declaration import Reader
+from data_prep.readers.reader import Document, Options, Span, unpacked_name
 from data_prep.readers.tidying import unescape
 from data_prep.readers.wikitext import remove_tags
 
-SUFFIXES = (".txt", ".text", ".md", ".markdown")
 MARKDOWN = (".md", ".markdown")
 CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 
@@ -65,7 +66,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         data += block
         if len(data) > cutting.LARGEST_DOCUMENT:
             cure = "cut it up, or is it one sentence a line (--format sentences)?"
-            options.problems.bad(f"{path}: {cutting.too_large('one document')}", cure)
+            options.problems.leave_document_out(f"{path}: {cutting.too_large('one document')}", cure)
             return
         if len(data) >= options.limit:
             del data[data.rfind(b"\n") + 1 or options.limit :]
@@ -148,9 +149,11 @@ def without_gutenberg(text: str) -> str:
 
 
 def detect(name: str, head: bytes) -> bool:
-    """Tells a text by its name, or where the name says nothing, by having nothing but text in it."""
+    """Tells a text whose name says nothing by having nothing but text in it."""
     rest = len(head) - len(head.decode(errors="ignore").encode())  # the last character may be cut
-    return name.endswith(SUFFIXES) or ("." not in name and rest < 4 and not CONTROL.search(head))
+    return "." not in name and rest < 4 and not CONTROL.search(head)
 
 
-READER = Reader("text", detect, read, whole)
+READER = Reader(
+    read, whole, (".txt", ".text", *MARKDOWN), detect=detect, order=8, is_plain=True, find_fault=find_web_page
+)

@@ -19,19 +19,16 @@ import pyarrow.parquet as pq
 from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK, readable
 from data_prep.readers import compression, cutting
-from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
-from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError
-from data_prep.readers.sentences import are_sentences
-from data_prep.readers.wikiextractor import paragraphs, remove_marks
+from data_prep.readers.foreign import Foreign
+from data_prep.readers.formats.declaration import Reader
+from data_prep.readers.formats.jsonl import ID_FIELDS, WIKI_FIELDS
+from data_prep.readers.formats.sentences import are_sentences
+from data_prep.readers.formats.wikiextractor import paragraphs, remove_marks
+from data_prep.readers.reader import Document, Options, Span, UnreadableError
 
 FILE, STREAM = b"ARROW1\0\0", b"\xff\xff\xff\xff"
 """How files of the two kinds begin."""
 END_OF_STREAM = STREAM + bytes(4)
-
-
-def is_arrow(head: bytes) -> bool:
-    """Tells an Arrow file by its first bytes."""
-    return head.startswith((FILE, STREAM))
 
 
 class RecordBatches:
@@ -76,6 +73,7 @@ def describes_dataset(path: Path) -> bool:
     return path.name in names and any((path.parent / name).exists() for name in (names[0], names[2]))
 
 
+NOT_WHOLE = Foreign("a Parquet or Arrow file that is not whole", "fetch or write it anew")
 AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 ROWS = 1000  # read at once
 FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError)
@@ -146,7 +144,7 @@ def _decode_text(value: bytes | None, span: Span, where: str, options: Options) 
     group, _, row = where.partition(":")
     place = f"{span.path}: row group {group}, row {row}"
     if value is not None and len(value) > cutting.LARGEST_DOCUMENT:
-        options.problems.bad(f"{place}: {cutting.too_large('a document')}", "cut it up")
+        options.problems.leave_document_out(f"{place}: {cutting.too_large('a document')}", "cut it up")
         return None
     return options.problems.decode(value or b"", Span(place, 0, 0), 0)
 
@@ -197,6 +195,11 @@ def rows_are_sentences(path: str, text_field: str) -> bool:
     return are_sentences([line for line in lines if line]) and not any("\n" in line for line in lines)
 
 
+def describe(path: str, text_field: str) -> str:
+    """Says that the rows of a file are sentences, where they are."""
+    return f", with a sentence a row: {ROWS:,} rows are a document" if rows_are_sentences(path, text_field) else ""
+
+
 def _open(path: str) -> pq.ParquetFile | RecordBatches:
     """Opens a file, once for all its row groups in a row; raises UnreadableError where it is not whole."""
     try:
@@ -210,18 +213,20 @@ def _open(path: str) -> pq.ParquetFile | RecordBatches:
 def _open_version(path: str, size: int, modified: int) -> pq.ParquetFile | RecordBatches:
     """Opens a Parquet or Arrow file as it is now; not mapped: a fault of the disk would be the end of the process."""
     with open(path, "rb") as start:
-        if is_arrow(start.read(8)):
+        if start.read(8).startswith((FILE, STREAM)):
             return RecordBatches(path)
     file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # where there are any
     file.schema_arrow.names  # noqa: B018 (which may not be UTF-8: better told here)
     return file
 
 
-def is_whole(path: str) -> bool:
-    """Tells whether a Parquet or Arrow file can be opened."""
-    with suppress(UnreadableError):
-        return num_row_groups(path) >= 0
-    return False
+def find_fault(path: Path, head: bytes) -> Foreign | None:
+    """Tells whether a Parquet or Arrow file cannot be opened."""
+    try:
+        num_row_groups(str(path))
+    except UnreadableError:
+        return NOT_WHOLE
+    return None
 
 
 def num_row_groups(path: str) -> int:
@@ -242,4 +247,6 @@ def spans(path: Path, span_bytes: int) -> list[Span]:
     return [Span(str(path), group, group + 1) for group in range(num_row_groups(str(path)))]
 
 
-READER = Reader("parquet", lambda name, head: head.startswith(b"PAR1"), read, spans)
+READER = Reader(
+    read, spans, (), (b"PAR1",), order=3, is_binary=True, has_fields=True, find_fault=find_fault, describe=describe
+)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.readers.cutting import ranges, records
-from data_prep.readers.reader import Document, Options, Reader, Span
+from data_prep.readers.formats.declaration import Reader
+from data_prep.readers.reader import Document, Options, Span
 from data_prep.readers.tidying import unescape
 from data_prep.readers.wikitext import remove_tags
 
@@ -28,10 +29,10 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         end = record.rfind(b"</doc>")
         if end < 0 or not record.lstrip().startswith(b"<doc "):
             fault = "a <doc> without its </doc>: the file is cut short" if end < 0 else "text that is in no <doc>"
-            options.problems.bad(f"{span.name_place(offset)}: {fault}")
+            options.problems.leave_document_out(f"{span.name_place(offset)}: {fault}")
             continue
         if after := record[end + len(b"</doc>") :].strip():
-            options.problems.bad(
+            options.problems.leave_document_out(
                 f"{span.name_place(offset + end)}: text after </doc> that is in no <doc>: {after[:40]!r}"
             )
         text = options.problems.decode(record[:end].lstrip(), span, offset)
@@ -54,4 +55,4 @@ def remove_marks(text: str) -> str:
     return remove_tags(unescape(text))
 
 
-READER = Reader("wikiextractor", lambda name, head: head.lstrip().startswith(b"<doc "), read, ranges)
+READER = Reader(read, ranges, detect=lambda name, head: head.lstrip().startswith(b"<doc "), order=2)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from data_prep.readers.cutting import BYTE_ORDER_MARK, LARGEST_DOCUMENT, read_content, whole
-from data_prep.readers.jsonlines import ID_FIELDS
-from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError, unpacked_name
-from data_prep.readers.wikiextractor import paragraphs
+from data_prep.readers.formats.declaration import Reader
+from data_prep.readers.formats.jsonl import ID_FIELDS
+from data_prep.readers.formats.wikiextractor import paragraphs
+from data_prep.readers.reader import Document, Options, Span, UnreadableError, unpacked_name
 
-SUFFIXES = (".csv", ".tsv")
 MOST_SHOWN = 60  # characters of a name of a column; what is longer is likely a text, below no header
 UNCLOSED = "in CSV a field with quotation marks is enclosed in such, and each within it is doubled"
+NO_HEADER = "give the table a first line with the names of its columns: it seems to have none"
 PARTED_BY_TABS = "in TSV tabs part the fields, so that no field has a tab or a line break in it"
-Rows = Iterator[tuple[int, list[str] | str]]  # where rows begin, in lines, and their fields or what is wrong with them
 
 csv.field_size_limit(LARGEST_DOCUMENT)
 
@@ -28,28 +28,29 @@ csv.field_size_limit(LARGEST_DOCUMENT)
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads a document of every row below the header."""
     path, field = Path(span.path), options.text_field
-    rows = _read_rows(span)
-    header = next((row for _, row in rows if row), None)
+    is_tsv = unpacked_name(path).lower().endswith(".tsv")
+    kind, cure = ("TSV", PARTED_BY_TABS) if is_tsv else ("CSV", UNCLOSED)
+    rows = parse_rows(_read_lines(span), is_tsv)
+    _, _, header = next(rows, (0, 0, None))
     if header is None:
         return
     names = header if isinstance(header, list) else []
     if field not in names:
-        _, first = next(rows, (0, []))
+        _, _, first = next(rows, (0, 0, None))
         sizes = dict(zip(names, map(len, first), strict=False)) if isinstance(first, list) else {}
-        columns = ", ".join(map(_shorten, names)) or header
-        no_header = "give the table a first line with the names of its columns: it seems to have none"
-        cure = no_header if any(len(name) > MOST_SHOWN for name in names) else options.field_cure(sizes)
+        columns = ", ".join(map(_shorten, names)) or f"not a row of {kind}: {header}"
+        cure = NO_HEADER if any(len(name) > MOST_SHOWN for name in names) else options.field_cure(sizes)
         raise UnreadableError(f"{path}: no column {field!r}; its first line has: {columns}", cure)
     if names.count(field) > 1:
         raise UnreadableError(f"{path}: two columns have the name {field!r}", "rename one")
-    cure = PARTED_BY_TABS if _is_tsv(path) else UNCLOSED
-    for number, row in rows:
+    for number, last, row in rows:
         where = f"{path}: line {number:,}"
-        if isinstance(row, str):
-            options.problems.bad(f"{where}: {row}", cure)
-        elif row and len(row) != len(names):
-            options.problems.bad(f"{where}: {len(row)} fields, the header has {len(names)}", cure)
-        elif row:
+        if isinstance(row, csv.Error):
+            through = f" up to line {last:,}, which are lost" if last > number else ""
+            options.problems.leave_document_out(f"{where}: not a row of {kind}{through}: {row}", cure)
+        elif len(row) != len(names):
+            options.problems.leave_document_out(f"{where}: {len(row)} fields, the header has {len(names)}", cure)
+        else:
             values = dict(zip(names, row, strict=True))
             text = options.problems.decode(_encode_field(values[field]), Span(where, 0, 0), 0)
             if text is not None:
@@ -67,35 +68,24 @@ def _shorten(name: str) -> str:
     return name if len(name) <= MOST_SHOWN else f"{name[: MOST_SHOWN - 1]}…"
 
 
-def _is_tsv(path: Path) -> bool:
-    """Returns whether a table is TSV by its name."""
-    return unpacked_name(path).lower().endswith(".tsv")
-
-
-def _read_rows(span: Span) -> Rows:
-    """Yields the rows of a table, one in memory at a time."""
-    lines = _read_lines(span)
+def parse_rows(text: Iterable[str], is_tsv: bool = False) -> Iterator[tuple[int, int, list[str] | csv.Error]]:
+    """Yields the rows of lines of CSV or TSV, one in memory at a time, or what is wrong with one; each with the numbers
+    of its first and its last line. Empty lines are left out."""
+    lines = iter(text)
     header = next(lines, "")
-    tabs = _is_tsv(Path(span.path))
-    delimiter = "\t" if tabs else find_delimiter(header)
+    # spreadsheets of many languages write semicolons; what stands in quotation marks parts nothing
+    delimiter = "\t" if is_tsv else max(",;\t", key="".join(header.split('"')[::2]).count)
     rows = itertools.chain([header], lines)
-    table = csv.reader(rows, delimiter=delimiter, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True)
+    table = csv.reader(rows, delimiter=delimiter, quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL, strict=True)
     while True:
-        number = table.line_num + 1
+        first = table.line_num + 1
         try:
-            row = next(table)
+            if row := next(table):
+                yield first, table.line_num, [_unquote(value) for value in row] if is_tsv else row
+        except csv.Error as error:
+            yield first, table.line_num, error
         except StopIteration:
             return
-        except csv.Error as error:
-            through = f" up to line {table.line_num:,}, which are lost" if table.line_num > number else ""
-            yield number, f"not a row of {'TSV' if tabs else 'CSV'}{through}: {error}"
-        else:
-            yield number, [_unquote(value) for value in row] if tabs else row
-
-
-def find_delimiter(header: str) -> str:
-    """Finds the delimiter of CSV in its first line: spreadsheets of many languages write semicolons."""
-    return max(",;\t", key="".join(header.split('"')[::2]).count)  # outside of quotation marks
 
 
 def _unquote(value: str) -> str:
@@ -117,9 +107,4 @@ def _read_lines(span: Span) -> Iterator[str]:
         yield rest.decode(errors="surrogateescape")
 
 
-def detect(name: str, head: bytes) -> bool:
-    """Recognises a table by its name."""
-    return name.endswith(SUFFIXES)
-
-
-READER = Reader("csv", detect, read, whole)
+READER = Reader(read, whole, suffixes=(".csv", ".tsv"), order=5, has_fields=True)
