@@ -35,7 +35,7 @@ import torch.distributed as dist
 import tyro
 
 from cluster import health
-from cluster.findings import Findings, judge, show
+from cluster.findings import Findings, compare_reports, show
 from cluster.health import INSIDE, LINK, Health
 from data_prep.common.errors import UserError
 from data_prep.common.files import patience, replacing, write_json
@@ -114,10 +114,10 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     with NodeWatch(world, wanted.patience, names, wanted.out):
         device = look_around(report, wanted, overrides, world, limit)
         reports = look_again(report, wanted, overrides, world, limit)
-        if judge(reports, wanted.slow).is_sound:
+        if compare_reports(reports, wanted.slow).is_sound:
             try_network(report, device, names, limit)
             reports = gather_reports(report)
-        found = judge(reports, wanted.slow)
+        found = compare_reports(reports, wanted.slow)
         if world.rank == 0:
             show(found, time.monotonic() - start)
         if world.rank in [rank for rank, own in enumerate(reports) if own.free is not None][:1]:

@@ -80,15 +80,16 @@ def _read_task(folder: Path, runs: set[str]) -> TaskStatus:
     done = {name: found for name, found in results.items() if found}
     scores = [found.score for found in done.values() if found.score is not None]
     metric = next((found.metric for found in done.values() if found.metric), "")
-    at_work = {}
-    for name in runs - done.keys():
-        if os.path.exists(folder / name / BEGUN):
-            at_work[name] = {
-                **read_newest_lines(folder / name, ["step"]).get("step", {}),
-                "epochs": _epochs(folder / name),
-            }
+    begun = [name for name in runs - done.keys() if os.path.exists(folder / name / BEGUN)]
+    at_work = {name: _read_progress(folder / name) for name in begun}
     failed = sum(found.failed is not None for found in done.values())
     return TaskStatus(folder.name, len(runs), len(done), failed, metric, max(scores, default=None), at_work)
+
+
+def _read_progress(run: Path) -> dict[str, Any]:
+    """Reads the last record of a run's steps, with the number of its epochs."""
+    epochs = read_or(None, lambda: float(read_table(run / BEGUN)["settings"]["epochs"]))
+    return {**read_newest_lines(run, ["step"]).get("step", {}), "epochs": epochs}
 
 
 def _find_state(folder: Path, tasks: list[TaskStatus], newest: float, now: float) -> tuple[State, str]:
@@ -115,17 +116,13 @@ def build_tuning_panel(status: TuningStatus) -> RenderableType:
         failed = f", {task.failed} failed" if task.failed else ""
         table.add_row(Text(task.task), Text(f"{task.done} of {task.planned} runs{best}{failed}"))
         for name, line in sorted(task.at_work.items()):
-            table.add_row("", Text(f"{name}: {_progress(line)}"))
+            table.add_row("", Text(f"{name}: {_format_progress(line)}"))
     return frame_table(status.run, status.state, status.why, table)
 
 
-def _progress(line: dict[str, Any]) -> str:
+def _format_progress(line: dict[str, Any]) -> str:
     if "step" not in line:
         return "begun"
     epochs = f" of {line['epochs']:g}" if line["epochs"] is not None else ""
     epoch = f", epoch {line['epoch']:.2f}{epochs}" if line.get("epoch") is not None else ""
     return ", ".join([f"step {line['step']:,}{epoch}", *format_seconds_left(line.get("seconds_left"))])
-
-
-def _epochs(run: Path) -> float | None:
-    return read_or(None, lambda: float(read_table(run / BEGUN)["settings"]["epochs"]))
