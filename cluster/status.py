@@ -127,7 +127,8 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
     if wanted.charts:
         from pretraining.reporting.figures import draw_losses  # NumPy and Matplotlib, for pictures alone
 
-        if not (folders := find_runs(*wanted.runs)):
+        folders = find_runs(*wanted.runs)
+        if not folders:
             raise UserError(f"{', '.join(map(str, wanted.runs))}: no run of pre-training to draw\n{CURE}")
         for folder in folders:
             console.print(draw_losses(folder, list_loss_curves()), markup=False, soft_wrap=True)
