@@ -19,7 +19,7 @@ JOBS = "jobs.jsonl"
 """The file in a run's folder to which job scripts append every start and end of the run."""
 ANSWER_SECONDS = 5.0
 """Time limit of squeue, whose controller may not answer."""
-LARGEST = 1e12
+LARGEST = 1e18
 """The largest step, time or figure of a run that is taken as valid."""
 
 
